@@ -1,0 +1,131 @@
+"""Array aliases and records shared by every layer; no logic.
+
+Conventions (one page, used everywhere):
+
+* Axes: ``B`` sequences, ``T`` positions of the whole sequence (prompt + response + padding), ``V`` vocabulary,
+  ``D`` width. Batch first.
+* Alignment: every ``[B, T]`` array describes *the token at that index*:
+  ``logp[b, t] = log p(tokens[b, t] | tokens[b, :t])``. Column 0 is 0 and masked. The shift by one happens once,
+  in ``logprobs.py``.
+* ``mask[b, t]`` (bool): the policy chose this token and it counts; the end token is inside; prompt, padding, tool
+  output and forced tokens are outside. It is the sampler's own record. ``segment_ids[b, t]``: 0 is padding,
+  1, 2, ... number the sequences packed in a row. ``positions[b, t]``: index inside the sequence.
+* Masked values are *replaced* (``jnp.where``), never multiplied: NaN times 0 is NaN.
+* Four log-probabilities, four names: ``logp`` (has the gradient), ``old_logp`` (learner, before this update),
+  ``sampler_logp`` (recorded by the generator at its temperature), ``ref_logp`` (frozen reference).
+* ``group_ids[b]``: sequences with equal id answer the same prompt. Ids are in ``[0, B)`` of their batch.
+* Losses never reduce; ``reduce`` is the only place where anything is averaged.
+* Losses are minimised; for rewards and advantages higher is better.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Params = PyTree
+Key = Array  # a typed key: jax.random.key
+Cache = PyTree
+Metrics = dict[str, Array]
+
+
+class TokenTerms(NamedTuple):
+    """Unreduced loss of a batch of tokens: ``loss`` is 0 outside the mask, ``aux`` holds diagnostics."""
+
+    loss: Float[Array, "B T"]
+    aux: dict[str, Float[Array, "B T"]]
+
+
+class PairTerms(NamedTuple):
+    """Unreduced loss of a batch of preference pairs (or single judged sequences)."""
+
+    loss: Float[Array, " B"]
+    aux: dict[str, Float[Array, " B"]]
+
+
+class Rewards(NamedTuple):
+    """Scores of ``B`` sequences; an invalid score (infrastructure failure) is not a zero: it is left out."""
+
+    value: Float[Array, " B"]
+    valid: Bool[Array, " B"]
+
+
+class Problems(NamedTuple):
+    """A table of ``N`` prompts: left-padded token rows, and what a jittable verifier needs to judge an answer."""
+
+    tokens: Int[Array, "N P"]
+    valid: Bool[Array, "N P"]
+    answers: PyTree  # leaves [N, ...]; empty dict when only host verifiers judge
+    level: Int[Array, " N"]  # difficulty or category of the prompt
+
+
+class Trajectories(NamedTuple):
+    """What a rollout returns: whole sequences ``[B, T]``, prompt left-padded, response right-padded."""
+
+    tokens: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    sampler_logp: Float[Array, "B T"]
+    truncated: Bool[Array, " B"]  # ran out of tokens before an end
+    group_ids: Int[Array, " B"]
+    problem_ids: Int[Array, " B"]  # row of the Problems table
+
+
+class Batch(NamedTuple):
+    """What a loss needs, as arrays; ``total`` is the denominator of the whole optimiser step."""
+
+    tokens: Int[Array, "B T"]
+    segment_ids: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    advantages: Float[Array, "B T"]
+    old_logp: Float[Array, "B T"]
+    sampler_logp: Float[Array, "B T"]
+    ref_logp: Float[Array, "B T"]
+    group_ids: Int[Array, " B"]
+    total: Float[Array, ""]
+    extras: dict[str, Array]  # leaves with leading axis B: values, returns, weights, ...
+
+
+class Policy(NamedTuple):
+    """A language model as pure functions of a parameter tree; all that the rest of the library ever sees.
+
+    * ``init(key) -> params``
+    * ``hidden(params, tokens, positions, segment_ids) -> [B, T, D]``: final normalised hidden states.
+    * ``unembed(params, hidden[..., D]) -> logits[..., V]`` in float32; padded vocabulary rows are -inf.
+    * ``init_cache(batch, length) -> cache`` with room for ``length`` columns.
+    * ``extend(params, cache, tokens[B, S], positions[B, S], segment_ids[B, S], column) -> (hidden[B, S, D], cache)``:
+      run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike).
+    """
+
+    init: Callable[..., Params]
+    hidden: Callable[..., Float[Array, "B T D"]]
+    unembed: Callable[..., Float[Array, "..."]]
+    init_cache: Callable[..., Cache]
+    extend: Callable[..., tuple[Array, Cache]]
+    vocab_size: int
+
+
+class Sampler(NamedTuple):
+    """A curriculum as a pure state machine over the rows of a ``Problems`` table.
+
+    * ``init(num_problems) -> state``
+    * ``draw(state, key, n) -> (ids[n], state)``
+    * ``update(state, ids[n], scores[n], valid[n]) -> state``: ``scores`` is the mean reward of each drawn prompt.
+    """
+
+    init: Callable[..., Any]
+    draw: Callable[..., tuple[Int[Array, " n"], Any]]
+    update: Callable[..., Any]
+
+
+class TrainState(NamedTuple):
+    """Everything a run needs to go on: only arrays."""
+
+    params: Params
+    opt_state: PyTree
+    step: Int[Array, ""]
+    key: Key
+    sampler: PyTree  # curriculum state
+    extras: dict[str, PyTree]  # reference, EMA, value network, running statistics
