@@ -1,0 +1,118 @@
+"""SentencePiece and Hugging Face tokenizers behind one small record of functions."""
+
+import json
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxrl_llm.errors import UserError
+
+
+class Tokenizer(NamedTuple):
+    """Text to ids and back. ``encode`` adds no special token: sequences are built by ids, once.
+
+    ``eos_ids`` holds every id that ends a response; ``files`` are copied beside saved weights.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    vocab_size: int
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    files: tuple[pathlib.Path, ...]
+    chat_template: str | None = None
+
+
+def _token_text(entry: str | dict | None) -> str | None:
+    return entry["content"] if isinstance(entry, dict) else entry
+
+
+def _read_json(path: pathlib.Path) -> dict:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    eos = _eos_ids(folder) or ((model.eos_id(),) if model.eos_id() >= 0 else ())
+    special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
+
+    def decode(ids: Sequence[int]) -> str:
+        return model.decode([int(i) for i in ids if int(i) not in special])
+
+    return Tokenizer(
+        encode=lambda text: model.encode(text),
+        decode=decode,
+        vocab_size=model.vocab_size(),
+        bos_id=model.bos_id() if model.bos_id() >= 0 else None,
+        eos_ids=eos,
+        pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
+        files=_files(folder),
+        chat_template=_read_json(folder / "tokenizer_config.json").get("chat_template"),
+    )
+
+
+def _huggingface(folder: pathlib.Path) -> Tokenizer:
+    import tokenizers
+
+    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = _read_json(folder / "tokenizer_config.json")
+    ids = {name: model.token_to_id(_token_text(config.get(f"{name}_token")) or "") for name in ("bos", "eos", "pad")}
+    eos = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],))
+    template = config.get("chat_template")
+    template_file = folder / "chat_template.jinja"
+    if template is None and template_file.is_file():
+        template = template_file.read_text()
+    return Tokenizer(
+        encode=lambda text: model.encode(text, add_special_tokens=False).ids,
+        decode=lambda sequence: model.decode([int(i) for i in sequence], skip_special_tokens=True),
+        vocab_size=model.get_vocab_size(with_added_tokens=True),
+        bos_id=ids["bos"],
+        eos_ids=eos,
+        pad_id=ids["pad"] if ids["pad"] is not None else (eos[0] if eos else 0),
+        files=_files(folder),
+        chat_template=template,
+    )
+
+
+def _eos_ids(folder: pathlib.Path) -> tuple[int, ...]:
+    """End ids of ``generation_config.json`` (several for chat models), else of ``config.json``."""
+    for name in ("generation_config.json", "config.json"):
+        eos = _read_json(folder / name).get("eos_token_id")
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return ()
+
+
+def _files(folder: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    names = (
+        "tokenizer.model",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "vocab.json",
+        "merges.txt",
+    )
+    return tuple(folder / n for n in names if (folder / n).is_file())
+
+
+def load(folder: str | pathlib.Path) -> Tokenizer:
+    """Loads the tokenizer of a model folder: ``tokenizer.json`` first, else a SentencePiece ``tokenizer.model``.
+
+    Raises:
+      UserError: when the folder holds neither, or no end token is defined.
+    """
+    folder = pathlib.Path(folder)
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = _huggingface(folder)
+    elif (folder / "tokenizer.model").is_file():
+        tokenizer = _sentencepiece(folder)
+    else:
+        raise UserError(f"{folder} holds neither tokenizer.json nor tokenizer.model; add one to the model folder")
+    if not tokenizer.eos_ids:
+        raise UserError(f"{folder} defines no end token; set eos_token_id in generation_config.json")
+    return tokenizer
