@@ -1,0 +1,119 @@
+"""Log-probabilities and entropies aligned with the token that they describe: the only place with a shift by one."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def _check_temperature(temperature: float) -> None:
+    if isinstance(temperature, int | float) and temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be positive; for greedy decoding take the arg-max instead")
+
+
+def _scaled(logits: Array, temperature: float | Array) -> Array:
+    return logits.astype(jnp.float32) / temperature
+
+
+def _pick(logits: Array, targets: Array) -> Array:
+    picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return picked - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _entropy(logits: Array) -> Array:
+    """Entropy in nats; a token of probability 0 (logit -inf) adds 0 and no gradient."""
+    logp = jax.nn.log_softmax(logits, axis=-1)
+    possible = jnp.isfinite(logp)
+    safe = jnp.where(possible, logp, 0.0)
+    return -jnp.sum(jnp.where(possible, jnp.exp(safe) * safe, 0.0), axis=-1)
+
+
+def _aligned(values: Float[Array, "B S"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+    """Puts the value that position t-1 predicts for token t at index t; the first token of a segment gets 0."""
+    values = jnp.pad(values, ((0, 0), (1, 0)))
+    if segment_ids is None:
+        return values
+    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where((segment_ids == before) & (segment_ids > 0), values, 0.0)
+
+
+def token_logprobs(
+    logits: Float[Array, "B T V"],
+    tokens: Int[Array, "B T"],
+    *,
+    temperature: float = 1.0,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:
+    """Log-probability of every token given the tokens before it.
+
+    ``out[b, t] = log softmax(logits[b, t-1] / temperature)[tokens[b, t]]``, ``out[b, 0] = 0``, in float32.
+
+    Args:
+      logits: what the model returned for the same ``tokens``.
+      temperature: divides the logits in float32, as the sampler did.
+      segment_ids: packing; the first token of every segment and all padding (id 0) get 0.
+
+    >>> import jax.numpy as jnp
+    >>> logits = jnp.log(jnp.array([[[0.25, 0.75], [0.5, 0.5]]]))
+    >>> [round(float(x), 4) for x in token_logprobs(logits, jnp.array([[0, 1]]))[0]]
+    [0.0, -0.2877]
+    """
+    _check_temperature(temperature)
+    return _aligned(_pick(_scaled(logits[:, :-1], temperature), tokens[:, 1:]), segment_ids)
+
+
+def token_entropy(
+    logits: Float[Array, "B T V"], *, temperature: float = 1.0, segment_ids: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+    """Entropy (nats) of the distribution that *produced* the token at each index; column 0 is 0.
+
+    ``out[b, t] = H(softmax(logits[b, t-1] / temperature))``.
+    """
+    _check_temperature(temperature)
+    return _aligned(_entropy(_scaled(logits[:, :-1], temperature)), segment_ids)
+
+
+def chunked(
+    hidden: Float[Array, "B T D"],
+    unembed: Callable[[Array], Array],
+    tokens: Int[Array, "B T"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = 128,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
+
+    ``[B, T, V]`` never exists, forward or backward: each chunk of logits is recomputed in the backward pass.
+
+    Args:
+      hidden: final hidden states of the same ``tokens``.
+      unembed: hidden states ``[..., D]`` to logits ``[..., V]``.
+      chunk: time steps whose logits exist at once.
+    """
+    _check_temperature(temperature)
+    if chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1 time step")
+    steps = tokens.shape[1] - 1
+    size = min(chunk, max(steps, 1))
+    count = -(-steps // size)
+    pad = count * size - steps
+
+    @jax.checkpoint
+    def score(h: Array, targets: Array) -> tuple[Array, Array]:
+        logits = _scaled(unembed(h), temperature)
+        return _pick(logits, targets), _entropy(logits)
+
+    h = jnp.pad(hidden[:, :-1], ((0, 0), (0, pad), (0, 0)))
+    targets = jnp.pad(tokens[:, 1:], ((0, 0), (0, pad)))
+    if count == 1:
+        logp, entropy = score(h, targets)
+    else:
+        parts = (
+            jnp.moveaxis(h.reshape(h.shape[0], count, size, h.shape[2]), 1, 0),
+            jnp.moveaxis(targets.reshape(h.shape[0], count, size), 1, 0),
+        )
+        _, (logp, entropy) = jax.lax.scan(lambda _, part: (None, score(*part)), None, parts)
+        logp, entropy = (jnp.moveaxis(x, 0, 1).reshape(h.shape[0], count * size) for x in (logp, entropy))
+    return _aligned(logp[:, :steps], segment_ids), _aligned(entropy[:, :steps], segment_ids)
