@@ -88,9 +88,7 @@ def tokens(
     return summed / (length_tokens * total) if mode == "constant" else summed / total
 
 
-def sequences(
-    terms: Float[Array, "B T"], mask: Bool[Array, "B T"], *, mode: str = "sum"
-) -> Float[Array, " B"]:
+def sequences(terms: Float[Array, "B T"], mask: Bool[Array, "B T"], *, mode: str = "sum") -> Float[Array, " B"]:
     """Sum or mean of the masked terms of each row."""
     if mode not in ("sum", "mean"):
         raise ValueError(f"mode={mode!r} is not one of sum, mean")

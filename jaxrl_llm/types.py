@@ -97,6 +97,7 @@ class Policy(NamedTuple):
     * ``init_cache(batch, length) -> cache`` with room for ``length`` columns.
     * ``extend(params, cache, tokens[B, S], positions[B, S], segment_ids[B, S], column) -> (hidden[B, S, D], cache)``:
       run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike).
+    * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.
     """
 
     init: Callable[..., Params]
@@ -104,6 +105,7 @@ class Policy(NamedTuple):
     unembed: Callable[..., Float[Array, "..."]]
     init_cache: Callable[..., Cache]
     extend: Callable[..., tuple[Array, Cache]]
+    repeat_cache: Callable[..., Cache]
     vocab_size: int
 
 

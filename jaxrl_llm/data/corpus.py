@@ -54,9 +54,7 @@ def corpus_text(rng: np.random.Generator, n: int) -> list[str]:
     return ["".join(document(rng)[:2]) for _ in range(n)]
 
 
-def packed_rows(
-    rng: np.random.Generator, tokenizer: Tokenizer, rows: int, width: int
-) -> dict[str, np.ndarray]:
+def packed_rows(rng: np.random.Generator, tokenizer: Tokenizer, rows: int, width: int) -> dict[str, np.ndarray]:
     """Rows ``[rows, width]`` of whole documents (BOS prompt response EOS), as tokens, segment_ids, positions, mask.
 
     ``mask`` is True on response and end tokens: the prompts are noise that no model can predict.

@@ -23,9 +23,7 @@ def log_ratio(logp: Float[Array, "B T"], anchor: Float[Array, "B T"]) -> Float[A
     return jnp.clip(logp - jax.lax.stop_gradient(anchor), -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def reinforce_loss(
-    logp: Float[Array, "B T"], advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]
-) -> TokenTerms:
+def reinforce_loss(logp: Float[Array, "B T"], advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> TokenTerms:
     """Score-function policy gradient: ``-A_t logp_t``.
 
     From "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (Williams, 1992).

@@ -65,17 +65,13 @@ class ModelConfig:
         if self.family not in FAMILIES:
             raise ValueError(f"family={self.family!r} is not supported; choose one of {', '.join(FAMILIES)}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
-            )
+            raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even for rotary embeddings")
         if self.padded_vocab_size == 0:
             object.__setattr__(self, "padded_vocab_size", self.vocab_size)
         if self.padded_vocab_size < self.vocab_size:
-            raise ValueError(
-                f"padded_vocab_size={self.padded_vocab_size} is less than vocab_size={self.vocab_size}"
-            )
+            raise ValueError(f"padded_vocab_size={self.padded_vocab_size} is less than vocab_size={self.vocab_size}")
 
     @property
     def num_parameters(self) -> int:

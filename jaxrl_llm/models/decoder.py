@@ -184,6 +184,10 @@ def _extend(config, compute_dtype, params, cache, tokens, positions, segment_ids
     return rms_norm(x, params["final_norm"], config.rms_norm_eps), cache
 
 
+def _repeat_cache(cache: Cache, repeats: int) -> Cache:
+    return {name: jnp.repeat(x, repeats, axis=1 if name in ("k", "v") else 0) for name, x in cache.items()}
+
+
 def _unembed(config, params, hidden):
     """Logits in float32 (the product accumulates in float32); padded vocabulary rows are -inf."""
     if config.tie_embeddings:
@@ -223,5 +227,6 @@ def make_policy(config: ModelConfig, *, compute_dtype: Any = jnp.float32, remat:
         unembed=partial(_unembed, config),
         init_cache=init_cache,
         extend=partial(_extend, config, compute_dtype),
+        repeat_cache=_repeat_cache,
         vocab_size=config.padded_vocab_size,
     )

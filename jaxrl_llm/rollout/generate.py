@@ -1,0 +1,155 @@
+"""Jitted generation: every prompt prefilled once, its cache shared by the group, one compiled decode loop."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxrl_llm.rollout.sample import check_sampling, draw
+from jaxrl_llm.types import Key, Params, Policy, Trajectories
+
+
+def _ends(tokens: Int[Array, " B"], eos_ids: Sequence[int]) -> Bool[Array, " B"]:
+    return jnp.any(tokens[:, None] == jnp.asarray(list(eos_ids), jnp.int32)[None, :], axis=1)
+
+
+def _prefill(policy: Policy, params: Params, tokens: Array, valid: Array, group_size: int, length: int):
+    """Cache of every sequence, the logits of its first new token, and its next position."""
+    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+    segments = valid.astype(jnp.int32)
+    cache = policy.init_cache(tokens.shape[0], length)
+    hidden, cache = policy.extend(params, cache, tokens, positions, segments, 0)
+    logits = policy.unembed(params, hidden[:, -1])
+    following = jnp.sum(segments, axis=1)
+    if group_size > 1:
+        cache = policy.repeat_cache(cache, group_size)
+        logits, following = (jnp.repeat(x, group_size, axis=0) for x in (logits, following))
+    return cache, logits, positions, segments, following
+
+
+def generate(
+    policy: Policy,
+    params: Params,
+    prompt_tokens: Int[Array, "P L"],
+    prompt_valid: Bool[Array, "P L"],
+    keys: Key,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    eos_ids: Sequence[int],
+    pad_id: int = 0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    problem_ids: Int[Array, " P"] | None = None,
+    early_exit: bool = True,
+) -> Trajectories:
+    """Samples ``group_size`` responses to each left-padded prompt.
+
+    Token and log-probability are written in the same place of the same loop, so they cannot disagree; the mask is the
+    sampler's own record: the drawn tokens up to and including the first end id.
+
+    Args:
+      keys: one per sequence ``[P * group_size]``, see ``rollout.keys``; step ``t`` uses ``fold_in(key, t)``.
+      eos_ids: every id that ends a response.
+      early_exit: leave the loop when all sequences ended (same result; use False under ``vmap``, where a loop of
+        fixed length is faster).
+
+    Returns:
+      ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it.
+    """
+    check_sampling(temperature, top_k, top_p, min_p)
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if not eos_ids:
+        raise ValueError("eos_ids is empty; name at least one id that ends a response")
+    prompts, width = prompt_tokens.shape
+    rows = prompts * group_size
+    if keys.shape != (rows,):
+        raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
+    cache, logits, positions, segments, following = _prefill(
+        policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1
+    )
+
+    def one(t, carry):
+        cache, logits, alive, tokens, logp, mask = carry
+        step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys)
+        token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        token = jnp.where(alive, token, pad_id)
+        put = lambda array, value: jax.lax.dynamic_update_index_in_dim(array, value, t, 1)  # noqa: E731
+        tokens, mask = put(tokens, token), put(mask, alive)
+        logp = put(logp, jnp.where(alive, token_logp, 0.0))
+        alive_after = alive & ~_ends(token, eos_ids)
+
+        def forward(cache):
+            hidden, cache = policy.extend(
+                params,
+                cache,
+                token[:, None],
+                (following + t)[:, None],
+                alive.astype(jnp.int32)[:, None],
+                width + t,
+            )
+            return policy.unembed(params, hidden[:, 0]), cache
+
+        logits, cache = forward(cache)
+        return cache, logits, alive_after, tokens, logp, mask
+
+    shape = (rows, max_new_tokens)
+    carry = (
+        cache,
+        logits,
+        jnp.ones((rows,), bool),
+        jnp.full(shape, pad_id, jnp.int32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros(shape, bool),
+    )
+    last = max_new_tokens - 1  # the last token needs no forward pass after it
+    if early_exit:
+        _, carry = jax.lax.while_loop(
+            lambda c: (c[0] < last) & jnp.any(c[1][2]), lambda c: (c[0] + 1, one(c[0], c[1])), (jnp.int32(0), carry)
+        )
+    else:
+        carry, _ = jax.lax.scan(lambda c, t: (one(t, c), None), carry, jnp.arange(last, dtype=jnp.int32))
+    _, logits, alive, tokens, logp, mask = carry
+    tokens, logp, mask, alive = _last_token(
+        logits, alive, tokens, logp, mask, keys, last, pad_id, eos_ids, (temperature, top_k, top_p, min_p)
+    )
+    return _assemble(
+        prompt_tokens, positions, segments, following, tokens, logp, mask, alive, group_size, pad_id, problem_ids
+    )
+
+
+def _last_token(logits, alive, tokens, logp, mask, keys, t, pad_id, eos_ids, sampling):
+    temperature, top_k, top_p, min_p = sampling
+    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys)
+    token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    token = jnp.where(alive, token, pad_id)
+    tokens, mask = tokens.at[:, t].set(token), mask.at[:, t].set(alive)
+    logp = logp.at[:, t].set(jnp.where(alive, token_logp, 0.0))
+    return tokens, logp, mask, alive & ~_ends(token, eos_ids)
+
+
+def _assemble(
+    prompt_tokens, positions, segments, following, tokens, logp, mask, alive, group_size, pad_id, problem_ids
+) -> Trajectories:
+    prompts, width = prompt_tokens.shape
+    rows, new = tokens.shape
+
+    def beside(left: Array, right: Array) -> Array:
+        return jnp.concatenate([jnp.repeat(left, group_size, axis=0), right], axis=1)
+
+    steps = following[:, None] + jnp.arange(new, dtype=jnp.int32)[None, :]
+    ids = jnp.arange(prompts, dtype=jnp.int32) if problem_ids is None else problem_ids.astype(jnp.int32)
+    return Trajectories(
+        tokens=beside(jnp.where(segments > 0, prompt_tokens, pad_id), tokens),
+        segment_ids=beside(segments, mask.astype(jnp.int32)),
+        positions=beside(positions, jnp.where(mask, steps, 0)),
+        mask=beside(jnp.zeros((prompts, width), bool), mask),
+        sampler_logp=beside(jnp.zeros((prompts, width), jnp.float32), logp),
+        truncated=alive,
+        group_ids=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
+        problem_ids=jnp.repeat(ids, group_size),
+    )

@@ -1,0 +1,124 @@
+"""Builders for the ``estimate`` and ``loss`` slots: they compose functions that are passed in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxrl_llm import logprobs, reduce
+from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
+
+
+def score_tokens(
+    policy: Policy, params: Params, rows: Any, *, temperature: float = 1.0, chunk: int = 128
+) -> tuple[Array, Array]:
+    """``(logp, entropy)`` of the tokens of ``rows`` (trajectories or a batch), never forming ``[B, T, V]``."""
+    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    return logprobs.chunked(
+        hidden,
+        lambda h: policy.unembed(params, h),
+        rows.tokens,
+        temperature=temperature,
+        chunk=chunk,
+        segment_ids=rows.segment_ids,
+    )
+
+
+def current_anchor(logp: Array, batch: Batch) -> Array:
+    """Old log-probabilities for the first update after a rollout: the ratio is exactly 1 and no pass is spent."""
+    return jax.lax.stop_gradient(logp)
+
+
+def stored_anchor(logp: Array, batch: Batch) -> Array:
+    """The learner's log-probabilities before the updates of this rollout, from ``estimate``."""
+    return batch.old_logp
+
+
+def sampler_anchor(logp: Array, batch: Batch) -> Array:
+    """What the sampler recorded."""
+    return batch.sampler_logp
+
+
+def make_estimate(
+    policy: Policy,
+    advantages: Callable[[Trajectories, Rewards], Array],
+    *,
+    reduction: str = "token_mean",
+    temperature: float = 1.0,
+    recompute_old: bool = False,
+    reference: Callable[[dict[str, Any]], Params] | None = None,
+    keep: Callable[[Trajectories, Rewards], Array] | None = None,
+) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
+    """The ``estimate`` slot of a method without a value model.
+
+    Args:
+      advantages: ``(trajectories, rewards) -> [B, T]``.
+      reduction: mode of ``reduce.tokens`` whose denominator goes into ``total``.
+      recompute_old: one scoring pass for ``old_logp`` (needed for several updates per rollout); else the sampler's.
+      reference: picks the reference parameters from ``state.extras``; None leaves ``ref_logp`` 0 and saves the pass.
+      keep: ``(trajectories, rewards) -> bool [B]``: sequences that enter loss and denominator (dynamic filtering).
+        Invalid rewards never do.
+    """
+
+    def estimate(params, extras, trajectories, rewards):
+        used = rewards.valid if keep is None else rewards.valid & keep(trajectories, rewards)
+        mask = trajectories.mask & used[:, None]
+        zeros = jnp.zeros(mask.shape, jnp.float32)
+        old, reference_logp = trajectories.sampler_logp, zeros
+        if recompute_old:
+            old, _ = score_tokens(policy, params, trajectories, temperature=temperature)
+        if reference is not None:
+            reference_logp, _ = score_tokens(policy, reference(extras), trajectories, temperature=temperature)
+        values = advantages(trajectories, rewards)
+        return Batch(
+            tokens=trajectories.tokens,
+            segment_ids=trajectories.segment_ids,
+            positions=trajectories.positions,
+            mask=mask,
+            advantages=jnp.where(mask, values, 0.0),
+            old_logp=jax.lax.stop_gradient(old),
+            sampler_logp=trajectories.sampler_logp,
+            ref_logp=jax.lax.stop_gradient(reference_logp),
+            group_ids=trajectories.group_ids,
+            total=reduce.denominator(mask, mode=reduction),
+            extras={},
+        )
+
+    return estimate
+
+
+def make_policy_loss(
+    policy: Policy,
+    token_loss: Callable[[Array, Array, Array, Array], TokenTerms],
+    *,
+    reduction: str = "token_mean",
+    length_tokens: int | None = None,
+    temperature: float = 1.0,
+    anchor: Callable[[Array, Batch], Array] = current_anchor,
+    extra_terms: Callable[[Array, Array, Batch], Array] | None = None,
+) -> Callable[[Params, Batch], tuple[Array, Metrics]]:
+    """The ``loss`` slot: score, per-token loss, one reduction.
+
+    Args:
+      token_loss: ``(logp, old_logp, advantages, mask) -> TokenTerms``, for example a partial of
+        ``losses.policy.clipped_policy_loss``.
+      anchor: where ``old_logp`` comes from: ``current_anchor`` (one update per rollout), ``stored_anchor``,
+        ``sampler_anchor``.
+      extra_terms: ``(logp, entropy, batch) -> [B, T]`` added to the loss (KL, entropy), same reduction.
+    """
+
+    def loss(params, batch):
+        logp, entropy = score_tokens(policy, params, batch, temperature=temperature)
+        terms = token_loss(logp, anchor(logp, batch), batch.advantages, batch.mask)
+        per_token = terms.loss
+        if extra_terms is not None:
+            per_token = per_token + jnp.where(batch.mask, extra_terms(logp, entropy, batch), 0.0)
+        value = reduce.tokens(per_token, batch.mask, mode=reduction, total=batch.total, length_tokens=length_tokens)
+        gap = jnp.where(batch.mask, jnp.abs(jax.lax.stop_gradient(logp) - batch.sampler_logp), 0.0)
+        metrics = reduce.metrics(dict(terms.aux) | {"entropy": entropy}, batch.mask, prefix="policy")
+        metrics |= {"kl/sampler_mean": reduce.tokens(gap, batch.mask), "kl/sampler_max": jnp.max(gap)}
+        return value, metrics
+
+    return loss

@@ -1,0 +1,127 @@
+"""One iteration of an online method, in two halves that the fused and the host loop share.
+
+``begin`` draws prompts and rolls out; the rewards come from a jittable scorer (fused) or from the host; ``finish``
+estimates advantages, updates, and tells the curriculum.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int
+
+from jaxrl_llm import reduce
+from jaxrl_llm.advantages import group
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.step import make_update
+from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Problems, Rewards, Sampler, TrainState, Trajectories
+
+
+class Online(NamedTuple):
+    """The slots of an online method; every one is a function or a number that the experiment chose."""
+
+    policy: Policy
+    problems: Problems
+    sampler: Sampler
+    prompts_per_step: int
+    group_size: int
+    rollout: Callable[..., Trajectories]  # (params, prompt_tokens, prompt_valid, keys, problem_ids)
+    score: Callable[..., Rewards]  # (answers of the rows, trajectories)
+    estimate: Callable[..., Batch]  # (params, extras, trajectories, rewards)
+    loss: Callable[..., tuple[Array, Metrics]]  # (params, batch)
+    tx: optax.GradientTransformation
+    microbatches: int = 1
+    updates_per_rollout: int = 1
+    max_grad_norm: float | None = 1.0
+    ema_decay: float | None = None
+
+
+class Drawn(NamedTuple):
+    """What ``begin`` hands to the scorer and to ``finish``."""
+
+    ids: Int[Array, " P"]
+    sampler: Any
+    trajectories: Trajectories
+
+
+def init_state(online: Online, params: Params, key: Key, *, extras: dict[str, Any] | None = None) -> TrainState:
+    """The state before the first iteration; the parameters are not copied."""
+    return TrainState(
+        params=params,
+        opt_state=online.tx.init(params),
+        step=jnp.zeros((), jnp.int32),
+        key=key,
+        sampler=online.sampler.init(online.problems.tokens.shape[0]),
+        extras=dict(extras or {}),
+    )
+
+
+def begin(online: Online, state: TrainState) -> Drawn:
+    """Draws prompts from the curriculum and samples a group of responses to each."""
+    # the curriculum's own key; sample_keys folds (step, prompt, sample) and so never repeats it
+    draw_key = jax.random.fold_in(jax.random.fold_in(state.key, 0x5A3D), state.step)
+    ids, sampler = online.sampler.draw(state.sampler, draw_key, online.prompts_per_step)
+    keys = sample_keys(state.key, state.step, ids, online.group_size)
+    tokens, valid = online.problems.tokens[ids], online.problems.valid[ids]
+    return Drawn(ids, sampler, online.rollout(state.params, tokens, valid, keys, ids))
+
+
+def answers_of(online: Online, trajectories: Trajectories) -> Any:
+    """The answers that belong to each row of a rollout."""
+    return jax.tree.map(lambda x: x[trajectories.problem_ids], online.problems.answers)
+
+
+def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) -> tuple[TrainState, Metrics]:
+    """Advantages, updates and the curriculum's lesson; advances the step counter."""
+    trajectories = drawn.trajectories
+    batch = online.estimate(state.params, state.extras, trajectories, rewards)
+    update = make_update(
+        online.loss,
+        online.tx,
+        microbatches=online.microbatches,
+        max_grad_norm=online.max_grad_norm,
+        ema_decay=online.ema_decay,
+    )
+    if online.updates_per_rollout == 1:
+        state, metrics = update(state, batch)
+    else:
+        state, stacked = jax.lax.scan(lambda s, _: update(s, batch), state, None, online.updates_per_rollout)
+        metrics = jax.tree.map(lambda x: jnp.mean(x, axis=0), stacked)
+    values, valid = _prompt_means(online, rewards)
+    sampler = online.sampler.update(drawn.sampler, drawn.ids, values, valid)
+    metrics = metrics | rollout_metrics(trajectories, rewards)
+    return state._replace(step=state.step + 1, sampler=sampler), metrics
+
+
+def _prompt_means(online: Online, rewards: Rewards) -> tuple[Array, Array]:
+    value = rewards.value.reshape(online.prompts_per_step, online.group_size)
+    valid = rewards.valid.reshape(online.prompts_per_step, online.group_size)
+    count = jnp.sum(valid.astype(jnp.float32), axis=1)
+    return jnp.sum(jnp.where(valid, value, 0.0), axis=1) / jnp.maximum(count, 1.0), count > 0
+
+
+def rollout_metrics(trajectories: Trajectories, rewards: Rewards) -> Metrics:
+    """Length, reward and group figures with the names that every online run uses."""
+    lengths = reduce.sequences(jnp.ones(trajectories.mask.shape, jnp.float32), trajectories.mask)
+    right = rewards.valid & (rewards.value > 0.5)
+    wrong = rewards.valid & (rewards.value <= 0.5)
+    spread = group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid)
+    return {
+        "reward/mean": reduce.scalars(rewards.value, rewards.valid),
+        "reward/valid_fraction": reduce.scalars(rewards.valid.astype(jnp.float32)),
+        "length/mean_tokens": reduce.scalars(lengths),
+        "length/right_tokens": reduce.scalars(lengths, right),
+        "length/wrong_tokens": reduce.scalars(lengths, wrong),
+        "length/truncated_fraction": reduce.scalars(trajectories.truncated.astype(jnp.float32)),
+        "group/degenerate_fraction": reduce.scalars((spread <= 0).astype(jnp.float32)),
+        "tokens/generated": jnp.sum(lengths),
+    }
+
+
+def iterate(online: Online, state: TrainState) -> tuple[TrainState, Metrics]:
+    """A whole iteration with a jittable scorer."""
+    drawn = begin(online, state)
+    rewards = online.score(answers_of(online, drawn.trajectories), drawn.trajectories)
+    return finish(online, state, drawn, rewards)

@@ -1,0 +1,95 @@
+"""One optimiser step: micro-batches summed, clipped once after accumulation, then applied."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from jaxrl_llm.types import Batch, Metrics, Params, TrainState
+
+LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
+
+
+def split_batch(batch: Batch, parts: int) -> Batch:
+    """Every row array as ``[parts, B / parts, ...]``; the scalar ``total`` is repeated: it belongs to the step."""
+    rows = batch.tokens.shape[0]
+    if rows % parts:
+        raise ValueError(f"microbatches={parts} does not divide the batch of {rows} sequences")
+
+    def split(x: Array) -> Array:
+        if x.ndim == 0:
+            return jnp.broadcast_to(x, (parts,))
+        return x.reshape(parts, rows // parts, *x.shape[1:])
+
+    return jax.tree.map(split, batch)
+
+
+def _add(left, right):
+    grads, loss, metrics = jax.tree.map(jnp.add, left, right)
+    largest = {k: jnp.maximum(left[2][k], right[2][k]) for k in metrics if k.endswith("_max")}
+    return grads, loss, metrics | largest
+
+
+def accumulate(loss_fn: LossFn, params: Params, batch: Batch, microbatches: int) -> tuple[Params, Array, Metrics]:
+    """Gradient, loss and metrics of the whole batch, ``microbatches`` parts in turn.
+
+    Because the loss divides by ``batch.total`` of the whole step, parts *add up*; nothing is averaged twice.
+    Metrics are per part means weighted by the part's share of masked tokens; names ending in ``_max`` keep the largest.
+    """
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    if microbatches == 1:
+        (loss, metrics), grads = grad_fn(params, batch)
+        return grads, loss, metrics
+    parts = split_batch(batch, microbatches)
+    whole = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32)), 1.0)
+
+    def body(carry, part):
+        (loss, metrics), grads = grad_fn(params, part)
+        share = jnp.sum(part.mask.astype(jnp.float32)) / whole
+        metrics = {k: x if k.endswith("_max") else x * share for k, x in metrics.items()}
+        return _add(carry, (grads, loss, metrics)), None
+
+    first = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(grad_fn, params, first)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][0], shapes[0][1]))
+    (grads, loss, metrics), _ = jax.lax.scan(body, zeros, parts)
+    return grads, loss, metrics
+
+
+def make_update(
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    *,
+    microbatches: int = 1,
+    max_grad_norm: float | None = 1.0,
+    ema_decay: float | None = None,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Builds ``(state, batch) -> (state, metrics)``; jit it with the state donated.
+
+    The step counter is left alone: it counts iterations, the loop advances it.
+
+    Args:
+      loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``.
+      max_grad_norm: global-norm bound, applied after accumulation; None for no bound.
+      ema_decay: where given, ``extras["ema"]`` follows the parameters: ``ema = d ema + (1 - d) params``.
+    """
+    if microbatches < 1:
+        raise ValueError(f"microbatches={microbatches} must be at least 1")
+
+    def update(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        grads, loss, metrics = accumulate(loss_fn, state.params, batch, microbatches)
+        norm = optax.global_norm(grads)
+        if max_grad_norm is not None:
+            scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        extras = dict(state.extras)
+        if ema_decay is not None:
+            extras["ema"] = optax.incremental_update(params, extras["ema"], 1 - ema_decay)
+        metrics = dict(metrics) | {"loss/total": loss, "grad/norm": norm}
+        return state._replace(params=params, opt_state=opt_state, extras=extras), metrics
+
+    return update
