@@ -44,7 +44,7 @@ def make_split(
         problem = task.make(rng, int(rng.choice(levels, p=weights)))
         if problem.identity in seen or is_heldout(problem.identity) != (split == "heldout"):
             misses += 1
-            if misses > 1000 * (n + 100):
+            if misses > 200 * (n + 100):
                 raise UserError(f"{task.__name__} levels {levels} has fewer than n={n} distinct {split} problems")
             continue
         seen.add(problem.identity)

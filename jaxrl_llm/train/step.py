@@ -84,7 +84,9 @@ def make_update(
         if max_grad_norm is not None:
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params)
+        # optax mixes weak integers and floats, which a user's strict promotion would refuse
+        with jax.numpy_dtype_promotion("standard"):
+            updates, opt_state = tx.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         extras = dict(state.extras)
         if ema_decay is not None:
