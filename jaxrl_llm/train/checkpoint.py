@@ -1,0 +1,145 @@
+"""Checkpoints of the whole ``TrainState`` with orbax: written aside, checksummed, then renamed into place.
+
+A folder ``step_00000012`` therefore is either complete or damaged later; ``latest`` verifies the checksums and skips
+what does not hold, with a message.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.types import TrainState
+
+_MANIFEST = "manifest.json"
+
+
+def _is_key(x: Any) -> bool:
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _plain(state: TrainState) -> dict[str, Any]:
+    """Typed keys as their data; orbax stores arrays."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, state._asdict())
+
+
+def _checksums(folder: pathlib.Path) -> dict[str, str]:
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != _MANIFEST)
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: dict[str, Any] | None = None) -> None:
+    """Writes ``folder/step_<step>`` and removes all but the newest ``keep``.
+
+    Args:
+      note: small JSON facts stored beside the arrays (data file hash, settings).
+
+    Raises:
+      UserError: when the disk is full or not writable; older checkpoints stay intact.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = pathlib.Path(folder).absolute()
+    final = folder / f"step_{int(state.step):08d}"
+    scratch = folder / f".writing_{int(state.step):08d}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        with ocp.StandardCheckpointer() as writer:
+            # copied to the host first: the state may be donated to the next step while writing goes on
+            writer.save(scratch / "state", jax.tree.map(np.asarray, _plain(state)))
+        manifest = {"step": int(state.step), "note": note or {}, "sha256": _checksums(scratch)}
+        (scratch / _MANIFEST).write_text(json.dumps(manifest))
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(scratch, final)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        why = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        raise UserError(
+            f"checkpoint at step {int(state.step)} not written to {folder}: {why}; free space or fix the folder, "
+            "then --resume the run: older checkpoints are intact"
+        ) from error
+    for old in steps(folder)[:-keep]:
+        shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
+
+
+def steps(folder: str | pathlib.Path) -> list[int]:
+    """Steps of the finished checkpoints in ``folder``, ascending."""
+    return sorted(int(p.name[5:]) for p in pathlib.Path(folder).glob("step_*") if p.name[5:].isdigit())
+
+
+def damage(path: pathlib.Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None."""
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        wanted = manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"unreadable {_MANIFEST} ({error})"
+    found = _checksums(path)
+    for name, digest in wanted.items():
+        if found.get(name) != digest:
+            return f"{name} is {'missing' if name not in found else 'damaged'}"
+    return None
+
+
+def latest(folder: str | pathlib.Path) -> pathlib.Path | None:
+    """The newest intact checkpoint; damaged ones are skipped with a message on standard error."""
+    folder = pathlib.Path(folder)
+    for step in reversed(steps(folder)):
+        path = folder / f"step_{step:08d}"
+        wrong = damage(path)
+        if wrong is None:
+            return path
+        print(f"skipping checkpoint {path}: {wrong}", file=sys.stderr)
+    return None
+
+
+def restore(path: str | pathlib.Path, like: TrainState) -> TrainState:
+    """Reads a checkpoint into the structure, shapes, dtypes and shardings of ``like``.
+
+    Raises:
+      UserError: naming the first leaf that the checkpoint holds in another shape or not at all.
+    """
+    import orbax.checkpoint as ocp
+
+    path = pathlib.Path(path).absolute()
+    target = _plain(like)
+    with ocp.StandardCheckpointer() as reader:
+        stored = reader.metadata(path / "state").item_metadata.tree
+        _check_same(path, stored, target)
+        plain = reader.restore(path / "state", target)
+
+    def typed(new: Any, old: Any) -> Any:
+        return jax.random.wrap_key_data(new, impl=jax.random.key_impl(old)) if _is_key(old) else new
+
+    return TrainState(**jax.tree.map(typed, plain, like._asdict()))
+
+
+def _check_same(path: pathlib.Path, stored: Any, target: Any) -> None:
+    def flat(tree: Any) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, "shape"))[0]
+        return {"/".join(_name(k) for k in keys): tuple(leaf.shape) for keys, leaf in leaves}
+
+    old, new = flat(stored), flat(target)
+    for name in sorted(set(old) | set(new)):
+        if old.get(name) != new.get(name):
+            raise UserError(
+                f"checkpoint {path} does not fit this run: {name} is {old.get(name, 'absent')} there and "
+                f"{new.get(name, 'absent')} here; resume with the settings of the run that wrote it"
+            )
+
+
+def _name(key: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

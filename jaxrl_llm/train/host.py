@@ -1,0 +1,62 @@
+"""The host loop: the two halves of an iteration compiled, the rewards computed in Python between them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish
+from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
+
+Scorer = Callable[[Trajectories], Rewards]
+
+
+class Iteration(NamedTuple):
+    """What one iteration leaves behind; ``state`` is donated to the next one: copy what you keep."""
+
+    state: TrainState
+    metrics: dict[str, float]
+    drawn: Drawn
+    rewards: Rewards
+    compiled: int  # programs compiled so far; constant after the first iteration
+
+
+class HostLoop(NamedTuple):
+    """The compiled halves of an iteration."""
+
+    begin: Callable[[TrainState], Drawn]
+    finish: Callable[[TrainState, Drawn, Rewards], tuple[TrainState, Metrics]]
+    score: Scorer
+
+
+def make_host_loop(online: Online, score: Scorer | None = None) -> HostLoop:
+    """Compiles lazily; ``score`` defaults to the jittable scorer of ``online``."""
+    if score is None:
+        device_score = jax.jit(lambda trajectories: online.score(answers_of(online, trajectories), trajectories))
+        score = device_score
+    return HostLoop(
+        begin=jax.jit(partial(begin, online)),
+        finish=jax.jit(partial(finish, online), donate_argnums=0),
+        score=score,
+    )
+
+
+def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iteration]:
+    """Runs until ``state.step`` reaches ``steps``, yielding after every update."""
+    while int(state.step) < steps:
+        drawn = loop.begin(state)
+        rewards = loop.score(drawn.trajectories)
+        state, metrics = loop.finish(state, drawn, rewards)
+        compiled = loop.begin._cache_size() + loop.finish._cache_size()
+        yield Iteration(state, {k: float(np.asarray(v)) for k, v in metrics.items()}, drawn, rewards, compiled)
+
+
+def run(loop: HostLoop, state: TrainState, steps: int) -> tuple[TrainState, list[dict[str, float]]]:
+    """The final state and the metrics of every step."""
+    history = []
+    for iteration in iterations(loop, state, steps):
+        state = iteration.state
+        history.append(iteration.metrics)
+    return state, history
