@@ -1,0 +1,53 @@
+"""Problems from the user's own JSON lines; every mistake names the file and the line."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import DataError
+
+
+def read_jsonl(path: str | pathlib.Path, *, columns: Sequence[str] = ("prompt", "answer")) -> list[dict]:
+    """Reads rows that hold all ``columns``; blank lines are skipped.
+
+    Raises:
+      DataError: for a missing file, a malformed line, an absent column or an empty file.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise DataError(
+            f"--data {path} does not exist; give a .jsonl file with {' and '.join(columns)}, or a task name"
+        )
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}:{number}: not JSON ({error.msg}); write one object a line") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number}: a {type(row).__name__}, not an object with {', '.join(columns)}")
+        absent = [c for c in columns if c not in row]
+        if absent:
+            raise DataError(f"{path}:{number}: lacks {', '.join(absent)}; it has {', '.join(row) or 'nothing'}")
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path} holds no rows; the data set is empty")
+    return rows
+
+
+def read_problems(path: str | pathlib.Path) -> list[Problem]:
+    """Rows of prompt and answer as problems; an optional ``level`` column is kept."""
+    return [
+        Problem(
+            task="rows",
+            prompt=str(row["prompt"]),
+            solution=str(row["answer"]),
+            answer={"value": row["answer"]},
+            level=int(row.get("level", 0)),
+            identity=str(row["prompt"]),
+        )
+        for row in read_jsonl(path)
+    ]

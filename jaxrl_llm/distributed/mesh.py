@@ -1,0 +1,50 @@
+"""Meshes by name: ``data=2,fsdp=4`` -> a ``jax.sharding.Mesh``; who goes where is decided by path rules."""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_llm.errors import UserError
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def parse_mesh(spec: str, devices=None) -> Mesh:
+    """Builds a mesh from ``axis=size,...`` over ``data``, ``fsdp`` and ``tensor``; absent axes have size 1.
+
+    Raises:
+      UserError: for an unknown axis, a size that is no positive number, or more devices than there are.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = dict.fromkeys(AXES, 1)
+    for part in filter(None, spec.split(",")):
+        name, _, size = part.partition("=")
+        if name not in AXES:
+            raise UserError(f"--mesh {spec}: unknown axis {name!r}; the axes are {', '.join(AXES)}")
+        if not size.isdigit() or int(size) < 1:
+            raise UserError(f"--mesh {spec}: {name}={size!r} is not a positive number")
+        sizes[name] = int(size)
+    needed = math.prod(sizes.values())
+    if needed > len(devices) or len(devices) % needed:
+        raise UserError(f"--mesh {spec} needs {needed} devices, which does not divide the {len(devices)} there are")
+    return Mesh(np.asarray(devices[:needed]).reshape(tuple(sizes.values())), AXES)
+
+
+def check_rows(mesh: Mesh, rows: int, name: str) -> None:
+    """Raises UserError where ``rows`` cannot be split over the batch axes."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows % parts:
+        raise UserError(f"{name}={rows} does not divide over data x fsdp = {parts} devices; choose a multiple")
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over data and fsdp."""
+    return NamedSharding(mesh, P(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same everywhere."""
+    return NamedSharding(mesh, P())

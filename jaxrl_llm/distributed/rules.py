@@ -1,0 +1,48 @@
+"""Where each parameter lives: the last part of its path names a rule, whatever does not divide is replicated."""
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+# decoder leaves (layers stacked on axis 0): inputs over fsdp and outputs over tensor, or the reverse
+RULES: dict[str, tuple[str | None, ...]] = {
+    "embed": ("tensor", "fsdp"),
+    "head": ("fsdp", "tensor"),
+    "q": (None, "fsdp", "tensor"),
+    "k": (None, "fsdp", "tensor"),
+    "v": (None, "fsdp", "tensor"),
+    "o": (None, "tensor", "fsdp"),
+    "gate": (None, "fsdp", "tensor"),
+    "up": (None, "fsdp", "tensor"),
+    "down": (None, "tensor", "fsdp"),
+}
+
+
+def _leaf_name(path: tuple[Any, ...]) -> str:
+    for key in reversed(path):
+        name = getattr(key, "key", None)
+        if isinstance(name, str):
+            return name
+    return ""
+
+
+def spec_of(path: tuple[Any, ...], shape: tuple[int, ...], mesh: Mesh) -> P:
+    """Partition of one leaf; an axis that does not divide its dimension is dropped."""
+    rule = RULES.get(_leaf_name(path), ())
+    if len(rule) != len(shape):
+        return P()
+    return P(*(a if a is not None and shape[i] % mesh.shape[a] == 0 else None for i, a in enumerate(rule)))
+
+
+def shardings(tree: Any, mesh: Mesh) -> Any:
+    """A tree of shardings for parameters, optimiser state or a whole train state."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, x: NamedSharding(mesh, spec_of(path, tuple(x.shape), mesh)), tree
+    )
+
+
+def shard(tree: Any, mesh: Mesh) -> Any:
+    """Places every leaf by its rule."""
+    return jax.device_put(tree, shardings(tree, mesh))

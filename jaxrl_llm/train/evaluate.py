@@ -1,0 +1,87 @@
+"""pass@1 and pass@k with 95 % intervals over problems."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.statistics import Interval, mean_interval, pass_at_k
+from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+
+
+class Evaluation(NamedTuple):
+    """Scores of a policy on a table of problems, ``value`` and ``valid`` are ``[N, samples]``."""
+
+    pass_at_1: Interval
+    pass_at_k: Interval
+    k: int
+    mean_tokens: float
+    truncated: float
+    invalid: int
+    value: np.ndarray
+    first: list[np.ndarray]  # token rows of the first sample of each problem
+
+
+def summarize(value: np.ndarray, valid: np.ndarray) -> tuple[Interval, Interval]:
+    """pass@1 and pass@k (k = samples) over problems; the interval is a t interval over per-problem values.
+
+    Invalid verdicts leave their problem's estimate: pass@1 over the valid samples; pass@k needs all of them.
+    """
+    count = valid.sum(1)
+    judged = count > 0
+    right = np.where(valid, value > 0.5, False).sum(1)
+    whole = valid.all(1)
+    if not judged.any():
+        raise ValueError("no sample has a valid verdict; the verifier failed on all of them")
+    samples = value.shape[1]
+    at_k = (
+        mean_interval(pass_at_k(right[whole], samples, samples)) if whole.any() else Interval(np.nan, np.nan, np.nan, 0)
+    )
+    return mean_interval(right[judged] / count[judged]), at_k
+
+
+def evaluate(
+    rollout: Callable[..., Trajectories],
+    score: Callable[[Trajectories], Rewards],
+    params: Params,
+    problems: Problems,
+    key: Key,
+    *,
+    samples: int,
+    chunk: int = 128,
+) -> Evaluation:
+    """Samples every problem ``samples`` times, ``chunk`` problems to a compiled call.
+
+    Args:
+      rollout: compiled ``(params, tokens, valid, keys, problem_ids) -> Trajectories`` with groups of ``samples``.
+      score: rewards of a rollout, host or device.
+    """
+    count = problems.tokens.shape[0]
+    chunk = min(chunk, count)
+    values, valids, lengths, truncated, first = [], [], [], [], []
+    for start in range(0, count, chunk):
+        # the last chunk is filled with repeats so that one shape serves all; the repeats are cut off again
+        ids = np.minimum(np.arange(start, start + chunk), count - 1).astype(np.int32)
+        keys = sample_keys(key, 0, jnp.asarray(ids), samples)
+        trajectories = rollout(params, problems.tokens[ids], problems.valid[ids], keys, jnp.asarray(ids))
+        rewards = score(trajectories)
+        real = min(chunk, count - start)
+        values.append(np.asarray(rewards.value).reshape(chunk, samples)[:real])
+        valids.append(np.asarray(rewards.valid).reshape(chunk, samples)[:real])
+        lengths.append(np.asarray(trajectories.mask).sum(1)[: real * samples])
+        truncated.append(np.asarray(trajectories.truncated)[: real * samples])
+        first.extend(np.where(trajectories.mask, trajectories.tokens, -1)[: real * samples : samples])
+    value, valid = np.concatenate(values), np.concatenate(valids)
+    at_1, at_k = summarize(value, valid)
+    return Evaluation(
+        pass_at_1=at_1,
+        pass_at_k=at_k,
+        k=samples,
+        mean_tokens=float(np.concatenate(lengths).mean()),
+        truncated=float(np.concatenate(truncated).mean()),
+        invalid=int((~valid).sum()),
+        value=value,
+        first=[row[row >= 0] for row in first],
+    )

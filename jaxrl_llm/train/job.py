@@ -1,0 +1,173 @@
+"""Parts of the main job: model, problems and scorer from settings, and the report at its end."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data import rows
+from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.rollout.generate import generate
+from jaxrl_llm.train.evaluate import Evaluation
+from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
+from jaxrl_llm.verifiers import answers
+from jaxrl_llm.verifiers import countdown as countdown_verifier
+from jaxrl_llm.verifiers.verdict import Verifier
+
+
+class Model(NamedTuple):
+    """A loaded model folder."""
+
+    folder: pathlib.Path
+    policy: Policy
+    params: Params
+    config: ModelConfig
+    tokenizer: Tokenizer
+
+
+class Tables(NamedTuple):
+    """Train and held-out problems as text and as token tables, and the verifier of the task."""
+
+    train: list[Problem]
+    heldout: list[Problem]
+    train_table: Problems
+    heldout_table: Problems
+    verifier: Verifier
+
+
+def load_model(name: str) -> Model:
+    """Loads ``tiny``, ``nano`` or a Hugging Face folder.
+
+    Raises:
+      UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
+    """
+    folder = pathlib.Path(name)
+    try:
+        folder = folder if folder.is_dir() else weights.bundled(name)
+        tokenizer = tokenizers.load(folder)
+        policy, params, config = weights.pretrained(folder)
+    except UserError:
+        raise
+    except (ValueError, OSError, KeyError) as error:
+        raise UserError(f"--model {name}: {error}") from error
+    if tokenizer.vocab_size > config.padded_vocab_size:
+        raise UserError(
+            f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
+            f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
+        )
+    return Model(folder, policy, params, config, tokenizer)
+
+
+def load_problems(data: str, *, train: int, heldout: int, seed: int) -> tuple[list[Problem], list[Problem], Verifier]:
+    """Train and held-out problems of ``countdown``, ``chain`` or a JSON-lines file (10 % held out by hash)."""
+    if data == "countdown":
+        # two-number problems are few: three and four numbers fill the tables
+        make = partial(problem_tables.make_split, countdown, levels=(3, 4))
+        verifier: Verifier = countdown_verifier.verify
+    elif data == "chain":
+        make, verifier = partial(problem_tables.make_split, chain), answers.verify_number
+    else:
+        found = rows.read_problems(data)
+        parts: tuple[list[Problem], list[Problem]] = ([], [])
+        for problem in found:
+            parts[problem_tables.is_heldout(problem.identity)].append(problem)
+        if not parts[0] or not parts[1]:
+            raise UserError(
+                f"--data {data}: {len(found)} rows leave {len(parts[0])} for training and {len(parts[1])} held out "
+                "(10 % by hash); give more distinct prompts"
+            )
+        return parts[0], parts[1][:heldout], answers.verify_any
+    return (
+        make(split="train", n=train, seed=seed),
+        make(split="heldout", n=heldout, seed=0),  # the same held-out problems for every seed
+        verifier,
+    )
+
+
+def make_tables(
+    model: Model, problems: tuple[list[Problem], list[Problem], Verifier], *, prompt_tokens: int, max_new_tokens: int
+) -> Tables:
+    """Encodes both splits to one width; checks that prompt and response fit the model's context."""
+    train, heldout, verifier = problems
+    width = prompt_tokens or None
+    both = problem_tables.encode_problems(model.tokenizer, [*train, *heldout], prompt_tokens=width)
+    columns = both.tokens.shape[1]
+    if columns + max_new_tokens > model.config.max_positions:
+        raise UserError(
+            f"prompts of {columns} tokens and --max-new-tokens {max_new_tokens} exceed the model's context of "
+            f"{model.config.max_positions}; lower one of them"
+        )
+    split = len(train)
+    return Tables(
+        train,
+        heldout,
+        jax.tree.map(lambda x: x[:split], both),
+        jax.tree.map(lambda x: x[split:], both),
+        verifier,
+    )
+
+
+def make_rollout(
+    model: Model, *, group_size: int, max_new_tokens: int, temperature: float
+) -> Callable[..., Trajectories]:
+    """The ``rollout`` slot for a loaded model."""
+
+    def rollout(params, tokens, valid, keys, problem_ids):
+        return generate(
+            model.policy,
+            params,
+            tokens,
+            valid,
+            keys,
+            group_size=group_size,
+            max_new_tokens=max_new_tokens,
+            eos_ids=model.tokenizer.eos_ids,
+            pad_id=model.tokenizer.pad_id,
+            temperature=temperature,
+            problem_ids=problem_ids,
+        )
+
+    return rollout
+
+
+def responses(tokenizer: Tokenizer, trajectories: Trajectories) -> list[str]:
+    """The text of every response, end token and padding left out."""
+    tokens, mask = np.asarray(trajectories.tokens), np.asarray(trajectories.mask)
+    ends = np.isin(tokens, tokenizer.eos_ids)
+    return [tokenizer.decode(row[keep].tolist()) for row, keep in zip(tokens, mask & ~ends, strict=True)]
+
+
+def make_scorer(
+    tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier
+) -> Callable[[Trajectories], Rewards]:
+    """Host scorer: decodes each response and asks the verifier."""
+
+    def score(trajectories):
+        texts = responses(tokenizer, trajectories)
+        owners = np.asarray(trajectories.problem_ids)
+        verdicts = [verifier(problems[i].answer, text) for i, text in zip(owners, texts, strict=True)]
+        return Rewards(
+            jnp.asarray([v.value for v in verdicts], jnp.float32), jnp.asarray([v.valid for v in verdicts], bool)
+        )
+
+    return score
+
+
+def side_by_side(tokenizer: Tokenizer, problems: Sequence[Problem], before: Evaluation, after: Evaluation, n: int = 4):
+    """The first generations of ``n`` held-out problems before and after: ``[(prompt, before, after)]``."""
+
+    def text(row: np.ndarray) -> str:
+        return tokenizer.decode([int(i) for i in row if int(i) not in tokenizer.eos_ids])
+
+    return [(problems[i].prompt, text(before.first[i]), text(after.first[i])) for i in range(min(n, len(problems)))]

@@ -1,0 +1,111 @@
+"""The run folder: settings, versions, metrics, samples, results, curve; readable without this library."""
+
+import json
+import math
+import os
+import pathlib
+import platform
+from typing import Any
+
+from jaxrl_llm.errors import UserError
+
+
+def versions() -> dict[str, str]:
+    """Versions that a number depends on."""
+    import importlib.metadata
+
+    import jax
+
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    found = {name: importlib.metadata.version(name) for name in names}
+    return found | {"python": platform.python_version(), "device": jax.devices()[0].device_kind}
+
+
+def open_run(folder: str | pathlib.Path, *, resume: bool) -> pathlib.Path:
+    """Makes (or reopens) a run folder.
+
+    Raises:
+      UserError: when it cannot be written, holds another run, or there is nothing to resume.
+    """
+    folder = pathlib.Path(folder)
+    if resume:
+        if not (folder / "settings.json").is_file():
+            raise UserError(f"--resume {folder}: no settings.json there; give the folder of an earlier run")
+        return folder
+    if (folder / "settings.json").exists():
+        raise UserError(f"--out {folder} already holds a run; choose another folder or --resume {folder}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"--out {folder} cannot be written ({error.strerror}); choose a folder you own") from error
+    return folder
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes aside and renames, so that a reader never sees half a file."""
+    scratch = path.with_suffix(path.suffix + ".tmp")
+    scratch.write_text(json.dumps(value, indent=1, default=str) + "\n")
+    os.replace(scratch, path)
+
+
+def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
+    """Appends one JSON line and flushes it to the disk."""
+    with path.open("a") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The complete JSON lines of a file; a last line cut by a crash is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def rewind(path: pathlib.Path, step: int) -> None:
+    """Drops lines of steps after ``step``: a resumed run writes them again."""
+    rows = [row for row in read_lines(path) if row["step"] <= step]
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    os.replace(scratch, path)
+
+
+def plot_curves(path: pathlib.Path, rows: list[dict[str, Any]], title: str, points: dict[int, tuple]) -> None:
+    """Learning curve: training reward per step, held-out pass@1 with its interval, length and entropy below.
+
+    Args:
+      points: step -> (mean, low, high) of held-out pass@1.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = [r["step"] for r in rows]
+    figure, axes = plt.subplots(3, 1, figsize=(7, 7), sharex=True, height_ratios=(2, 1, 1), layout="constrained")
+    axes[0].plot(steps, [r["reward/mean"] for r in rows], lw=1, color="tab:blue", label="training reward")
+    if points:
+        x, centre = list(points), [p[0] for p in points.values()]
+        low = [max(0.0, p[0] - p[1]) for p in points.values()]
+        high = [max(0.0, p[2] - p[0]) for p in points.values()]
+        axes[0].errorbar(x, centre, (low, high), fmt="o", color="tab:red", capsize=4, label="held-out pass@1, 95 %")
+    axes[0].set(ylabel="fraction right", title=title, ylim=(0, 1))
+    axes[0].legend(loc="lower right")
+    axes[1].plot(steps, [r["length/mean_tokens"] for r in rows], lw=1, color="tab:green")
+    axes[1].set(ylabel="tokens")
+    axes[2].plot(steps, [r.get("policy/entropy", math.nan) for r in rows], lw=1, color="tab:purple")
+    axes[2].set(ylabel="entropy (nats)", xlabel="step")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
