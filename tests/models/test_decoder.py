@@ -1,0 +1,124 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.models.config import RopeScaling
+from jaxrl_llm.models.decoder import make_policy, rope_frequencies
+from tests.models_for_tests import FAMILIES, dense_rows, small_config, small_model
+
+
+def _tokens(shape, vocab=24, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, vocab, shape), jnp.int32)
+
+
+def _logits(policy, params, tokens, positions, segments):
+    return policy.unembed(params, policy.hidden(params, tokens, positions, segments))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("left", [0, 1, 3])
+@pytest.mark.parametrize("right", [0, 2])
+def test_padding_changes_nothing(family, left, right):
+    policy, params, _ = small_model(family)
+    tokens = _tokens((2, 6))
+    segments, positions = dense_rows(2, 6)
+    plain = _logits(policy, params, tokens, positions, segments)
+    pad = lambda x, fill: jnp.pad(x, ((0, 0), (left, right)), constant_values=fill)  # noqa: E731
+    padded = _logits(policy, params, pad(tokens, 7), pad(positions, 0), pad(segments, 0))
+    np.testing.assert_allclose(padded[:, left : left + 6], plain, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_alone(family):
+    policy, params, _ = small_model(family)
+    tokens = _tokens((1, 9))
+    segments = jnp.array([[1, 1, 1, 1, 2, 2, 2, 2, 2]])
+    positions = jnp.array([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    packed = _logits(policy, params, tokens, positions, segments)
+    for part in (slice(0, 4), slice(4, 9)):
+        alone = _logits(policy, params, tokens[:, part], positions[:, part], jnp.ones_like(segments[:, part]))
+        np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("cuts", [(1,), (4,), (3, 1, 1)])
+def test_cache_equals_full_forward_on_ragged_rows(family, cuts):
+    policy, params, _ = small_model(family)
+    tokens = _tokens((3, 8))
+    valid = jnp.arange(8)[None, :] >= jnp.array([0, 2, 5])[:, None]  # left padding
+    segments = valid.astype(jnp.int32)
+    positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
+    full = _logits(policy, params, tokens, positions, segments)
+    cache, start, parts = policy.init_cache(3, 8), 0, []
+    for width in (*cuts, 8 - sum(cuts)):
+        part = slice(start, start + width)
+        hidden, cache = policy.extend(params, cache, tokens[:, part], positions[:, part], segments[:, part], start)
+        parts.append(policy.unembed(params, hidden))
+        start += width
+    got = jnp.concatenate(parts, axis=1)
+    keep = np.asarray(valid)
+    np.testing.assert_allclose(np.asarray(got)[keep], np.asarray(full)[keep], atol=1e-5)
+
+
+def test_remat_changes_neither_value_nor_gradient():
+    config = small_config()
+    plain, recomputed = make_policy(config), make_policy(config, remat=True)
+    params, tokens = plain.init(jax.random.key(0)), _tokens((2, 5))
+    segments, positions = dense_rows(2, 5)
+
+    def loss(policy):
+        return lambda p: logprobs.token_logprobs(_logits(policy, p, tokens, positions, segments), tokens).sum()
+
+    a, b = (jax.value_and_grad(loss(policy))(params) for policy in (plain, recomputed))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), a, b)
+
+
+def test_padded_vocabulary_rows_cannot_be_drawn():
+    config = small_config(padded_vocab_size=32)
+    policy = make_policy(config)
+    params = policy.init(jax.random.key(0))
+    segments, positions = dense_rows(1, 3)
+    logits = _logits(policy, params, _tokens((1, 3)), positions, segments)
+    assert logits.shape[-1] == 32 and bool(jnp.all(logits[..., 24:] == -jnp.inf))
+    cut = dict(params, embed=params["embed"][:24])
+    plain = _logits(make_policy(small_config()), cut, _tokens((1, 3)), positions, segments)
+    np.testing.assert_allclose(logits[..., :24], plain, atol=1e-6)
+
+
+def test_bfloat16_compute_keeps_float32_logits_close():
+    policy, params, config = small_model()
+    segments, positions = dense_rows(2, 6)
+    args = (params, _tokens((2, 6)), positions, segments)
+    rough = _logits(make_policy(config, compute_dtype=jnp.bfloat16), *args)
+    exact = _logits(policy, *args)
+    assert rough.dtype == jnp.float32
+    # eight bits of mantissa through two layers
+    assert float(jnp.max(jnp.abs(rough - exact))) < 0.05 * float(jnp.max(jnp.abs(exact))) + 0.05
+
+
+def test_linear_rope_scaling_divides_positions():
+    scaled = small_config("llama", rope_scaling=RopeScaling("linear", 2.0))
+    np.testing.assert_allclose(rope_frequencies(scaled) * 2, rope_frequencies(small_config("llama")))
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (1, 1, 2)])
+def test_any_mesh_gives_the_one_device_gradient(shape):
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
+
+    policy, params, _ = small_model()
+    tokens = _tokens((8, 6))
+    segments, positions = dense_rows(8, 6)
+
+    def loss(p, tokens, positions, segments):
+        logits = _logits(policy, p, tokens, positions, segments)
+        return logprobs.token_logprobs(logits, tokens).mean()
+
+    alone = jax.value_and_grad(loss)(params, tokens, positions, segments)
+    spec = ",".join(f"{a}={n}" for a, n in zip(meshes.AXES, shape, strict=True))
+    mesh = meshes.parse_mesh(spec)
+    rows = jax.device_put((tokens, positions, segments), meshes.batch_sharding(mesh))
+    spread = jax.jit(jax.value_and_grad(loss))(rules.shard(params, mesh), *rows)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), alone, spread)

@@ -1,0 +1,51 @@
+"""Small models and problem tables that many tests share; shapes are shared so that compiled programs are too."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoder import make_policy
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def small_config(family: str = "qwen3", **changes) -> ModelConfig:
+    settings = {
+        "vocab_size": 24, "hidden_size": 16, "intermediate_size": 32, "num_layers": 2, "num_heads": 4,
+        "num_kv_heads": 2, "head_dim": 4, "max_positions": 64, "tie_embeddings": family != "llama",
+        "qkv_bias": family == "qwen2", "qk_norm": family == "qwen3", "initializer_range": 0.3,
+    }  # fmt: skip
+    return ModelConfig(family=family, **(settings | changes))
+
+
+@functools.cache
+def small_model(family: str = "qwen3"):
+    config = small_config(family)
+    policy = make_policy(config)
+    return policy, policy.init(jax.random.key(1)), config
+
+
+@functools.cache
+def nano():
+    folder = weights.bundled("nano")
+    policy, params, config = weights.pretrained(folder)
+    return policy, params, config, tokenizers.load(folder)
+
+
+@functools.cache
+def chain_table(n: int = 64):
+    _, _, _, tokenizer = nano()
+    problems = problem_tables.make_split(chain, split="train", n=n, seed=3, levels=(1, 2))
+    return problem_tables.encode_problems(tokenizer, problems, prompt_tokens=16, answers=problem_tables.value_answers)
+
+
+def dense_rows(batch: int, length: int):
+    """Segments and positions of unpadded rows."""
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (batch, length))
+    return jnp.ones((batch, length), jnp.int32), positions
