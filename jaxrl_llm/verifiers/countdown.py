@@ -11,7 +11,6 @@ from jaxrl_llm.verifiers.verdict import Verdict
 MAX_CHARACTERS = 200
 MAX_DIGITS = 4
 _STEP = re.compile(rf"([0-9]{{1,{MAX_DIGITS}}})([+\-*/])([0-9]{{1,{MAX_DIGITS}}})=([0-9]{{1,{MAX_DIGITS}}})")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 
 
@@ -40,24 +39,35 @@ def _steps(numbers: list[int], target: int, text: str) -> Verdict:
         if _apply(match[2], a, b) != value:
             return _wrong(f"wrong arithmetic: {part}")
         table.append(value)
-    if len(table) != 1:
-        return _wrong(f"{len(table) - 1} values not used")
+    table.remove(value)
+    if table:
+        return _wrong(f"number {table[0]} not used")
     return Verdict(1.0, True, "right") if value == target else _wrong(f"ends at {value}, not {target}")
 
 
-def _evaluate(node: ast.AST, used: list[int]) -> Fraction | None:
-    """Value of a tree of + - * / over whole numbers; None for anything else or a division by zero."""
-    if isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 10**MAX_DIGITS:
+def _evaluate(node: ast.AST, used: list[int]) -> Fraction | str:
+    """Value of a tree of + - * / over whole numbers, or what is wrong with it."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        if node.value >= 10**MAX_DIGITS:
+            return f"a number of more than {MAX_DIGITS} digits"
         used.append(node.value)
         return Fraction(node.value)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _evaluate(node.left, used), _evaluate(node.right, used)
-        return None if left is None or right is None else _apply(_OPERATORS[type(node.op)], left, right)
-    return None
+        left = _evaluate(node.left, used)
+        if isinstance(left, str):
+            return left
+        right = _evaluate(node.right, used)
+        if isinstance(right, str):
+            return right
+        value = _apply(_OPERATORS[type(node.op)], left, right)
+        return "division by zero" if value is None else value
+    return "more than whole numbers and + - * / ( )"
 
 
 def _expression(numbers: list[int], target: int, text: str) -> Verdict:
-    text = text.split("=")[0].strip()
+    text, *claimed = (part.strip() for part in text.split("="))
+    if len(claimed) > 1 or (claimed and claimed[0] != str(target)):
+        return _wrong(f"claims {'='.join(claimed)[:20]!r}, not {target}")
     if not text or re.search(r"[^0-9+\-*/() ]", text):
         return _wrong("not an expression of whole numbers and + - * / ( )")
     try:
@@ -66,15 +76,18 @@ def _expression(numbers: list[int], target: int, text: str) -> Verdict:
         return _wrong(f"does not parse: {type(error).__name__}")
     used: list[int] = []
     value = _evaluate(tree.body, used)
-    if value is None:
-        return _wrong("not a sum of products of the numbers, or a division by zero")
-    if Counter(used) != Counter(numbers):
-        return _wrong(f"uses {sorted(used)}, not each of {sorted(numbers)} once")
+    if isinstance(value, str):
+        return _wrong(value)
+    missing, extra = Counter(numbers) - Counter(used), Counter(used) - Counter(numbers)
+    if missing:
+        return _wrong(f"number {min(missing)} not used")
+    if extra:
+        return _wrong(f"number {min(extra)} used too often or not given")
     return Verdict(1.0, True, "right") if value == target else _wrong(f"is {value}, not {target}")
 
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
-    """Judges ``7*3=21,21+5=26``, ``7*3+5`` or ``<answer>7*3+5</answer>``.
+    """Judges ``7*3=21,21+5=26``, ``7*3+5`` or ``7*3+5=26``, plain or in the last ``<answer>`` tag, exactly.
 
     Args:
       answer: ``numbers`` (list) and ``target``.
@@ -82,13 +95,18 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify({"numbers": [3, 5, 7], "target": 26}, "7*3=21,21+5=26").value
     1.0
     >>> verify({"numbers": [3, 5, 7], "target": 26}, "<answer>7*3</answer>").reason
-    'uses [3, 7], not each of [3, 5, 7] once'
+    'number 5 not used'
     """
     numbers, target = [int(n) for n in answer["numbers"]], int(answer["target"])
-    tags = _TAG.findall(response)
-    text = (tags[-1] if tags else response).strip()
+    text = tagged(response)
+    text = (response if text is None else text).strip()
     if len(text) > MAX_CHARACTERS:
         return _wrong(f"longer than {MAX_CHARACTERS} characters")
-    if not tags and _STEP.match(text):
-        return _steps(numbers, target, text)
-    return _expression(numbers, target, text)
+    return (_steps if _STEP.match(text) else _expression)(numbers, target, text)
+
+
+def tagged(response: str) -> str | None:
+    """The text of the last complete ``<answer>`` tag, found in linear time; None where there is none."""
+    before, end, _ = response.rpartition("</answer>")
+    _, start, text = before.rpartition("<answer>")
+    return text if end and start else None

@@ -16,6 +16,8 @@ def obey(answer, response):
     if response == "sleep":
         time.sleep(1000)
     if response == "memory":
+        return Verdict(float(len(bytearray(64 << 30))))
+    if response == "more and more memory":
         held = []
         while True:
             held.append(bytearray(64 << 20))

@@ -64,8 +64,9 @@ def test_a_failure_is_invalid_and_the_pool_goes_on(pool, response, reason):
     assert all(v.value == 0.0 for v in judged.verdicts if not v.valid)
 
 
-def test_a_number_too_big_to_hold_is_invalid(pool):
-    verdict = _judge(pool, "one big number").verdicts[0]
+@pytest.mark.parametrize("response", ["one big number", "more and more memory"])
+def test_a_bomb_is_invalid_whichever_limit_it_meets_first(pool, response):
+    verdict = _judge(pool, response).verdicts[0]
     assert not verdict.valid and verdict.value == 0.0
 
 
