@@ -76,7 +76,7 @@ def load_problems(data: str, *, train: int, heldout: int, seed: int) -> tuple[li
         make = partial(problem_tables.make_split, countdown, levels=(3, 4))
         verifier: Verifier = countdown_verifier.verify
     elif data == "chain":
-        make, verifier = partial(problem_tables.make_split, chain), answers.verify_number
+        make, verifier = partial(problem_tables.make_split, chain), answers.verify_chain
     else:
         found = rows.read_problems(data)
         parts: tuple[list[Problem], list[Problem]] = ([], [])
