@@ -1,0 +1,164 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import rules
+from jaxrl_llm.rollout.generate import generate
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.sample import draw, support
+from tests.models_for_tests import FAMILIES, small_model
+
+EOS = (2, 5)
+PROMPTS = jnp.array([[0, 0, 7, 8], [9, 3, 1, 6], [0, 4, 4, 1]], jnp.int32)
+VALID = jnp.array([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]], bool)
+
+
+def _sample(family="qwen3", prompts=PROMPTS, valid=VALID, ids=(10, 11, 12), new=6, groups=3, step=4, **options):
+    policy, params, _ = small_model(family)
+    ids = jnp.asarray(ids, jnp.int32)
+    keys = sample_keys(jax.random.key(0), step, ids, groups)
+    return generate(
+        policy, params, prompts, valid, keys,
+        group_size=groups, max_new_tokens=new, eos_ids=EOS, problem_ids=ids, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_sampler_logp_is_the_trainers(family, temperature):
+    policy, params, _ = small_model(family)
+    out = _sample(family, temperature=temperature)
+    hidden = policy.hidden(params, out.tokens, out.positions, out.segment_ids)
+    logp = logprobs.token_logprobs(
+        policy.unembed(params, hidden), out.tokens, temperature=temperature, segment_ids=out.segment_ids
+    )
+    keep = np.asarray(out.mask)
+    np.testing.assert_allclose(np.asarray(logp)[keep], np.asarray(out.sampler_logp)[keep], atol=1e-4)
+
+
+def test_mask_is_the_sampled_tokens_up_to_the_first_end():
+    out = _sample(new=8)
+    tokens, mask = np.asarray(out.tokens)[:, 4:], np.asarray(out.mask)
+    assert not mask[:, :4].any()
+    ended = []
+    for row, kept, cut in zip(tokens, mask[:, 4:], np.asarray(out.truncated), strict=True):
+        ends = [t for t, x in enumerate(row) if x in EOS and kept[t]]
+        length = ends[0] + 1 if ends else 8
+        assert kept.tolist() == [True] * length + [False] * (8 - length)
+        assert cut == (not ends)
+        assert (row[length:] == 0).all()
+        ended.append(bool(ends))
+    assert any(ended) and not all(ended)  # both kinds are in the sample
+
+
+@pytest.mark.parametrize("eos", [2, 5])
+def test_every_end_id_ends_and_an_immediate_end_has_one_token(eos):
+    policy, params, config = small_model()
+    forced = policy._replace(
+        unembed=lambda p, h: jnp.where(jnp.arange(config.vocab_size) == eos, 50.0, 0.0) + jnp.zeros((*h.shape[:-1], 1))
+    )
+    with jax.numpy_rank_promotion("allow"):
+        keys = jax.random.split(jax.random.key(0), 3)
+        out = generate(forced, params, PROMPTS, VALID, keys, group_size=1, max_new_tokens=5, eos_ids=EOS)
+    assert out.mask.sum(axis=1).tolist() == [1, 1, 1]
+    assert (out.tokens[:, 4] == eos).all() and not out.truncated.any()
+
+
+def test_no_end_is_truncated():
+    policy, params, _ = small_model()
+    keys = jax.random.split(jax.random.key(0), 3)
+    out = generate(policy, params, PROMPTS, VALID, keys, group_size=1, max_new_tokens=5, eos_ids=(99,))
+    assert out.truncated.all() and out.mask[:, 4:].all()
+
+
+def test_scan_and_early_exit_agree():
+    a, b = _sample(early_exit=True), _sample(early_exit=False)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_sample_depends_on_run_step_prompt_and_sample_only():
+    """Trap 21: reordering, dropping prompts or adding columns of padding changes no sample."""
+    whole = _sample()
+    by_prompt = {int(i): np.asarray(whole.tokens)[k * 3 : k * 3 + 3, 4:] for k, i in enumerate((10, 11, 12))}
+    order = jnp.array([2, 0])
+    wide = jnp.pad(PROMPTS[order], ((0, 0), (3, 0)))
+    some = _sample(prompts=wide, valid=jnp.pad(VALID[order], ((0, 0), (3, 0))), ids=(12, 10))
+    for k, i in enumerate((12, 10)):
+        np.testing.assert_array_equal(np.asarray(some.tokens)[k * 3 : k * 3 + 3, 7:], by_prompt[i])
+    assert not np.array_equal(np.asarray(_sample(step=5).tokens), np.asarray(whole.tokens))
+    first = by_prompt[10]
+    assert not np.array_equal(first[0], first[1])  # samples of a group differ
+
+
+def test_greedy_alone_equals_greedy_in_a_ragged_batch():
+    """Trap 2: positions come from each row."""
+    whole = _sample(groups=1, temperature=0.0)
+    for k in range(3):
+        keep = np.asarray(VALID)[k]
+        row = PROMPTS[k][keep][None]
+        alone = _sample(prompts=row, valid=jnp.ones_like(row, bool), ids=(1,), groups=1, temperature=0.0)
+        np.testing.assert_array_equal(alone.tokens[0, row.shape[1] :], whole.tokens[k, 4:])
+
+
+@pytest.mark.parametrize("spec", ["data=8", "fsdp=8", "fsdp=4,tensor=2", "data=2,fsdp=2,tensor=2"])
+def test_any_mesh_gives_the_one_device_samples(spec):
+    policy, params, _ = small_model()
+    prompts, valid = jnp.tile(PROMPTS[1:2], (8, 1)), jnp.ones((8, 4), bool)
+    ids = jnp.arange(8, dtype=jnp.int32)
+
+    def sample(params, prompts, valid):
+        keys = sample_keys(jax.random.key(0), 0, ids, 2)
+        return generate(policy, params, prompts, valid, keys, group_size=2, max_new_tokens=6, eos_ids=EOS)
+
+    alone = jax.jit(sample)(params, prompts, valid)
+    mesh = meshes.parse_mesh(spec)
+    rows = jax.device_put((prompts, valid), meshes.batch_sharding(mesh))
+    spread = jax.jit(sample)(rules.shard(params, mesh), *rows)
+    np.testing.assert_array_equal(alone.tokens, spread.tokens)
+    np.testing.assert_array_equal(alone.mask, spread.mask)
+    np.testing.assert_allclose(alone.sampler_logp, spread.sampler_logp, atol=1e-5)
+
+
+LOGITS = jnp.log(jnp.array([[0.5, 0.25, 0.15, 0.1]]))
+
+
+@pytest.mark.parametrize(
+    "options, kept",
+    [({"top_k": 2}, [0, 1]), ({"top_p": 0.6}, [0, 1]), ({"top_p": 0.5}, [0]), ({"min_p": 0.4}, [0, 1]),
+     ({"top_k": 3, "top_p": 0.95, "min_p": 0.25}, [0, 1, 2]), ({"top_p": 1e-6}, [0])],
+)  # fmt: skip
+def test_support(options, kept):
+    assert np.flatnonzero(support(LOGITS, **options)[0]).tolist() == kept
+    keys = jax.random.split(jax.random.key(0), 400)
+    tokens, logp = draw(jnp.tile(LOGITS, (400, 1)), keys, **options)
+    assert set(tokens.tolist()) == set(kept)
+    np.testing.assert_allclose(logp, LOGITS[0][tokens], atol=1e-6)  # of the whole distribution
+
+
+def test_frequencies_follow_the_tempered_distribution():
+    n = 20000
+    tokens, logp = draw(jnp.tile(LOGITS, (n, 1)), jax.random.split(jax.random.key(1), n), temperature=2.0)
+    want = np.sqrt([0.5, 0.25, 0.15, 0.1])
+    want /= want.sum()
+    # five standard errors
+    np.testing.assert_allclose(np.bincount(tokens, minlength=4) / n, want, atol=5 * np.sqrt(0.25 / n))
+    np.testing.assert_allclose(logp, np.log(want)[np.asarray(tokens)], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_k": 0}, "top_k"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"min_p": 2.0}, "min_p"),
+    ],
+)
+def test_mistakes_are_named(options, name):
+    with pytest.raises(ValueError, match=f"{name}="):
+        _sample(**options)
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        _sample(new=0)

@@ -1,0 +1,100 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import reduce
+from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.train.estimates import make_policy_loss, sampler_anchor
+from jaxrl_llm.train.step import accumulate, make_update
+from jaxrl_llm.types import Batch, TrainState
+from tests.models_for_tests import dense_rows, small_model
+
+
+@functools.cache
+def _batch(mode="token_mean"):
+    rng = np.random.default_rng(0)
+    segments, positions = dense_rows(8, 6)
+    mask = jnp.asarray(rng.random((8, 6)) < 0.6).at[:, 0].set(False)
+    arrays = [jnp.asarray(rng.normal(size=(8, 6)), jnp.float32) for _ in range(2)]
+    old = -jnp.abs(arrays[1])
+    return Batch(
+        tokens=jnp.asarray(rng.integers(0, 24, (8, 6)), jnp.int32), segment_ids=segments, positions=positions,
+        mask=mask, advantages=arrays[0], old_logp=old, sampler_logp=old, ref_logp=old,
+        group_ids=jnp.arange(8, dtype=jnp.int32), total=reduce.denominator(mask, mode=mode), extras={},
+    )  # fmt: skip
+
+
+def _state(tx):
+    _, params, _ = small_model()
+    params = jax.tree.map(jnp.copy, params)
+    return TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+
+
+def _loss(mode="token_mean"):
+    policy, _, _ = small_model()
+    return make_policy_loss(policy, clipped_policy_loss, reduction=mode, length_tokens=5, anchor=sampler_anchor)
+
+
+@pytest.mark.parametrize("mode", reduce.MODES)
+@pytest.mark.parametrize("parts", [2, 8])
+def test_micro_batches_give_the_whole_gradient(mode, parts):
+    """Trap 11: one batch of 8 and eight of 1 have the same gradient and metrics."""
+    _, params, _ = small_model()
+    batch = _batch(mode)
+    whole = accumulate(_loss(mode), params, batch, 1)
+    split = accumulate(_loss(mode), params, batch, parts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), whole[:2], split[:2])
+    for name, value in whole[2].items():
+        np.testing.assert_allclose(split[2][name], value, atol=1e-5, err_msg=name)
+
+
+def test_clipping_comes_after_accumulation():
+    """Trap 28: the update of sgd has exactly the bound as norm, whatever the parts."""
+    tx = optax.sgd(1.0)
+    for parts in (1, 8):
+        before = _state(tx)
+        after, metrics = make_update(_loss(), tx, microbatches=parts, max_grad_norm=1e-3)(before, _batch())
+        moved = optax.global_norm(jax.tree.map(jnp.subtract, after.params, before.params))
+        assert float(metrics["grad/norm"]) > 1e-2
+        assert float(moved) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_every_leaf_moves_and_masked_advantages_do_nothing():
+    tx = optax.adam(1e-2)
+    state, _ = make_update(_loss(), tx)(_state(tx), _batch())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), state.params, _state(tx).params)
+    ):
+        assert float(leaf) > 0, path
+    poisoned = _batch()._replace(advantages=jnp.where(_batch().mask, _batch().advantages, jnp.nan))
+    again, _ = make_update(_loss(), tx)(_state(tx), poisoned)
+    jax.tree.map(np.testing.assert_array_equal, state.params, again.params)
+
+
+def test_ema_follows():
+    tx = optax.sgd(0.1)
+    start = _state(tx)
+    start = start._replace(extras={"ema": jax.tree.map(jnp.copy, start.params)})
+    after, _ = make_update(_loss(), tx, ema_decay=0.9)(start, _batch())
+    want = jax.tree.map(lambda a, b: 0.9 * a + 0.1 * b, start.params, after.params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.extras["ema"], want)
+
+
+def test_donated_state_is_gone_and_the_second_step_compiles_nothing():
+    """Traps 24 and 25."""
+    tx = optax.adam(1e-3)
+    update = jax.jit(make_update(_loss(), tx), donate_argnums=0)
+    first = _state(tx)
+    second, _ = update(first, _batch())
+    assert first.params["embed"].is_deleted()
+    update(second, _batch())
+    assert update._cache_size() == 1
+
+
+def test_parts_that_do_not_divide_are_named():
+    with pytest.raises(ValueError, match="microbatches=3"):
+        accumulate(_loss(), small_model()[1], _batch(), 3)
