@@ -71,18 +71,23 @@ def attention_mask(
 
 def attend(
     q: Float[Array, "B S H K"],
-    k: Float[Array, "B C G K"],
-    v: Float[Array, "B C G K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
     mask: Bool[Array, "B S C"],
 ) -> Float[Array, "B S H K"]:
-    """Grouped-query attention, scores and softmax in float32."""
+    """Grouped-query attention, scores and softmax in float32.
+
+    Keys and values are head-major, and the queries that share a head are rows of one matrix: both products are then
+    plain batched matrix products (two to three times faster on a CPU than the five-axis contraction).
+    """
     b, s, h, d = q.shape
-    g = k.shape[2]
-    grouped = q.reshape(b, s, g, h // g, d)
-    scores = jnp.einsum("bsgrd,bcgd->bgrsc", grouped, k, preferred_element_type=jnp.float32) * (d**-0.5)
-    scores = jnp.where(mask[:, None, None, :, :], scores, _MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("bgrsc,bcgd->bsgrd", weights, v).reshape(b, s, h, d)
+    g, r = k.shape[1], h // k.shape[1]
+    rows = jnp.reshape(jnp.transpose(q.reshape(b, s, g, r, d), (0, 2, 3, 1, 4)), (b, g, r * s, d))
+    scores = jnp.einsum("bgsd,bgcd->bgsc", rows, k, preferred_element_type=jnp.float32) * (d**-0.5)
+    scores = jnp.where(mask[:, None, None, :, :], scores.reshape(b, g, r, s, -1), _MASKED)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(b, g, r * s, -1)
+    out = jnp.einsum("bgsc,bgcd->bgsd", weights, v)
+    return jnp.transpose(out.reshape(b, g, r, s, d), (0, 3, 1, 2, 4)).reshape(b, s, h, d)
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
@@ -122,6 +127,7 @@ def _project(x: Array, layer: dict[str, Array], name: str) -> Array:
 
 
 def _qkv(config: ModelConfig, inverse: np.ndarray, layer: dict[str, Array], x: Array, positions: Array):
+    """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""
     b, s, _ = x.shape
     q = _project(x, layer, "q").reshape(b, s, config.num_heads, config.head_dim)
     k = _project(x, layer, "k").reshape(b, s, config.num_kv_heads, config.head_dim)
@@ -129,7 +135,8 @@ def _qkv(config: ModelConfig, inverse: np.ndarray, layer: dict[str, Array], x: A
     if config.qk_norm:
         q = rms_norm(q, layer["q_norm"], config.rms_norm_eps)
         k = rms_norm(k, layer["k_norm"], config.rms_norm_eps)
-    return rotate(q, positions, inverse), rotate(k, positions, inverse), v
+    q, k = rotate(q, positions, inverse), rotate(k, positions, inverse)
+    return q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
 
 def _mlp(layer: dict[str, Array], x: Array) -> Array:
@@ -155,7 +162,7 @@ def _hidden(config, compute_dtype, remat, params, tokens, positions, segment_ids
 
         return _block(config, layer, x, attention), None
 
-    x = params["embed"].astype(compute_dtype)[tokens]
+    x = params["embed"][tokens].astype(compute_dtype)  # gathered first: its gradient adds up in float32
     x, _ = jax.lax.scan(jax.checkpoint(step) if remat else step, x, params["layers"])
     return rms_norm(x, params["final_norm"], config.rms_norm_eps)
 
@@ -167,19 +174,26 @@ def _extend(config, compute_dtype, params, cache, tokens, positions, segment_ids
     key_positions = put(cache["positions"], positions)
     mask = attention_mask(positions, segment_ids, key_positions, key_segments)
 
-    def step(x, scanned):
-        layer, keys, values = scanned
+    def step(carry, scanned):
+        x, keys, values = carry  # the whole cache is carried, so that only the new columns are written
+        layer, index = scanned
         written = []
+
+        def write(array, new):
+            start = (index, 0, 0, column, 0)
+            written.append(jax.lax.dynamic_update_slice(array, new.astype(array.dtype)[None], start))
+            return jax.lax.dynamic_index_in_dim(written[-1], index, 0, keepdims=False).astype(x.dtype)
 
         def attention(normed):
             q, k, v = _qkv(config, inverse, layer, normed, positions)
-            written.extend([put(keys, k.astype(keys.dtype)), put(values, v.astype(values.dtype))])
-            return attend(q, written[0].astype(q.dtype), written[1].astype(q.dtype), mask)
+            return attend(q, write(keys, k), write(values, v), mask)
 
-        return _block(config, layer, x, attention), tuple(written)
+        x = _block(config, layer, x, attention)
+        return (x, *written), None
 
-    x = params["embed"].astype(compute_dtype)[tokens]
-    x, (keys, values) = jax.lax.scan(step, x, (params["layers"], cache["k"], cache["v"]))
+    x = params["embed"][tokens].astype(compute_dtype)
+    indices = jnp.arange(config.num_layers, dtype=jnp.int32)
+    (x, keys, values), _ = jax.lax.scan(step, (x, cache["k"], cache["v"]), (params["layers"], indices))
     cache = {"k": keys, "v": values, "segment_ids": key_segments, "positions": key_positions}
     return rms_norm(x, params["final_norm"], config.rms_norm_eps), cache
 
@@ -213,7 +227,7 @@ def make_policy(config: ModelConfig, *, compute_dtype: Any = jnp.float32, remat:
     """
 
     def init_cache(batch: int, length: int) -> Cache:
-        shape = (config.num_layers, batch, length, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, batch, config.num_kv_heads, length, config.head_dim)
         return {
             "k": jnp.zeros(shape, compute_dtype),
             "v": jnp.zeros(shape, compute_dtype),
