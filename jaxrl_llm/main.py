@@ -45,7 +45,7 @@ class Settings:
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
     microbatches: int = 1  # parts of a batch whose gradients are summed
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     clip_low: float = 0.2
     clip_high: float = 0.28
     temperature: float = 1.0
@@ -59,13 +59,16 @@ class Settings:
     out: str = ""  # run folder; empty: runs/<time>
     resume: str = ""  # run folder to continue bit for bit
 
-    def __post_init__(self):
-        small = ("steps", "prompts_per_step", "group_size", "microbatches", "max_new_tokens", "eval_problems")
-        for name in (*small, "train_problems", "eval_samples", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)} must be at least 1")
-        if self.learning_rate <= 0 or self.temperature <= 0:
-            raise UserError("--learning-rate and --temperature must be positive")
+
+def check(settings: Settings) -> None:
+    """Raises UserError for a number out of range."""
+    counts = ("steps", "prompts_per_step", "group_size", "microbatches", "max_new_tokens", "eval_problems")
+    for name in (*counts, "train_problems", "eval_samples", "checkpoint_every"):
+        if getattr(settings, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be at least 1")
+    for name in ("learning_rate", "temperature"):
+        if getattr(settings, name) <= 0:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be positive")
 
 
 def make_online(settings: Settings, model: job.Model, tables: job.Tables) -> Online:
@@ -231,6 +234,7 @@ def run_folder(settings: Settings) -> pathlib.Path:
 def main(settings: Settings) -> int:
     """Loads, evaluates, trains, evaluates again, reports; the exit code."""
     settings = resumed(settings) if settings.resume else settings
+    check(settings)
     if settings.mesh:
         meshes.check_rows(meshes.parse_mesh(settings.mesh), settings.prompts_per_step, "--prompts-per-step")
     problems = job.load_problems(

@@ -1,0 +1,115 @@
+"""The main job as a user runs it: right input, and every wrong input with one clear line and exit code 2."""
+
+import json
+
+import pytest
+import safetensors.numpy
+
+from jaxrl_llm.main import cli
+from jaxrl_llm.models import weights
+
+SMALL = [
+    "--model", "nano", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--steps", "2",
+    "--train-problems", "32", "--eval-problems", "8", "--eval-samples", "2", "--checkpoint-every", "1",
+]  # fmt: skip
+
+
+def _rows(path, n=60):
+    path.write_text("\n".join(json.dumps({"prompt": f"m10 {i}+{i}=>", "answer": 2 * i % 10}) for i in range(n)))
+    return str(path)
+
+
+def test_run_folder(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert cli([*SMALL, "--data", "chain", "--out", str(run)]) == 0
+    out = capsys.readouterr().out
+    for words in ("pass@1  before", "pass@2  before", "log-prob gap", "tokens/s", "before  ", "after   "):
+        assert words in out
+    for name in (
+        "settings.json",
+        "metrics.jsonl",
+        "results.json",
+        "samples.jsonl",
+        "curve.png",
+        "checkpoints",
+        "model",
+    ):
+        assert (run / name).exists(), name
+    results = json.loads((run / "results.json").read_text())
+    assert results["before"]["pass@1"]["n"] == 8 and results["versions"]["jax"]
+    assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    # the trained model is a model folder again
+    assert safetensors.numpy.load_file(run / "model" / "model.safetensors")
+    again = [*SMALL, "--data", "chain", "--model", str(run / "model"), "--out", str(tmp_path / "again"), "--steps", "1"]
+    assert cli(again) == 0
+
+
+def test_own_rows_and_mesh(tmp_path):
+    data = _rows(tmp_path / "rows.jsonl")
+    assert cli([*SMALL, "--data", data, "--mesh", "data=2,fsdp=2", "--out", str(tmp_path / "run")]) == 0
+
+
+def _bad(tmp_path, case):
+    """(arguments, a word of the message) of each mistake."""
+    rows = tmp_path / "rows.jsonl"
+    broken, absent, empty = (tmp_path / f"{n}.jsonl" for n in ("broken", "absent", "empty"))
+    broken.write_text('{"prompt": "a", "answer": 1}\n{"prompt": \n')
+    absent.write_text('{"prompt": "a", "answer": 1}\n{"prompt": "b"}\n')
+    empty.write_text("\n")
+    file = tmp_path / "file"
+    file.write_text("")
+    mismatched = tmp_path / "mismatched"
+    mismatched.mkdir()
+    for source in weights.bundled("nano").iterdir():
+        (mismatched / source.name).write_bytes(source.read_bytes())
+    raw = json.loads((mismatched / "config.json").read_text())
+    (mismatched / "config.json").write_text(json.dumps(raw | {"vocab_size": 12}))
+    fits = tmp_path / "long.jsonl"
+    fits.write_text("\n".join(json.dumps({"prompt": "1+" * 300 + str(i), "answer": 1}) for i in range(40)))
+    return {
+        "unknown flag": (["--learning-rat", "1"], "--learning-rate"),
+        "missing data": (["--data", str(tmp_path / "none.jsonl")], "does not exist"),
+        "missing model": (["--model", str(tmp_path / "none")], "bundled are tiny and nano"),
+        "malformed line": (["--data", str(broken)], "broken.jsonl:2: not JSON"),
+        "absent column": (["--data", str(absent)], "absent.jsonl:2: lacks answer"),
+        "empty data": (["--data", str(empty)], "empty"),
+        "few rows": (["--data", _rows(rows, 2)], "more distinct prompts"),
+        "tokenizer mismatch": (["--model", str(mismatched)], ""),
+        "prompt too long": (["--data", str(fits)], "context"),
+        "prompt limit": (["--prompt-tokens", "3"], "limit is 3"),
+        "mesh does not divide": (["--mesh", "data=3"], "does not divide"),
+        "mesh axis": (["--mesh", "model=2"], "unknown axis"),
+        "mesh rows": (["--mesh", "data=8"], "--prompts-per-step=4"),
+        "no write permission": (["--out", str(file / "run")], "cannot be written"),
+        "nothing to resume": (["--resume", str(tmp_path)], "no settings.json"),
+        "micro-batches": (["--microbatches", "3"], "--microbatches 3"),
+        "zero steps": (["--steps", "0"], "--steps 0"),
+    }[case]
+
+
+CASES = (
+    "unknown flag", "missing data", "missing model", "malformed line", "absent column", "empty data", "few rows",
+    "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
+    "no write permission", "nothing to resume", "micro-batches", "zero steps",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_input(tmp_path, capsys, monkeypatch, case):
+    monkeypatch.chdir(tmp_path)
+    arguments, words = _bad(tmp_path, case)
+    base = [] if case == "nothing to resume" else SMALL
+    assert cli([*base, "--data", "chain", *arguments] if base else arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], lines
+    assert not (tmp_path / "runs").exists()  # nothing is left behind by a mistake
+
+
+def test_taken_folder_and_changed_settings(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "settings.json").write_text("{}")
+    assert cli([*SMALL, "--data", "chain", "--out", str(run)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert cli(["--resume", str(run), "--learning-rate", "3"]) == 2
+    assert "drop --learning_rate" in capsys.readouterr().err
