@@ -29,13 +29,35 @@ def _token_text(entry: str | dict | None) -> str | None:
 
 
 def _read_json(path: pathlib.Path) -> dict:
-    return json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        raw = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path} holds no JSON object")
+    return raw
+
+
+def _chat_template(folder: pathlib.Path) -> str | None:
+    """``chat_template.jinja``, else the entry of ``tokenizer_config.json`` (of several, the one named default)."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
 
 
 def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
     import sentencepiece
 
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    except (RuntimeError, OSError) as error:
+        raise UserError(f"{folder / 'tokenizer.model'} is not a SentencePiece model: {error}") from error
     eos = _eos_ids(folder) or ((model.eos_id(),) if model.eos_id() >= 0 else ())
     special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
 
@@ -50,21 +72,20 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
         eos_ids=eos,
         pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
         files=_files(folder),
-        chat_template=_read_json(folder / "tokenizer_config.json").get("chat_template"),
+        chat_template=_chat_template(folder),
     )
 
 
 def _huggingface(folder: pathlib.Path) -> Tokenizer:
     import tokenizers
 
-    model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the package raises the bare class
+        raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
     config = _read_json(folder / "tokenizer_config.json")
     ids = {name: model.token_to_id(_token_text(config.get(f"{name}_token")) or "") for name in ("bos", "eos", "pad")}
     eos = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],))
-    template = config.get("chat_template")
-    template_file = folder / "chat_template.jinja"
-    if template is None and template_file.is_file():
-        template = template_file.read_text()
     return Tokenizer(
         encode=lambda text: model.encode(text, add_special_tokens=False).ids,
         decode=lambda sequence: model.decode([int(i) for i in sequence], skip_special_tokens=True),
@@ -73,7 +94,7 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         eos_ids=eos,
         pad_id=ids["pad"] if ids["pad"] is not None else (eos[0] if eos else 0),
         files=_files(folder),
-        chat_template=template,
+        chat_template=_chat_template(folder),
     )
 
 

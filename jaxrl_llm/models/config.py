@@ -64,6 +64,10 @@ class ModelConfig:
     def __post_init__(self):
         if self.family not in FAMILIES:
             raise ValueError(f"family={self.family!r} is not supported; choose one of {', '.join(FAMILIES)}")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads",
+                     "head_dim", "max_positions"):  # fmt: skip
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_dim % 2:
@@ -90,6 +94,12 @@ def _rope(raw: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling]:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta", raw.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default")) or "default"
+    needed = {"linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+    for key in needed.get(kind, ()):
+        if key not in rope:
+            raise ValueError(f"rope_scaling of type {kind!r} lacks {key}")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"config key partial_rotary_factor={rope['partial_rotary_factor']!r} is not supported")
     if kind == "default":
         return theta, RopeScaling()
     if kind == "linear":
@@ -103,6 +113,14 @@ def _rope(raw: dict[str, Any], max_positions: int) -> tuple[float, RopeScaling]:
             int(rope.get("original_max_position_embeddings", max_positions)),
         )
     raise ValueError(f"rope_scaling type {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _integer(raw: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = raw.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"config key {key}={value!r} is not a whole number")
+    return value
 
 
 def from_hf(raw: dict[str, Any]) -> ModelConfig:
@@ -127,27 +145,28 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
     ]
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
-    heads = int(raw["num_attention_heads"])
-    max_positions = int(raw.get("max_position_embeddings", 4096))
+    heads, width = _integer(raw, "num_attention_heads"), _integer(raw, "hidden_size")
+    max_positions = _integer(raw, "max_position_embeddings", 4096)
     theta, scaling = _rope(raw, max_positions)
     eos = raw.get("eos_token_id")
     eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),)
     bias = bool(raw.get("attention_bias", False))
+    # transformers: Qwen3 has a fixed default, the others split the width
+    default_head_dim = 128 if family == "qwen3" else width // max(heads, 1)
     return ModelConfig(
         family=family,
-        vocab_size=int(raw.get("unpadded_vocab_size") or raw["vocab_size"]),
-        padded_vocab_size=int(raw["vocab_size"]),
-        hidden_size=int(raw["hidden_size"]),
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
+        vocab_size=_integer(raw, "unpadded_vocab_size", _integer(raw, "vocab_size")),
+        padded_vocab_size=_integer(raw, "vocab_size"),
+        hidden_size=width,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        num_layers=_integer(raw, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+        num_kv_heads=_integer(raw, "num_key_value_heads", heads),
+        head_dim=_integer(raw, "head_dim", default_head_dim),
         rope_theta=theta,
         rope_scaling=scaling,
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        # transformers ties by default where the key is absent
-        tie_embeddings=bool(raw.get("tie_word_embeddings", True)),
+        tie_embeddings=bool(raw.get("tie_word_embeddings", False)),  # the default of all three families
         qkv_bias=True if family == "qwen2" else bias,
         output_bias=False if family == "qwen2" else bias,
         qk_norm=family == "qwen3",
@@ -203,4 +222,10 @@ def read_config(folder: str | pathlib.Path) -> ModelConfig:
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist; --model wants a folder with config.json and *.safetensors")
-    return from_hf(json.loads(path.read_text()))
+    try:
+        raw = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return from_hf(raw)

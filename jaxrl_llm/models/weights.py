@@ -50,12 +50,36 @@ def _shard_of(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Tensor name -> file, for one ``model.safetensors`` or the shards of an index."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+        raw = json.loads(index.read_text())
+        if "weight_map" not in raw:
+            raise ValueError(f"{index} has no weight_map")
+        where = {name: folder / file for name, file in raw["weight_map"].items()}
+        absent = sorted({path.name for path in where.values() if not path.is_file()})
+        if absent:
+            raise ValueError(f"{folder} lacks {', '.join(absent)}, which {index.name} names")
+        return where
     single = folder / "model.safetensors"
     if not single.is_file():
         raise ValueError(f"{folder} holds no model.safetensors nor model.safetensors.index.json")
-    with safetensors.safe_open(single, "numpy") as file:
-        return {name: single for name in file.keys()}
+    try:
+        with safetensors.safe_open(single, "numpy") as file:
+            return {name: single for name in file.keys()}
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{single} is no readable safetensors file: {error}") from error
+
+
+def _check_names(folder: pathlib.Path, config: ModelConfig, where: dict[str, pathlib.Path], wanted: list[str]) -> None:
+    """Every wanted tensor is there and no other one; a tied head and stored rotary tables are let pass."""
+    missing = [n for n in wanted if n not in where]
+    if missing:
+        raise ValueError(f"{folder} lacks {len(missing)} tensors of the config, the first: {', '.join(missing[:3])}")
+    passed = {_TOP["head"]} if config.tie_embeddings else set()
+    extra = sorted(n for n in set(where) - set(wanted) - passed if not n.endswith("rotary_emb.inv_freq"))
+    if extra:
+        raise ValueError(
+            f"{folder} holds {len(extra)} tensors that the config does not use, the first: {', '.join(extra[:3])}; "
+            "is config.json of this model?"
+        )
 
 
 def _expected(config: ModelConfig) -> Any:
@@ -66,16 +90,15 @@ def load(folder: str | pathlib.Path, config: ModelConfig, *, dtype: Any = jnp.fl
     """Reads the safetensors of ``folder`` into the parameter tree of ``decoder`` (one tensor in memory at a time).
 
     Raises:
-      ValueError: naming every missing tensor, or the first tensor of a wrong shape.
+      ValueError: naming the first missing or unused tensors, a tensor of a wrong shape, or a head that differs from
+        the embedding where the config ties the two.
     """
     folder = pathlib.Path(folder)
     where = _shard_of(folder)
     expected = _expected(config)
     wanted = [_TOP[k] for k in expected if k != "layers"]
     wanted += [f"model.layers.{i}.{_LAYER[k][0]}" for k in expected["layers"] for i in range(config.num_layers)]
-    missing = [n for n in wanted if n not in where]
-    if missing:
-        raise ValueError(f"{folder} lacks {len(missing)} tensors of the config, the first: {', '.join(missing[:3])}")
+    _check_names(folder, config, where, wanted)
 
     def read(name: str, shape: tuple[int, ...], transposed: bool) -> np.ndarray:
         with safetensors.safe_open(where[name], "numpy") as file:
@@ -93,6 +116,9 @@ def load(folder: str | pathlib.Path, config: ModelConfig, *, dtype: Any = jnp.fl
             stacked[i] = read(f"model.layers.{i}.{name}", leaf.shape[1:], transposed)
         layers[key] = jnp.asarray(stacked)
     params = {k: jnp.asarray(read(_TOP[k], leaf.shape, k == "head")) for k, leaf in expected.items() if k != "layers"}
+    if config.tie_embeddings and _TOP["head"] in where:
+        if not np.array_equal(read(_TOP["head"], expected["embed"].shape, False), params["embed"]):
+            raise ValueError(f"{folder}: lm_head.weight differs from the embedding; set tie_word_embeddings to false")
     return params | {"layers": layers}
 
 

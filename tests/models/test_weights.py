@@ -1,0 +1,119 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jaxrl_llm.models import weights
+from jaxrl_llm.models.decoder import make_policy
+from tests.models_for_tests import FAMILIES, dense_rows, small_config, small_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    _, params, config = small_model()
+    weights.save(tmp_path, config, params)
+    return tmp_path
+
+
+def _rewrite(folder, change):
+    path = folder / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file(change(tensors), path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("change", [{}, {"qkv_bias": True, "output_bias": True}, {"padded_vocab_size": 32}])
+def test_every_shape_of_tree_survives(tmp_path, family, change):
+    config = small_config(family, **({} if family == "qwen2" and "output_bias" in change else change))
+    params = make_policy(config).init(jax.random.key(3))
+    weights.save(tmp_path, config, params)
+    policy, again, read = weights.pretrained(tmp_path)
+    assert read.padded_vocab_size == config.padded_vocab_size and policy.vocab_size == config.padded_vocab_size
+    jax.tree.map(np.testing.assert_array_equal, again, params)
+    assert all(isinstance(x, jax.Array) and x.dtype == jnp.float32 for x in jax.tree.leaves(again))
+
+
+def test_stored_bfloat16_halves_the_file_and_loads_as_float32(tmp_path, folder):
+    _, params, config = small_model()
+    weights.save(tmp_path / "half", config, params, dtype="bfloat16")
+    sizes = [(f / "model.safetensors").stat().st_size for f in (folder, tmp_path / "half")]
+    assert sizes[1] < 0.7 * sizes[0]
+    assert weights.load(tmp_path / "half", config)["embed"].dtype == jnp.float32
+    assert weights.load(folder, config, dtype=jnp.bfloat16)["embed"].dtype == jnp.bfloat16
+
+
+def test_unknown_precision(tmp_path):
+    _, params, config = small_model()
+    with pytest.raises(ValueError, match="dtype='int8' is not one of float32, bfloat16"):
+        weights.save(tmp_path, config, params, dtype="int8")
+
+
+def test_tensor_of_another_shape_is_named(folder):
+    _rewrite(folder, lambda t: t | {"model.norm.weight": np.zeros((3,), np.float32)})
+    with pytest.raises(ValueError, match=r"model.norm.weight has shape \(3,\), the config wants \(16,\)"):
+        weights.pretrained(folder)
+
+
+def test_missing_tensors_are_named(folder):
+    _rewrite(folder, lambda t: {k: v for k, v in t.items() if "layers.1.mlp" not in k})
+    with pytest.raises(ValueError, match=r"lacks 3 tensors of the config, the first: model.layers.1.mlp"):
+        weights.pretrained(folder)
+
+
+def test_tensors_that_nothing_reads_are_named(folder):
+    extra = {"model.layers.0.self_attn.q_proj.bias": np.zeros((16,), np.float32)}
+    _rewrite(folder, lambda t: t | extra)
+    with pytest.raises(
+        ValueError, match="1 tensors that the config does not use, the first: model.layers.0.self_attn.q"
+    ):
+        weights.pretrained(folder)
+
+
+def test_stored_rotary_table_is_harmless(folder):
+    _rewrite(folder, lambda t: t | {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones((2,), np.float32)})
+    weights.pretrained(folder)
+
+
+def test_head_of_a_tied_model_must_equal_the_embedding(folder):
+    _rewrite(folder, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"]})
+    weights.pretrained(folder)
+    _rewrite(folder, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] + 1})
+    with pytest.raises(ValueError, match="lm_head.weight differs from the embedding"):
+        weights.pretrained(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"junk, no safetensors at all"])
+def test_unreadable_file(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="is no readable safetensors file"):
+        weights.pretrained(folder)
+
+
+def test_absent_files(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="holds no model.safetensors nor"):
+        weights.pretrained(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}')
+    with pytest.raises(ValueError, match="lacks model-00001-of-00002.safetensors"):
+        weights.pretrained(folder)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="has no weight_map"):
+        weights.pretrained(folder)
+
+
+def test_bundled_names():
+    assert (weights.bundled("nano") / "config.json").is_file()
+    with pytest.raises(ValueError, match="no bundled model 'huge'; bundled are tiny and nano"):
+        weights.bundled("huge")
+
+
+def test_bundled_model_prefers_its_own_text():
+    """A trained model, read back through the tokenizer's ids, is far from uniform."""
+    policy, params, config = weights.pretrained(weights.bundled("nano"))
+    segments, positions = dense_rows(1, 4)
+    logits = policy.unembed(params, policy.hidden(params, jnp.array([[1, 5, 6, 7]], jnp.int32), positions, segments))
+    assert bool(jnp.all(jnp.isfinite(logits)))
+    best = jnp.max(jax.nn.softmax(logits, axis=-1), axis=-1)
+    assert float(jnp.mean(best)) > 3 / config.vocab_size
