@@ -1,0 +1,67 @@
+"""Scalar heads on hidden states: a value for every token, a reward for every sequence.
+
+A head is a pair of arrays beside the decoder's tree, ``{"weight": [D, K], "bias": [K]}``, in float32.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.types import Key, Params
+
+
+def init_head(width: int, key: Key, *, outputs: int = 1, scale: float = 0.0) -> Params:
+    """Draws a head of ``outputs`` numbers: normal(0, scale) weights, zero bias.
+
+    The default ``scale=0`` starts every value at 0, so that the first advantages are those without a critic.
+
+    Args:
+      outputs: 1 for a scalar, more for the bins or quantiles of a distributional value.
+
+    Raises:
+      ValueError: when ``width`` or ``outputs`` is not positive.
+    """
+    if width < 1 or outputs < 1:
+        raise ValueError(f"width={width} and outputs={outputs} must be at least 1")
+    weight = scale * jax.random.normal(key, (width, outputs), jnp.float32)
+    return {"weight": weight, "bias": jnp.zeros((outputs,), jnp.float32)}
+
+
+def apply_head(head: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K"]:
+    """``hidden W + b`` in float32, at every token."""
+    wide = jnp.einsum("btd,dk->btk", hidden.astype(jnp.float32), head["weight"].astype(jnp.float32))
+    return wide + head["bias"].astype(jnp.float32)[None, None, :]
+
+
+def token_values(head: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    """First output at every token: ``values[b, t]`` is what follows *after* token ``t`` was read.
+
+    The value of the state in which token ``t`` was chosen is therefore ``state_values``.
+    """
+    return apply_head(head, hidden)[:, :, 0]
+
+
+def state_values(
+    head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+    """``V(tokens[b, :t])`` at index ``t``, the state in which token ``t`` was chosen (aligned like ``logp``).
+
+    Column 0 and the first token of each segment have no state before them: 0.
+    """
+    shifted = jnp.pad(token_values(head, hidden)[:, :-1], ((0, 0), (1, 0)))
+    if segment_ids is None:
+        return shifted
+    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
+    return jnp.where((segment_ids > 0) & (before == segment_ids), shifted, 0.0)
+
+
+def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:
+    """Index of the last real token of each row, whatever the padding side; 0 for a row of padding."""
+    columns = jnp.arange(segment_ids.shape[1], dtype=jnp.int32)
+    return jnp.max(jnp.where(segment_ids > 0, columns[None, :], 0), axis=1)
+
+
+def sequence_rewards(head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"]) -> Float[Array, " B"]:
+    """First output at the last real token of each row: a scalar reward model; 0 for a row of padding."""
+    picked = jnp.take_along_axis(hidden, last_index(segment_ids)[:, None, None], axis=1)
+    return jnp.where(jnp.any(segment_ids > 0, axis=1), token_values(head, picked)[:, 0], 0.0)
