@@ -123,3 +123,143 @@ def informative_groups(
     valid = _valid(rewards, valid)
     _, mean = _count_and_mean(rewards.astype(jnp.float32), group_ids, valid)
     return (mean >= low) & (mean <= high) & (group_spread(rewards, group_ids, valid=valid) > 0)
+
+
+def gpg_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+) -> Float[Array, " B"]:
+    """GPG: ``alpha (r_i - mean_group)``, ``alpha`` = valid sequences / sequences in informative groups.
+
+    The factor undoes the dilution by groups of equal rewards, whose advantage is 0.
+
+    From "Group Policy Gradient", arXiv:2504.02546, eqs. 5 and 7 (with ``F_norm = 1``).
+    """
+    valid = _valid(rewards, valid)
+    useful = valid & (group_spread(rewards, group_ids, valid=valid) > 0)
+    alpha = jnp.sum(valid.astype(jnp.float32)) / jnp.maximum(jnp.sum(useful.astype(jnp.float32)), 1.0)
+    return alpha * dr_grpo_advantages(rewards, group_ids, valid=valid)
+
+
+def opo_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    length_tokens: Float[Array, " B"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+) -> Float[Array, " B"]:
+    """OPO: ``r_i - sum_j l_j r_j / sum_j l_j``, the length-weighted baseline of least variance.
+
+    From "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585, eq. 10.
+    """
+    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    weight = jnp.where(valid, length_tokens.astype(jnp.float32), 0.0)
+    baseline = group_sum(weight * jnp.where(valid, rewards, 0.0), group_ids)
+    baseline = baseline / jnp.maximum(group_sum(weight, group_ids), 1e-9)
+    usable = valid & (group_spread(rewards, group_ids, valid=valid) > 0)
+    return jnp.where(usable, rewards - baseline, 0.0)
+
+
+def remax_advantages(
+    rewards: Float[Array, " B"],
+    greedy_rewards: Float[Array, " B"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+) -> Float[Array, " B"]:
+    """ReMax: ``r_i - r(greedy response to the same prompt)``.
+
+    From "ReMax", arXiv:2310.10505, eq. 6.
+    """
+    difference = rewards.astype(jnp.float32) - greedy_rewards.astype(jnp.float32)
+    return jnp.where(_valid(rewards, valid), difference, 0.0)
+
+
+def batch_whitened(
+    values: Float[Array, " B"], *, valid: Bool[Array, " B"] | None = None, eps: float = 1e-8
+) -> Float[Array, " B"]:
+    """Values with mean 0 and (population) standard deviation 1 over the valid ones of the whole batch."""
+    valid, values = _valid(values, valid), values.astype(jnp.float32)
+    count = jnp.maximum(jnp.sum(valid.astype(jnp.float32)), 1.0)
+    centred = jnp.where(valid, values - jnp.sum(jnp.where(valid, values, 0.0)) / count, 0.0)
+    return centred / (jnp.sqrt(jnp.sum(centred**2) / count) + eps)
+
+
+def reinforce_pp_advantages(
+    rewards: Float[Array, " B"], *, valid: Bool[Array, " B"] | None = None, eps: float = 1e-8
+) -> Float[Array, " B"]:
+    """REINFORCE++: rewards (with any KL penalty inside) whitened over the whole batch.
+
+    From "REINFORCE++", arXiv:2501.03262, eq. 9.
+    """
+    return batch_whitened(rewards, valid=valid, eps=eps)
+
+
+def reinforce_pp_baseline_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+    eps: float = 1e-8,
+) -> Float[Array, " B"]:
+    """REINFORCE++-baseline: group-mean centred, then whitened over the whole batch.
+
+    From "REINFORCE++", arXiv:2501.03262, eqs. 10 and 11.
+    """
+    return batch_whitened(dr_grpo_advantages(rewards, group_ids, valid=valid), valid=valid, eps=eps)
+
+
+def pass_at_k_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    k: int,
+    valid: Bool[Array, " B"] | None = None,
+    eps: float = 1e-6,
+) -> Float[Array, " B"]:
+    """Advantages of pass@k training, analytically over all k-subsets of a group (binary rewards).
+
+    With n members, w of them wrong: ``p = 1 - C(w, k) / C(n, k)`` is the mean group reward, ``s = sqrt(p (1 - p))``;
+    a right member gets ``(1 - p) / s``, a wrong one ``(1 - p - C(w - 1, k - 1) / C(n - 1, k - 1)) / s``.
+
+    From "Pass@k Training for Adaptively Balancing Exploration and Exploitation", arXiv:2508.10751, eqs. 11 to 15.
+    """
+    if k < 1:
+        raise ValueError(f"k={k} must be at least 1")
+    valid = _valid(rewards, valid)
+    right = valid & (rewards > 0.5)
+    n = group_sum(valid.astype(jnp.float32), group_ids)
+    wrong = n - group_sum(right.astype(jnp.float32), group_ids)
+
+    def chance(bad: Array, all_: Array, draws: int) -> Array:
+        """``C(bad, draws) / C(all, draws)``."""
+        out = jnp.ones(rewards.shape, jnp.float32)
+        for i in range(draws):
+            out = out * jnp.maximum(bad - i, 0.0) / jnp.maximum(all_ - i, 1.0)
+        return out
+
+    mean = 1.0 - chance(wrong, n, k)
+    spread = jnp.sqrt(jnp.maximum(mean * (1.0 - mean), 0.0))
+    wrong_value = 1.0 - mean - chance(wrong - 1.0, n - 1.0, k - 1)
+    value = jnp.where(right, 1.0 - mean, wrong_value) / (spread + eps)
+    return jnp.where(valid & (spread > 0), value, 0.0)
+
+
+def mean_within(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    low: float,
+    high: float,
+    valid: Bool[Array, " B"] | None = None,
+) -> Bool[Array, " B"]:
+    """Which sequences belong to a group whose mean reward lies in ``[low, high]``: ``low=0, high=1`` keeps all.
+
+    Balanced online difficulty filtering, arXiv:2504.03380, section 3.2.
+    """
+    if low > high:
+        raise ValueError(f"low={low} is greater than high={high}")
+    valid = _valid(rewards, valid)
+    _, mean = _count_and_mean(rewards.astype(jnp.float32), group_ids, valid)
+    return (mean >= low) & (mean <= high)

@@ -81,3 +81,54 @@ def clipped_policy_loss(
         clipped = clipped | cut
     aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": jnp.where(mask, clipped, False).astype(jnp.float32)}
     return TokenTerms(-jnp.where(mask, surrogate, 0.0), aux)
+
+
+def cispo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip_low: float = 1.0,
+    clip_high: float = 2.0,
+) -> TokenTerms:
+    """CISPO: REINFORCE with a clipped, stop-gradient importance weight; no token loses its gradient.
+
+    ``-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logp``. ``clip_low = 1`` leaves the lower side open.
+
+    From "MiniMax-M1", arXiv:2506.13585, eqs. 4 and 5. Differs from the paper in the default ``clip_high``, which it
+    says is tuned without giving it.
+    """
+    if not 0 <= clip_low <= 1 or clip_high < 0:
+        raise ValueError(f"clip_low={clip_low} must lie in [0, 1] and clip_high={clip_high} must not be negative")
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    ratio = jnp.exp(log_ratio(logp, old_logp))
+    weight = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
+    cut = (ratio > 1 + clip_high) | (ratio < 1 - clip_low)
+    aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": (cut & mask).astype(jnp.float32)}
+    return TokenTerms(-jnp.where(mask, weight * logp, 0.0), aux)
+
+
+def sapo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    tau_positive: float = 1.0,
+    tau_negative: float = 1.05,
+) -> TokenTerms:
+    """SAPO: a smooth gate instead of a clip: ``-(4 / tau) sigmoid(tau (rho - 1)) A``.
+
+    At ``rho = 1`` the gradient is that of REINFORCE; it fades on both sides, faster for A < 0 (``tau_negative``).
+
+    From "Soft Adaptive Policy Optimization", arXiv:2511.20347, eq. 5.
+    """
+    if tau_positive <= 0 or tau_negative <= 0:
+        raise ValueError(f"tau_positive={tau_positive} and tau_negative={tau_negative} must be positive")
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    ratio = jnp.exp(log_ratio(logp, old_logp))
+    tau = jnp.where(advantages > 0, tau_positive, tau_negative)
+    gate = 4.0 / tau * jax.nn.sigmoid(tau * (ratio - 1.0))
+    return TokenTerms(-jnp.where(mask, gate * advantages, 0.0), {"ratio": jnp.where(mask, ratio, 0.0)})

@@ -1,0 +1,78 @@
+"""Returns and advantages along a sequence, from per-token rewards and values.
+
+The "next value" of a trained token is that of the next *trained* token: prompt, tool output and padding in between are
+stepped over, so a hole in the mask changes nothing.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+def _check(gamma: float, lam: float) -> None:
+    if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
+        raise ValueError(f"gamma={gamma} and lam={lam} must lie in [0, 1]")
+
+
+def gae_advantages(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    bootstrap: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Generalised advantage estimation: ``(advantages, returns)``, both 0 outside the mask, no gradient.
+
+    ``delta_t = r_t + gamma V_next - V_t``, ``A_t = delta_t + gamma lam A_next``, ``return_t = A_t + V_t``.
+
+    Args:
+      values: value of the state *before* the token at that index is chosen.
+      bootstrap: value after the last trained token: 0 where the sequence really ended, the critic's estimate where it
+        was truncated.
+
+    From "High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv:1506.02438, eq. 16.
+    """
+    _check(gamma, lam)
+    rewards, values = (jnp.where(mask, x.astype(jnp.float32), 0.0) for x in (rewards, values))
+
+    def step(carry, column):
+        following, advantage = carry
+        reward, value, trained = column
+        new = reward + gamma * following - value + gamma * lam * advantage
+        carry = (jnp.where(trained, value, following), jnp.where(trained, new, advantage))
+        return carry, jnp.where(trained, new, 0.0)
+
+    columns = (jnp.moveaxis(rewards, 1, 0), jnp.moveaxis(values, 1, 0), jnp.moveaxis(mask, 1, 0))
+    start = (bootstrap.astype(jnp.float32), jnp.zeros(bootstrap.shape, jnp.float32))
+    _, advantages = jax.lax.scan(step, start, columns, reverse=True)
+    advantages = jax.lax.stop_gradient(jnp.moveaxis(advantages, 0, 1))
+    return advantages, jax.lax.stop_gradient(jnp.where(mask, advantages + values, 0.0))
+
+
+def lambda_returns(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    bootstrap: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> Float[Array, "B T"]:
+    """``G_t = r_t + gamma ((1 - lam) V_next + lam G_next)``; lam = 1 is Monte Carlo, lam = 0 one-step TD."""
+    return gae_advantages(rewards, values, bootstrap, mask, gamma=gamma, lam=lam)[1]
+
+
+def discounted_returns(
+    rewards: Float[Array, "B T"], mask: Bool[Array, "B T"], *, gamma: float = 1.0
+) -> Float[Array, "B T"]:
+    """Reward to go over trained tokens: ``G_t = r_t + gamma G_next``."""
+    zeros = jnp.zeros(rewards.shape, jnp.float32)
+    return lambda_returns(rewards, zeros, zeros[:, 0], mask, gamma=gamma, lam=1.0)
+
+
+def at_last_token(values: Float[Array, " B"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """A sequence's reward at its last trained token, 0 elsewhere."""
+    last = mask & (jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1] == 1)
+    return jnp.where(last, values.astype(jnp.float32)[:, None], 0.0)

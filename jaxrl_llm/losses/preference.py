@@ -1,0 +1,218 @@
+"""Losses of preference pairs over sequence log-probabilities (sums, or means where a paper says so).
+
+Arguments in a fixed order: chosen, rejected, then the reference's. Unreduced ``[B]``; ``aux`` has the margin of
+implicit rewards and whether the chosen response wins.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.types import PairTerms
+
+
+def _check_beta(beta: float) -> None:
+    if beta <= 0:
+        raise ValueError(f"beta={beta} must be positive")
+
+
+def _terms(loss: Array, margin: Array) -> PairTerms:
+    margin = jax.lax.stop_gradient(margin)
+    return PairTerms(loss, {"margin": margin, "accuracy": (margin > 0).astype(jnp.float32)})
+
+
+def _float(*arrays: Array) -> tuple[Array, ...]:
+    return tuple(x.astype(jnp.float32) for x in arrays)
+
+
+def _margins(chosen: Array, rejected: Array, ref_chosen: Array, ref_rejected: Array) -> tuple[Array, Array]:
+    """Log-ratios of chosen and rejected against a fixed reference."""
+    chosen, rejected, ref_chosen, ref_rejected = _float(chosen, rejected, ref_chosen, ref_rejected)
+    ref_chosen, ref_rejected = jax.lax.stop_gradient((ref_chosen, ref_rejected))
+    return chosen - ref_chosen, rejected - ref_rejected
+
+
+def dpo_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    ref_chosen_logp: Float[Array, " B"],
+    ref_rejected_logp: Float[Array, " B"],
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> PairTerms:
+    """DPO: ``-log sigmoid(beta ((chosen - ref_chosen) - (rejected - ref_rejected)))``.
+
+    ``label_smoothing = e`` is conservative DPO: ``(1 - e) L(h) + e L(-h)``.
+
+    From "Direct Preference Optimization", arXiv:2305.18290, eq. 7; smoothing from Mitchell's cDPO note.
+
+    >>> import jax.numpy as jnp
+    >>> z = jnp.zeros(1)
+    >>> round(float(dpo_loss(z, z, z, z).loss[0]), 4)
+    0.6931
+    """
+    _check_beta(beta)
+    if not 0 <= label_smoothing < 0.5:
+        raise ValueError(f"label_smoothing={label_smoothing} must lie in [0, 0.5)")
+    won, lost = _margins(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
+    h = beta * (won - lost)
+    loss = -(1 - label_smoothing) * jax.nn.log_sigmoid(h) - label_smoothing * jax.nn.log_sigmoid(-h)
+    return _terms(loss, h)
+
+
+def ipo_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    ref_chosen_logp: Float[Array, " B"],
+    ref_rejected_logp: Float[Array, " B"],
+    *,
+    tau: float = 0.1,
+) -> PairTerms:
+    """IPO: ``(h - 1 / (2 tau))^2`` with ``h`` the difference of log-ratios.
+
+    From "A General Theoretical Paradigm to Understand Learning from Human Preferences", arXiv:2310.12036, eq. 17.
+    Log-probabilities are sums there; some implementations take means per token: pass those to get their form.
+    """
+    if tau <= 0:
+        raise ValueError(f"tau={tau} must be positive")
+    won, lost = _margins(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
+    return _terms((won - lost - 1 / (2 * tau)) ** 2, tau * (won - lost))
+
+
+def kto_loss(
+    logp: Float[Array, " B"],
+    ref_logp: Float[Array, " B"],
+    desirable: Bool[Array, " B"],
+    kl: Float[Array, ""],
+    *,
+    beta: float = 0.1,
+    weight_desirable: float = 1.0,
+    weight_undesirable: float = 1.0,
+) -> PairTerms:
+    """KTO on single judged responses: ``w_d (1 - sigmoid(beta (r - z)))`` or ``w_u (1 - sigmoid(beta (z - r)))``.
+
+    ``r = logp - ref_logp``; ``z = max(0, kl)``, the batch's estimate of KL(pi || ref) from mismatched pairs, without
+    gradient.
+
+    From "KTO: Model Alignment as Prospect Theoretic Optimization", arXiv:2402.01306, eq. 8.
+    """
+    _check_beta(beta)
+    logp, ref_logp = _float(logp, ref_logp)
+    reward = logp - jax.lax.stop_gradient(ref_logp)
+    baseline = jnp.maximum(jax.lax.stop_gradient(kl.astype(jnp.float32)), 0.0)
+    sign = jnp.where(desirable, 1.0, -1.0)
+    weight = jnp.where(desirable, weight_desirable, weight_undesirable)
+    value = sign * beta * (reward - baseline)
+    return _terms(weight * (1 - jax.nn.sigmoid(value)), value)
+
+
+def orpo_loss(
+    chosen_mean_logp: Float[Array, " B"],
+    rejected_mean_logp: Float[Array, " B"],
+    *,
+    weight: float = 0.1,
+) -> PairTerms:
+    """ORPO: ``-chosen - weight log sigmoid(log odds(chosen) - log odds(rejected))`` over *mean* token log-probs.
+
+    ``log odds(p) = log p - log(1 - p)``. No reference.
+
+    From "ORPO: Monolithic Preference Optimization without Reference Model", arXiv:2403.07691, eqs. 6 and 7.
+    """
+    chosen, rejected = _float(chosen_mean_logp, rejected_mean_logp)
+
+    def log_odds(logp: Array) -> Array:
+        # log(1 - e^logp) without cancellation; a log-prob of 0 is kept off the pole
+        logp = jnp.minimum(logp, -1e-6)
+        return logp - jnp.log(-jnp.expm1(logp))
+
+    difference = log_odds(chosen) - log_odds(rejected)
+    return _terms(-chosen - weight * jax.nn.log_sigmoid(difference), difference)
+
+
+def simpo_loss(
+    chosen_mean_logp: Float[Array, " B"],
+    rejected_mean_logp: Float[Array, " B"],
+    *,
+    beta: float = 2.0,
+    gamma: float = 1.0,
+) -> PairTerms:
+    """SimPO: ``-log sigmoid(beta (chosen - rejected) - gamma)`` over *mean* token log-probs, no reference.
+
+    From "SimPO", arXiv:2405.14734, eq. 6.
+    """
+    _check_beta(beta)
+    chosen, rejected = _float(chosen_mean_logp, rejected_mean_logp)
+    h = beta * (chosen - rejected)
+    return _terms(-jax.nn.log_sigmoid(h - gamma), h)
+
+
+def cpo_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    *,
+    beta: float = 0.1,
+    likelihood_weight: float = 1.0,
+) -> PairTerms:
+    """CPO: ``-log sigmoid(beta (chosen - rejected)) - likelihood_weight chosen``: no reference, plus NLL.
+
+    From "Contrastive Preference Optimization", arXiv:2401.08417, eqs. 5 and 6.
+    """
+    _check_beta(beta)
+    chosen, rejected = _float(chosen_logp, rejected_logp)
+    h = beta * (chosen - rejected)
+    return _terms(-jax.nn.log_sigmoid(h) - likelihood_weight * chosen, h)
+
+
+def apo_zero_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    ref_chosen_logp: Float[Array, " B"],
+    ref_rejected_logp: Float[Array, " B"],
+    *,
+    beta: float = 0.1,
+) -> PairTerms:
+    """APO-zero: ``(1 - sigmoid(beta r_w)) + sigmoid(beta r_l)``: raise the chosen, lower the rejected.
+
+    From "Anchored Preference Optimization", arXiv:2408.06266, eq. 5. For pairs whose chosen response is better than
+    the model's own.
+    """
+    _check_beta(beta)
+    won, lost = _margins(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
+    return _terms(1 - jax.nn.sigmoid(beta * won) + jax.nn.sigmoid(beta * lost), beta * (won - lost))
+
+
+def apo_down_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    ref_chosen_logp: Float[Array, " B"],
+    ref_rejected_logp: Float[Array, " B"],
+    *,
+    beta: float = 0.1,
+) -> PairTerms:
+    """APO-down: ``sigmoid(beta r_w) + (1 - sigmoid(beta (r_w - r_l)))``: lower both, the rejected more.
+
+    From "Anchored Preference Optimization", arXiv:2408.06266, eq. 6. For pairs worse than the model's own responses.
+    """
+    _check_beta(beta)
+    won, lost = _margins(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp)
+    return _terms(jax.nn.sigmoid(beta * won) + 1 - jax.nn.sigmoid(beta * (won - lost)), beta * (won - lost))
+
+
+def rpo_loss(
+    chosen_logp: Float[Array, " B"],
+    rejected_logp: Float[Array, " B"],
+    ref_chosen_logp: Float[Array, " B"],
+    ref_rejected_logp: Float[Array, " B"],
+    *,
+    beta: float = 0.01,
+    eta: float = 0.005,
+) -> PairTerms:
+    """RPO: ``L_DPO(beta) - eta beta chosen`` with the *sum* log-probability of the chosen response.
+
+    From "Provably Mitigating Overoptimization in RLHF: Your SFT Loss is Implicitly an Adversarial Regularizer",
+    arXiv:2405.16436, eq. 4.4 with chosen responses as the baseline policy. A second released form adds a constant
+    times the mean token NLL: that is ``dpo_loss`` plus ``sft`` on the chosen response.
+    """
+    terms = dpo_loss(chosen_logp, rejected_logp, ref_chosen_logp, ref_rejected_logp, beta=beta)
+    return terms._replace(loss=terms.loss - eta * beta * chosen_logp.astype(jnp.float32))

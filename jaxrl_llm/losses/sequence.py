@@ -1,0 +1,116 @@
+"""Policy losses whose importance ratio belongs to the whole sequence; packed rows by ``segment_ids``."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm import reduce
+from jaxrl_llm.losses.policy import MAX_LOG_RATIO, log_ratio, masked
+from jaxrl_llm.types import TokenTerms
+
+
+def _mean(terms: Array, mask: Array, segment_ids: Array | None) -> Array:
+    """Mean of each sequence at every one of its positions."""
+    if segment_ids is not None:
+        return reduce.segments(terms, mask, segment_ids)
+    return jnp.broadcast_to(reduce.sequences(terms, mask, mode="mean")[:, None], terms.shape)
+
+
+def gspo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> TokenTerms:
+    """GSPO: the clipped surrogate with ``s_i = exp(mean_t (logp - old_logp))``, at every token of sequence i.
+
+    Reduce with ``seq_mean``: the mean over the tokens of a sequence is then its one surrogate.
+
+    From "Group Sequence Policy Optimization", arXiv:2507.18071, eqs. 5 and 7.
+    """
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    ratio = jnp.exp(_mean(log_ratio(logp, old_logp), mask, segment_ids))
+    return _clipped(ratio, advantages, mask, clip_low, clip_high)
+
+
+def gspo_token_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> TokenTerms:
+    """GSPO-token: the value of GSPO, the gradient through each token: ``s_it = sg(s_i) pi / sg(pi)``.
+
+    With one advantage per sequence value and gradient equal ``gspo_loss``; advantages may vary by token.
+
+    From "Group Sequence Policy Optimization", arXiv:2507.18071, eqs. 13 and 14.
+    """
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    sequence = jax.lax.stop_gradient(_mean(log_ratio(logp, old_logp), mask, segment_ids))
+    ratio = jnp.exp(sequence + logp - jax.lax.stop_gradient(logp))
+    return _clipped(ratio, advantages, mask, clip_low, clip_high)
+
+
+def _clipped(ratio: Array, advantages: Array, mask: Array, clip_low: float, clip_high: float) -> TokenTerms:
+    surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
+    cut = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+    aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": (cut & mask).astype(jnp.float32)}
+    return TokenTerms(-jnp.where(mask, surrogate, 0.0), aux)
+
+
+def gmpo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip: float = 0.4,
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> TokenTerms:
+    """GMPO: the geometric mean of token ratios, each clipped in log space to ``[-clip, clip]`` on its harmful side.
+
+    ``-A_i exp(mean_t c_t)``, ``c_t = sgn(A) min(sgn(A) l_t, sgn(A) clip(l_t, -clip, clip))``, ``l = logp - old_logp``.
+    One advantage per sequence; reduce with ``seq_mean``.
+
+    From "Geometric-Mean Policy Optimization", arXiv:2507.20673, eq. 4 (``clip = 0.4``: ratios in
+    ``[e^-0.4, e^0.4]``).
+    """
+    if clip <= 0:
+        raise ValueError(f"clip={clip} must be positive")
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    difference, sign = log_ratio(logp, old_logp), jnp.sign(advantages)
+    bounded = jnp.clip(difference, -clip, clip)
+    used = sign * jnp.minimum(sign * difference, sign * bounded)
+    ratio = jnp.exp(_mean(used, mask, segment_ids))
+    cut = mask & (sign * difference > sign * bounded)
+    aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": cut.astype(jnp.float32)}
+    return TokenTerms(-jnp.where(mask, ratio * advantages, 0.0), aux)
+
+
+def sequence_log_ratio(
+    logp: Float[Array, "B T"],
+    anchor: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    mode: str = "sum",
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:
+    """``log pi(y)/mu(y)`` of the sequence (``sum``) or its mean per token (``mean``), at each of its positions."""
+    logp, anchor = masked(mask, logp, anchor)
+    difference = logp - jax.lax.stop_gradient(anchor)
+    if segment_ids is not None:
+        values = reduce.segments(difference, mask, segment_ids, mode=mode)
+    else:
+        values = jnp.broadcast_to(reduce.sequences(difference, mask, mode=mode)[:, None], difference.shape)
+    return jnp.clip(values, -MAX_LOG_RATIO, MAX_LOG_RATIO)
