@@ -22,6 +22,8 @@ class Tokenizer(NamedTuple):
     pad_id: int
     files: tuple[pathlib.Path, ...]
     chat_template: str | None = None
+    bos_text: str = ""  # the texts that a chat template inserts
+    eos_text: str = ""
 
 
 def _token_text(entry: str | dict | None) -> str | None:
@@ -60,6 +62,7 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
         raise UserError(f"{folder / 'tokenizer.model'} is not a SentencePiece model: {error}") from error
     eos = _eos_ids(folder) or ((model.eos_id(),) if model.eos_id() >= 0 else ())
     special = {model.pad_id(), model.bos_id(), model.eos_id()} | set(eos)
+    texts = [model.id_to_piece(i) if i >= 0 else "" for i in (model.bos_id(), eos[0] if eos else -1)]
 
     def decode(ids: Sequence[int]) -> str:
         return model.decode([int(i) for i in ids if int(i) not in special])
@@ -73,6 +76,8 @@ def _sentencepiece(folder: pathlib.Path) -> Tokenizer:
         pad_id=model.pad_id() if model.pad_id() >= 0 else (eos[0] if eos else 0),
         files=_files(folder),
         chat_template=_chat_template(folder),
+        bos_text=texts[0],
+        eos_text=texts[1],
     )
 
 
@@ -84,7 +89,8 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
     except Exception as error:  # the package raises the bare class
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
     config = _read_json(folder / "tokenizer_config.json")
-    ids = {name: model.token_to_id(_token_text(config.get(f"{name}_token")) or "") for name in ("bos", "eos", "pad")}
+    texts = {name: _token_text(config.get(f"{name}_token")) or "" for name in ("bos", "eos", "pad")}
+    ids = {name: model.token_to_id(text) for name, text in texts.items()}
     eos = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],))
     return Tokenizer(
         encode=lambda text: model.encode(text, add_special_tokens=False).ids,
@@ -95,6 +101,8 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         pad_id=ids["pad"] if ids["pad"] is not None else (eos[0] if eos else 0),
         files=_files(folder),
         chat_template=_chat_template(folder),
+        bos_text=texts["bos"],
+        eos_text=texts["eos"],
     )
 
 

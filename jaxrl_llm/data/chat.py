@@ -1,0 +1,170 @@
+"""Chat templates of Hugging Face models: messages to text to ids, BOS exactly once, history never encoded twice.
+
+A message is ``{"role": "user", "content": "..."}``. Templates run in a sandbox. No clock is given to them, so the same
+messages are the same tokens every day: a template with a date takes it as a variable, or uses its own fallback.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
+
+Message = Mapping[str, Any]
+
+
+def _environment():
+    import jinja2.ext
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %} ... {% endgeneration %}`` marks assistant text; here it is plain."""
+
+        tags = {"generation"}
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str):
+        raise jinja2.TemplateError(message)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
+    )
+    # HTML escapes of jinja's own filter would change the text
+    environment.filters["tojson"] = lambda x, indent=None, ensure_ascii=False, **kw: json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, **kw
+    )
+    environment.globals["raise_exception"] = raise_exception
+    return environment
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool = False,
+    bos_token: str = "",
+    eos_token: str = "",
+    tools: Sequence[Any] | None = None,
+    **variables: Any,
+) -> str:
+    """Text of a conversation by a Hugging Face chat template.
+
+    Args:
+      add_generation_prompt: end with the opening of the assistant's turn.
+      variables: whatever else the template reads (``enable_thinking``, ``date_string``, ...).
+
+    Raises:
+      UserError: for no messages, a message without role, a template that does not compile, or what the template itself
+        refuses (``raise_exception``: for example two user turns in a row).
+    """
+    import jinja2
+
+    if not messages:
+        raise UserError("messages is empty; give at least one message")
+    for k, message in enumerate(messages):
+        if "role" not in message:
+            raise UserError(f"message {k} has no role: {dict(message)!r}")
+    try:
+        return (
+            _environment()
+            .from_string(template)
+            .render(
+                messages=[dict(m) for m in messages],
+                add_generation_prompt=add_generation_prompt,
+                bos_token=bos_token,
+                eos_token=eos_token,
+                tools=list(tools) if tools else None,
+                **variables,
+            )
+        )
+    except (jinja2.TemplateError, TypeError) as error:
+        raise UserError(f"the chat template refuses the {len(messages)} messages: {error}") from error
+
+
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> str:
+    if tokenizer.chat_template is None:
+        raise UserError("this tokenizer has no chat template; add chat_template.jinja to the model folder")
+    texts = {"bos_token": tokenizer.bos_text, "eos_token": tokenizer.eos_text}
+    return render(tokenizer.chat_template, messages, **texts, **variables)
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of rendered text without BOS; special texts that ``encode`` would spell out are single ids."""
+    if tokenizer.bos_text:
+        text = text.replace(tokenizer.bos_text, "")
+    end = tokenizer.eos_text
+    if not end or len(tokenizer.encode(end)) == 1:
+        return [i for i in tokenizer.encode(text) if i != tokenizer.bos_id]
+    ids: list[int] = []
+    for k, part in enumerate(text.split(end)):
+        ids += [tokenizer.eos_ids[0]] if k else []
+        ids += tokenizer.encode(part) if part else []
+    return ids
+
+
+def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[int]:
+    """Ids of a conversation with BOS exactly once, in front, where the tokenizer defines one.
+
+    Whatever the template says about BOS (once, at every turn, never) does not matter. ``variables`` as in ``render``.
+    """
+    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    return bos + _encode(tokenizer, _render(tokenizer, messages, **variables))
+
+
+def encode_turns(
+    tokenizer: Tokenizer, before: Sequence[Message], new: Sequence[Message], **variables: Any
+) -> list[int]:
+    """Ids to append to a sequence that holds ``before``, so that it also holds ``new`` and opens the assistant's turn.
+
+    History is never encoded again: what the policy sampled stays as it was sampled.
+
+    Raises:
+      UserError: when the template rewrites earlier turns as the conversation grows.
+    """
+    opened = _render(tokenizer, before, **variables)
+    whole = _render(tokenizer, [*before, *new], add_generation_prompt=True, **variables)
+    return _encode(tokenizer, _rest(opened, whole))
+
+
+def encode_dialogue(
+    tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any
+) -> tuple[list[int], list[bool]]:
+    """Ids of a finished conversation, and the mask of the assistant's tokens (its end token inside, nothing after it).
+
+    Raises:
+      UserError: when the template rewrites earlier turns as the conversation grows.
+    """
+    ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    mask = [False] * len(ids)
+    text = ""
+    for k, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        opened = _render(tokenizer, messages[:k], add_generation_prompt=True, **variables)
+        closed = _render(tokenizer, messages[: k + 1], **variables)
+        prompt = _encode(tokenizer, _rest(text, opened))
+        answer = _encode(tokenizer, _rest(opened, closed))
+        ends = [i for i, token in enumerate(answer) if token in tokenizer.eos_ids]
+        chosen = ends[-1] + 1 if ends else len(answer)
+        ids += prompt + answer
+        mask += [False] * len(prompt) + [i < chosen for i in range(len(answer))]
+        text = closed
+    return ids, mask
+
+
+def _rest(start: str, whole: str) -> str:
+    if not whole.startswith(start):
+        raise UserError(
+            "the chat template rewrites earlier turns as the conversation grows; give it a template that only appends"
+        )
+    return whole[len(start) :]
+
+
+def template_hash(template: str) -> str:
+    """SHA-256 of a template: kept in the record of a run, so that drift shows."""
+    return hashlib.sha256(template.encode()).hexdigest()

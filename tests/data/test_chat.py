@@ -1,0 +1,163 @@
+"""Chat templates against texts written by hand; ids against a tokenizer whose every word is visible."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+from jaxrl_llm.data import chat
+from jaxrl_llm.data import tokenizer as tokenizer_module
+from jaxrl_llm.errors import UserError
+
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+BOS_EVERY_TURN = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'].strip() + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'].strip() + eos_token }}"
+    "{% else %}{{ raise_exception('only user and assistant roles') }}{% endif %}{% endfor %}"
+)
+TALK = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello you"},
+    {"role": "user", "content": "bye"},
+]
+WORDS = ["<pad>", "<s>", "<|im_end|>", "<|im_start|>", "user", "assistant", "hi", "hello", "you", "bye", "\n", "[INST]",
+         "[/INST]", "?"]  # fmt: skip
+
+
+def _tokenizer(folder, template, bos="<s>"):
+    raw = tokenizers.Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="?"))
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(r"\n"), "isolated"), pre_tokenizers.Split(" ", "removed")]
+    )
+    raw.add_special_tokens(WORDS[:4])
+    raw.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": bos, "eos_token": {"content": "<|im_end|>"}, "pad_token": "<pad>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return tokenizer_module.load(folder)
+
+
+def _words(ids):
+    return [WORDS[i] for i in ids]
+
+
+def test_chatml_text():
+    want = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert chat.render(CHATML, TALK[:1], add_generation_prompt=True) == want
+
+
+def test_bos_text_is_what_the_template_says():
+    assert chat.render(BOS_EVERY_TURN, TALK, bos_token="<s>", eos_token="</s>") == (
+        "<s>[INST] hi [/INST] hello you</s><s>[INST] bye [/INST]"
+    )
+
+
+@pytest.mark.parametrize("template", [CHATML, BOS_EVERY_TURN, "{{ bos_token }}{{ bos_token }}" + CHATML])
+def test_bos_exactly_once_and_in_front(tmp_path, template):
+    ids = chat.encode_chat(_tokenizer(tmp_path, template), TALK)
+    assert ids[0] == 1 and ids.count(1) == 1
+
+
+def test_no_bos_where_the_tokenizer_has_none(tmp_path):
+    ids = chat.encode_chat(_tokenizer(tmp_path, CHATML, bos=None), TALK[:1], add_generation_prompt=True)
+    assert _words(ids) == ["<|im_start|>", "user", "\n", "hi", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
+
+
+def test_special_texts_of_a_sentencepiece_model_are_single_ids():
+    """The bundled model spells characters: its end token must not be spelled."""
+    from jaxrl_llm.models import weights
+
+    tokenizer = tokenizer_module.load(weights.bundled("nano"))._replace(
+        chat_template="{% for m in messages %}{{ bos_token + m['content'] + eos_token }}{% endfor %}"
+    )
+    ids = chat.encode_chat(tokenizer, [{"role": "user", "content": "1+2"}, {"role": "user", "content": "3"}])
+    assert ids[0] == tokenizer.bos_id and ids.count(tokenizer.bos_id) == 1
+    assert ids == [1, *tokenizer.encode("1+2"), 2, *tokenizer.encode("3"), 2]
+
+
+def test_turns_are_appended_and_history_is_not_encoded_again(tmp_path):
+    tokenizer = _tokenizer(tmp_path, CHATML)
+    start = chat.encode_chat(tokenizer, TALK[:2])
+    added = chat.encode_turns(tokenizer, TALK[:2], TALK[2:])
+    assert start + added == chat.encode_chat(tokenizer, TALK, add_generation_prompt=True)
+    assert _words(added)[:4] == ["<|im_start|>", "user", "\n", "bye"]
+
+
+def test_a_template_that_rewrites_history_is_refused(tmp_path):
+    tokenizer = _tokenizer(tmp_path, "{{ messages | length }} " + CHATML)
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        chat.encode_turns(tokenizer, TALK[:2], TALK[2:])
+
+
+def test_mask_of_the_assistant_ends_at_its_end_token(tmp_path):
+    tokenizer = _tokenizer(tmp_path, CHATML)
+    ids, mask = chat.encode_dialogue(tokenizer, [*TALK, {"role": "assistant", "content": "bye you"}])
+    assert _words([i for i, m in zip(ids, mask, strict=True) if m]) == [
+        "hello", "you", "<|im_end|>", "bye", "you", "<|im_end|>",
+    ]  # fmt: skip
+    assert ids == chat.encode_chat(tokenizer, [*TALK, {"role": "assistant", "content": "bye you"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (CHATML, [], "messages is empty"),
+        (CHATML, [{"content": "hi"}], "message 0 has no role"),
+        (BOS_EVERY_TURN, [{"role": "system", "content": "x"}], "only user and assistant roles"),
+        ("{% for %}", TALK, "refuses the 3 messages"),
+        ("{{ messages[0].content + 1 }}", TALK, "refuses the 3 messages"),
+    ],
+)
+def test_errors_are_clear(template, messages, message):
+    with pytest.raises(UserError, match=message):
+        chat.render(template, messages)
+
+
+def test_templates_run_in_a_sandbox():
+    with pytest.raises(UserError, match="unsafe"):
+        chat.render("{{ ''.__class__.__mro__[1].__subclasses__() }}", TALK)
+
+
+def test_tokenizer_without_template():
+    from jaxrl_llm.models import weights
+
+    with pytest.raises(UserError, match="no chat template"):
+        chat.encode_chat(tokenizer_module.load(weights.bundled("nano")), TALK)
+
+
+def test_conventions_of_hugging_face_templates():
+    template = (
+        "{%- for m in messages %}\n{%- if loop.index0 > 0 %}{% break %}{% endif %}\n"
+        "{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+    )
+    assert chat.render(template, [{"role": "user", "content": "<é&'>"}, TALK[0]]) == (
+        '{"role": "user", "content": "<é&\'>"}'
+    )
+    assert chat.render("{% if tools %}{{ tools | length }}{% endif %}", TALK, tools=[{"name": "f"}]) == "1"
+    assert chat.render("{{ enable_thinking }}", TALK, enable_thinking=False) == "False"
+    assert chat.render("{{ 'clock' if strftime_now is defined else 'none' }}", TALK) == "none"
+
+
+def test_hash_names_the_template():
+    assert chat.template_hash(CHATML) != chat.template_hash(CHATML + " ")
+    assert len(chat.template_hash(CHATML)) == 64
+
+
+def test_text_equals_that_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    _tokenizer(tmp_path, CHATML)
+    raw = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="<|im_end|>")
+    for template in (CHATML, BOS_EVERY_TURN):
+        for prompt in (False, True):
+            want = theirs.apply_chat_template(
+                TALK, chat_template=template, tokenize=False, add_generation_prompt=prompt
+            )
+            got = chat.render(template, TALK, add_generation_prompt=prompt, bos_token="<s>", eos_token="<|im_end|>")
+            assert got == want

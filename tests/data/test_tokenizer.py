@@ -1,0 +1,102 @@
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from jaxrl_llm.data import tokenizer as tokenizer_module
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import weights
+
+
+def _write_bytes_tokenizer(folder, config):
+    """A byte-level tokenizer without merges, as GPT-2's, Llama 3's and Qwen's are."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    raw.add_special_tokens(["<bos>", "<eos>", "<turn>", "<pad>"])
+    raw.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+CONFIG = {"bos_token": "<bos>", "eos_token": {"content": "<eos>", "lstrip": False}, "pad_token": "<pad>"}
+
+
+@pytest.mark.parametrize("text", ["mod 11: 3+5*4=>", "3+5=8,8*4=10#10", "cd 3 5 7 26=>", " 1  2 "])
+def test_bundled_model_spells_every_character(text):
+    tokenizer = tokenizer_module.load(weights.bundled("nano"))
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text) and tokenizer.decode(ids) == text
+    assert not {tokenizer.bos_id, tokenizer.pad_id, *tokenizer.eos_ids} & set(ids)
+
+
+def test_bundled_special_ids_and_texts():
+    tokenizer = tokenizer_module.load(weights.bundled("nano"))
+    assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (1, (2,), 0)
+    assert (tokenizer.bos_text, tokenizer.eos_text) == ("<s>", "</s>")
+    assert tokenizer.decode([1, *tokenizer.encode("1+1"), 2, 0, 0]) == "1+1"
+    assert {path.name for path in tokenizer.files} >= {"tokenizer.model", "tokenizer_config.json"}
+
+
+@pytest.mark.parametrize("text", ["plain", "naïve 東京 🙂\n\ttabs"])
+def test_hugging_face_file_round_trip(tmp_path, text):
+    _write_bytes_tokenizer(tmp_path, CONFIG)
+    tokenizer = tokenizer_module.load(tmp_path)
+    ids = tokenizer.encode(text)
+    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+    assert tokenizer.vocab_size == 260 and (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id) == (256, (257,), 259)
+    assert tokenizer.decode([256, *ids, 257, 259]) == text
+    assert (tokenizer.bos_text, tokenizer.eos_text) == ("<bos>", "<eos>")
+
+
+def test_encode_adds_no_special_token(tmp_path):
+    _write_bytes_tokenizer(tmp_path, CONFIG)
+    raw = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    raw.post_processor = tokenizers.processors.TemplateProcessing(
+        "<bos> $A <eos>", None, [("<bos>", 256), ("<eos>", 257)]
+    )
+    raw.save(str(tmp_path / "tokenizer.json"))
+    ids = tokenizer_module.load(tmp_path).encode("ab")
+    assert len(ids) == 2 and 256 not in ids
+
+
+def test_every_end_id_of_the_generation_config_counts(tmp_path):
+    _write_bytes_tokenizer(tmp_path, CONFIG)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [258, 257]}')
+    assert tokenizer_module.load(tmp_path).eos_ids == (258, 257)
+
+
+def test_tokenizer_without_bos_and_pad(tmp_path):
+    _write_bytes_tokenizer(tmp_path, {"bos_token": None, "eos_token": "<eos>"})
+    tokenizer = tokenizer_module.load(tmp_path)
+    assert (tokenizer.bos_id, tokenizer.pad_id, tokenizer.bos_text) == (None, 257, "")
+
+
+def test_chat_template_from_each_place(tmp_path):
+    _write_bytes_tokenizer(tmp_path, CONFIG | {"chat_template": "inline"})
+    assert tokenizer_module.load(tmp_path).chat_template == "inline"
+    several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "usual"}]
+    _write_bytes_tokenizer(tmp_path, CONFIG | {"chat_template": several})
+    assert tokenizer_module.load(tmp_path).chat_template == "usual"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert tokenizer_module.load(tmp_path).chat_template == "file"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "holds neither tokenizer.json nor tokenizer.model"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json is not a tokenizer"),
+        ({"tokenizer.model": "junk"}, "tokenizer.model is not a SentencePiece model"),
+        ({"tokenizer_config.json": "{"}, "tokenizer_config.json is not JSON"),
+        ({"tokenizer_config.json": "[]"}, "tokenizer_config.json holds no JSON object"),
+        ({"tokenizer_config.json": "{}"}, "defines no end token"),
+    ],
+)
+def test_errors_name_the_file(tmp_path, files, message):
+    if any(name == "tokenizer_config.json" for name in files):
+        _write_bytes_tokenizer(tmp_path, CONFIG)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        tokenizer_module.load(tmp_path)
