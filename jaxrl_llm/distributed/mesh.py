@@ -16,21 +16,25 @@ def parse_mesh(spec: str, devices=None) -> Mesh:
     """Builds a mesh from ``axis=size,...`` over ``data``, ``fsdp`` and ``tensor``; absent axes have size 1.
 
     Raises:
-      UserError: for an unknown axis, a size that is no positive number, or more devices than there are.
+      UserError: for an unknown or repeated axis, a size that is no positive number, or a product of sizes that does
+        not divide the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = {}
     for part in filter(None, spec.split(",")):
-        name, _, size = part.partition("=")
+        name, _, size = (text.strip() for text in part.partition("="))
         if name not in AXES:
             raise UserError(f"--mesh {spec}: unknown axis {name!r}; the axes are {', '.join(AXES)}")
         if not size.isdigit() or int(size) < 1:
             raise UserError(f"--mesh {spec}: {name}={size!r} is not a positive number")
+        if name in sizes:
+            raise UserError(f"--mesh {spec}: axis {name} is given twice")
         sizes[name] = int(size)
-    needed = math.prod(sizes.values())
+    shape = tuple(sizes.get(name, 1) for name in AXES)
+    needed = math.prod(shape)
     if needed > len(devices) or len(devices) % needed:
         raise UserError(f"--mesh {spec} needs {needed} devices, which does not divide the {len(devices)} there are")
-    return Mesh(np.asarray(devices[:needed]).reshape(tuple(sizes.values())), AXES)
+    return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
 
 
 def check_rows(mesh: Mesh, rows: int, name: str) -> None:

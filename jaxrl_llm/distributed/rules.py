@@ -6,6 +6,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxrl_llm.distributed.mesh import batch_sharding, replicated
+from jaxrl_llm.errors import UserError
+
 # decoder leaves (layers stacked on axis 0): inputs over fsdp and outputs over tensor, or the reverse
 RULES: dict[str, tuple[str | None, ...]] = {
     "embed": ("tensor", "fsdp"),
@@ -46,3 +49,37 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 def shard(tree: Any, mesh: Mesh) -> Any:
     """Places every leaf by its rule."""
     return jax.device_put(tree, shardings(tree, mesh))
+
+
+def constrain(tree: Any, mesh: Mesh) -> Any:
+    """Inside ``jit``: keeps parameters, gradients or a train state where their rules put them."""
+    return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh))
+
+
+def batch_shardings(tree: Any, mesh: Mesh) -> Any:
+    """A tree of shardings for a batch: rows over data and fsdp, scalars everywhere.
+
+    Raises:
+      UserError: naming the first leaf whose rows do not divide over the two axes.
+    """
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+
+    def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
+        if not x.shape:
+            return replicated(mesh)
+        if x.shape[0] % parts:
+            name = jax.tree_util.keystr(path) or "the batch"
+            raise UserError(f"{name} has {x.shape[0]} rows, no multiple of data x fsdp = {parts}; choose a multiple")
+        return batch_sharding(mesh)
+
+    return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def shard_batch(tree: Any, mesh: Mesh) -> Any:
+    """Places the rows of a batch (any tree of arrays with a leading row axis, and scalars) over data and fsdp."""
+    return jax.device_put(tree, batch_shardings(tree, mesh))
+
+
+def constrain_batch(tree: Any, mesh: Mesh) -> Any:
+    """Inside ``jit``: splits the rows of a batch over data and fsdp, so that no device computes another's rows."""
+    return jax.lax.with_sharding_constraint(tree, batch_shardings(tree, mesh))
