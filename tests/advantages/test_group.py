@@ -1,0 +1,126 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import group
+
+REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.0, 2.0])
+IDS = jnp.array([0, 0, 0, 0, 1, 1, 2, 3])
+ESTIMATORS = {
+    "grpo": group.group_normalized_advantages,
+    "dr_grpo": group.dr_grpo_advantages,
+    "rloo": group.rloo_advantages,
+    "gpg": group.gpg_advantages,
+    "opo": lambda r, g, valid=None: group.opo_advantages(r, g, jnp.arange(1.0, r.shape[0] + 1), valid=valid),
+    "pass_at_k": lambda r, g, valid=None: group.pass_at_k_advantages(r, g, k=2, valid=valid),
+    "pp_baseline": group.reinforce_pp_baseline_advantages,
+}
+
+
+def _loop(rewards, ids, one_group):
+    out = np.zeros(len(rewards))
+    for g in set(ids.tolist()):
+        where = np.flatnonzero(ids == g)
+        out[where] = one_group(rewards[where].astype(np.float64))
+    return out
+
+
+def _random():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=24), rng.integers(0, 6, 24)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_grpo_against_float64(ddof):
+    rewards, ids = _random()
+    want = _loop(rewards, ids, lambda r: (r - r.mean()) / (r.std(ddof=ddof) + 1e-6) if len(r) > 1 else 0 * r)
+    got = group.group_normalized_advantages(jnp.asarray(rewards, jnp.float32), jnp.asarray(ids), ddof=ddof)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_rloo_opo_dr_against_float64():
+    rewards, ids = _random()
+    args = (jnp.asarray(rewards, jnp.float32), jnp.asarray(ids))
+    dr = _loop(rewards, ids, lambda r: r - r.mean())
+    np.testing.assert_allclose(group.dr_grpo_advantages(*args), dr, atol=1e-5)
+    rloo = _loop(rewards, ids, lambda r: (r - (r.sum() - r) / (len(r) - 1)) if len(r) > 1 else 0 * r)
+    np.testing.assert_allclose(group.rloo_advantages(*args), rloo, atol=1e-5)
+    lengths = np.arange(1.0, 25)
+    baseline = {g: (lengths * rewards)[ids == g].sum() / lengths[ids == g].sum() for g in set(ids.tolist())}
+    opo = np.array([0 if (ids == g).sum() == 1 else r - baseline[g] for r, g in zip(rewards, ids, strict=True)])
+    np.testing.assert_allclose(group.opo_advantages(*args, jnp.asarray(lengths, jnp.float32)), opo, atol=1e-5)
+
+
+def test_pass_at_k_against_every_subset():
+    """n = 5 with 2 right, k = 3: advantages averaged over all 10 subsets that hold the member."""
+    import itertools
+
+    right = np.array([1, 1, 0, 0, 0])
+    scores = {s: right[list(s)].max() for s in itertools.combinations(range(5), 3)}
+    values = np.array(list(scores.values()), float)
+    mean, spread = values.mean(), values.std()
+    want = [np.mean([(v - mean) / spread for s, v in scores.items() if i in s]) for i in range(5)]
+    got = group.pass_at_k_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), k=3, eps=0.0)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    # k = 1 is GRPO with the population standard deviation
+    one = group.pass_at_k_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), k=1, eps=0.0)
+    grpo = group.group_normalized_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), ddof=0, eps=0.0)
+    np.testing.assert_allclose(one, grpo, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_equal_rewards_give_exactly_zero(name):
+    """Trap 12: also when the mean of equal rewards rounds."""
+    rewards = jnp.full((7,), 0.1)
+    got = ESTIMATORS[name](rewards, jnp.array([0, 0, 0, 0, 0, 1, 1]))
+    assert not np.asarray(got).any()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_singleton_groups_give_zero(name):
+    assert not np.asarray(ESTIMATORS[name](jnp.array([1.0, 0.0, 1.0]), jnp.array([0, 1, 2]))).any()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_invalid_members_have_no_influence(name):
+    rewards = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0])
+    ids = jnp.array([0, 0, 0, 1, 1])
+    with_bad = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0, jnp.nan, 50.0])
+    valid = jnp.array([True] * 5 + [False] * 2)
+    got = ESTIMATORS[name](with_bad, jnp.array([0, 0, 0, 1, 1, 0, 1]), valid=valid)
+    np.testing.assert_allclose(got[:5], ESTIMATORS[name](rewards, ids), atol=1e-6)
+    assert got[5:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_permuting_sequences_permutes_advantages(name):
+    if name == "opo":
+        pytest.skip("its lengths would have to be permuted too")
+    order = np.random.default_rng(0).permutation(8)
+    got = ESTIMATORS[name](REWARDS[order], IDS[order])
+    np.testing.assert_allclose(got, ESTIMATORS[name](REWARDS, IDS)[order], atol=1e-6)
+
+
+def test_laws():
+    shift = group.group_normalized_advantages(REWARDS + 5, IDS)
+    np.testing.assert_allclose(shift, group.group_normalized_advantages(REWARDS, IDS), atol=1e-5)
+    np.testing.assert_allclose(group.dr_grpo_advantages(3 * REWARDS, IDS), 3 * group.dr_grpo_advantages(REWARDS, IDS))
+    # G / (G - 1) relates RLOO to Dr.GRPO
+    np.testing.assert_allclose(
+        group.rloo_advantages(REWARDS, IDS)[:4], 4 / 3 * group.dr_grpo_advantages(REWARDS, IDS)[:4], atol=1e-6
+    )
+
+
+def test_filters_by_the_sheet():
+    rewards = jnp.array([1, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0], jnp.float32)
+    ids = jnp.repeat(jnp.arange(4), 4)
+    keep = group.mean_within(rewards, ids, low=0.25, high=0.75).reshape(4, 4)
+    assert keep.all(axis=1).tolist() == [True, False, True, False]
+    assert group.mean_within(rewards, ids, low=0.0, high=1.0).all()
+    informative = group.informative_groups(rewards, ids, low=0.0, high=1.0).reshape(4, 4)
+    assert informative.all(axis=1).tolist() == [True, False, True, False]
+
+
+def test_batch_whitening():
+    got = group.batch_whitened(jnp.array([1.0, 3.0, 99.0]), valid=jnp.array([True, True, False]), eps=0.0)
+    assert got.tolist() == [-1.0, 1.0, 0.0]
