@@ -103,22 +103,68 @@ def test_linear_rope_scaling_divides_positions():
     np.testing.assert_allclose(rope_frequencies(scaled) * 2, rope_frequencies(small_config("llama")))
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 4, 2), (2, 2, 2), (1, 1, 2)])
-def test_any_mesh_gives_the_one_device_gradient(shape):
-    from jaxrl_llm.distributed import mesh as meshes
-    from jaxrl_llm.distributed import rules
+def test_seeds_are_an_axis_of_the_parameters():
+    """Decode under vmap over parameters equals each model alone."""
+    policy = make_policy(small_config())
+    many = jax.vmap(policy.init)(jax.random.split(jax.random.key(0), 3))
+    tokens = _tokens((2, 4))
+    segments, positions = dense_rows(2, 4)
 
+    def run(params):
+        _, cache = policy.extend(
+            params, policy.init_cache(2, 4), tokens[:, :3], positions[:, :3], segments[:, :3], jnp.int32(0)
+        )
+        hidden, _ = policy.extend(params, cache, tokens[:, 3:], positions[:, 3:], segments[:, 3:], jnp.int32(3))
+        return policy.unembed(params, hidden)
+
+    together = jax.jit(jax.vmap(run))(many)
+    for i in range(3):
+        alone = run(jax.tree.map(lambda x, i=i: x[i], many))
+        np.testing.assert_allclose(together[i], alone, atol=1e-5)
+
+
+def test_repeated_cache_continues_every_copy_alike():
     policy, params, _ = small_model()
-    tokens = _tokens((8, 6))
-    segments, positions = dense_rows(8, 6)
+    tokens = _tokens((2, 4))
+    segments, positions = dense_rows(2, 4)
+    _, cache = policy.extend(params, policy.init_cache(2, 5), tokens, positions, segments, 0)
+    step = lambda rows, cache: policy.extend(  # noqa: E731
+        params, cache, jnp.full((rows, 1), 3), jnp.full((rows, 1), 4), jnp.ones((rows, 1), jnp.int32), 4
+    )
+    one, _ = step(2, cache)
+    many, _ = step(6, policy.repeat_cache(cache, 3))
+    np.testing.assert_allclose(many, jnp.repeat(one, 3, axis=0), atol=1e-6)
 
-    def loss(p, tokens, positions, segments):
-        logits = _logits(policy, p, tokens, positions, segments)
-        return logprobs.token_logprobs(logits, tokens).mean()
 
-    alone = jax.value_and_grad(loss)(params, tokens, positions, segments)
-    spec = ",".join(f"{a}={n}" for a, n in zip(meshes.AXES, shape, strict=True))
-    mesh = meshes.parse_mesh(spec)
-    rows = jax.device_put((tokens, positions, segments), meshes.batch_sharding(mesh))
-    spread = jax.jit(jax.value_and_grad(loss))(rules.shard(params, mesh), *rows)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), alone, spread)
+def test_embedding_gradient_of_bfloat16_compute_adds_up_in_float32():
+    """A token that occurs 512 times: a bfloat16 sum would stop growing at 256 ones."""
+    config = small_config(num_layers=1)
+    policy = make_policy(config, compute_dtype=jnp.bfloat16)
+    params = policy.init(jax.random.key(0))
+    # a block without effect: only the embedding and the final norm are left
+    params["layers"] = {k: jnp.zeros_like(v) if k in ("o", "down") else v for k, v in params["layers"].items()}
+
+    def gradient(rows):
+        tokens = jnp.full((rows, 2), 5, jnp.int32)
+        segments, positions = dense_rows(rows, 2)
+        loss = lambda p: policy.hidden(p, tokens, positions, segments)[..., 0].astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(loss)(params)["embed"][5]
+
+    np.testing.assert_allclose(gradient(512), gradient(1) * 512, rtol=1e-3)
+
+
+@pytest.mark.parametrize("filler", [2, 60])
+def test_what_padding_holds_does_not_matter(filler):
+    """Any token id and any position in the padded columns."""
+    policy, params, _ = small_model()
+    tokens = _tokens((2, 6))
+    segments = jnp.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    positions = jnp.array([[0, 0, 0, 1, 2, 3], [0, 1, 2, 3, 0, 0]])
+    real = segments > 0
+    other = jnp.where(real, tokens, 23)
+    moved = jnp.where(real, positions, jnp.int32(filler))
+    plain, changed = (
+        np.asarray(_logits(policy, params, t, p, segments)) for t, p in ((tokens, positions), (other, moved))
+    )
+    assert np.isfinite(changed).all()
+    np.testing.assert_allclose(changed[np.asarray(real)], plain[np.asarray(real)], atol=1e-6)
