@@ -14,7 +14,14 @@ MAX_LOG_RATIO = 20.0  # e^20 is 4.9e8: far past any clip, and still finite in fl
 
 
 def masked(mask: Bool[Array, "B T"], *arrays: Float[Array, "B T"]) -> tuple[Float[Array, "B T"], ...]:
-    """Each array in float32 with 0 outside the mask."""
+    """Each array in float32 with 0 outside the mask.
+
+    Raises:
+      ValueError: for an array of another shape than the mask, which would broadcast (a square batch hides it).
+    """
+    for x in arrays:
+        if x.shape != mask.shape:
+            raise ValueError(f"an array of shape {x.shape} meets mask of shape {mask.shape}; spread it over the tokens")
     return tuple(jnp.where(mask, x.astype(jnp.float32), 0.0) for x in arrays)
 
 
