@@ -14,6 +14,7 @@ def test_greedy_decode_is_the_same_alone_and_in_a_ragged_batch():
     tokens = jnp.asarray(np.random.default_rng(0).integers(3, 24, (3, 6)), jnp.int32)
     valid = jnp.arange(6)[None, :] >= 6 - jnp.asarray(lengths)[:, None]
 
+    @jax.jit
     def greedy(tokens, valid):
         keys = jax.random.split(jax.random.key(0), tokens.shape[0])
         return generate(

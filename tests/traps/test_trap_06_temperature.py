@@ -15,9 +15,7 @@ from tests.traps.tables import advantages, params, problems, rollout, table_poli
 def test_ratio_is_one_at_any_temperature(temperature):
     policy, table = table_policy(), problems()
     keys = jax.random.split(jax.random.key(0), 24)
-    out = rollout(
-        params(), table.tokens, table.valid, keys, jnp.arange(6, dtype=jnp.int32), temperature=temperature
-    )
+    out = rollout(params(), table.tokens, table.valid, keys, jnp.arange(6, dtype=jnp.int32), temperature=temperature)
     rewards = Rewards(jnp.arange(24, dtype=jnp.float32), jnp.ones((24,), bool))
     batch = make_estimate(policy, advantages, temperature=temperature)(params(), {}, out, rewards)
     loss = make_policy_loss(policy, clipped_policy_loss, temperature=temperature, anchor=sampler_anchor)

@@ -18,9 +18,7 @@ def _close(left, right):
 
 @pytest.mark.parametrize("mode", reduce.MODES)
 def test_parts_and_devices(mode):
-    loss = make_policy_loss(
-        table_policy(), clipped_policy_loss, reduction=mode, length_tokens=6, anchor=sampler_anchor
-    )
+    loss = make_policy_loss(table_policy(), clipped_policy_loss, reduction=mode, length_tokens=6, anchor=sampler_anchor)
     batch = random_batch(mode=mode)
     grads, value, _ = accumulate(loss, params(), batch, 1)
     assert np.abs(grads["table"]).max() > 1e-3

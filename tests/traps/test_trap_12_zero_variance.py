@@ -40,8 +40,6 @@ def test_the_degenerate_fraction_is_a_metric():
 
     ones = jnp.ones((4, 2), jnp.int32)
     ids = jnp.array([0, 0, 1, 1])
-    out = Trajectories(
-        ones, ones, ones, ones > 0, jnp.zeros((4, 2), jnp.float32), jnp.zeros((4,), bool), ids, ids
-    )
+    out = Trajectories(ones, ones, ones, ones > 0, jnp.zeros((4, 2), jnp.float32), jnp.zeros((4,), bool), ids, ids)
     rewards = Rewards(jnp.array([0.1, 0.1, 0.0, 1.0]), jnp.ones((4,), bool))
     assert float(rollout_metrics(out, rewards)["group/degenerate_fraction"]) == 0.5

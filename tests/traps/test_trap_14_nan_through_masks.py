@@ -9,14 +9,19 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.losses import policy as losses
+from jaxrl_llm.losses import policy, sequence
 from jaxrl_llm.types import TokenTerms
 from tests.traps.tables import random_batch
 
 BATCH = random_batch()
 LOGP = jnp.asarray(-np.random.default_rng(9).random((8, 6)) * 2, jnp.float32)
-# every policy loss of the module, also those that are added later
-LOSSES = [f for _, f in inspect.getmembers(losses, inspect.isfunction) if f.__annotations__.get("return") is TokenTerms]
+# every policy loss, also those that are added later
+LOSSES = [
+    function
+    for module in (policy, sequence)
+    for name, function in inspect.getmembers(module, inspect.isfunction)
+    if function.__annotations__.get("return") is TokenTerms and not name.startswith("_")
+]
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
@@ -42,7 +47,7 @@ def test_masked_slots_are_replaced_before_arithmetic(loss, poison):
 
 
 def test_the_list_is_not_empty():
-    assert losses.clipped_policy_loss in LOSSES and losses.reinforce_loss in LOSSES
+    assert {policy.clipped_policy_loss, policy.reinforce_loss, sequence.gspo_loss} <= set(LOSSES)
 
 
 @pytest.mark.parametrize(

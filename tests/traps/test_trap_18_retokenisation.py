@@ -1,9 +1,13 @@
-"""Trap 18, retokenisation: what is trained are the sampled ids, also where text would encode to others."""
+"""Trap 18, retokenisation: what is trained are the sampled ids, and a further turn appends to them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from jaxrl_llm.data import chat
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.train.estimates import make_estimate
 from tests.models_for_tests import nano
 from tests.traps.tables import advantages, params, problems, rollout, score, table_policy
@@ -24,3 +28,31 @@ def test_text_does_lose_ids_so_the_rule_matters():
     _, _, _, tokenizer = nano()
     ids = [*tokenizer.encode("12"), tokenizer.eos_ids[0], *tokenizer.encode("3")]
     assert tokenizer.encode(tokenizer.decode(ids)) != ids
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m.role[0] + '>' + m.content + '|' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<a>' }}{% endif %}"
+)
+
+
+def _characters(template):
+    encode = lambda text: [ord(c) for c in text]  # noqa: E731
+    decode = lambda ids: "".join(map(chr, ids))  # noqa: E731
+    return Tokenizer(encode, decode, 256, None, (ord("|"),), 0, (), template)
+
+
+def test_a_further_turn_appends_and_never_encodes_history_again():
+    before = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    new = [{"role": "user", "content": "sure?"}]
+    tokenizer = _characters(TEMPLATE)
+    assert tokenizer.decode(chat.encode_turns(tokenizer, before, new)) == "<u>sure?|<a>"
+    rewriting = _characters("{{ messages | length }}" + TEMPLATE)
+    with pytest.raises(UserError, match="rewrites earlier turns"):
+        chat.encode_turns(rewriting, before, new)
+
+
+def test_only_what_the_model_said_is_trained():
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    ids, mask = chat.encode_dialogue(_characters(TEMPLATE), messages)
+    assert "".join(chr(i) for i, kept in zip(ids, mask, strict=True) if kept) == "4|"

@@ -1,0 +1,51 @@
+"""Trap 27, optimiser: float32 masters keep small updates, and every leaf moves in one step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import reduce
+from jaxrl_llm.losses.policy import reinforce_loss
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.train.estimates import make_policy_loss
+from jaxrl_llm.train.step import make_update
+from jaxrl_llm.types import TrainState
+from tests.models_for_tests import small_config
+from tests.traps.tables import random_batch
+
+
+def _step(family, tx):
+    policy = make_policy(small_config(family), compute_dtype=jnp.bfloat16)
+    params = policy.init(jax.random.key(0))
+    zero = jnp.zeros((), jnp.int32)
+    state = TrainState(params, tx.init(params), zero, jax.random.key(0), zero, {})
+    loss = make_policy_loss(policy, lambda logp, old, advantages, mask: reinforce_loss(logp, advantages, mask))
+    batch = random_batch()
+    batch = batch._replace(total=reduce.denominator(batch.mask, mode="token_mean"))
+    after, _ = jax.jit(make_update(loss, tx, max_grad_norm=None))(state, batch)
+    return params, after.params
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_every_leaf_moves_by_an_update_that_bfloat16_would_lose(family):
+    before, after = _step(family, optax.sgd(1e-4))
+    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, old), new in pairs:
+        assert new.dtype == jnp.float32, path
+        assert np.any(np.asarray(old != new)), path
+    norm = before["final_norm"]  # ones: the next bfloat16 number is 0.8 % away
+    moved = np.asarray(after["final_norm"] - norm)
+    assert 0 < np.abs(moved).max() < 2**-9
+    assert not np.any(np.asarray(after["final_norm"].astype(jnp.bfloat16) != norm.astype(jnp.bfloat16)))
+
+
+def test_a_frozen_leaf_is_not_decayed():
+    tx = optax.multi_transform(
+        {"train": optax.adamw(1e-3, weight_decay=0.5), "frozen": optax.set_to_zero()},
+        lambda p: jax.tree.map(lambda _: "train", p) | {"embed": "frozen"},
+    )
+    before, after = _step("llama", tx)
+    np.testing.assert_array_equal(before["embed"], after["embed"])
+    assert np.any(np.asarray(before["head"] != after["head"]))

@@ -1,0 +1,52 @@
+"""Trap 29, stale old policy or reference: an update changes neither the stored values nor the reference."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.train import fused
+from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, score_tokens, stored_anchor
+from jaxrl_llm.train.online import begin
+from jaxrl_llm.train.step import make_update
+from tests.traps.tables import advantages, fresh_params, online, params, same, score, start, table_policy
+
+
+def _several():
+    policy = table_policy()
+    return online(
+        estimate=make_estimate(policy, advantages, recompute_old=True, reference=lambda extras: extras["reference"]),
+        loss=make_policy_loss(policy, clipped_policy_loss, anchor=stored_anchor),
+        updates_per_rollout=3,
+        tx=optax.sgd(0.5),
+    )
+
+
+def test_the_stored_values_stay_and_the_ratio_leaves_one():
+    method = _several()
+    state = start(method, reference=fresh_params())
+    drawn = jax.jit(partial(begin, method))(state)
+    out = drawn.trajectories
+    answers = jax.tree.map(lambda x: x[out.problem_ids], method.problems.answers)
+    batch = jax.jit(method.estimate)(state.params, state.extras, out, score(answers, out))
+    old = np.array(batch.old_logp)
+    np.testing.assert_allclose(old, score_tokens(method.policy, params(), out)[0], atol=1e-6)
+    update = jax.jit(make_update(method.loss, method.tx))
+    ratios = []
+    for _ in range(3):
+        state, metrics = update(state, batch)
+        ratios.append(float(metrics["policy/ratio"]))
+    np.testing.assert_array_equal(batch.old_logp, old)
+    assert abs(ratios[0] - 1) < 1e-6 and abs(ratios[2] - 1) > 1e-4
+    now, _ = score_tokens(method.policy, state.params, out)
+    assert np.abs(np.asarray(now) - old)[np.asarray(out.mask)].max() > 1e-3
+
+
+def test_the_reference_stays_over_a_run():
+    method = _several()
+    state, _ = fused.run(method, start(method, reference=fresh_params()), 3)
+    same(params(), state.extras["reference"])
+    assert float(jnp.abs(state.params["table"] - params()["table"]).max()) > 1e-3

@@ -1,0 +1,25 @@
+"""Trap 36, best of seeds: one seed has no interval, and comparisons are paired over all of them."""
+
+import math
+
+import pytest
+
+from jaxrl_llm.statistics import mean_interval, paired_difference, t_quantile
+
+
+def test_one_seed_has_no_interval():
+    interval = mean_interval([0.9])
+    assert interval.n == 1 and math.isnan(interval.low) and math.isnan(interval.high)
+    with pytest.raises(ValueError, match="two values"):
+        t_quantile(0)
+
+
+def test_three_seeds_use_students_t_and_say_how_many_they_are():
+    interval = mean_interval([0.6, 0.7, 0.8])
+    assert interval.n == 3 and interval.high - interval.mean == pytest.approx(4.303 * 0.1 / math.sqrt(3), rel=1e-3)
+
+
+def test_arms_are_compared_on_the_same_seeds():
+    assert paired_difference([0.5, 0.6, 0.9], [0.4, 0.5, 0.8]).low == pytest.approx(0.1)
+    with pytest.raises(ValueError, match="shape"):
+        paired_difference([0.5, 0.6], [0.4])
