@@ -20,9 +20,13 @@ def read_jsonl(path: str | pathlib.Path, *, columns: Sequence[str] = ("prompt", 
             f"--data {path} does not exist; give a .jsonl file with {' and '.join(columns)}, or a task name"
         )
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
+    for number, raw in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not raw.strip():
             continue
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}:{number}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
@@ -38,16 +42,27 @@ def read_jsonl(path: str | pathlib.Path, *, columns: Sequence[str] = ("prompt", 
     return rows
 
 
+def _level(path: str | pathlib.Path, number: int, row: dict) -> int:
+    try:
+        return int(row.get("level", 0))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path}: row {number}: level {row['level']!r} is not a whole number") from error
+
+
 def read_problems(path: str | pathlib.Path) -> list[Problem]:
-    """Rows of prompt and answer as problems; an optional ``level`` column is kept."""
+    """Rows of prompt and answer as problems; an optional ``level`` column is kept.
+
+    Raises:
+      DataError: as ``read_jsonl``, or for a level that is no whole number (counted without blank lines).
+    """
     return [
         Problem(
             task="rows",
             prompt=str(row["prompt"]),
             solution=str(row["answer"]),
             answer={"value": row["answer"]},
-            level=int(row.get("level", 0)),
+            level=_level(path, number, row),
             identity=str(row["prompt"]),
         )
-        for row in read_jsonl(path)
+        for number, row in enumerate(read_jsonl(path), start=1)
     ]
