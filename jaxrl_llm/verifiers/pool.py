@@ -5,6 +5,7 @@ runs out of memory, crashes or raises gives an *invalid* verdict, which leaves l
 killed and replaced.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -16,9 +17,8 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
@@ -52,13 +52,14 @@ class _Worker:
             start_new_session=True,  # Ctrl-C is for the run; and the whole session can be killed
         )
         other.close()
+        self.killed = False
         self.loaded: bytes | None = None
 
     def reply(self, timeout_s: float) -> bytes | None:
         """What the worker sends; None after the timeout. Raises EOFError when it died."""
         try:
             return self.connection.recv_bytes() if self.connection.poll(timeout_s) else None
-        except ConnectionResetError as error:
+        except OSError as error:
             raise EOFError from error
 
     def send(self, kind: bytes, blob: bytes) -> None:
@@ -66,22 +67,16 @@ class _Worker:
         try:
             self.connection.send_bytes(kind)
             self.connection.send_bytes(blob)
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except OSError as error:
             raise EOFError from error
 
     def kill(self) -> int:
         """Ends the process and its children at once; returns its exit code."""
-        _kill(self.process, self.connection)
-        return self.process.returncode
-
-
-def _kill(process: subprocess.Popen, connection: Connection) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # it is gone already
-    process.wait()
-    connection.close()
+        if not self.killed:
+            self.killed = True
+            with contextlib.suppress(ProcessLookupError):  # gone already, and no child of it left
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 def _kill_all(workers: set[_Worker]) -> None:
@@ -139,8 +134,10 @@ class VerifierPool:
         with self._lock:
             self._closed = True
             self._finalizer()
-            self._workers.clear()
+        # the threads that wait for a killed worker see its end and close its socket
         self._threads.shutdown(wait=True, cancel_futures=True)
+        for worker in list(self._workers):
+            self._discard(worker)
 
     def judge(
         self,
@@ -168,13 +165,14 @@ class VerifierPool:
         if len(answers) != len(responses):
             raise ValueError(f"answers has {len(answers)} items and responses {len(responses)}; give one each")
         blob = _importable(verifier)
-        if self._closed:
-            raise RuntimeError("the verifier pool is closed; open a new one")
+        self._check_open()
         start = time.monotonic()
         items = [pickle.dumps(item) for item in zip(answers, responses, strict=True)]
         futures = [self._threads.submit(self._one, blob, item) for item in items]
         try:
             results = [future.result() for future in futures]
+        except CancelledError as error:
+            raise RuntimeError("the verifier pool was closed while it judged") from error
         finally:
             for future in futures:
                 future.cancel()
@@ -223,6 +221,7 @@ class VerifierPool:
             reply = worker.reply(self._start_timeout_s)
         except EOFError as error:
             code = self._discard(worker)
+            self._check_open()
             raise UserError(f"a verifier worker ended with code {code} while loading the verifier") from error
         if reply is None:
             self._discard(worker)
@@ -236,14 +235,14 @@ class VerifierPool:
 
     def _start(self) -> _Worker:
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the verifier pool was closed")
+            self._check_open()
             worker = _Worker(*self._settings)
             self._workers.add(worker)
         try:
             ready = worker.reply(self._start_timeout_s)
         except EOFError as error:
             code = self._discard(worker)
+            self._check_open()
             raise UserError(f"a verifier worker ended with code {code} at its start") from error
         if ready is None:
             self._discard(worker)
@@ -255,10 +254,9 @@ class VerifierPool:
         try:
             worker.send(b"item", item)
             reply = worker.reply(self._timeout_s)
-        except (EOFError, OSError):
+        except EOFError:
             code = self._discard(worker)
-            if self._closed:
-                raise RuntimeError("the verifier pool was closed") from None
+            self._check_open()
             if code == -signal.SIGXCPU:
                 return self._timed_out(), False
             return Verdict(0.0, False, f"the verifier process ended with code {code}"), False
@@ -267,13 +265,19 @@ class VerifierPool:
             return self._timed_out(), False
         return Verdict(*json.loads(reply)), True
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the verifier pool is closed; open a new one")
+
     def _timed_out(self) -> Verdict:
         return Verdict(0.0, False, f"timed out after {self._timeout_s} s")
 
     def _discard(self, worker: _Worker) -> int:
         with self._lock:
             self._workers.discard(worker)
-            return worker.kill()
+            code = worker.kill()
+        worker.connection.close()
+        return code
 
 
 def _importable(verifier: Verifier) -> bytes:

@@ -139,16 +139,18 @@ def test_closing_kills_the_workers_and_ends_a_waiting_thread():
         except RuntimeError as error:
             errors.append(str(error))
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.8)
+    threads = [threading.Thread(target=wait) for _ in range(2)]  # the items of the second are all pending
+    for thread in threads:
+        thread.start()
+        time.sleep(0.5)
     pool.close()
     pool.close()
-    thread.join(10)
-    assert not thread.is_alive() and not _children() - before
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads) and not _children() - before
     with pytest.raises(RuntimeError, match="closed"):
         _judge(pool, "fine")
-    assert errors and "closed" in errors[0]
+    assert len(errors) == 2 and all("closed" in error for error in errors)
 
 
 def test_what_cannot_work_is_said_at_once(pool):
