@@ -3,6 +3,7 @@
 import importlib.resources
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,8 +87,19 @@ def _expected(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-def load(folder: str | pathlib.Path, config: ModelConfig, *, dtype: Any = jnp.float32) -> Params:
-    """Reads the safetensors of ``folder`` into the parameter tree of ``decoder`` (one tensor in memory at a time).
+def load(
+    folder: str | pathlib.Path,
+    config: ModelConfig,
+    *,
+    dtype: Any = jnp.float32,
+    place: Callable[[np.ndarray], Any] = jnp.asarray,
+) -> Params:
+    """Reads the safetensors of ``folder`` into the parameter tree of ``decoder``.
+
+    Args:
+      dtype: precision of the tree, whatever the stored one is.
+      place: where a finished leaf goes: the default device, or ``np.asarray`` to keep a model that no single device can
+        hold in host memory until it is sharded.
 
     Raises:
       ValueError: naming the first missing or unused tensors, a tensor of a wrong shape, or a head that differs from
@@ -114,8 +126,8 @@ def load(folder: str | pathlib.Path, config: ModelConfig, *, dtype: Any = jnp.fl
         stacked = np.empty(leaf.shape, np.dtype(dtype))
         for i in range(config.num_layers):
             stacked[i] = read(f"model.layers.{i}.{name}", leaf.shape[1:], transposed)
-        layers[key] = jnp.asarray(stacked)
-    params = {k: jnp.asarray(read(_TOP[k], leaf.shape, k == "head")) for k, leaf in expected.items() if k != "layers"}
+        layers[key] = place(stacked)
+    params = {k: place(read(_TOP[k], leaf.shape, k == "head")) for k, leaf in expected.items() if k != "layers"}
     if config.tie_embeddings and _TOP["head"] in where:
         if not np.array_equal(read(_TOP["head"], expected["embed"].shape, False), params["embed"]):
             raise ValueError(f"{folder}: lm_head.weight differs from the embedding; set tie_word_embeddings to false")
@@ -149,8 +161,13 @@ def save(folder: str | pathlib.Path, config: ModelConfig, params: Params, *, dty
 
 
 def pretrained(
-    folder: str | pathlib.Path, *, compute_dtype: Any = jnp.float32, remat: bool = False
+    folder: str | pathlib.Path,
+    *,
+    compute_dtype: Any = jnp.float32,
+    remat: bool = False,
+    place: Callable[[np.ndarray], Any] = jnp.asarray,
 ) -> tuple[Policy, Params, ModelConfig]:
-    """Policy, float32 parameters and shape of a Hugging Face folder."""
+    """Policy, float32 parameters and shape of a Hugging Face folder; ``place`` as in ``load``."""
     config = model_config.read_config(folder)
-    return make_policy(config, compute_dtype=compute_dtype, remat=remat), load(folder, config), config
+    policy = make_policy(config, compute_dtype=compute_dtype, remat=remat)
+    return policy, load(folder, config, place=place), config

@@ -43,6 +43,17 @@ def test_stored_bfloat16_halves_the_file_and_loads_as_float32(tmp_path, folder):
     assert weights.load(folder, config, dtype=jnp.bfloat16)["embed"].dtype == jnp.bfloat16
 
 
+def test_a_tree_in_host_memory_is_sharded_from_there(folder):
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
+
+    _, params, _ = weights.pretrained(folder, place=np.asarray)
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(params))
+    sharded = rules.shard(params, meshes.parse_mesh("fsdp=4,tensor=2"))
+    assert sharded["layers"]["up"].addressable_shards[0].data.size * 8 == sharded["layers"]["up"].size
+    jax.tree.map(np.testing.assert_array_equal, sharded, small_model()[1])
+
+
 def test_unknown_precision(tmp_path):
     _, params, config = small_model()
     with pytest.raises(ValueError, match="dtype='int8' is not one of float32, bfloat16"):
