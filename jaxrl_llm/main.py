@@ -38,14 +38,14 @@ from jaxrl_llm.types import TrainState
 class Settings:
     """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
 
-    model: str = "tiny"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
+    model: str = "nano"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
     data: str = "countdown"  # countdown, chain, or a .jsonl file with prompt and answer
-    steps: int = 240  # iterations: one rollout and one update each
+    steps: int = 450  # iterations: one rollout and one update each
     seed: int = 0
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
     microbatches: int = 1  # parts of a batch whose gradients are summed
-    learning_rate: float = 3e-4
+    learning_rate: float = 6e-4
     clip_low: float = 0.2
     clip_high: float = 0.28
     temperature: float = 1.0
@@ -80,6 +80,8 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables) -> Onl
         values = group.group_normalized_advantages(rewards.value, trajectories.group_ids, valid=rewards.valid)
         return group.per_token(values, trajectories.mask)
 
+    # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, 10, settings.steps + 1)
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
         policy=model.policy,
@@ -96,7 +98,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables) -> Onl
         score=lambda answers, trajectories: None,  # the host scores
         estimate=make_estimate(model.policy, advantages, temperature=settings.temperature),
         loss=make_policy_loss(model.policy, token_loss, temperature=settings.temperature),
-        tx=optax.adam(optax.schedules.linear_schedule(0.0, settings.learning_rate, 10), 0.9, 0.99),
+        tx=optax.adam(schedule, 0.9, 0.99),
         microbatches=settings.microbatches,
     )
 

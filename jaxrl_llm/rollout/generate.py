@@ -1,6 +1,7 @@
 """Jitted generation: every prompt prefilled once, its cache shared by the group, one compiled decode loop."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -72,64 +73,69 @@ def generate(
     cache, logits, positions, segments, following = _prefill(
         policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1
     )
-
-    def one(t, carry):
-        cache, logits, alive, tokens, logp, mask = carry
-        step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys)
-        token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        token = jnp.where(alive, token, pad_id)
-        put = lambda array, value: jax.lax.dynamic_update_index_in_dim(array, value, t, 1)  # noqa: E731
-        tokens, mask = put(tokens, token), put(mask, alive)
-        logp = put(logp, jnp.where(alive, token_logp, 0.0))
-        alive_after = alive & ~_ends(token, eos_ids)
-
-        def forward(cache):
-            hidden, cache = policy.extend(
-                params,
-                cache,
-                token[:, None],
-                (following + t)[:, None],
-                alive.astype(jnp.int32)[:, None],
-                width + t,
-            )
-            return policy.unembed(params, hidden[:, 0]), cache
-
-        logits, cache = forward(cache)
-        return cache, logits, alive_after, tokens, logp, mask
-
-    shape = (rows, max_new_tokens)
-    carry = (
+    pick = partial(_pick, keys, tuple(eos_ids), pad_id, (temperature, top_k, top_p, min_p))
+    tokens, logp, mask, alive = _decode(
+        policy,
+        params,
         cache,
         logits,
-        jnp.ones((rows,), bool),
-        jnp.full(shape, pad_id, jnp.int32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros(shape, bool),
-    )
-    last = max_new_tokens - 1  # the last token needs no forward pass after it
-    if early_exit:
-        _, carry = jax.lax.while_loop(
-            lambda c: (c[0] < last) & jnp.any(c[1][2]), lambda c: (c[0] + 1, one(c[0], c[1])), (jnp.int32(0), carry)
-        )
-    else:
-        carry, _ = jax.lax.scan(lambda c, t: (one(t, c), None), carry, jnp.arange(last, dtype=jnp.int32))
-    _, logits, alive, tokens, logp, mask = carry
-    tokens, logp, mask, alive = _last_token(
-        logits, alive, tokens, logp, mask, keys, last, pad_id, eos_ids, (temperature, top_k, top_p, min_p)
+        following,
+        pick,
+        width=width,
+        new=max_new_tokens,
+        pad_id=pad_id,
+        early_exit=early_exit,
     )
     return _assemble(
         prompt_tokens, positions, segments, following, tokens, logp, mask, alive, group_size, pad_id, problem_ids
     )
 
 
-def _last_token(logits, alive, tokens, logp, mask, keys, t, pad_id, eos_ids, sampling):
+def _pick(keys, eos_ids, pad_id, sampling, t, logits, written):
+    """Draws token ``t`` of every live row and writes token, log-probability and mask in the same place."""
     temperature, top_k, top_p, min_p = sampling
+    alive, tokens, logp, mask = written
     step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys)
     token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     token = jnp.where(alive, token, pad_id)
-    tokens, mask = tokens.at[:, t].set(token), mask.at[:, t].set(alive)
-    logp = logp.at[:, t].set(jnp.where(alive, token_logp, 0.0))
-    return tokens, logp, mask, alive & ~_ends(token, eos_ids)
+
+    def put(array, value):
+        return jax.lax.dynamic_update_index_in_dim(array, value, t, 1)
+
+    written = (put(tokens, token), put(logp, jnp.where(alive, token_logp, 0.0)), put(mask, alive))
+    return token, (alive & ~_ends(token, eos_ids), *written)
+
+
+def _decode(policy, params, cache, logits, following, pick, *, width, new, pad_id, early_exit):
+    """Tokens, log-probabilities, mask ``[B, new]`` and which rows never ended."""
+
+    def one(t, carry):
+        cache, logits, written = carry
+        alive = written[0]
+        token, written = pick(t, logits, written)
+        hidden, cache = policy.extend(
+            params, cache, token[:, None], (following + t)[:, None], alive.astype(jnp.int32)[:, None], width + t
+        )
+        return cache, policy.unembed(params, hidden[:, 0]), written
+
+    rows = following.shape[0]
+    blank = (
+        jnp.full((rows, new), pad_id, jnp.int32),
+        jnp.zeros((rows, new), jnp.float32),
+        jnp.zeros((rows, new), bool),
+    )
+    carry = (cache, logits, (jnp.ones((rows,), bool), *blank))
+    last = new - 1  # the last token needs no forward pass after it
+    if early_exit:
+        _, carry = jax.lax.while_loop(
+            lambda c: (c[0] < last) & jnp.any(c[1][2][0]),
+            lambda c: (c[0] + 1, one(c[0], c[1])),
+            (jnp.int32(0), carry),
+        )
+    else:
+        carry, _ = jax.lax.scan(lambda c, t: (one(t, c), None), carry, jnp.arange(last, dtype=jnp.int32))
+    _, (alive, tokens, logp, mask) = pick(last, carry[1], carry[2])
+    return tokens, logp, mask, alive
 
 
 def _assemble(

@@ -1,0 +1,190 @@
+"""Preference, reward, distillation and supervised losses: worked numbers, float64 forms, gradient facts, contract."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.losses import distill, reward, sft
+from jaxrl_llm.losses import preference as pref
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def log_sigmoid(x):
+    return -math.log1p(math.exp(-x))
+
+
+def odds(p):
+    return p - math.log1p(-math.exp(p))
+
+
+# (function, options, float64 form of one pair)
+WITH_REFERENCE = {
+    "dpo": (pref.dpo_loss, {"beta": 0.3}, lambda w, y, rw, ry: -log_sigmoid(0.3 * (w - rw - y + ry))),
+    "cdpo": (
+        pref.dpo_loss,
+        {"beta": 0.3, "label_smoothing": 0.1},
+        lambda w, y, rw, ry: -0.9 * log_sigmoid(0.3 * (w - rw - y + ry)) - 0.1 * log_sigmoid(-0.3 * (w - rw - y + ry)),
+    ),
+    "ipo": (pref.ipo_loss, {"tau": 0.5}, lambda w, y, rw, ry: (w - rw - y + ry - 1) ** 2),
+    "apo_zero": (
+        pref.apo_zero_loss,
+        {"beta": 0.3},
+        lambda w, y, rw, ry: 1 - sigmoid(0.3 * (w - rw)) + sigmoid(0.3 * (y - ry)),
+    ),
+    "apo_down": (
+        pref.apo_down_loss,
+        {"beta": 0.3},
+        lambda w, y, rw, ry: sigmoid(0.3 * (w - rw)) + 1 - sigmoid(0.3 * (w - rw - y + ry)),
+    ),
+    "rpo": (
+        pref.rpo_loss,
+        {"beta": 0.3, "eta": 0.2},
+        lambda w, y, rw, ry: -log_sigmoid(0.3 * (w - rw - y + ry)) - 0.06 * w,
+    ),
+}
+WITHOUT = {
+    "orpo": (pref.orpo_loss, {"weight": 0.2}, lambda w, y: -w - 0.2 * log_sigmoid(odds(w) - odds(y))),
+    "simpo": (pref.simpo_loss, {"beta": 2.0, "gamma": 0.5}, lambda w, y: -log_sigmoid(2 * (w - y) - 0.5)),
+    "cpo": (pref.cpo_loss, {"beta": 0.3}, lambda w, y: -log_sigmoid(0.3 * (w - y)) - w),
+    "bradley_terry": (reward.bradley_terry_loss, {}, lambda w, y: -log_sigmoid(w - y)),
+    "centred": (
+        reward.bradley_terry_loss,
+        {"centering": 0.1},
+        lambda w, y: -log_sigmoid(w - y) + 0.1 * (w + y) ** 2,
+    ),
+}
+ALL = WITH_REFERENCE | WITHOUT
+
+
+def _case(name, n=6):
+    rng = np.random.default_rng(0)
+    return [-0.2 - 3 * rng.random(n) for _ in range(4 if name in WITH_REFERENCE else 2)]
+
+
+def _jax(arrays):
+    return [jnp.asarray(x, jnp.float32) for x in arrays]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_against_float64(name):
+    function, options, form = ALL[name]
+    want = [form(*row) for row in zip(*_case(name), strict=True)]
+    np.testing.assert_allclose(function(*_jax(_case(name)), **options).loss, want, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_contract(name):
+    function, options, _ = ALL[name]
+    args = _jax(_case(name))
+    terms = function(*args, **options)
+    order = np.random.default_rng(1).permutation(6)
+    np.testing.assert_allclose(function(*(x[order] for x in args), **options).loss, terms.loss[order])
+    assert function(*(x.astype(jnp.bfloat16) for x in args), **options).loss.dtype == jnp.float32
+    jitted = jax.jit(lambda *a: function(*a, **options))(*args)
+    np.testing.assert_allclose(jitted.loss, terms.loss, atol=1e-6)
+    np.testing.assert_array_equal(terms.aux["accuracy"], (terms.aux["margin"] > 0).astype(jnp.float32))
+    for far in (-80.0, 80.0):
+        value, gradient = jax.value_and_grad(lambda c, f=far: function(c + f, *args[1:], **options).loss.sum())(args[0])
+        if name != "orpo" or far < 0:  # a mean log-probability cannot be positive
+            assert np.isfinite(value) and np.isfinite(gradient).all()
+    if name in WITH_REFERENCE:
+        for gradient in jax.grad(lambda *a: function(*a, **options).loss.sum(), (2, 3))(*args):
+            assert not np.asarray(gradient).any()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_raising_the_chosen_lowers_the_loss(name):
+    if name in ("apo_down", "ipo", "centred"):
+        pytest.skip("lowers both, or has a target")
+    function, options, _ = ALL[name]
+    gradient = jax.grad(lambda *a: function(*a, **options).loss.sum(), (0, 1))(*_jax(_case(name)))
+    assert (gradient[0] < 0).all() and (gradient[1] > 0).all()
+
+
+def test_zero_margin_and_swap():
+    z, one = jnp.zeros(1), jnp.ones(1)
+    assert float(pref.dpo_loss(z, z, z, z).loss[0]) == pytest.approx(math.log(2))
+    a, b = pref.dpo_loss(one, z, z, z, beta=0.5), pref.dpo_loss(z, one, z, z, beta=0.5)
+    # -log sigmoid(h) + log sigmoid(-h) = -h
+    assert float((a.loss - b.loss)[0]) == pytest.approx(-0.5)
+    np.testing.assert_allclose(a.aux["margin"], -b.aux["margin"])
+
+
+def test_rpo_by_the_sheet():
+    """h = 0.5, chosen -40, beta 0.05, eta 0.005: 0.474077 + 0.01; eta = 0 is DPO; the rejected gradient is DPO's."""
+    w, y, rw, ry = (jnp.array([x]) for x in (-40.0, -50.0, -40.0, -40.0))
+    assert float(pref.rpo_loss(w, y, rw, ry, beta=0.05, eta=0.005).loss[0]) == pytest.approx(0.484077, abs=1e-5)
+    assert pref.rpo_loss(w, y, rw, ry, eta=0.0).loss == pref.dpo_loss(w, y, rw, ry, beta=0.01).loss
+    slope = [jax.grad(lambda x, e=e: pref.rpo_loss(w, x, rw, ry, eta=e).loss[0])(y) for e in (0.0, 0.5)]
+    np.testing.assert_allclose(*slope)
+
+
+def test_kto_against_float64():
+    logp, ref, good, kl = [-1.0, -2.0, -3.0], [-1.5, -1.0, -3.0], [True, False, True], 0.2
+    got = pref.kto_loss(*_jax([logp, ref]), jnp.asarray(good), jnp.float32(kl), beta=0.5, weight_undesirable=1.3)
+    want = [
+        (1 - sigmoid(0.5 * (p - q - kl))) if g else 1.3 * (1 - sigmoid(-0.5 * (p - q - kl)))
+        for p, q, g in zip(logp, ref, good, strict=True)
+    ]
+    np.testing.assert_allclose(got.loss, want, atol=1e-6)
+    low = pref.kto_loss(*_jax([logp, ref]), jnp.asarray(good), jnp.float32(-5.0))
+    zero = pref.kto_loss(*_jax([logp, ref]), jnp.asarray(good), jnp.float32(0.0))
+    np.testing.assert_array_equal(low.loss, zero.loss)  # the estimate is floored at 0
+
+
+def test_margin_shifts_the_reward_loss():
+    got = reward.bradley_terry_loss(jnp.array([2.0]), jnp.array([0.5]), margin=jnp.array([1.0]))
+    assert float(got.loss[0]) == pytest.approx(-log_sigmoid(0.5), abs=1e-6)
+
+
+MASK = jnp.array([[True, True, False], [True, False, False]])
+
+
+def test_distillation_against_float64_and_masks():
+    rng = np.random.default_rng(0)
+    s, t = rng.normal(size=(2, 2, 3, 5))
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in (s, t))
+    keep = np.asarray(MASK)
+    forward = np.where(keep, (q * (np.log(q) - np.log(p))).sum(-1), 0)
+    reverse = np.where(keep, (p * (np.log(p) - np.log(q))).sum(-1), 0)
+    student, teacher = (jnp.where(MASK[..., None], jnp.asarray(x, jnp.float32), jnp.nan) for x in (s, t))
+    np.testing.assert_allclose(distill.forward_kl_loss(student, teacher, MASK).loss, forward, atol=1e-5)
+    np.testing.assert_allclose(distill.reverse_kl_loss(student, teacher, MASK).loss, reverse, atol=1e-5)
+    for loss in (distill.forward_kl_loss, distill.reverse_kl_loss):
+        gradient = jax.grad(lambda x, f=loss: f(x, teacher, MASK).loss.sum())(student)
+        assert np.isfinite(gradient).all() and not np.asarray(gradient)[~keep].any()
+        same = jax.grad(lambda x, f=loss: f(x, student, MASK).loss.sum())(student)
+        np.testing.assert_allclose(same, 0.0, atol=1e-6)  # a student equal to its teacher stays
+    assert float(distill.forward_kl_loss(student, teacher, MASK, temperature=50.0).loss.max()) < 0.01
+
+
+def test_sampled_reverse_kl_gradient_is_the_gap():
+    logp, teacher = jnp.array([[-1.0, -2.0, jnp.nan]]), jnp.array([[-0.5, -3.0, jnp.nan]])
+    mask = jnp.array([[True, True, False]])
+    gradient = jax.grad(lambda x: distill.sampled_reverse_kl_loss(x, teacher, mask).loss.sum())(logp)
+    assert gradient.tolist() == [[-0.5, 1.0, 0.0]]
+
+
+def test_sft():
+    terms = sft.sft_loss(jnp.array([[-1.0, jnp.nan]]), jnp.array([[True, False]]))
+    assert terms.loss.tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda z: pref.dpo_loss(z, z, z, z, beta=0.0), "beta"),
+        (lambda z: pref.dpo_loss(z, z, z, z, label_smoothing=0.6), "label_smoothing"),
+        (lambda z: pref.ipo_loss(z, z, z, z, tau=0.0), "tau"),
+        (lambda z: reward.bradley_terry_loss(z, z, centering=-1.0), "centering"),
+    ],
+)
+def test_mistakes_are_named(call, name):
+    with pytest.raises(ValueError, match=f"{name}="):
+        call(jnp.zeros(1))
