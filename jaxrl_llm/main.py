@@ -81,7 +81,8 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables) -> Onl
         return group.per_token(values, trajectories.mask)
 
     # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, 10, settings.steps + 1)
+    warmup = min(10, settings.steps // 2)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warmup, settings.steps + 1)
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
         policy=model.policy,

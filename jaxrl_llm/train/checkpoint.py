@@ -4,13 +4,16 @@ A folder ``step_00000012`` therefore is either complete or damaged later; ``late
 what does not hold, with a message.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -21,6 +24,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import TrainState
 
 _MANIFEST = "manifest.json"
+_OVERHEAD_BYTES = 128 * 1024  # metadata and manifest beside the arrays
 
 
 def _is_key(x: Any) -> bool:
@@ -37,6 +41,41 @@ def _checksums(folder: pathlib.Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+def _require_space(folder: pathlib.Path, tree: Any) -> None:
+    """Raises OSError before writing begins where the arrays cannot fit."""
+    needed = sum(x.nbytes for x in jax.tree.leaves(tree)) + _OVERHEAD_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"{needed / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    """The file system says so by number; the array store only in its text."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "No space left" in str(error) or "Disk quota exceeded" in str(error)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without orbax's own report of an error that is raised and reported once anyway."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _sync(path: pathlib.Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: dict[str, Any] | None = None) -> None:
     """Writes ``folder/step_<step>`` and removes all but the newest ``keep``.
 
@@ -46,24 +85,24 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
     Raises:
       UserError: when the disk is full or not writable; older checkpoints stay intact.
     """
-    import orbax.checkpoint as ocp
-
     folder = pathlib.Path(folder).absolute()
     final = folder / f"step_{int(state.step):08d}"
     scratch = folder / f".writing_{int(state.step):08d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(scratch, ignore_errors=True)
-        with ocp.StandardCheckpointer() as writer:
-            # copied to the host first: the state may be donated to the next step while writing goes on
-            writer.save(scratch / "state", jax.tree.map(np.asarray, _plain(state)))
-        manifest = {"step": int(state.step), "note": note or {}, "sha256": _checksums(scratch)}
-        (scratch / _MANIFEST).write_text(json.dumps(manifest))
+        for left in folder.glob(".writing_*"):  # of a run that was killed while writing
+            shutil.rmtree(left, ignore_errors=True)
+        # copied to the host first: the state may be donated to the next step while writing goes on
+        _write(scratch, jax.tree.map(np.asarray, _plain(state)), {"step": int(state.step), "note": note or {}})
         shutil.rmtree(final, ignore_errors=True)
         os.replace(scratch, final)
-    except OSError as error:
+        _sync(folder)
+    except (OSError, ValueError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
-        why = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+        full = _disk_is_full(error)
+        if not full and not isinstance(error, OSError):
+            raise
+        why = "the disk is full" if full else str(error)
         raise UserError(
             f"checkpoint at step {int(state.step)} not written to {folder}: {why}; free space or fix the folder, "
             "then --resume the run: older checkpoints are intact"
@@ -72,9 +111,25 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
         shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
 
 
+def _write(scratch: pathlib.Path, tree: Any, facts: dict[str, Any]) -> None:
+    import orbax.checkpoint as ocp
+
+    _require_space(scratch.parent, tree)
+    with _quiet(), ocp.StandardCheckpointer() as writer:
+        writer.save(scratch / "state", tree)
+    manifest = scratch / _MANIFEST
+    manifest.write_text(json.dumps(facts | {"sha256": _checksums(scratch)}))
+    _sync(manifest)
+
+
 def steps(folder: str | pathlib.Path) -> list[int]:
     """Steps of the finished checkpoints in ``folder``, ascending."""
     return sorted(int(p.name[5:]) for p in pathlib.Path(folder).glob("step_*") if p.name[5:].isdigit())
+
+
+def note(path: str | pathlib.Path) -> dict[str, Any]:
+    """The facts stored beside the arrays of an intact checkpoint."""
+    return json.loads((pathlib.Path(path) / _MANIFEST).read_text())["note"]
 
 
 def damage(path: pathlib.Path) -> str | None:
