@@ -4,11 +4,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.losses.policy import masked
+from jaxrl_llm.losses.policy import clipped_policy_loss, log_ratio, masked
+from jaxrl_llm.types import TokenTerms
 
 
 def entropy_bonus_terms(entropy: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    """``-H_t``: add with a coefficient to a loss. ``entropy`` is exact, from ``logprobs``, and keeps its gradient."""
+    """``-H_t``: add with a coefficient to a loss. ``entropy`` is exact, from ``logprobs``, and keeps its gradient.
+
+    >>> import jax.numpy as jnp
+    >>> entropy_bonus_terms(jnp.array([[0.5, 2.0]]), jnp.array([[True, False]])).tolist()
+    [[-0.5, 0.0]]
+    """
+    (entropy,) = masked(mask, entropy)
     return -jnp.where(mask, entropy, 0.0)
 
 
@@ -65,3 +72,62 @@ def kl_cov_select(
     order = jnp.where(mask, -covariance, jnp.inf).ravel()
     rank = jnp.argsort(jnp.argsort(order)).reshape(mask.shape).astype(jnp.float32)
     return mask & (rank < wanted)
+
+
+def clip_cov_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    noise: Float[Array, "B T"],
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    fraction: float = 2e-4,
+    low: float = 1.0,
+    high: float = 5.0,
+) -> TokenTerms:
+    """PPO's clipped surrogate without the tokens that ``clip_cov_keep`` drops; only unclipped tokens can be drawn.
+
+    Covariances are centred on the tokens given: micro-batches of a step are centred each on its own.
+
+    Args:
+      noise: uniform numbers in [0, 1), see ``clip_cov_keep``.
+
+    ``aux``: ``ratio``, ``clipped`` (by PPO), ``dropped`` (by covariance). From arXiv:2505.22617.
+    """
+    terms = clipped_policy_loss(logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+    covariance = token_covariance(logp, advantages, mask)
+    covariance = jnp.where(terms.aux["clipped"] > 0, -jnp.inf, covariance)
+    keep = clip_cov_keep(covariance, mask, noise, fraction=fraction, low=low, high=high)
+    aux = dict(terms.aux) | {"dropped": (mask & ~keep).astype(jnp.float32)}
+    return TokenTerms(jnp.where(keep, terms.loss, 0.0), aux)
+
+
+def kl_cov_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    fraction: float = 2e-3,
+    coefficient: float = 1.0,
+) -> TokenTerms:
+    """``-rho A``, plus ``coefficient |logp - old_logp|`` for the tokens that ``kl_cov_select`` names; no clip.
+
+    ``aux``: ``ratio``, ``clipped`` (always 0), ``penalised``. From arXiv:2505.22617; the absolute value for
+    the KL term is that of the authors' code.
+    """
+    chosen = kl_cov_select(token_covariance(logp, advantages, mask), mask, fraction=fraction)
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    difference = log_ratio(logp, old_logp)
+    ratio = jnp.exp(difference)
+    # sign(0) = 0: at ratio 1 there is no distance and no gradient of it (that of abs would be 1)
+    distance = jax.lax.stop_gradient(jnp.sign(difference)) * difference
+    loss = -ratio * jax.lax.stop_gradient(advantages) + jnp.where(chosen, coefficient * distance, 0.0)
+    aux = {
+        "ratio": jnp.where(mask, ratio, 0.0),
+        "clipped": jnp.zeros_like(ratio),
+        "penalised": chosen.astype(jnp.float32),
+    }
+    return TokenTerms(jnp.where(mask, loss, 0.0), aux)

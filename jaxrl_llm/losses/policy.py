@@ -26,7 +26,10 @@ def masked(mask: Bool[Array, "B T"], *arrays: Float[Array, "B T"]) -> tuple[Floa
 
 
 def log_ratio(logp: Float[Array, "B T"], anchor: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    """``logp - stop_gradient(anchor)``, clamped to +-20 so that its exponential stays finite."""
+    """``logp - stop_gradient(anchor)``, clamped to +-20 so that its exponential stays finite.
+
+    Beyond the clamp (a token ``e^20`` times as likely as before) value stays and gradient is zero.
+    """
     return jnp.clip(logp - jax.lax.stop_gradient(anchor), -MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
@@ -103,6 +106,9 @@ def cispo_loss(
 
     ``-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A logp``. ``clip_low = 1`` leaves the lower side open.
 
+    ``aux``: ``ratio``, and ``clipped``, 1 where the weight was bounded, whatever the sign of the advantage: the
+    gradient of such a token is smaller, not gone.
+
     From "MiniMax-M1", arXiv:2506.13585, eqs. 4 and 5. Differs from the paper in the default ``clip_high``, which it
     says is tuned without giving it.
     """
@@ -129,6 +135,8 @@ def sapo_loss(
 
     At ``rho = 1`` the gradient is that of REINFORCE; it fades on both sides, faster for A < 0 (``tau_negative``).
 
+    ``aux``: ``ratio``, and ``clipped``, always 0: no token is cut.
+
     From "Soft Adaptive Policy Optimization", arXiv:2511.20347, eq. 5.
     """
     if tau_positive <= 0 or tau_negative <= 0:
@@ -138,4 +146,5 @@ def sapo_loss(
     ratio = jnp.exp(log_ratio(logp, old_logp))
     tau = jnp.where(advantages > 0, tau_positive, tau_negative)
     gate = 4.0 / tau * jax.nn.sigmoid(tau * (ratio - 1.0))
-    return TokenTerms(-jnp.where(mask, gate * advantages, 0.0), {"ratio": jnp.where(mask, ratio, 0.0)})
+    aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": jnp.zeros_like(ratio)}
+    return TokenTerms(-jnp.where(mask, gate * advantages, 0.0), aux)

@@ -28,7 +28,8 @@ def gspo_loss(
 ) -> TokenTerms:
     """GSPO: the clipped surrogate with ``s_i = exp(mean_t (logp - old_logp))``, at every token of sequence i.
 
-    Reduce with ``seq_mean``: the mean over the tokens of a sequence is then its one surrogate.
+    Reduce with ``seq_mean``: the mean over the tokens of a sequence is then its one surrogate. ``aux``: ``ratio``
+    (``s_i``), and ``clipped``, 1 exactly where clipping removed the gradient.
 
     From "Group Sequence Policy Optimization", arXiv:2507.18071, eqs. 5 and 7.
     """
@@ -57,11 +58,13 @@ def gspo_token_loss(
     logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
     advantages = jax.lax.stop_gradient(advantages)
     sequence = jax.lax.stop_gradient(_mean(log_ratio(logp, old_logp), mask, segment_ids))
-    ratio = jnp.exp(sequence + logp - jax.lax.stop_gradient(logp))
+    ratio = jnp.exp(sequence + (logp - jax.lax.stop_gradient(logp)))  # the bracket first: it is exactly 0
     return _clipped(ratio, advantages, mask, clip_low, clip_high)
 
 
 def _clipped(ratio: Array, advantages: Array, mask: Array, clip_low: float, clip_high: float) -> TokenTerms:
+    if not 0 <= clip_low < 1 or clip_high < 0:
+        raise ValueError(f"clip_low={clip_low} must lie in [0, 1) and clip_high={clip_high} must not be negative")
     surrogate = jnp.minimum(ratio * advantages, jnp.clip(ratio, 1 - clip_low, 1 + clip_high) * advantages)
     cut = ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
     aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": (cut & mask).astype(jnp.float32)}
@@ -80,7 +83,8 @@ def gmpo_loss(
     """GMPO: the geometric mean of token ratios, each clipped in log space to ``[-clip, clip]`` on its harmful side.
 
     ``-A_i exp(mean_t c_t)``, ``c_t = sgn(A) min(sgn(A) l_t, sgn(A) clip(l_t, -clip, clip))``, ``l = logp - old_logp``.
-    One advantage per sequence; reduce with ``seq_mean``.
+    One advantage per sequence; reduce with ``seq_mean``. ``aux``: ``ratio``, the clipped geometric mean, and
+    ``clipped``, 1 for the tokens whose gradient clipping removed.
 
     From "Geometric-Mean Policy Optimization", arXiv:2507.20673, eq. 4 (``clip = 0.4``: ratios in
     ``[e^-0.4, e^0.4]``).
