@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array
 
 from jaxrl_llm import flags
 from jaxrl_llm.advantages import group
@@ -28,15 +27,16 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import view
 from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, report, transcripts
-from jaxrl_llm.train.estimates import make_estimate, make_policy_loss
+from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, per_response
 from jaxrl_llm.train.evaluate import evaluate
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.stop import Stop
-from jaxrl_llm.types import Rewards, TrainState, Trajectories
+from jaxrl_llm.types import TrainState
 from jaxrl_llm.verifiers.pool import VerifierPool
 
+ADVANTAGES = per_response(group.group_normalized_advantages)
 SHOWN_GROUPS = 2  # of a batch, written to be read
 
 
@@ -107,12 +107,6 @@ def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
     )
 
 
-def grpo_advantages(trajectories: Trajectories, rewards: Rewards) -> Array:
-    """Rewards normalised within their group, for every token."""
-    values = group.group_normalized_advantages(rewards.value, trajectories.group_ids, valid=rewards.valid)
-    return group.per_token(values, trajectories.mask)
-
-
 def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: Mesh | None) -> Online:
     """GRPO: group-normalised advantages, clip-higher, dynamic filtering, token mean, one update per rollout, no KL."""
     prompts = len(tables.train)
@@ -136,7 +130,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
         score=lambda answers, trajectories: None,  # the host scores
         estimate=make_estimate(
             model.policy,
-            grpo_advantages,
+            ADVANTAGES,
             temperature=settings.temperature,
             keep=with_spread if settings.filter_groups else None,
         ),
@@ -220,11 +214,12 @@ def train(
                     "tokens/s": figures["tokens/per_s"],
                 },
             )
-            if step % settings.checkpoint_every == 0 or step in (1, settings.steps) or stopping:
+            keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
+            if keep or step == 1:
                 for line in look(state.params, iteration.drawn.trajectories, iteration.rewards, step):
                     if hosts.is_first():
                         record.append_line(run / view.FILE, line)
-            if step % settings.checkpoint_every == 0 or step == settings.steps or stopping:
+            if keep:
                 checkpoint.save(run / "checkpoints", adapter.kept(state, settings.lora), note=note)
             if stopping and step < settings.steps:
                 say(f"stopped at step {step}; {record.how_to_resume(run)}")
@@ -297,7 +292,7 @@ def execute(
     look = transcripts.make_look(
         online.policy,
         model.tokenizer.decode,
-        grpo_advantages,
+        ADVANTAGES,
         rows=settings.group_size * min(SHOWN_GROUPS, settings.prompts_per_step),
         temperature=settings.temperature,
     )

@@ -17,13 +17,8 @@ Run:       python -m experiments.agents.agentgym_rl
 import dataclasses
 from functools import partial
 
-import optax
-
 from jaxrl_llm import experiment, recipes
-from jaxrl_llm.advantages import group
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import horizons
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, toy_keydoor
 
@@ -60,15 +55,7 @@ def build(settings: Settings) -> Plan:
     arena = toy_keydoor.make_arena(cells=CELLS, turns=MOST_TURNS)
     rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
     turns_at = partial(horizons.staged_turns, turns=settings.turns, period=settings.period)
-    online = arenas.make_online(
-        arena,
-        estimate=estimates.make_estimate(arena.policy, estimates.per_response(group.group_normalized_advantages)),
-        loss=estimates.make_policy_loss(arena.policy, clipped_policy_loss),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-        **horizons.scheduled(rollout, turns_at),
-    )
+    online = arenas.make_grpo(arena, settings, **horizons.scheduled(rollout, turns_at))
     more = toy_keydoor.by_length(arena, cells=CELLS, most=5)
     measure = arenas.make_measure(arena, samples=8, more=more)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)

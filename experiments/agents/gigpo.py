@@ -18,14 +18,11 @@ import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, toy_keydoor
 
@@ -86,17 +83,12 @@ def build(settings: Settings) -> Plan:
         sizes = turns.anchor_sizes(settings.anchor(found), rows.group_ids, found.taken)
         return {"shared": episodes.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
-    online = arenas.make_online(
+    online = arenas.make_grpo(
         arena,
-        estimate=estimates.make_estimate(arena.policy, advantages, row_extras=shared),
-        loss=estimates.make_policy_loss(
-            arena.policy,
-            clipped_policy_loss,
-            diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
-        ),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
+        settings,
+        advantages=advantages,
+        row_extras=shared,
+        diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
     )
     measure = arenas.make_measure(arena, samples=16)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)

@@ -16,17 +16,15 @@ Run:       python -m experiments.agents.igpo
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, toy_lookup
 
@@ -84,15 +82,8 @@ def build(settings: Settings) -> Plan:
     def signal(logp, entropy, batch):
         return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
 
-    online = arenas.make_online(
-        arena,
-        estimate=estimates.make_estimate(arena.policy, lambda rows, rewards: settings.credit(settings, rows, rewards)),
-        loss=estimates.make_policy_loss(arena.policy, clipped_policy_loss, diagnostics=signal),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-        rollout=rollout,
-    )
+    credit = partial(settings.credit, settings)
+    online = arenas.make_grpo(arena, settings, advantages=credit, diagnostics=signal, rollout=rollout)
     measure = arenas.make_measure(arena, samples=8)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 

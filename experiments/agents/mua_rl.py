@@ -18,15 +18,10 @@ Run:       python -m experiments.agents.mua_rl
 
 import dataclasses
 from collections.abc import Callable
-
-import jax.numpy as jnp
-import optax
+from functools import partial
 
 from jaxrl_llm import experiment, recipes
-from jaxrl_llm.advantages import group
-from jaxrl_llm.losses import kl
-from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.worlds import arenas, toy_retail, toys
@@ -38,8 +33,7 @@ def agent_only(arena: arenas.Arena, rows: Trajectories) -> Trajectories:
 
 def everybody(arena: arenas.Arena, rows: Trajectories) -> Trajectories:
     """What user and tools say counts as if the agent had chosen it; the first message does not."""
-    answered = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32) >= rows.tokens.shape[1] - arena.new_tokens
-    return rows._replace(mask=(rows.segment_ids > 0) & answered[None, :])
+    return episodes.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - arena.new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,25 +69,7 @@ def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
     arena = toy_retail.make_arena()
     ground = toy_retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
-    whole = estimates.make_estimate(
-        arena.policy,
-        estimates.per_response(group.group_normalized_advantages),
-        reference=lambda extras: extras["reference"],
-    )
-    online = arenas.make_online(
-        ground,
-        estimate=lambda params, extras, rows, rewards: whole(params, extras, settings.trained(arena, rows), rewards),
-        loss=estimates.make_policy_loss(
-            arena.policy,
-            clipped_policy_loss,
-            extra_terms=lambda logp, entropy, batch: (
-                settings.kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
-            ),
-        ),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-    )
+    online = arenas.make_grpo(ground, settings, kl_weight=settings.kl_weight, trained=partial(settings.trained, arena))
     stages = (Stage(online, settings.steps, toys.keep_reference),) if settings.rl else ()
     base = arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, stages, toy_retail.make_measure(arena, samples=8))

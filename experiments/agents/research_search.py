@@ -20,15 +20,10 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes, shaping
-from jaxrl_llm.advantages import group
-from jaxrl_llm.losses import kl
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.worlds import arenas, toy_multihop, toys
@@ -70,20 +65,10 @@ def build(settings: Settings) -> Plan:
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    def divergence(logp, entropy, batch):
-        return settings.kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
-
-    online = arenas.make_online(
+    online = arenas.make_grpo(
         arena,
-        estimate=estimates.make_estimate(
-            arena.policy,
-            estimates.per_response(group.group_normalized_advantages),
-            reference=lambda extras: extras["reference"],
-        ),
-        loss=estimates.make_policy_loss(arena.policy, clipped_policy_loss, extra_terms=divergence),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
+        settings,
+        kl_weight=settings.kl_weight,
         rollout=rollout,
         score=toy_multihop.make_score(partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)),
     )

@@ -17,15 +17,12 @@ import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, toy_lookup
 
@@ -74,17 +71,12 @@ def build(settings: Settings) -> Plan:
         count = toy_lookup.calls(episodes.turns_of(rows)).astype(jnp.float32)
         return {"calls": group.per_token(count, rows.mask)}
 
-    online = arenas.make_online(
+    online = arenas.make_grpo(
         arena,
-        estimate=estimates.make_estimate(arena.policy, advantages, row_extras=called),
-        loss=estimates.make_policy_loss(
-            arena.policy,
-            clipped_policy_loss,
-            diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
-        ),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
+        settings,
+        advantages=advantages,
+        row_extras=called,
+        diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
     )
     measure = arenas.make_measure(arena, samples=8)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)

@@ -17,12 +17,7 @@ Run:       python -m experiments.agents.tool_star
 import dataclasses
 from collections.abc import Callable
 
-import optax
-
 from jaxrl_llm import experiment, recipes
-from jaxrl_llm.advantages import group
-from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, self_critic, toy_tools
 
@@ -74,15 +69,7 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 def build(settings: Settings) -> Plan:
     """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw both tools."""
     arena = toy_tools.make_arena()
-    online = arenas.make_online(
-        arena,
-        estimate=estimates.make_estimate(arena.policy, estimates.per_response(group.group_normalized_advantages)),
-        loss=estimates.make_policy_loss(arena.policy, clipped_policy_loss),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-        score=toy_tools.make_score(bonus=settings.bonus),
-    )
+    online = arenas.make_grpo(arena, settings, score=toy_tools.make_score(bonus=settings.bonus))
     half = Stage(online, settings.steps)
     measure = arenas.make_measure(arena, samples=8, more=toy_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)

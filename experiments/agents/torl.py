@@ -16,14 +16,10 @@ Run:       python -m experiments.agents.torl
 import dataclasses
 from collections.abc import Callable
 
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes, shaping
-from jaxrl_llm.advantages import group
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards, Trajectories
 from jaxrl_llm.worlds import arenas, toy_calc
@@ -74,20 +70,10 @@ def build(settings: Settings) -> Plan:
         value = shaping.execution_rewards(found.value > 0.5, toy_calc.failed(rows), penalty=settings.penalty)
         return Rewards(value, found.valid)
 
-    whole = estimates.make_estimate(arena.policy, estimates.per_response(group.group_normalized_advantages))
+    def trained(rows):
+        return rows._replace(mask=settings.trained(rows))
 
-    def estimate(params, extras, rows, rewards):
-        return whole(params, extras, rows._replace(mask=settings.trained(rows)), rewards)
-
-    online = arenas.make_online(
-        arena,
-        estimate=estimate,
-        loss=estimates.make_policy_loss(arena.policy, clipped_policy_loss),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-        score=score,
-    )
+    online = arenas.make_grpo(arena, settings, trained=trained, score=score)
     measure = arenas.make_measure(arena, samples=8, more=toy_calc.figures)
     return Plan(arenas.make_base(base, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 

@@ -61,8 +61,6 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     )  # fmt: skip
     known = [f.name for f in (*dataclasses.fields(Options), *shown_fields)]
     command = flags.read(both, arguments, prog=command_name(module), names=known)
-    if command.options.seeds < 1:
-        raise UserError(f"--seeds {command.options.seeds} must be at least 1")
     settings = type(base)(**dataclasses.asdict(command.settings), **functions)
     return command.options, settings, given & {f.name for f in shown_fields}
 
@@ -208,12 +206,25 @@ def open_folder(folder: str) -> pathlib.Path:
     return out
 
 
+def check_run(options: Any) -> None:
+    """Refuses no seed at all, and a record of a short run.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    if options.seeds < 1:
+        raise UserError(f"--seeds {options.seeds} must be at least 1")
+    if options.record and options.smoke:
+        raise UserError("--record keeps whole runs only: drop --smoke or --record")
+
+
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
     """Runs an experiment module with command-line arguments; None for ``--plan``."""
     arms.check_slots(module)
     options, base, given = parse(module, arguments)
-    if options.record and (options.smoke or options.arm):
-        raise UserError("--record keeps whole runs only: drop --smoke and --arm, or drop --record")
+    check_run(options)
+    if options.record and options.arm:
+        raise UserError("--record keeps every arm: drop --arm or --record")
     if options.mesh:
         meshes.parse_mesh(options.mesh)
     resolved = arms.resolve(module, base, options.arm)

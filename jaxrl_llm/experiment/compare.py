@@ -101,10 +101,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     prog = f"python -m jaxrl_llm.experiment compare {family}"
     start = dataclasses.replace(Common(), **SMOKE) if "--smoke" in arguments else Common()
     common = flags.read(Common, arguments, prog=prog, default=start)
-    if common.record and common.smoke:
-        raise UserError("--record keeps whole runs only: drop --smoke or --record")
-    if common.seeds < 1:
-        raise UserError(f"--seeds {common.seeds} must be at least 1")
+    cli.check_run(common)
     resolved, built, identities, left_out = {}, {}, {}, {}
     for module, arm in chosen(family, common.methods):
         name = f"{module.__name__.split('.')[-1]}.{arm}"

@@ -47,13 +47,14 @@ def read_values(settings: Any, options: Options) -> list[float | int]:
     numbers = {k: v for k, v in numbers.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     if options.field not in numbers:
         raise UserError(f"--field {options.field}: the settings that are numbers are {', '.join(numbers)}")
-    if len(set(options.values)) < 2:
-        raise UserError("--values needs at least two different ones, for example --values 1e-4 3e-4 1e-3")
     kind = type(numbers[options.field])
     try:
-        return [kind(word) for word in options.values]
+        values = [kind(word) for word in options.values]
     except ValueError as error:
         raise UserError(f"--values {' '.join(options.values)}: {options.field} is of type {kind.__name__}") from error
+    if len(set(values)) < len(values) or len(values) < 2:
+        raise UserError("--values needs at least two, all different, for example --values 1e-4 3e-4 1e-3")
+    return values
 
 
 def second_half(found: Results, name: str, metric: str) -> np.ndarray:
@@ -84,10 +85,7 @@ def sweep(path: str, arguments: list[str]) -> dict[str, dict[str, Interval]]:
     arms.check_slots(module)
     prog = f"python -m jaxrl_llm.experiment sweep {path}"
     options = flags.read(Options, arguments, prog=prog)
-    if options.record and options.smoke:
-        raise UserError("--record keeps whole runs only: drop --smoke or --record")
-    if options.seeds < 1:
-        raise UserError(f"--seeds {options.seeds} must be at least 1")
+    cli.check_run(options)
     base = arms.preset(module, smoke=options.smoke, model=module.Settings().model)
     resolved = {}
     for value in read_values(base, options):

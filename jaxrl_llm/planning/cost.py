@@ -9,7 +9,7 @@ from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.layout import Number, Sizes, held
 from jaxrl_llm.planning.phases import Work
 
-_LINKS = 2  # directions of a ring in which a chip sends and receives
+LINKS = 2  # directions of a ring in which a chip sends and receives
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -34,7 +34,7 @@ def _attention(config: ModelConfig, tokens: Number, context: Number) -> Number:
 
 def _gather(total: Number, parts: int, chip: Chip) -> Number:
     """Seconds until each chip of a ring has all of ``total`` bytes."""
-    return total * (parts - 1) / parts / (chip.link * _LINKS) if parts > 1 else 0.0
+    return total * (parts - 1) / parts / (chip.link * LINKS) if parts > 1 else 0.0
 
 
 def _tensor(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchanges: int) -> Number:

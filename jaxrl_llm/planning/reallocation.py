@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
+from jaxrl_llm.planning.cost import LINKS
 from jaxrl_llm.planning.layout import Number, Sizes, leaves
 
 Ranges = tuple[tuple[int, int], ...]  # of every dimension of a leaf: from, to
-_LINKS = 2  # directions of a ring, see ``cost``
 
 
 class Place(NamedTuple):
@@ -94,4 +94,4 @@ def seconds(config: ModelConfig, chip: Chip, before: Place, after: Place, itemsi
         sent[transfer.source] = sent.get(transfer.source, 0) + count
         for target in transfer.targets:
             received[target] = received.get(target, 0) + count
-    return max((*received.values(), *sent.values()), default=0) / (chip.link * _LINKS)
+    return max((*received.values(), *sent.values()), default=0) / (chip.link * LINKS)

@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import events
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.planning.cost import active_parameters, cache_bytes
+from jaxrl_llm.planning.cost import LINKS, active_parameters, cache_bytes
 from jaxrl_llm.planning.layout import Sizes, held
 
 STAGES = 3  # generate, score, train; and then the weights are sent
-_LINKS = 2  # directions of a ring, see ``cost``
 
 
 class Rates(NamedTuple):
@@ -38,7 +37,7 @@ def rates(config: ModelConfig, chip: Chip, *, tensor: int, context: int, efficie
     weights = 2 * held(config, sizes)
     row = cache_bytes(config, sizes) * context / chip.bandwidth
     score = 2 * active_parameters(config) / (tensor * chip.flops * efficiency)
-    return Rates(weights / chip.bandwidth, row, score, 4 * score, weights / (chip.link * _LINKS))
+    return Rates(weights / chip.bandwidth, row, score, 4 * score, weights / (chip.link * LINKS))
 
 
 def edges(iterations: int, parts: int, *, streamed: bool, staleness: int) -> Bool[np.ndarray, "N N"]:

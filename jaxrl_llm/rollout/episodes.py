@@ -332,6 +332,12 @@ def episode_spans(trajectories: Trajectories) -> Int[Array, "B T"]:
     return jnp.ones_like(trajectories.tokens)
 
 
+def observations(rows: Trajectories, *, prompt_tokens: int) -> Bool[Array, "B T"]:
+    """The tokens behind the prompt that the world wrote: read, and outside the mask."""
+    behind = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32) >= prompt_tokens
+    return behind[None, :] & (rows.segment_ids > 0) & ~rows.mask
+
+
 def chosen_only(rows: Trajectories, *, prompt_tokens: int) -> Trajectories:
     """Episodes as they come: what the world says does not train."""
     return rows
@@ -342,5 +348,4 @@ def with_observations(rows: Trajectories, *, prompt_tokens: int) -> Trajectories
 
     The recorded log-probability of an observation is 0, so only a loss anchored at the current policy can use it.
     """
-    behind = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32) >= prompt_tokens
-    return rows._replace(mask=(rows.segment_ids > 0) & behind[None, :])
+    return rows._replace(mask=rows.mask | observations(rows, prompt_tokens=prompt_tokens))

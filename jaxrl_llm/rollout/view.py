@@ -12,7 +12,8 @@ from typing import Any
 from jaxrl_llm.errors import DataError, UserError
 
 FILE, PAGE = "episodes.jsonl", "episodes.html"
-NEEDED = ("step", "group", "reward", "valid", "tokens", "mask", "sampler_logp", "logp", "advantage")
+COLUMNS = ("tokens", "mask", "sampler_logp", "logp", "advantage")  # one value a token
+NEEDED = ("step", "group", "reward", "valid", *COLUMNS)
 USAGE = "usage: python -m jaxrl_llm.rollout.view RUN_DIR [--out FILE.html]"
 
 
@@ -31,7 +32,7 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
         absent = [name for name in NEEDED if not isinstance(record, dict) or name not in record]
         if absent:
             raise DataError(f"{path}:{number}: lacks {', '.join(absent)}; delete the line")
-        if len({len(record[name]) for name in NEEDED[5:] + ("tokens",)}) != 1:
+        if len({len(record[name]) for name in COLUMNS}) != 1:
             raise DataError(f"{path}:{number}: lists of different length; delete the line")
         found.append(record)
     if not found:

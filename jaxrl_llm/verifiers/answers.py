@@ -10,7 +10,7 @@ from jaxrl_llm.verifiers.verdict import Verdict
 
 # a comma counts only between groups of three digits; a minus after a digit is an operator
 _NUMBER = re.compile(r"(?:(?<![0-9])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
+BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 _WHOLE = re.compile(r"[0-9]{1,4}")
 # in falling order of trust: "answer is B" or "answer: (B)", "(B)", "B)" or "B." or the letter alone on its line
 _CHOICES = (
@@ -28,7 +28,7 @@ def final_part(response: str) -> str:
     inside = tagged(response)
     if inside is not None:
         return inside.strip()
-    boxed = _BOXED.findall(response)
+    boxed = BOXED.findall(response)
     if boxed:
         return boxed[-1].strip()
     for marker in ("####", "#"):

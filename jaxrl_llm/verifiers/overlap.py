@@ -1,23 +1,21 @@
 """Answers of several words, judged by the words they share with the wanted one: F1 of text, and of token ids."""
 
-import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.verifiers.answers import MAX_CHARACTERS, final_part
+from jaxrl_llm.verifiers.answers import BOXED, MAX_CHARACTERS, final_part
 from jaxrl_llm.verifiers.countdown import tagged
 from jaxrl_llm.verifiers.verdict import Verdict
 
 _ARTICLES = ("a", "an", "the")
 _CLOSED = ("yes", "no", "noanswer")  # one of these against anything else shares nothing
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def words(text: str, *, articles: bool = True) -> list[str]:
@@ -71,15 +69,19 @@ def answer_f1(given: str, wanted: str) -> float:
     return 0.0 if closed and one != other else bag_f1(one, other)
 
 
+def _judged(given: str, answer: dict[str, Any], measure: Callable[[str, str], float]) -> Verdict:
+    """The best ``measure`` over the texts in ``answer["value"]``."""
+    best = max((measure(given, alias) for alias in _aliases(answer)), default=0.0)
+    return Verdict(best, True, "shares words" if best else f"{given[:40]!r} shares no word with the answer")
+
+
 def verify_f1(answer: dict[str, Any], response: str) -> Verdict:
     """``answer_f1`` of the final part, the best over the texts in ``answer["value"]``.
 
     >>> verify_f1({"value": ["obama", "barack hussein obama"]}, "<answer>Barack Obama</answer>").value
     0.8
     """
-    part = final_part(response)
-    best = max((answer_f1(part, alias) for alias in _aliases(answer)), default=0.0)
-    return Verdict(best, True, "shares words" if best else f"{part[:40]!r} shares no word with the answer")
+    return _judged(final_part(response), answer, answer_f1)
 
 
 def _template_error(response: str) -> str:
@@ -93,7 +95,7 @@ def _template_error(response: str) -> str:
         return "a <search> without a <result>"
     if not response.rstrip().endswith("</answer>"):
         return "something behind </answer>"
-    return "" if _BOXED.search(tagged(response) or "") else "no \\boxed{} in the answer"
+    return "" if BOXED.search(tagged(response) or "") else "no \\boxed{} in the answer"
 
 
 def verify_research(answer: dict[str, Any], response: str) -> Verdict:
@@ -112,9 +114,9 @@ def verify_research(answer: dict[str, Any], response: str) -> Verdict:
     error = _template_error(response[-MAX_CHARACTERS:])
     if error:
         return Verdict(0.0, True, error)
-    boxed = _BOXED.findall(tagged(response[-MAX_CHARACTERS:]) or "")[-1]
-    best = max((answer_f1(boxed, alias) for alias in _aliases(answer)), default=0.0)
-    return Verdict(best or 0.1, True, "shares words" if best else "only the form is right")
+    boxed = BOXED.findall(tagged(response[-MAX_CHARACTERS:]) or "")[-1]
+    judged = _judged(boxed, answer, answer_f1)
+    return judged if judged.value else Verdict(0.1, True, "only the form is right")
 
 
 def verify_deep_research(answer: dict[str, Any], response: str) -> Verdict:
@@ -132,8 +134,7 @@ def verify_deep_research(answer: dict[str, Any], response: str) -> Verdict:
     part = tagged(response)
     if part is None or response.count("<answer>") != 1 or response.count("</answer>") != 1:
         return Verdict(-1.0, True, "not one balanced <answer>")
-    best = max((set_f1(words(part), words(alias)) for alias in _aliases(answer)), default=0.0)
-    return Verdict(best, True, "shares words" if best else f"{part[:40]!r} shares no word with the answer")
+    return _judged(part, answer, lambda one, other: set_f1(words(one), words(other)))
 
 
 def _present(ids: Array) -> Array:

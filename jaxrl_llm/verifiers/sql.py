@@ -5,6 +5,7 @@ memory and text are bounded. Run it in a ``pool.VerifierPool`` (jobs do): then a
 """
 
 import itertools
+import pathlib
 import re
 import sqlite3
 import time
@@ -59,7 +60,7 @@ def run(database: str, query: str, *, wall_s: float = WALL_S) -> Rows:
       sqlite3.Error: for a query that is wrong, refused, or runs out of time or memory.
       OverflowError: for more than ``MAX_ROWS`` rows.
     """
-    connection = sqlite3.connect(f"file:{_quoted(database)}?mode=ro&immutable=1", uri=True)
+    connection = sqlite3.connect(f"{pathlib.Path(database).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         connection.execute(f"PRAGMA hard_heap_limit={HEAP_MB << 20}")
         connection.text_factory = lambda raw: raw.decode(errors="replace")
@@ -75,10 +76,6 @@ def run(database: str, query: str, *, wall_s: float = WALL_S) -> Rows:
     if len(rows) > MAX_ROWS:
         raise OverflowError(f"more than {MAX_ROWS} rows")
     return rows
-
-
-def _quoted(path: str) -> str:
-    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 def same_set(found: Sequence[tuple], wanted: Sequence[tuple]) -> bool:

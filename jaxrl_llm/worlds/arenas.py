@@ -15,13 +15,16 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm import reduce
+from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.advantages.turns import moved
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.losses import kl
+from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import offline, seeds
+from jaxrl_llm.train import estimates, offline, seeds
 from jaxrl_llm.train.estimates import score_tokens
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
@@ -76,6 +79,61 @@ def make_online(
         "rollout": make_rollout(arena, arena.train, group_size=group_size),
     }  # fmt: skip
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
+
+
+def make_grpo(
+    arena: Arena,
+    settings: Any,
+    *,
+    advantages: Callable[..., Array] = estimates.per_response(group_normalized_advantages),
+    kl_weight: float | None = None,
+    trained: Callable[[Trajectories], Trajectories] = lambda rows: rows,
+    row_extras: Callable[..., dict[str, Array]] | None = None,
+    diagnostics: Callable[..., dict[str, Array]] | None = None,
+    **slots: Any,
+) -> Online:
+    """GRPO on whole episodes: advantages normalised in the group, clipped ratios, Adam; ``slots`` replace any part.
+
+    Args:
+      settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
+      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.estimates``.
+      kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
+      trained: the rows as the loss shall see them, for example with another mask.
+    """
+    policy, against = arena.policy, {} if kl_weight is None else {"reference": lambda extras: extras["reference"]}
+    whole = estimates.make_estimate(policy, advantages, row_extras=row_extras, **against)
+
+    def divergence(logp, entropy, batch):
+        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
+
+    extra_terms = None if kl_weight is None else divergence
+    parts = {
+        "estimate": lambda params, extras, rows, rewards: whole(params, extras, trained(rows), rewards),
+        "loss": estimates.make_policy_loss(
+            policy, clipped_policy_loss, extra_terms=extra_terms, diagnostics=diagnostics
+        ),
+        "tx": optax.adam(settings.learning_rate),
+        "prompts_per_step": settings.prompts_per_step,
+        "group_size": settings.group_size,
+    }
+    return make_online(arena, **parts | slots)
+
+
+def make_heldout(arena: Arena, *, samples: int, part: str = "") -> Callable[[Params, Key], Trajectories]:
+    """``(params, key) -> episodes``: ``samples`` of every held-out task, side by side.
+
+    Args:
+      part: where the policy lies in the parameters, if they hold more.
+    """
+    held = arena.heldout
+    rollout = make_rollout(arena, held, group_size=samples)
+
+    def episodes_of(params, key):
+        ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
+        model = params[part] if part else params
+        return rollout(model, held.tokens, held.valid, sample_keys(key, 0, ids, samples), ids)
+
+    return episodes_of
 
 
 def play(arena: Arena, key: Key, rows: int) -> Trajectories:
@@ -173,12 +231,10 @@ def make_measure(
       part: where the policy lies in the parameters, if they hold more.
       more: further figures of the same episodes; a module-level function, so that arms share the program.
     """
-    rollout = make_rollout(arena, arena.heldout, group_size=samples)
+    heldout = make_heldout(arena, samples=samples, part=part)
 
     def measure(params, key):
-        ids = jnp.arange(arena.heldout.tokens.shape[0], dtype=jnp.int32)
-        model = params[part] if part else params
-        rows = rollout(model, arena.heldout.tokens, arena.heldout.valid, sample_keys(key, 0, ids, samples), ids)
+        rows = heldout(params, key)
         turns, rewards = episodes.turns_of(rows), episodes.episode_rewards({}, rows)
         taken = turns.taken
         count = jnp.sum(taken.astype(jnp.float32), axis=1)

@@ -21,7 +21,6 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.rollout.episodes import Answered, Env
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.worlds import arenas, toys
 
@@ -180,12 +179,10 @@ def make_measure(arena: arenas.Arena, *, samples: int, part: str = "") -> Callab
     Args:
       part: where the policy lies in the parameters, if they hold more.
     """
-    rollout = arenas.make_rollout(arena, arena.heldout, group_size=samples)
+    heldout = arenas.make_heldout(arena, samples=samples, part=part)
 
     def measure(params, key):
-        ids = jnp.arange(arena.heldout.tokens.shape[0], dtype=jnp.int32)
-        model = params[part] if part else params
-        rows = rollout(model, arena.heldout.tokens, arena.heldout.valid, sample_keys(key, 0, ids, samples), ids)
+        rows = heldout(params, key)
         turns = episodes.turns_of(rows)
         whole = completed(turns)
         together = jnp.all(whole.reshape(-1, VARIANTS, samples), axis=1).reshape(-1)

@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout.episodes import Answered, Env, turns_of
+from jaxrl_llm.rollout.episodes import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toys
+from jaxrl_llm.worlds import toy_lookup, toys
 from jaxrl_llm.worlds.arenas import Arena
 
 ALPHABET = "_0123456789+-*ABCDEFGHIJ!="  # the first is padding
@@ -99,8 +99,7 @@ def make_env(*, calls: int) -> Env:
 
 def outputs(rows: Trajectories) -> Bool[Array, "B T"]:
     """The calculator's tokens: forced, outside the mask."""
-    later = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)[None, :] > WRITTEN
-    return later & (rows.segment_ids > 0) & ~rows.mask
+    return observations(rows, prompt_tokens=WRITTEN + 1)
 
 
 def failed(rows: Trajectories) -> Bool[Array, " B"]:
@@ -111,12 +110,11 @@ def failed(rows: Trajectories) -> Bool[Array, " B"]:
 def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """Shares of episodes in which a call was written, and of executed calls without an error."""
     found, shown = turns_of(rows), outputs(rows)
-    written = jnp.sum(found.taken.astype(jnp.int32), axis=1) - found.done.astype(jnp.int32)
     executed = (shown & (rows.tokens == EQUALS)).reshape(-1)
     errors = (shown & (rows.tokens == ERROR)).astype(jnp.float32).reshape(-1)
     # an error stands one token before the sign that closes what is shown
     return {
-        "eval/code": reduce.scalars((written > 0).astype(jnp.float32), rewards.valid),
+        "eval/code": reduce.scalars((toy_lookup.calls(found) > 0).astype(jnp.float32), rewards.valid),
         "eval/passed": reduce.scalars(1.0 - jnp.pad(errors[:-1], (1, 0)), executed),
     }
 

@@ -18,11 +18,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.episodes import Answered, Env, Turns, turns_of
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.overlap import token_bag_f1
 from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena, make_rollout
+from jaxrl_llm.worlds.arenas import Arena, make_heldout
 from jaxrl_llm.worlds.retrieval import best_documents, bm25_scores
 
 ENTITIES, RELATIONS, FAMILIES, HOPS = 6, 3, 4, 3
@@ -233,12 +232,10 @@ def make_measure(
     arena: Arena, *, samples: int, formed: Callable[[Array], Array] = well_formed
 ) -> Callable[[Params, Key], dict[str, Array]]:
     """``samples`` episodes of every held-out question: F1, exact answers, form and searches, also by hops."""
-    rollout = make_rollout(arena, arena.heldout, group_size=samples)
+    heldout = make_heldout(arena, samples=samples)
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
-        held = arena.heldout
-        ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
-        rows = rollout(params, held.tokens, held.valid, sample_keys(key, 0, ids, samples), ids)
+        held, rows = arena.heldout, heldout(params, key)
         played = read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, formed)
         figures = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
         level = held.level[rows.problem_ids]

@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Int
 from jaxrl_llm import reduce, statistics
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.rollout.episodes import Answered, Env
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems
 from jaxrl_llm.worlds import arenas, toys
 
@@ -212,11 +211,10 @@ def to_train(arena: arenas.Arena, *, openly: bool, bonus: float = 0.0) -> arenas
 @lru_cache(maxsize=4)
 def make_measure(arena: arenas.Arena, *, samples: int) -> Callable[[Params, Key], dict[str, Array]]:
     """``samples`` trials of every held-out request: pass^1, pass^4, how often who changed the mind is served, turns."""
-    rollout = arenas.make_rollout(arena, arena.heldout, group_size=samples)
+    heldout = arenas.make_heldout(arena, samples=samples)
 
     def measure(params, key):
-        ids = jnp.arange(arena.heldout.tokens.shape[0], dtype=jnp.int32)
-        rows = rollout(params, arena.heldout.tokens, arena.heldout.valid, sample_keys(key, 0, ids, samples), ids)
+        rows = heldout(params, key)
         turns = episodes.turns_of(rows)
         success = (episodes.episode_rewards({}, rows).value > 0.5).reshape(-1, samples)
         right = jnp.sum(success.astype(jnp.float32), axis=1)

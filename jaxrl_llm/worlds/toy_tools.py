@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce, shaping
-from jaxrl_llm.rollout.episodes import Answered, Env, turns_of
+from jaxrl_llm.rollout.episodes import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 from jaxrl_llm.worlds import toy_calc, toys
 from jaxrl_llm.worlds.arenas import Arena
+from jaxrl_llm.worlds.toy_lookup import calls
 
 ENTITIES = 6
 NAMES = "abcdef"
@@ -91,9 +92,7 @@ ENV = Env(_reset, _step, _identity, WRITTEN, 2)
 
 def conduct(rows: Trajectories) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
     """``(well_formed, both)``: an answer was given and no action was malformed; both tools were called."""
-    after = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)[None, :] >= PROMPT
-    shown = after & (rows.segment_ids > 0) & ~rows.mask
-    errors = jnp.any(shown & (rows.tokens == toy_calc.ERROR), axis=1)
+    errors = jnp.any(observations(rows, prompt_tokens=PROMPT) & (rows.tokens == toy_calc.ERROR), axis=1)
     looked = jnp.any(rows.mask & (rows.tokens >= FIRST_NAME), axis=1)
     # a sign outside of an expression is malformed
     computed = jnp.any(rows.mask & (rows.tokens >= FIRST_SIGN) & (rows.tokens < FIRST_ANSWER), axis=1)
@@ -115,11 +114,10 @@ def make_score(*, bonus: float):
 def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """Shares of episodes that call both tools and that are malformed; calls of an episode."""
     found, (well_formed, both) = turns_of(rows), conduct(rows)
-    calls = jnp.sum(found.taken.astype(jnp.float32), axis=1) - found.done.astype(jnp.float32)
     return {
         "eval/both": reduce.scalars(both.astype(jnp.float32)),
         "eval/malformed": reduce.scalars(1.0 - well_formed.astype(jnp.float32)),
-        "eval/calls": reduce.scalars(calls),
+        "eval/calls": reduce.scalars(calls(found).astype(jnp.float32)),
     }
 
 

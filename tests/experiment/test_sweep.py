@@ -46,8 +46,8 @@ def test_the_second_half_counts():
     ("words", "said"),
     [
         (["sweep"], "usage: "),
-        (["sweep", TINY], "--values needs at least two different ones"),
-        (["sweep", TINY, "--values", "1", "1"], "--values needs at least two different ones"),
+        (["sweep", TINY], "--values needs at least two, all different"),
+        (["sweep", TINY, "--values", "1", "1"], "--values needs at least two, all different"),
         (["sweep", TINY, "--values", "1", "x"], "--values 1 x: learning_rate is of type float"),
         (["sweep", TINY, "--field", "advantages", "--values", "1", "2"], "--field advantages: the settings that are"),
         (["sweep", TINY, "--field", "warm_steps", "--values", "1", "3"], "arm warm sets warm_steps itself; sweep the"),
