@@ -47,6 +47,7 @@ def test_run_folder(tmp_path, capsys):
     assert cli(again) == 0
 
 
+@pytest.mark.slow
 def test_stop_strings(tmp_path):
     run = tmp_path / "run"
     job = [*SMALL, "--data", "chain", "--out", str(run), "--stop", "=", ";"]

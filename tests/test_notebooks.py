@@ -11,14 +11,8 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-LONG = ("estimator_microscope",)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=pytest.mark.slow) if p.stem in LONG else p for p in NOTEBOOKS],
-    ids=lambda p: p.stem,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")  # one device, as a reader has
     notebook = nbformat.read(path, as_version=4)

@@ -187,6 +187,7 @@ def test_violations_and_multipliers():
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(1.0)).tolist() == [-1.0, -3.0]
 
 
+@pytest.mark.slow
 def test_walks():
     prompts, walks = zones.draw_walks(jax.random.key(0), 200)
     assert zones.arrived(prompts, walks).all(), "shortest walks arrive"

@@ -28,6 +28,7 @@ def test_truth_and_solutions_against_a_loop():
         assert response == wanted + [toy.END] * (toy.RESPONSE_TOKENS - len(wanted))
 
 
+@pytest.mark.slow
 def test_behaviour():
     prompts, responses = toy.draw_behaviour(jax.random.key(1), 4000)
     said = toy.read(responses)

@@ -60,6 +60,7 @@ def _table(world, stage):
     return world[2].tokens[stage], world[2].valid[stage]
 
 
+@pytest.mark.slow
 def test_a_refining_prompt_shows_the_attempt(world):
     model, asked, table = world
     prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=1)

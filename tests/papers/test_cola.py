@@ -43,6 +43,7 @@ def _first_token_reward(rows):
     return recipes.Rewards(value.astype(jnp.float32), jnp.ones(value.shape, bool))
 
 
+@pytest.mark.slow
 def test_arms_differ_in_what_they_act_on():
     token, even = (cola.build(dataclasses.replace(BASE, **cola.ARMS[name])) for name in ("token", "random_codes"))
     assert token.init(jax.random.key(0)) is recipes.bench(BASE).model.params and token.stages

@@ -41,6 +41,7 @@ def test_play_finds_rules_and_reflection_drops_the_strict_ones():
     assert set(rules.play((0, 2), rounds=12).rules) != set(found.rules)
 
 
+@pytest.mark.slow
 def test_detector_and_strict_judge():
     scores = jnp.array([[1.0, 0.5, 0.5, 0.5, 0.9], [1.0, 0.0, 0.5, 0.5, 0.9]])
     assert rules.strict_label(scores).tolist() == [True, False]  # any defect: 0
@@ -54,6 +55,7 @@ def test_detector_and_strict_judge():
         rules.make_detector(())
 
 
+@pytest.mark.slow
 def test_labels_order_pairs():
     pairs = rules.draw_labelled_pairs(jax.random.key(0), 400, error_rate=0.0, strict=True)
     first, second = (rules.strict_label(text.attributes(pairs.prompts, x)) for x in (pairs.first, pairs.second))

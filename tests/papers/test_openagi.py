@@ -59,6 +59,7 @@ def test_the_automaton_knows_names_kinds_and_repetitions():
         grammars.plan_grammar([grammars.Module((1,), "a", "a")], start="b", end=0, vocabulary=3, most=1)
 
 
+@pytest.mark.slow
 def test_decoding_keeps_to_it_and_the_trainer_scores_what_was_drawn(rolled):
     params, kept, loose = rolled
     _, fine = toy_plans.parsed(kept.tokens[:, 5:])

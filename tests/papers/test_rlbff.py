@@ -49,6 +49,7 @@ def test_consensus_makes_labels_cleaner():
     assert bool((principles.draw_judgements(jax.random.key(0), 50, consensus=False)[4] == 1).all())
 
 
+@pytest.mark.slow
 def test_the_reader_hears_the_principle():
     params = {"reader": principles.READER.policy.init(jax.random.key(0))}
     prompts, replies = text.draw_behaviour(jax.random.key(1), 5)

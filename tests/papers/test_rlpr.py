@@ -69,6 +69,7 @@ def test_a_response_without_a_mark_gets_one(world):
     assert text.count("#") == 1 and text.split("#")[1] == str(int(free.bench.train.answers["reference"][0]))
 
 
+@pytest.mark.slow
 def test_right_work_makes_the_residue_likely(world):
     free, rows = world
     model = free.bench.model

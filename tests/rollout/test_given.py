@@ -26,6 +26,7 @@ def _rollout(seed=0):
     return generate(policy, params, table.tokens, table.valid, keys, **numbers)
 
 
+@pytest.mark.slow
 def test_sampled_responses_given_again_are_the_same_rollout():
     rows, other = _rollout(0), _rollout(1)
     tail = slice(-NEW, None)

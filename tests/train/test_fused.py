@@ -88,6 +88,7 @@ def test_pass_at_1_leaves_out_invalid_samples_and_unjudged_problems():
     assert float(fused.pass_at_1(scores)) == pytest.approx((0.5 + 1.0) / 2)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_is_a_vmap_axis():
     method = online(tx=optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
     states = fused.stack_states([start(method)] * 2)

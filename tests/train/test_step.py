@@ -40,7 +40,7 @@ def _loss(mode="token_mean"):
 
 
 @pytest.mark.parametrize("mode", reduce.MODES)
-@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_micro_batches_give_the_whole_gradient(mode, parts):
     """Trap 11: one batch of 8 and eight of 1 have the same gradient and metrics."""
     _, params, _ = small_model()

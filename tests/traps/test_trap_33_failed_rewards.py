@@ -20,7 +20,7 @@ def _rewards(method, state, fill):
     return drawn, Rewards(jnp.where(VALID, rewards.value, fill), VALID)
 
 
-@pytest.mark.parametrize("fill", [1.0, 50.0, jnp.nan])
+@pytest.mark.parametrize("fill", [pytest.param(1.0, marks=pytest.mark.slow), 50.0, jnp.nan])
 def test_the_value_of_an_invalid_reward_changes_nothing(fill):
     told = []
     spy = Sampler(
