@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import optax
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jaxrl_llm import flags
 from jaxrl_llm.advantages import group
@@ -24,6 +25,7 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.planning import live
 from jaxrl_llm.rollout import view
 from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, report, transcripts
@@ -33,7 +35,7 @@ from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.stop import Stop
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 ADVANTAGES = per_response(group.group_normalized_advantages)
@@ -107,14 +109,16 @@ def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
     )
 
 
+def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
+    """Rows of groups whose rewards are not all equal."""
+    return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
+
+
 def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: Mesh | None) -> Online:
     """GRPO: group-normalised advantages, clip-higher, dynamic filtering, token mean, one update per rollout, no KL."""
     prompts = len(tables.train)
     if settings.prompts_per_step > prompts:
         raise UserError(f"--prompts-per-step {settings.prompts_per_step} exceeds the {prompts} training prompts")
-
-    def with_spread(trajectories, rewards):
-        return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
     # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
     warmup = min(10, settings.steps // 2)
@@ -188,6 +192,7 @@ def train(
     run: pathlib.Path,
     note: dict[str, Any],
     look: Callable[..., list[dict[str, Any]]],
+    roof: Callable[..., dict[str, float]],
 ) -> TrainState | None:
     """Runs to the last step with records and checkpoints; None when stopped by Ctrl-C."""
     stop = Stop()
@@ -202,6 +207,8 @@ def train(
             figures |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
             figures["tokens/per_s"] = figures["tokens/generated"] / (now - clock)
             clock = now
+            figures |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
+            figures |= roof(iteration.drawn.trajectories, iteration.rewards, iteration.seconds)
             if hosts.is_first():
                 record.append_line(run / "metrics.jsonl", {"step": step} | figures)
             stopping = hosts.anywhere(stop.asked)
@@ -212,6 +219,8 @@ def train(
                     "tokens": figures["length/mean_tokens"],
                     "gap": figures["kl/sampler_max"],
                     "tokens/s": figures["tokens/per_s"],
+                    "roof/rollout": figures["roof/rollout"],
+                    "roof/update": figures["roof/update"],
                 },
             )
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
@@ -296,7 +305,9 @@ def execute(
         rows=settings.group_size * min(SHOWN_GROUPS, settings.prompts_per_step),
         temperature=settings.temperature,
     )
-    state = train(settings, loop, state, run, {"problems": digest}, look)
+    keep = with_spread if settings.filter_groups else None
+    roof = live.make_roof(model.config, model.params, group_size=settings.group_size, mesh=mesh, keep=keep)
+    state = train(settings, loop, state, run, {"problems": digest}, look, roof)
     if state is None:
         return 130
     after = measure(params=state.params)

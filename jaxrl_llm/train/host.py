@@ -1,5 +1,6 @@
 """The host loop: the two halves of an iteration compiled, the rewards computed in Python between them."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class Iteration(NamedTuple):
     drawn: Drawn
     rewards: Rewards
     compiled: int  # programs compiled so far; constant after the first iteration
+    seconds: dict[str, float]  # of rollout, score and update
 
 
 class HostLoop(NamedTuple):
@@ -59,11 +61,17 @@ def make_host_loop(
 def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iteration]:
     """Runs until ``state.step`` reaches ``steps``, yielding after every update."""
     while int(state.step) < steps:
-        drawn = loop.begin(state)
-        rewards = loop.score(drawn.trajectories)
+        times = [time.monotonic()]
+        drawn = jax.block_until_ready(loop.begin(state))
+        times.append(time.monotonic())
+        rewards = jax.block_until_ready(loop.score(drawn.trajectories))
+        times.append(time.monotonic())
         state, metrics = loop.finish(state, drawn, rewards)
+        figures = {k: float(np.asarray(v)) for k, v in metrics.items()}
+        times.append(time.monotonic())
         compiled = loop.begin._cache_size() + loop.finish._cache_size()
-        yield Iteration(state, {k: float(np.asarray(v)) for k, v in metrics.items()}, drawn, rewards, compiled)
+        seconds = dict(zip(("rollout", "score", "update"), np.diff(times).tolist(), strict=True))
+        yield Iteration(state, figures, drawn, rewards, compiled, seconds)
 
 
 def run(loop: HostLoop, state: TrainState, steps: int) -> tuple[TrainState, list[dict[str, float]]]:

@@ -25,6 +25,29 @@ def _as_dict(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    """Of rollout, score and update the share of the time, and the median share of the peak rates; None: no work of
+    the device.
+
+    The first step, which compiles, is left out where there are others.
+    """
+    later = lines[1:] or lines
+    names = ("rollout", "score", "update")
+    seconds = {name: sum(r[f"time/{name}_s"] for r in later) for name in names}
+    roofs = {name: [r[f"roof/{name}"] for r in later if f"roof/{name}" in r] for name in names}
+    return {
+        name: {
+            "share": seconds[name] / sum(seconds.values()),
+            "roof": float(np.median(roofs[name])) if roofs[name] else None,
+        }
+        for name in names
+    }
+
+
+def _at_roof(share: float | None) -> str:
+    return "" if share is None else f" at {share:.2g} of the roof"
+
+
 def report(
     settings: dict[str, Any],
     model: job.Model,
@@ -52,6 +75,7 @@ def report(
             "max": float(np.max([r["kl/sampler_max"] for r in lines])),
         },
         "tokens_per_s": float(np.median([r["tokens/per_s"] for r in lines])),
+        "phases": phases(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],
         "training_seconds": sum(r["time/step_s"] for r in lines),
         "seconds": seconds,
@@ -68,6 +92,10 @@ def report(
     print(f"  {len(lines)} steps in {results['training_seconds']:.0f} s of training")
     print(f"  sampler/trainer log-prob gap: mean {results['sampler_trainer_gap']['mean']:.2g}, ", end="")
     print(f"max {results['sampler_trainer_gap']['max']:.2g}   {results['tokens_per_s']:,.0f} tokens/s")
+    told = (
+        f"{name} {part['share']:.0%} of the time" + _at_roof(part["roof"]) for name, part in results["phases"].items()
+    )
+    print("  " + ", ".join(told))
     print("generations on held-out prompts:")
     for prompt, old, new in pairs:
         print(f"  {prompt}\n    before  {old}\n    after   {new}")
