@@ -34,13 +34,8 @@ from jaxrl_llm.worlds import arenas, toy_retry, toys
 
 def ppo(arena: arenas.Arena, **slots) -> Online:
     estimate = actor_critic.make_value_estimate(arena.policy, gamma=1.0, lam=1.0)
-
-    def ended(params, extras, rows, rewards):
-        # an episode without a right answer is over as well: nothing follows its last turn
-        return estimate(params, extras, rows._replace(truncated=jnp.zeros_like(rows.truncated)), rewards)
-
     loss = actor_critic.make_actor_critic_loss(arena.policy)
-    return arenas.make_online(arena, estimate=ended, loss=loss, actor=recipes.model_of, **slots)
+    return arenas.make_online(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
 
 
 def grpo(arena: arenas.Arena, **slots) -> Online:

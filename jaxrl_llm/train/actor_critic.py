@@ -48,16 +48,20 @@ def make_value_estimate(
     temperature: float = 1.0,
     reduction: str = "token_mean",
     head: str = "value",
+    bootstrap: bool = False,
     row_extras: Callable[[Params, dict[str, Any], Trajectories, Rewards], dict[str, Array]] | None = None,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of PPO: GAE over the head's values, whitened over the batch's tokens.
 
-    ``Batch.extras`` gets ``values`` (before the updates) and ``returns``. A truncated response is bootstrapped with the
-    value after its last token, an ended one with 0.
+    ``Batch.extras`` gets ``values`` (before the updates) and ``returns``. After the last token comes nothing: a verifier
+    judges a truncated response as it judges an ended one, and an episode out of turns has failed.
 
     Args:
       token_rewards: ``(params, extras, trajectories, rewards) -> [B, T]``, for example with a KL penalty inside;
         default: the outcome at the last token.
+      bootstrap: where the limit is no part of the task and what a truncated response lacks would still be paid, it is
+        worth what the head says after its last token. With a final reward this is wrong: a policy that never ends
+        keeps whatever value it has, and learning runs into the limit.
       row_extras: further entries of ``Batch.extras``.
     """
 
@@ -68,10 +72,12 @@ def make_value_estimate(
             paid = returns.at_last_token(rewards.value, mask)
         else:
             paid = token_rewards(params, extras, trajectories, rewards)
-        after = heads.token_values(params[head], hidden)
-        end = jnp.take_along_axis(after, heads.last_index(trajectories.segment_ids)[:, None], axis=1)[:, 0]
-        bootstrap = jnp.where(trajectories.truncated, end, 0.0)
-        advantages, targets = returns.gae_advantages(paid, values, bootstrap, mask, gamma=gamma, lam=lam)
+        last = jnp.zeros(mask.shape[:1], jnp.float32)
+        if bootstrap:
+            after = heads.token_values(params[head], hidden)
+            end = jnp.take_along_axis(after, heads.last_index(trajectories.segment_ids)[:, None], axis=1)[:, 0]
+            last = jnp.where(trajectories.truncated, end, last)
+        advantages, targets = returns.gae_advantages(paid, values, last, mask, gamma=gamma, lam=lam)
         stop = jax.lax.stop_gradient
         more = {} if row_extras is None else row_extras(params, extras, trajectories, rewards)
         return Batch(

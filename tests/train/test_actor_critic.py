@@ -34,7 +34,7 @@ def _case():
 def test_batch_holds_values_and_returns():
     found, params, rows = _case()
     rewards = Rewards(jnp.array([1.0, 0.0, 1.0, 0.0]), jnp.ones(4, bool))
-    batch = actor_critic.make_value_estimate(found.model.policy, lam=0.9)(params, {}, rows, rewards)
+    batch = actor_critic.make_value_estimate(found.model.policy, lam=0.9, bootstrap=True)(params, {}, rows, rewards)
     logp, _, values, _ = actor_critic.score_with_values(found.model.policy, params, rows)
     paid = returns.at_last_token(rewards.value, rows.mask)
     # a cut response is worth what the head says after its last token, an ended one nothing more
@@ -47,6 +47,10 @@ def test_batch_holds_values_and_returns():
     np.testing.assert_allclose(batch.extras["returns"], targets, atol=1e-6)
     np.testing.assert_allclose(batch.advantages, whiten.whitened_tokens(advantages, rows.mask), atol=1e-6)
     np.testing.assert_allclose(batch.old_logp, logp, atol=1e-6)
+    # where the reward was final nothing follows, cut or not
+    batch = actor_critic.make_value_estimate(found.model.policy, lam=0.9)(params, {}, rows, rewards)
+    _, targets = returns.gae_advantages(paid, values, jnp.zeros(4), rows.mask, gamma=1.0, lam=0.9)
+    np.testing.assert_allclose(batch.extras["returns"], targets, atol=1e-6)
 
 
 @pytest.mark.slow
