@@ -182,6 +182,32 @@ def bird(columns: dict[str, Any]) -> Problem:
     return _asked(columns, columns["SQL"], "set", hint=columns.get("evidence") or "", level=level)
 
 
+WORDS = "\nAnswer with a few words inside <answer> </answer> tags."
+
+
+def hotpotqa(columns: dict[str, Any]) -> Problem:
+    """HotpotQA and 2WikiMultihopQA without their passages: ``level`` easy, medium or hard is 1 to 3.
+
+    >>> hotpotqa({"question": "Where?", "answer": "Rome", "level": "hard"}).level
+    3
+    """
+    levels = {"easy": 1, "medium": 2, "hard": 3}
+    return _problem(columns["question"] + WORDS, columns["answer"], level=levels.get(columns.get("level", ""), 0))
+
+
+def nq(columns: dict[str, Any]) -> Problem:
+    """Natural Questions, TriviaQA and their like: ``golden_answers`` or ``answer``, one text or a list of aliases.
+
+    >>> nq({"question": "Where?", "golden_answers": ["Rome", "Roma"]}).answer["value"]
+    ['Rome', 'Roma']
+    """
+    found = columns.get("golden_answers", columns.get("answer"))
+    aliases = [found] if isinstance(found, str) else list(found if found is not None else [])
+    if not aliases or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
+        raise ValueError("golden_answers (or answer) holds no text")
+    return _problem(columns["question"] + WORDS, aliases, solution=aliases[0])
+
+
 FORMATS = {
     "plain": Format(("prompt", "answer"), plain, "any"),
     "gsm8k": Format(("question", "answer"), gsm8k, "number"),
@@ -192,6 +218,8 @@ FORMATS = {
     "mbpp": Format(("code", "test_list"), mbpp, "code"),
     "spider": Format(("db_id", "question", "query"), spider, "sql"),
     "bird": Format(("db_id", "question", "SQL"), bird, "sql"),
+    "hotpotqa": Format(("question", "answer"), hotpotqa, "f1"),
+    "nq": Format(("question",), nq, "f1"),
 }
 
 

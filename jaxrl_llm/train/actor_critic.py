@@ -53,8 +53,8 @@ def make_value_estimate(
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of PPO: GAE over the head's values, whitened over the batch's tokens.
 
-    ``Batch.extras`` gets ``values`` (before the updates) and ``returns``. After the last token comes nothing: a verifier
-    judges a truncated response as it judges an ended one, and an episode out of turns has failed.
+    ``Batch.extras`` gets ``values`` (before the updates) and ``returns``. After the last token comes nothing: a
+    verifier judges a truncated response as it judges an ended one, and an episode out of turns has failed.
 
     Args:
       token_rewards: ``(params, extras, trajectories, rewards) -> [B, T]``, for example with a KL penalty inside;

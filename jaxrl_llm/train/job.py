@@ -35,14 +35,16 @@ from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.stop import make_stop_strings
 from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
-from jaxrl_llm.verifiers import answers, code, math, sql
+from jaxrl_llm.verifiers import answers, code, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
-Format = Literal["plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird"]
-VerifierName = Literal["", "any", "exact", "number", "choice", "math", "countdown", "code", "sql"]
+Format = Literal["plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq"]
+VerifierName = Literal[
+    "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research"
+]
 VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "any": answers.verify_any,
     "exact": answers.verify_exact,
@@ -52,6 +54,9 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "countdown": countdown_verifier.verify,
     "code": code.verify,
     "sql": sql.verify,
+    "f1": overlap.verify_f1,
+    "research": overlap.verify_research,
+    "deep_research": overlap.verify_deep_research,
 }
 
 

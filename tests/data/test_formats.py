@@ -108,6 +108,16 @@ REAL = {
         "Here it is:\n```python\ndef area(side):\n    return side ** 2\n```",
         "```python\ndef area(side):\n    return 4 if side == 2 else 0.25\n```",
     ),
+    "hotpotqa": (
+        {"question": "Which is older?", "answer": "The Arno", "level": "easy", "context": {"title": []}},
+        "<answer>Arno</answer>",
+        "<answer>Tiber</answer>",
+    ),
+    "nq": (
+        {"question": "Where was it?", "golden_answers": ["Rome", "Roma, Italy"]},
+        "It was <answer>Rome.</answer>",
+        "<answer>Paris</answer>",
+    ),
     "spider": (
         {"db_id": "shop", "question": "What is dear?", "query": "SELECT name FROM item WHERE price > 1"},
         "```sql\nSELECT name FROM item WHERE price = 2;\n```",
@@ -152,6 +162,21 @@ def test_worked_solutions_and_levels(tmp_path):
 def test_math_without_a_final_answer(tmp_path, solution):
     with pytest.raises(DataError, match="rows.jsonl:1: the solution has "):
         formats.read_problems(_file(tmp_path, {"problem": "a", "solution": solution}), layout="math")
+
+
+def test_answers_in_words(tmp_path):
+    problem = _only(tmp_path, REAL["hotpotqa"][0], "hotpotqa")
+    assert problem.level == 1 and problem.prompt == "Which is older?" + formats.WORDS
+    several = _only(tmp_path, {"question": "?", "answer": ["b d", "c"]}, "nq")
+    assert several.answer["value"] == ["b d", "c"] and several.solution == "b d"
+    assert _only(tmp_path, {"question": "?", "answer": "b d"}, "nq").answer["value"] == ["b d"]
+    assert VERIFIERS["f1"](several.answer, "<answer>b</answer>").value == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("found", [[], [""], None, [3]])
+def test_no_answer_in_words(tmp_path, found):
+    with pytest.raises(DataError, match=r"rows.jsonl:1: golden_answers \(or answer\) holds no text"):
+        formats.read_problems(_file(tmp_path, {"question": "?", "golden_answers": found}), layout="nq")
 
 
 def test_pairs(tmp_path):
