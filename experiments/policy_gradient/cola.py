@@ -9,7 +9,8 @@ Equations: inverse model: code of token t from the state after it, straight-thro
            random_codes: even policy, untrained.
 Left out:  tree search with a learned Q (MCTS-Q), transformer layers for the three parts, a KL term of 0.001,
            fine-tuning on a task before RL.
-Expect:    eval/kept: cola > token; eval/distinct: cola > token; eval/accuracy: cola > token - 0.02.
+Expect:    eval/kept: since the start cola loses less than token (learning the codes alone brings more of the chains
+           than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola > token - 0.02.
 Measure:   held-out Countdown; codes learned from solutions of Countdown and of arithmetic chains; eval/kept is the mean
            log-probability of held-out chains, on which nothing was rewarded; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.cola
@@ -86,7 +87,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Over codes more of the other task is kept and responses differ more, at no less than 0.02 of the accuracy."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/kept", "cola", "token"),
+        experiment.grows_more(results, "eval/kept", "cola", "token", start=0),
         experiment.greater(results, "eval/distinct", "cola", "token"),
         experiment.greater(results, "eval/accuracy", "cola", "token", by=-0.02),
     )
