@@ -10,7 +10,8 @@ Equations: inverse model: code of token t from the state after it, straight-thro
 Left out:  tree search with a learned Q (MCTS-Q), transformer layers for the three parts, a KL term of 0.001,
            fine-tuning on a task before RL.
 Expect:    eval/kept: since the start cola loses less than token (learning the codes alone brings more of the chains
-           than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola > token - 0.02.
+           than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola >
+           token - 0.02.
 Measure:   held-out Countdown; codes learned from solutions of Countdown and of arithmetic chains; eval/kept is the mean
            log-probability of held-out chains, on which nothing was rewarded; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.cola

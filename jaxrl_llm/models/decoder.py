@@ -28,6 +28,7 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.layers import norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
+from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.shape import ModelConfig, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Cache, Params, Policy
 
@@ -100,7 +101,7 @@ def embed(
 _UNROLLED = 6
 
 
-def scanned(config: ModelConfig, params: Params) -> dict[str, Array]:
+def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
     """What ``lax.scan`` runs over: the layers' parameters, and what differs between layers beside them."""
     return params["layers"] | {name: jnp.asarray(x) for name, x in per_layer(config).items()}
 
@@ -110,6 +111,8 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
     mask = visible(config, positions, segment_ids, positions, segment_ids)
 
     def step(x, layer):
+        layer = opened(layer)
+
         def attend(normed):
             q, k, v = queries_keys_values(config, layer, normed, positions)
             return attention(config, layer, q, k, v, mask, (positions, positions), how.attend_fn)
@@ -140,7 +143,7 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     def step(carry, layer):
         x, y = carry
-        seen = []
+        layer, seen = opened(layer), []
 
         def look(normed):
             q, k, v = queries_keys_values(config, layer, normed, prompts[1])
@@ -190,7 +193,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
     def step(carry, item):
         x, keys, values = carry  # the whole cache is carried, so that only the new columns are written
-        layer, index = item
+        layer, index = opened(item[0]), item[1]
         written = []
 
         def write(array, new):

@@ -1,0 +1,63 @@
+"""Weights of a rollout in few bits: the matrices of every layer with a scale for each output, the rest as it is.
+
+Only what is read from memory at every token gets smaller; products are computed in the dtype of the activations. What
+samples is then a little off what trains: ``sampler_logp`` is of what sampled, so the gap is in the metrics, and
+``losses.correction`` weighs tokens by it. The quantiser is qwix's (extra ``quant``).
+"""
+
+from typing import Any
+
+import jax
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.shape import ModelConfig, matrix_shapes
+from jaxrl_llm.types import Params
+
+TYPES = ("int8", "int4", "float8_e4m3fn")
+KEPT = ("router",)  # small, and the choice of experts jumps
+
+
+def _qwix() -> Any:
+    try:
+        import qwix
+    except ImportError as error:
+        raise UserError("quantised weights need qwix: pip install 'jaxrl_llm[quant]'") from error
+    return qwix
+
+
+def quantise(config: ModelConfig, params: Params, kind: str) -> Params:
+    """``params`` with the matrices of the layers as ``qwix.QArray``: symmetric, a scale for the inputs of each output.
+
+    Embedding, head, norms, biases, routers and adapters stay as they are. Inside ``jit`` the copy is made anew from
+    today's weights at every step.
+
+    Args:
+      kind: one of ``TYPES``.
+
+    Raises:
+      ValueError: for another kind.
+      UserError: without the extra ``quant``.
+    """
+    if kind not in TYPES:
+        raise ValueError(f"kind={kind!r} is not one of {', '.join(TYPES)}")
+    quantise_one = _qwix().quantize
+    layers = dict(params["layers"])
+    for name, shape in matrix_shapes(config).items():
+        if name not in KEPT:
+            # stacked [layers, in, out], experts [layers, experts, in, out]: every axis but the inputs has its own scale
+            axes = [axis for axis in range(len(shape) + 1) if axis != len(shape) - 1]
+            layers[name] = quantise_one(layers[name], kind, channelwise_axes=axes)
+    return params | {"layers": layers}
+
+
+def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:
+    """One layer's parameters as arrays: what is quantised is multiplied with its scales where it is used."""
+    if all(isinstance(x, jax.Array) for x in layer.values()):
+        return layer
+    dequantise = _qwix().dequantize
+    return {name: x if isinstance(x, jax.Array) else dequantise(x) for name, x in layer.items()}
+
+
+def stored_bytes(params: Params) -> int:
+    """Bytes of all leaves as they are stored; of ``int4`` half a byte each."""
+    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) for x in jax.tree.leaves(params)) // 8

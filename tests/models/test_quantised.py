@@ -1,0 +1,82 @@
+"""Weights in few bits: near the model they come from, smaller, and sampled as they are scored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import quantised
+from jaxrl_llm.models.quantised import opened, quantise, stored_bytes
+from jaxrl_llm.rollout.generate import generate
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.estimates import score_tokens
+from tests.models_for_tests import dense_rows, small_model
+
+qwix = pytest.importorskip("qwix")
+TOKENS = jnp.asarray(np.random.default_rng(4).integers(0, 24, (3, 7)), jnp.int32)
+ROWS = dense_rows(3, 7)
+
+
+def _logits(policy, params):
+    segments, positions = ROWS
+    return policy.unembed(params, policy.hidden(params, TOKENS, positions, segments))
+
+
+def test_a_matrix_by_hand():
+    """Each output has the scale of its largest weight, 127 steps of it: 2 of 4 is 64 of 127, rounded."""
+    _, params, config = small_model()
+    weight = jnp.zeros_like(params["layers"]["o"]).at[0, :2, 0].set(jnp.array([2.0, -4.0])).at[0, 0, 1].set(0.5)
+    one = quantise(config, {**params, "layers": {**params["layers"], "o": weight}}, "int8")["layers"]["o"]
+    assert one.qvalue.dtype == jnp.int8 and one.qvalue.shape == weight.shape
+    assert one.qvalue[0, :2, 0].tolist() in ([63, -127], [64, -127]) and one.qvalue[0, 0, 1] == 127
+    assert one.scale.shape == (weight.shape[0], 1, weight.shape[2])
+    np.testing.assert_allclose(one.scale[0, 0, :2], [4 / 127, 0.5 / 127], rtol=0.01)
+    np.testing.assert_allclose(opened({"o": one})["o"], weight, atol=2 / 127)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt2", "qwen3_moe"])
+def test_near_the_model_it_comes_from_and_smaller(family):
+    policy, params, config = small_model(family)
+    exact = np.asarray(_logits(policy, params))
+    gaps = {}
+    for kind in ("int8", "int4"):
+        few = jax.jit(lambda p, k=kind: quantise(config, p, k))(params)
+        assert few["embed"] is not None and isinstance(few["layers"]["input_norm"], jax.Array)
+        gaps[kind] = np.abs(np.asarray(_logits(policy, few)) - exact).mean() / exact.std()
+        assert stored_bytes(few) < stored_bytes(params)
+    assert 0 < gaps["int8"] < 0.02 < gaps["int4"] < 0.6
+    if family == "qwen3_moe":
+        assert isinstance(few["layers"]["router"], jax.Array)
+
+
+def test_what_samples_is_recorded_and_its_gap_to_the_trainer_is_seen():
+    policy, params, config = small_model()
+    few = quantise(config, params, "int8")
+    ids = jnp.arange(2, dtype=jnp.int32)
+    keys = sample_keys(jax.random.key(3), 0, ids, 2)
+    rows = generate(
+        policy, few, TOKENS[:2], jnp.ones((2, 7), bool), keys, group_size=2, max_new_tokens=6, eos_ids=(1,),
+        problem_ids=ids,
+    )  # fmt: skip
+    own, _ = score_tokens(policy, few, rows)
+    trained, _ = score_tokens(policy, params, rows)
+    mask = np.asarray(rows.mask)
+    np.testing.assert_allclose(np.asarray(own)[mask], np.asarray(rows.sampler_logp)[mask], atol=1e-5)
+    gap = np.abs(np.asarray(trained) - np.asarray(rows.sampler_logp))[mask]
+    assert 1e-5 < gap.mean() < 0.1
+
+
+def test_whole_arrays_are_left_alone():
+    layer = {"q": jnp.ones((2, 2))}
+    assert opened(layer) is layer
+
+
+def test_wrong_kind_and_missing_extra(monkeypatch):
+    _, params, config = small_model()
+    with pytest.raises(ValueError, match="kind='int3' is not one of int8, int4, float8_e4m3fn"):
+        quantise(config, params, "int3")
+    monkeypatch.setitem(__import__("sys").modules, "qwix", None)
+    with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[quant\]'"):
+        quantise(config, params, "int8")
+    assert quantised.TYPES == ("int8", "int4", "float8_e4m3fn")
