@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.losses import kl
+from jaxrl_llm.losses import correction, kl
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
@@ -49,6 +49,20 @@ def reference_kl(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     A value to log; it needs ``make_estimate(reference=...)``.
     """
     return {"kl/ref": kl.k3(logp, batch.ref_logp, batch.mask)}
+
+
+def mismatch_weights(*, cap: float = 2.0) -> Callable[[Array, Array, Batch], Array]:
+    """``token_weights`` for a sampler in other numerics: ``min(pi / sampler, cap)`` of every token.
+
+    For one update per rollout, where the policy of the update is the one that the sampler stands for; see
+    ``losses.correction``.
+    """
+
+    def weights(logp, entropy, batch):
+        ratio = correction.mismatch_ratio(logp, batch.sampler_logp, batch.mask)
+        return correction.truncated_weights(ratio, batch.mask, cap=cap)
+
+    return weights
 
 
 def per_response(

@@ -1,5 +1,7 @@
 """The two slots for methods with a memory: whose samples train, and what the state keeps between iterations."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from jaxrl_llm import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.estimates import make_policy_loss
+from jaxrl_llm.train.estimates import make_policy_loss, mismatch_weights
 from jaxrl_llm.train.online import begin, iterate
 from tests.traps.tables import fresh_params, online, same, start, table_policy
 
@@ -62,3 +64,12 @@ def test_token_weights_scale_the_loss_and_carry_no_gradient():
     assert float(metrics["grad/norm"][0]) == pytest.approx(0.5 * float(plain["grad/norm"][0]), rel=1e-5)
     assert float(metrics["loss/total"][0]) == pytest.approx(0.5 * float(plain["loss/total"][0]), rel=1e-5)
     assert half.params["table"].shape == whole.params["table"].shape
+
+
+def test_mismatch_weights_by_hand():
+    """The trainer gives the sampled tokens 2, 1/2 and 9 times the sampler's probability; 9 is cut to the cap."""
+    sampler, mask = jnp.log(jnp.array([[0.4, 0.4, 0.1, 0.1]])), jnp.array([[True, True, True, False]])
+    batch = types.SimpleNamespace(sampler_logp=sampler, mask=mask)
+    logp = sampler + jnp.log(jnp.array([[2.0, 0.5, 9.0, 9.0]]))
+    np.testing.assert_allclose(mismatch_weights(cap=3.0)(logp, None, batch), [[2.0, 0.5, 3.0, 0.0]], rtol=1e-6)
+    np.testing.assert_allclose(mismatch_weights()(sampler, None, batch), [[1.0, 1.0, 1.0, 0.0]], rtol=1e-6)
