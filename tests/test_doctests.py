@@ -13,6 +13,7 @@ FILES += sorted(p for folder in ("losses", "advantages") for p in (ROOT / folder
 FILES += [ROOT / f"{name}.py" for name in ("calibration", "probes")]
 FILES += sorted((ROOT / "worlds").glob("*.py"))
 FILES += [ROOT / "verifiers" / "confidence.py", ROOT / "models" / "merging.py", ROOT / "models" / "surgery.py"]
+FILES += [ROOT / "distributed" / "regroup.py", ROOT / "planning" / "mapping.py", ROOT / "planning" / "dataflow.py"]
 FILES += [*sorted((ROOT / "samplers").glob("*.py")), *sorted((ROOT / "data" / "tasks").glob("toy_*.py"))]
 NAMES = [".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if p.stem != "__init__"]
 

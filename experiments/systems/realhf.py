@@ -23,7 +23,6 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, recipes
@@ -66,14 +65,6 @@ CURVES = (*METRICS, "work/prompt", "work/response")
 OUTCOME = jax.jit(calls.outcome)
 
 
-def draw_work(key, longest):
-    """Tokens of a prompt and of a response of this seed, log-uniform in multiples of 64."""
-    low = jnp.log(jnp.asarray([128.0, longest / 8], jnp.float32))
-    high = jnp.log(jnp.asarray([1024.0, longest], jnp.float32))
-    drawn = jnp.exp(jax.random.uniform(key, (2,)) * (high - low) + low)
-    return {"tokens": (jnp.ceil(drawn / 64) * 64).astype(jnp.int32)}
-
-
 @lru_cache(maxsize=32)
 def prepared(actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int):
     """What every call costs on every place: the same for all arms."""
@@ -102,7 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
             "work/response": work["tokens"][1],
         }
 
-    return experiment.Plan(partial(draw_work, longest=settings.longest), (), measure, on_host=True)
+    return experiment.Plan(partial(calls.draw_work, longest=settings.longest), (), measure, on_host=True)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

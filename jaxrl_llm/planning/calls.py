@@ -1,8 +1,10 @@
 """PPO as a graph of six calls of four models: what each costs on a block of devices, and what a whole plan costs."""
 
 import dataclasses
+from functools import lru_cache
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -15,10 +17,12 @@ from jaxrl_llm.planning.layout import Number, held
 from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reallocation import Place
 from jaxrl_llm.planning.search import MARGIN, Sizes, divisors, train_sizes
+from jaxrl_llm.types import Key
 
 CALLS = ("generate", "reward", "reference", "value", "train_actor", "train_critic")
 MODELS = (0, 1, 2, 3, 0, 3)  # whose calls they are: actor, reward model, reference, critic
 GENERATE, REWARD, REFERENCE, VALUE, TRAIN_ACTOR, TRAIN_CRITIC = range(6)
+Figures = tuple[Number, Number, Number]  # seconds, bytes on each device that stay, bytes while it runs
 _PARTS = 0.5  # of a chip's memory that a call may fill, so that something can lie beside it
 
 
@@ -41,6 +45,18 @@ class Outcome(NamedTuple):
     penalised: Float[Array, ""]  # three times as long where memory does not suffice
     peak: Float[Array, ""]  # bytes on the fullest device
     idle: Float[Array, ""]  # share of the devices' time
+
+
+def draw_work(key: Key, longest: int) -> dict[str, Int[Array, " 2"]]:
+    """Tokens of a prompt and of a response, log-uniform in multiples of 64: a workload to plan for.
+
+    Args:
+      longest: tokens of a response.
+    """
+    low = jnp.log(jnp.asarray([128.0, longest / 8], jnp.float32))
+    high = jnp.log(jnp.asarray([1024.0, longest], jnp.float32))
+    drawn = jnp.exp(jax.random.uniform(key, (2,)) * (high - low) + low)
+    return {"tokens": (jnp.ceil(drawn / 64) * 64).astype(jnp.int32)}
 
 
 def places(config: ModelConfig, chips: int, *, smallest: int = 1) -> list[Place]:
@@ -66,7 +82,9 @@ def _divided(sizes: Sizes, work: Work) -> list[Work]:
     return [dataclasses.replace(work, microbatches=n) for n in numbers]
 
 
-def _train(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> tuple[Number, Number, Number]:
+@lru_cache(maxsize=4096)
+def train_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> Figures:
+    """Of an update; masters and moments stay."""
     tried = [dataclasses.replace(w, remat=remat) for remat in (False, True) for w in _divided(sizes, work)]
     if not tried:
         return float("inf"), 0.0, 0.0
@@ -77,7 +95,9 @@ def _train(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> tuple[N
     return least, stays, estimate.update(config, sizes, chosen).peak - stays
 
 
-def _score(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work, *, frozen: bool) -> tuple[Number, Number, Number]:
+@lru_cache(maxsize=4096)
+def score_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work, *, frozen: bool) -> Figures:
+    """Of a pass that only scores; the weights of a frozen model stay."""
     tried = _divided(sizes, dataclasses.replace(work, scores=1))
     if not tried:
         return float("inf"), 0.0, 0.0
@@ -88,7 +108,9 @@ def _score(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work, *, frozen:
     return time, weights if frozen else 0.0, beside[chosen] + (0.0 if frozen else weights)
 
 
-def _generate(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> tuple[Number, Number, Number]:
+@lru_cache(maxsize=4096)
+def generate_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> Figures:
+    """Of prompts read and responses sampled; nothing stays."""
     prompts = work.rows // work.group
     counts = [n for n in reversed(divisors(prompts)) if n % sizes.rows == 0]
     if sizes.fsdp > 1 or not counts:  # whole copies of the weights, see ``search.rollout_sizes``
@@ -109,12 +131,12 @@ def tables(actor: ModelConfig, critic: ModelConfig, chip: Chip, options: list[Pl
       work: rows, prompt and response of an iteration; parts and waves are chosen here for each place.
     """
     kinds = (
-        lambda s: _generate(actor, chip, s, work),
-        lambda s: _score(critic, chip, s, work, frozen=True),
-        lambda s: _score(actor, chip, s, work, frozen=True),
-        lambda s: _score(critic, chip, s, work, frozen=False),
-        lambda s: _train(actor, chip, s, work),
-        lambda s: _train(critic, chip, s, work),
+        lambda s: generate_figures(actor, chip, s, work),
+        lambda s: score_figures(critic, chip, s, work, frozen=True),
+        lambda s: score_figures(actor, chip, s, work, frozen=True),
+        lambda s: score_figures(critic, chip, s, work, frozen=False),
+        lambda s: train_figures(actor, chip, s, work),
+        lambda s: train_figures(critic, chip, s, work),
     )
     sizes = {place.sizes: [kind(place.sizes) for kind in kinds] for place in options}
     figures = np.asarray([sizes[place.sizes] for place in options], np.float32).transpose(2, 1, 0)  # [3, 6, O]

@@ -1,6 +1,7 @@
 """A choice of mesh, parts and recomputation, and what of a model lies on one chip under it."""
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +53,7 @@ def leaves(config: ModelConfig) -> dict[tuple[Any, ...], tuple[int, ...]]:
     return dict(found)
 
 
+@lru_cache(maxsize=4096)
 def held(config: ModelConfig, sizes: Sizes) -> int:
     """Parameters on the fullest chip: what does not divide is whole on every chip."""
     mesh = sizes.mesh()
@@ -63,12 +65,14 @@ def _size(path: tuple[Any, ...], shape: tuple[int, ...], sizes: Sizes, mesh: Any
     return math.prod(shape) // math.prod(getattr(sizes, axis) for axis in axes)
 
 
+@lru_cache(maxsize=4096)
 def held_layers(config: ModelConfig, sizes: Sizes) -> int:
     """``held`` without embedding, head and the last norm."""
     mesh = sizes.mesh()
     return sum(_size(path, shape, sizes, mesh) for path, shape in leaves(config).items() if path[0].key == "layers")
 
 
+@lru_cache(maxsize=4096)
 def gathered(config: ModelConfig, sizes: Sizes) -> int:
     """Parameters of a layer when its parts over fsdp have been collected, those over tensor and expert not."""
     mesh = sizes.mesh()
@@ -82,6 +86,7 @@ def gathered(config: ModelConfig, sizes: Sizes) -> int:
     return total
 
 
+@lru_cache(maxsize=4096)
 def largest(config: ModelConfig, sizes: Sizes) -> int:
     """Parameters of the largest leaf on one chip."""
     mesh = sizes.mesh()
