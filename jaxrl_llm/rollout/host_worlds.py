@@ -1,0 +1,141 @@
+"""Worlds in Python, in the shape of ``rollout.episodes.Env``: of token ids, or of text with a tokenizer around it.
+
+``rollout.host_episodes`` plays them. A world is asked from a thread, one call at a time for each episode, several
+episodes at once: what episodes share must bear that. States may be new values or one object that changes.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from jaxrl_llm.rollout.episodes import Env
+from jaxrl_llm.verifiers.verdict import Verifier
+
+State = Any
+
+
+class Heard(NamedTuple):
+    """What a world says to an action."""
+
+    state: State
+    tokens: Sequence[int]  # the observation
+    reward: float
+    done: bool  # the episode is over; its observation is not shown
+    valid: bool = True  # False: the world failed, which says nothing about the policy
+    cut: bool = False  # the episode stops here without being over: a limit of the world's own
+    reason: str = ""  # of a failure
+
+
+class HostEnv(NamedTuple):
+    """A world as functions of one episode.
+
+    * ``reset(seed, task) -> state``: ``seed`` is an array of 32-bit numbers, for ``numpy.random.default_rng``; ``task``
+      belongs to the row of the ``Problems`` table whose prompt shows what can be seen in this state.
+    * ``step(state, ids) -> Heard``: the tokens of an action, its end token included. Any tokens must be taken; a
+      useless action is answered. An exception is a failure of the world: the episode is invalid.
+    * ``identity(state) -> int``: equal for states that are the same situation; asked before each step. Of text:
+      ``text_identity`` (Python's own ``hash`` differs from process to process).
+    """
+
+    reset: Callable[[np.ndarray, Any], State]
+    step: Callable[[State, list[int]], Heard]
+    identity: Callable[[State], int]
+    action_tokens: int  # the longest action
+    observation_tokens: int  # what is longer is cut
+
+
+class Said(NamedTuple):
+    """``Heard`` as text."""
+
+    state: State
+    text: str
+    reward: float
+    done: bool
+    valid: bool = True
+    cut: bool = False
+    reason: str = ""
+
+
+class TextWorld(NamedTuple):
+    """``HostEnv`` as text: ``step(state, text) -> Said``; the rest as there."""
+
+    reset: Callable[[np.ndarray, Any], State]
+    step: Callable[[State, str], Said]
+    identity: Callable[[State], int]
+
+
+def text_identity(text: str) -> int:
+    """The same number for the same text, in every process.
+
+    >>> text_identity("a door") == text_identity("a " + "door"), text_identity("a key") == text_identity("a door")
+    (True, False)
+    """
+    return zlib.crc32(text.encode()) & 0x7FFFFFFF
+
+
+def on_host(env: Env, *, pad_id: int = 0) -> HostEnv:
+    """A compiled world for the host: the same episodes, a call a turn. Tasks are ``task_rows`` of its answers."""
+    reset, step, identity = (jax.jit(f) for f in (env.reset, env.step, env.identity))
+
+    def begin(seed: np.ndarray, task: Any) -> State:
+        return reset(jax.random.wrap_key_data(jnp.asarray(seed)), task)
+
+    def turn(state: State, ids: list[int]) -> Heard:
+        action = np.full((env.action_tokens,), pad_id, np.int32)
+        action[: len(ids)] = ids
+        answer = jax.device_get(step(state, jnp.asarray(action), jnp.int32(len(ids))))
+        count = int(np.clip(answer.count, 0, env.observation_tokens))
+        return Heard(answer.state, answer.tokens[:count], float(answer.reward), bool(answer.done), bool(answer.valid))
+
+    return HostEnv(begin, turn, lambda state: int(identity(state)), env.action_tokens, env.observation_tokens)
+
+
+def task_rows(answers: PyTree) -> list[PyTree]:
+    """The rows of a ``Problems`` table's ``answers`` one by one."""
+    leaves, treedef = jax.tree.flatten(jax.device_get(answers))
+    return [treedef.unflatten(row) for row in zip(*leaves, strict=True)]
+
+
+def spoken(
+    world: TextWorld,
+    encode: Callable[[str], Sequence[int]],
+    decode: Callable[[list[int]], str],
+    *,
+    action_tokens: int,
+    observation_tokens: int,
+) -> HostEnv:
+    """A world of text for a policy of tokens.
+
+    An action is decoded for the world to read; the sequence keeps the ids that were chosen. Only new text is encoded.
+
+    Args:
+      encode: an observation with all that the format puts between two actions (the end of the user's turn, the
+        beginning of the assistant's), special tokens included.
+      decode: the text of an action; special tokens should give none.
+    """
+
+    def step(state: State, ids: list[int]) -> Heard:
+        said = world.step(state, decode(ids))
+        over = said.done or said.cut or not said.valid
+        return Heard(said.state, () if over else encode(said.text), *said[2:])
+
+    return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens)
+
+
+def single_turn(verify: Verifier) -> TextWorld:
+    """One question, one answer: the task is what the verifier judges by, its verdict the reward.
+
+    Every reasoning-gym family is such a world: ``single_turn(verifiers.gym.verify)``. What may hang or eat memory is
+    judged in a process: ``single_turn(lambda answer, text: pool.judge(verify, [answer], [text]).verdicts[0])``.
+    """
+
+    def step(task: Any, text: str) -> Said:
+        verdict = verify(task, text)
+        return Said(task, "", verdict.value, True, verdict.valid, reason=verdict.reason)
+
+    return TextWorld(lambda seed, task: task, step, lambda task: text_identity(repr(task)))
