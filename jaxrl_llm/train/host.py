@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish
+from jaxrl_llm.rollout.host_episodes import HostEpisodes
+from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
 from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
 
 Scorer = Callable[[Trajectories], Rewards]
@@ -31,10 +32,15 @@ class HostLoop(NamedTuple):
     begin: Callable[[TrainState], Drawn]
     finish: Callable[[TrainState, Drawn, Rewards], tuple[TrainState, Metrics]]
     score: Scorer
+    compiled: Callable[[], int]  # programs so far
 
 
 def make_host_loop(
-    online: Online, score: Scorer | None = None, *, place: Callable[[TrainState], TrainState] | None = None
+    online: Online,
+    score: Scorer | None = None,
+    *,
+    place: Callable[[TrainState], TrainState] | None = None,
+    world: HostEpisodes | None = None,
 ) -> HostLoop:
     """Compiles lazily.
 
@@ -42,6 +48,7 @@ def make_host_loop(
       score: defaults to the jittable scorer of ``online``.
       place: inside ``jit``, keeps the new state where it was (``distributed.rules.constrain`` on a mesh): without it
         the compiler may place it elsewhere, and the next step would compile again.
+      world: rolls out on the host, in place of ``online.rollout``; its figures are among the metrics of a step.
     """
     if score is None:
         device_score = jax.jit(lambda trajectories: online.score(answers_of(online, trajectories), trajectories))
@@ -51,11 +58,22 @@ def make_host_loop(
         state, metrics = finish(online, state, drawn, rewards)
         return (state if place is None else place(state)), metrics
 
-    return HostLoop(
-        begin=jax.jit(partial(begin, online)),
-        finish=jax.jit(end, donate_argnums=0),
-        score=score,
-    )
+    first, last = jax.jit(partial(begin if world is None else prompted, online)), jax.jit(end, donate_argnums=0)
+
+    def played(state: TrainState) -> Drawn:
+        ids, sampler, tokens, valid, keys = first(state)
+        out = world.play(online.actor(state), tokens, valid, keys, ids)
+        return Drawn(ids, sampler, out.trajectories, out.figures)
+
+    def compiled() -> int:
+        return first._cache_size() + last._cache_size() + (0 if world is None else world.compiled())
+
+    return HostLoop(first if world is None else played, last, score, compiled)
+
+
+def with_figures(metrics: Metrics, drawn: Drawn) -> dict[str, float]:
+    """The metrics of a step as numbers, those of a rollout on the host among them."""
+    return {k: float(np.asarray(v)) for k, v in metrics.items()} | drawn.figures
 
 
 def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iteration]:
@@ -67,11 +85,10 @@ def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iterat
         rewards = jax.block_until_ready(loop.score(drawn.trajectories))
         times.append(time.monotonic())
         state, metrics = loop.finish(state, drawn, rewards)
-        figures = {k: float(np.asarray(v)) for k, v in metrics.items()}
+        figures = with_figures(metrics, drawn)
         times.append(time.monotonic())
-        compiled = loop.begin._cache_size() + loop.finish._cache_size()
         seconds = dict(zip(("rollout", "score", "update"), np.diff(times).tolist(), strict=True))
-        yield Iteration(state, figures, drawn, rewards, compiled, seconds)
+        yield Iteration(state, figures, drawn, rewards, loop.compiled(), seconds)
 
 
 def run(loop: HostLoop, state: TrainState, steps: int) -> tuple[TrainState, list[dict[str, float]]]:

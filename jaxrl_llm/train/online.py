@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
@@ -54,6 +54,17 @@ class Drawn(NamedTuple):
     ids: Int[Array, " P"]
     sampler: Any
     trajectories: Trajectories
+    figures: dict[str, float] = {}  # of a rollout on the host: how it went
+
+
+class Prompted(NamedTuple):
+    """What a rollout needs beside the parameters, and the curriculum after the draw."""
+
+    ids: Int[Array, " P"]
+    sampler: Any
+    tokens: Int[Array, "P L"]
+    valid: Bool[Array, "P L"]
+    keys: Key  # one per sequence
 
 
 def init_state(online: Online, params: Params, key: Key, *, extras: dict[str, Any] | None = None) -> TrainState:
@@ -68,13 +79,18 @@ def init_state(online: Online, params: Params, key: Key, *, extras: dict[str, An
     )
 
 
-def begin(online: Online, state: TrainState) -> Drawn:
-    """Draws prompts from the curriculum and samples a group of responses to each."""
+def prompted(online: Online, state: TrainState) -> Prompted:
+    """Draws prompts from the curriculum, and the keys of a group of responses to each."""
     # the curriculum's own key; sample_keys folds (step, prompt, sample) and so never repeats it
     draw_key = jax.random.fold_in(jax.random.fold_in(state.key, 0x5A3D), state.step)
     ids, sampler = online.sampler.draw(state.sampler, draw_key, online.prompts_per_step)
     keys = sample_keys(state.key, state.step, ids, online.group_size)
-    tokens, valid = online.problems.tokens[ids], online.problems.valid[ids]
+    return Prompted(ids, sampler, online.problems.tokens[ids], online.problems.valid[ids], keys)
+
+
+def begin(online: Online, state: TrainState) -> Drawn:
+    """Draws prompts from the curriculum and samples a group of responses to each."""
+    ids, sampler, tokens, valid, keys = prompted(online, state)
     return Drawn(ids, sampler, online.rollout(online.actor(state), tokens, valid, keys, ids))
 
 

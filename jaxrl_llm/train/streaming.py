@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxrl_llm.train.host import HostLoop
+from jaxrl_llm.train.host import HostLoop, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.transfer import Consumer, TransferQueue
 from jaxrl_llm.types import TrainState
@@ -119,7 +118,7 @@ def run(loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1) ->
             behind = int(state.step) - rollout.version
             state, metrics = loop.finish(state, rollout.drawn, rewards)
             weights.put(_copied(state))
-            history.append({k: float(np.asarray(v)) for k, v in metrics.items()} | {STALENESS: float(behind)})
+            history.append(with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)})
     finally:
         weights.close()
         queue.close()
