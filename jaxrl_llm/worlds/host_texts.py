@@ -1,0 +1,151 @@
+"""Worlds of other packages for ``rollout.host_episodes``: Gymnasium environments and reasoning-gym families as text."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.problems import encode_problems
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.host_worlds import HostEnv, Said, TextWorld, single_turn, spoken, text_identity
+from jaxrl_llm.types import Problems
+from jaxrl_llm.verifiers import gym
+from jaxrl_llm.verifiers.verdict import Verifier
+
+
+class Given(NamedTuple):
+    """What ``make_host_episodes`` and an ``Online`` need of a world."""
+
+    problems: Problems
+    tasks: list[Any]
+    env: HostEnv
+
+
+def reasoning(
+    family: str,
+    n: int,
+    seed: int,
+    tokenizer: Tokenizer,
+    *,
+    action_tokens: int,
+    chat: bool = False,
+    verify: Verifier = gym.verify,
+    **settings: Any,
+) -> Given:
+    """Problems of a reasoning-gym family as episodes of one turn; ``settings`` are the family's own.
+
+    Raises:
+      UserError: for an unknown family or setting, or without the extra ``tasks``.
+    """
+    drawn = gym.problems(family, n, seed, **settings)
+    rows = [
+        Problem(family, prompt, solution or "", answer, 0, prompt)
+        for prompt, solution, answer in zip(drawn.prompts, drawn.solutions, drawn.answers, strict=True)
+    ]
+    env = spoken(
+        single_turn(verify), tokenizer.encode, tokenizer.decode, action_tokens=action_tokens, observation_tokens=1
+    )
+    return Given(encode_problems(tokenizer, rows, chat=chat), drawn.answers, env)
+
+
+def gymnasium_maker(name: str, **settings: Any) -> Callable[[], Any]:
+    """``() -> environment`` of a registered name.
+
+    Raises:
+      UserError: without the package, or for a name that it does not know.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise UserError("Gymnasium environments need gymnasium: pip install 'jaxrl_llm[envs]'") from error
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        raise UserError(f"no Gymnasium environment {name!r}: {error}") from error
+    return lambda: gymnasium.make(name, **settings)
+
+
+def named_actions(names: Sequence[str]) -> Callable[[str], int | None]:
+    """Reads a discrete action by its name, whatever the case and the space around it; None for anything else.
+
+    >>> read = named_actions(["left", "right"])
+    >>> read(" Right\\n"), read("up")
+    (1, None)
+    """
+    numbers = {name.strip().lower(): i for i, name in enumerate(names)}
+    return lambda text: numbers.get(text.strip().lower())
+
+
+class _Place(NamedTuple):
+    """An environment, which changes, and what it showed last."""
+
+    environment: Any
+    text: str
+
+
+def gymnasium_world(
+    make: Callable[[], Any],
+    *,
+    read: Callable[[str], Any],
+    write: Callable[[Any, dict[str, Any]], str],
+    unread: str = "That is no action. ",
+) -> TextWorld:
+    """A Gymnasium environment whose actions and observations are, or can be put as, text.
+
+    A task is the seed of ``reset``: the same seed shows the same, so that the prompt can show it. An environment that
+    is ``terminated`` is done; one that is ``truncated`` is cut, and so the episode counts as truncated.
+
+    Args:
+      make: a fresh environment, for example of ``gymnasium_maker``; every episode has its own.
+      read: text to an action, ``None`` where it is none: then nothing happens, and the last observation is shown
+        again behind ``unread``. ``str.strip`` for a space of texts, ``named_actions`` for a discrete one.
+      write: ``(observation, info) -> text``.
+    """
+
+    def reset(seed: np.ndarray, task: int) -> _Place:
+        environment = make()
+        return _Place(environment, write(*environment.reset(seed=int(task))))
+
+    def step(place: _Place, text: str) -> Said:
+        action = read(text)
+        if action is None:
+            return Said(place, unread + place.text, 0.0, False)
+        observation, reward, terminated, truncated, info = place.environment.step(action)
+        shown = write(observation, info)
+        if terminated or truncated:
+            place.environment.close()
+        return Said(
+            _Place(place.environment, shown), shown, float(reward), bool(terminated),
+            cut=bool(truncated) and not terminated,
+        )  # fmt: skip
+
+    return TextWorld(reset, step, lambda place: text_identity(place.text))
+
+
+def gymnasium_texts(
+    world: TextWorld,
+    seeds: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    action_tokens: int,
+    observation_tokens: int,
+    prompt: Callable[[str], Any] = str,
+    encode: Callable[[str], Sequence[int]] | None = None,
+    chat: bool = False,
+) -> Given:
+    """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation.
+
+    Args:
+      prompt: what the first observation is put into: the rules, the names of the actions; a text, or the messages of
+        a conversation.
+      encode: of later observations, with what the format puts around them; by default just the text.
+    """
+    texts = [world.reset(np.zeros((2,), np.uint32), seed).text for seed in seeds]
+    rows = [Problem("gymnasium", prompt(t), "", {}, 0, str(seed)) for t, seed in zip(texts, seeds, strict=True)]
+    env = spoken(
+        world, tokenizer.encode if encode is None else encode, tokenizer.decode, action_tokens=action_tokens,
+        observation_tokens=observation_tokens,
+    )  # fmt: skip
+    return Given(encode_problems(tokenizer, rows, chat=chat), [int(seed) for seed in seeds], env)
