@@ -21,11 +21,11 @@ class _Hand:
 
     def __init__(self, slot: int, results: "queue.SimpleQueue[Done]"):
         self.calls: queue.SimpleQueue = queue.SimpleQueue()
-        self.slot, self.results, self.given_up = slot, results, False
+        self.slot, self.results = slot, results
         threading.Thread(target=self._work, name=f"world-{slot}", daemon=True).start()
 
     def _work(self) -> None:
-        while (call := self.calls.get()) is not None and not self.given_up:
+        while (call := self.calls.get()) is not None:
             ticket, function, arguments = call
             try:
                 done = Done(self.slot, ticket, function(*arguments), None)
@@ -62,10 +62,8 @@ class Hands:
         return ticket
 
     def give_up(self, slot: int) -> None:
-        """The slot's next call has a new thread; what the old one still says has an old ticket."""
-        hand = self._hands.pop(slot)
-        hand.given_up = True
-        hand.calls.put(None)
+        """The slot's next call has a new thread; the old one goes when it has made the calls that it was given."""
+        self._hands.pop(slot).calls.put(None)
 
     def done(self, timeout_s: float | None) -> Done | None:
         """The next call that has ended, waited for this long (None: without end); or None."""

@@ -16,16 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm.rollout.hands import Done, Hands
+from jaxrl_llm.rollout.host_record import Record, trajectories_of
 from jaxrl_llm.rollout.host_worlds import Heard, HostEnv
 from jaxrl_llm.rollout.sample import check_sampling
 from jaxrl_llm.rollout.slots import Device, Layout, make_programs
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
+_UNBEGUN = object()  # the state before the world has begun
 _POLL_S = 0.05  # how often deadlines are looked at while nothing else happens
 
 
@@ -141,78 +142,16 @@ def make_host_episodes(
         limit = max_turns if turns is None else min(int(turns), max_turns)
         ids = np.repeat(np.asarray(problem_ids, np.int32), group_size)
         device = Device(layout, programs, params, programs.prefill(params, tokens, valid), keys, tokens.shape[1])
-        record = _Record.of(rows, layout, max_turns, policy.vocab_size)
+        record = Record.of(rows, layout, max_turns, policy.vocab_size)
         given = [(seed, tasks[int(i)]) for seed, i in zip(np.asarray(seeds(keys)), ids, strict=True)]
         with Hands() as hands:
             driver = _Driver(env, rules, device, record, given, hands, limit)
             driver.run()
         if not record.valid.any():
             warnings.warn(f"no episode was valid; the first: {next(iter(record.failures.values()))}", stacklevel=2)
-        return Played(_trajectories(record, tokens, valid, ids, layout), driver.figures(), record.failures)
+        return Played(trajectories_of(record, tokens, valid, ids, layout), driver.figures(), record.failures)
 
     return HostEpisodes(play, programs.compiled)
-
-
-@dataclasses.dataclass
-class _Record:
-    """What is written of each row; the names are those of ``Trajectories`` and ``Turns``."""
-
-    vocabulary: int
-    tokens: np.ndarray  # [B, N]
-    logp: np.ndarray
-    mask: np.ndarray
-    used: np.ndarray
-    turn_of: np.ndarray
-    end: np.ndarray  # [B, K], columns behind the prompt
-    taken: np.ndarray
-    reward: np.ndarray
-    identity: np.ndarray
-    done: np.ndarray  # [B]
-    valid: np.ndarray
-    failures: dict[int, str]
-
-    @classmethod
-    def of(cls, rows: int, layout: Layout, turns: int, vocabulary: int) -> "_Record":
-        grid, table = (rows, layout.max_new_tokens), (rows, turns)
-        return cls(
-            vocabulary, np.full(grid, layout.pad_id, np.int32), np.zeros(grid, np.float32), np.zeros(grid, bool),
-            np.zeros(grid, bool), np.full(grid, -1, np.int32), np.zeros(table, np.int32), np.zeros(table, bool),
-            np.zeros(table, np.float32), np.zeros(table, np.int32), np.zeros(rows, bool), np.ones(rows, bool), {},
-        )  # fmt: skip
-
-    def append(self, row: int, at: int, turn: int, tokens: Sequence[int], logp: np.ndarray | None = None) -> None:
-        """Tokens that were chosen (with ``logp``) or forced."""
-        here = slice(at, at + len(tokens))
-        self.tokens[row, here], self.used[row, here], self.turn_of[row, here] = tokens, True, turn
-        if logp is not None:
-            self.logp[row, here], self.mask[row, here] = logp, True
-
-
-def _trajectories(record: _Record, prompts: Array, valid: Array, ids: np.ndarray, layout: Layout) -> Trajectories:
-    there, width, group = np.asarray(valid), prompts.shape[1], layout.group_size
-    index = np.maximum(np.cumsum(there, axis=1) - 1, 0).astype(np.int32)
-    steps = there.sum(axis=1)[:, None].repeat(group, axis=0) + np.arange(layout.max_new_tokens)[None, :]
-
-    def beside(left: np.ndarray, right: np.ndarray) -> Array:
-        return jnp.asarray(np.concatenate([np.repeat(left.astype(right.dtype), group, axis=0), right], axis=1))
-
-    nothing = np.zeros(there.shape, bool)
-    turns = {
-        "turn": beside(np.where(there, 0, -1), record.turn_of),
-        "end": np.where(record.taken, record.end + width, 0).astype(np.int32),
-        **{name: getattr(record, name) for name in ("taken", "reward", "identity", "done", "valid")},
-    }
-    return Trajectories(
-        tokens=beside(np.where(there, np.asarray(prompts), layout.pad_id), record.tokens),
-        segment_ids=beside(there, record.used.astype(np.int32)),
-        positions=beside(index, np.where(record.used, steps, 0).astype(np.int32)),
-        mask=beside(nothing, record.mask),
-        sampler_logp=beside(nothing, record.logp),
-        truncated=jnp.asarray(~record.done & record.valid),
-        group_ids=jnp.repeat(jnp.arange(there.shape[0], dtype=jnp.int32), group),
-        problem_ids=jnp.asarray(ids),
-        extras={f"turns/{name}": jnp.asarray(value) for name, value in turns.items()},
-    )
 
 
 @dataclasses.dataclass
@@ -223,7 +162,7 @@ class _Episode:
     begun: float
     asked: float = 0.0  # when the world was asked, where it has not answered yet
     ticket: int = 0  # of that call; 0: it is the policy's turn
-    state: Any = None
+    state: Any = _UNBEGUN
     columns: int = 0  # behind the prompt
     turn: int = 0
     action: list[int] = dataclasses.field(default_factory=list)
@@ -241,11 +180,18 @@ def _step(env: HostEnv, state: Any, action: list[int], vocabulary: int) -> tuple
     return identity, heard._replace(tokens=tokens, reward=reward)
 
 
+def _close(close: Callable[[Any], None], state: Any) -> None:
+    try:
+        close(state)
+    except Exception as error:  # the episode is over, and whatever it was worth
+        warnings.warn(f"a world did not close: {type(error).__name__}: {error}", stacklevel=1)
+
+
 class _Driver:
     """Plays a batch to its end."""
 
     def __init__(
-        self, env: HostEnv, rules: _Rules, device: Device, record: _Record, given: list, hands: Hands, limit: int
+        self, env: HostEnv, rules: _Rules, device: Device, record: Record, given: list, hands: Hands, limit: int
     ):
         self.env, self.rules, self.device, self.record = env, rules, device, record
         self.given, self.hands, self.limit = given, hands, limit
@@ -306,13 +252,10 @@ class _Driver:
         """One answer; what is to be read of it."""
         self.waited += self.rules.clock() - episode.asked
         episode.ticket, row, turn = 0, episode.row, episode.turn
-        acted = bool(episode.action)
-        if acted:
-            self.record.taken[row, turn], self.record.end[row, turn] = True, episode.columns - 1
         if done.error is not None:
             self.fail(done.slot, f"{type(done.error).__name__}: {done.error}")
             return []
-        if not acted:
+        if episode.state is _UNBEGUN:
             episode.state = done.value
             return []
         identity, heard = done.value
@@ -321,10 +264,11 @@ class _Driver:
             self.fail(done.slot, heard.reason or "the world failed")
             return []
         self.record.reward[row, turn], self.record.done[row] = heard.reward, bool(heard.done)
+        episode.state = heard.state
         if heard.done or heard.cut or turn + 1 >= self.limit:
             self.over(done.slot)
             return []
-        episode.state, episode.turn, episode.action = heard.state, turn + 1, []
+        episode.turn, episode.action = turn + 1, []
         return self.shown(done.slot, episode, heard.tokens[: self.env.observation_tokens])
 
     def shown(self, slot: int, episode: _Episode, tokens: list[int]) -> list:
@@ -356,6 +300,8 @@ class _Driver:
             self.record.append(episode.row, episode.columns, episode.turn, new, logp[slot, :count])
             episode.columns, episode.action = episode.columns + count, episode.action + new
             if new[-1] in self.rules.end_ids or len(episode.action) >= self.env.action_tokens:
+                self.record.taken[episode.row, episode.turn] = True
+                self.record.end[episode.row, episode.turn] = episode.columns - 1
                 self.ask(slot, _step, self.env, episode.state, episode.action, self.record.vocabulary)
             elif episode.columns >= self.new:
                 self.over(slot)
@@ -370,13 +316,11 @@ class _Driver:
             if rules.episode_s is not None and now - episode.begun > rules.episode_s:
                 late = f"the episode was not over within episode_s={rules.episode_s:g}"
             if late and episode.ticket:
-                self.hands.give_up(slot)
                 self.waited += now - episode.asked
-                if episode.action:
-                    self.record.taken[episode.row, episode.turn] = True
-                    self.record.end[episode.row, episode.turn] = episode.columns - 1
             if late:
                 self.fail(slot, late)
+                if episode.ticket:
+                    self.hands.give_up(slot)
 
     def fail(self, slot: int, reason: str) -> None:
         """The episode is invalid, which is no zero."""
@@ -385,4 +329,8 @@ class _Driver:
         self.over(slot)
 
     def over(self, slot: int) -> None:
-        self.lived += self.rules.clock() - self.live.pop(slot).begun
+        """The slot is free; its world closes in its thread, before the next one begins there."""
+        episode = self.live.pop(slot)
+        self.lived += self.rules.clock() - episode.begun
+        if self.env.close is not None and episode.state is not _UNBEGUN:
+            self.hands.call(slot, _close, self.env.close, episode.state)

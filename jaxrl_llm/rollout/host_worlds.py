@@ -40,6 +40,9 @@ class HostEnv(NamedTuple):
       useless action is answered. An exception is a failure of the world: the episode is invalid.
     * ``identity(state) -> int``: equal for states that are the same situation; asked before each step. Of text:
       ``text_identity`` (Python's own ``hash`` differs from process to process).
+    * ``close(state)``: lets go of what the last state of an episode holds, however it ended.
+
+    All calls of an episode come from one thread.
     """
 
     reset: Callable[[np.ndarray, Any], State]
@@ -47,6 +50,7 @@ class HostEnv(NamedTuple):
     identity: Callable[[State], int]
     action_tokens: int  # the longest action
     observation_tokens: int  # what is longer is cut
+    close: Callable[[State], None] | None = None
 
 
 class Said(NamedTuple):
@@ -61,12 +65,13 @@ class Said(NamedTuple):
     reason: str = ""
 
 
-class TextWorld(NamedTuple):
+class SpokenWorld(NamedTuple):
     """``HostEnv`` as text: ``step(state, text) -> Said``; the rest as there."""
 
     reset: Callable[[np.ndarray, Any], State]
     step: Callable[[State, str], Said]
     identity: Callable[[State], int]
+    close: Callable[[State], None] | None = None
 
 
 def text_identity(text: str) -> int:
@@ -102,7 +107,7 @@ def task_rows(answers: PyTree) -> list[PyTree]:
 
 
 def spoken(
-    world: TextWorld,
+    world: SpokenWorld,
     encode: Callable[[str], Sequence[int]],
     decode: Callable[[list[int]], str],
     *,
@@ -124,10 +129,10 @@ def spoken(
         over = said.done or said.cut or not said.valid
         return Heard(said.state, () if over else encode(said.text), *said[2:])
 
-    return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens)
+    return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens, world.close)
 
 
-def single_turn(verify: Verifier) -> TextWorld:
+def single_turn(verify: Verifier) -> SpokenWorld:
     """One question, one answer: the task is what the verifier judges by, its verdict the reward.
 
     Every reasoning-gym family is such a world: ``single_turn(verifiers.gym.verify)``. What may hang or eat memory is
@@ -138,4 +143,4 @@ def single_turn(verify: Verifier) -> TextWorld:
         verdict = verify(task, text)
         return Said(task, "", verdict.value, True, verdict.valid, reason=verdict.reason)
 
-    return TextWorld(lambda seed, task: task, step, lambda task: text_identity(repr(task)))
+    return SpokenWorld(lambda seed, task: task, step, lambda task: text_identity(repr(task)))

@@ -9,7 +9,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host_worlds import HostEnv, Said, TextWorld, single_turn, spoken, text_identity
+from jaxrl_llm.rollout.host_worlds import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
 from jaxrl_llm.types import Problems
 from jaxrl_llm.verifiers import gym
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -91,7 +91,7 @@ def gymnasium_world(
     read: Callable[[str], Any],
     write: Callable[[Any, dict[str, Any]], str],
     unread: str = "That is no action. ",
-) -> TextWorld:
+) -> SpokenWorld:
     """A Gymnasium environment whose actions and observations are, or can be put as, text.
 
     A task is the seed of ``reset``: the same seed shows the same, so that the prompt can show it. An environment that
@@ -114,18 +114,18 @@ def gymnasium_world(
             return Said(place, unread + place.text, 0.0, False)
         observation, reward, terminated, truncated, info = place.environment.step(action)
         shown = write(observation, info)
-        if terminated or truncated:
-            place.environment.close()
         return Said(
             _Place(place.environment, shown), shown, float(reward), bool(terminated),
             cut=bool(truncated) and not terminated,
         )  # fmt: skip
 
-    return TextWorld(reset, step, lambda place: text_identity(place.text))
+    return SpokenWorld(
+        reset, step, lambda place: text_identity(place.text), close=lambda place: place.environment.close()
+    )
 
 
 def gymnasium_texts(
-    world: TextWorld,
+    world: SpokenWorld,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
     *,
@@ -142,7 +142,12 @@ def gymnasium_texts(
         a conversation.
       encode: of later observations, with what the format puts around them; by default just the text.
     """
-    texts = [world.reset(np.zeros((2,), np.uint32), seed).text for seed in seeds]
+    texts = []
+    for seed in seeds:
+        place = world.reset(np.zeros((2,), np.uint32), seed)
+        texts.append(place.text)
+        if world.close is not None:
+            world.close(place)
     rows = [Problem("gymnasium", prompt(t), "", {}, 0, str(seed)) for t, seed in zip(texts, seeds, strict=True)]
     env = spoken(
         world, tokenizer.encode if encode is None else encode, tokenizer.decode, action_tokens=action_tokens,

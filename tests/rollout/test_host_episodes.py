@@ -3,6 +3,7 @@
 import functools
 import threading
 import time
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,11 @@ import pytest
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout import episodes, host_worlds
 from jaxrl_llm.rollout.host_episodes import make_host_episodes
-from jaxrl_llm.rollout.host_worlds import Heard, HostEnv, Said, TextWorld
+from jaxrl_llm.rollout.host_worlds import Heard, HostEnv, Said, SpokenWorld
 from jaxrl_llm.rollout.keys import sample_keys
 from tests.models_for_tests import small_config
 from tests.traps import tables
+from tests.waits import soon
 
 PROMPTS = jnp.array([[0, 0, 4, 3], [3, 3, 1, 4], [0, 4, 4, 1]], jnp.int32)
 VALID = PROMPTS > 0
@@ -126,15 +128,11 @@ def test_fewer_turns_from_call_to_call(table):
 # --- worlds that misbehave
 
 
-def _plain(step, reset=lambda seed, task: task):
+def _play(step, rows=6, reset=lambda seed, task: task, close=None, **changes):
     """Tasks are the states: numbers of the rows."""
-    return HostEnv(reset, step, lambda state: int(state), action_tokens=1, observation_tokens=2)
-
-
-def _play(step, rows=6, reset=lambda seed, task: task, **changes):
-    policy = table_policy()
+    policy, env = table_policy(), HostEnv(reset, step, lambda state: int(state), 1, 2, close)
     settings = {"group_size": 1, "max_turns": 3, "max_new_tokens": 9, "end_ids": (), "temperature": 1.0} | changes
-    host = _host(policy, _plain(step, reset), list(range(rows)), **settings)
+    host = _host(policy, env, list(range(rows)), **settings)
     prompts, ids = jnp.full((rows, 2), 4, jnp.int32), jnp.arange(rows, dtype=jnp.int32)
     return host.play(
         policy.init(jax.random.key(0)), prompts, prompts > 0, jax.random.split(jax.random.key(1), rows), ids
@@ -234,8 +232,8 @@ def test_deadlines(limit):
 
 
 def test_a_stuck_slot_takes_further_episodes():
-    """One slot: what never answers is left to itself, and the next episode has the slot."""
-    release, now = threading.Event(), [0.0]
+    """One slot: what never answers is left to itself, and the next episode has the slot; all are closed in the end."""
+    release, now, closed = threading.Event(), [0.0], []
 
     def step(state, ids):
         if state == 0:
@@ -243,8 +241,20 @@ def test_a_stuck_slot_takes_further_episodes():
             release.wait(60)
         return Heard(state, (), 1.0, True)
 
-    played = _play(step, slots=1, turn_s=50.0, clock=lambda: now[0])
-    release.set()
+    def close(state):
+        closed.append((state, threading.current_thread()))
+        if state == 3:
+            raise OSError("the door is stuck")
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        played = _play(step, close=close, slots=1, turn_s=50.0, clock=lambda: now[0])
+        release.set()
+        assert soon(lambda: len(closed) == 6)
+    assert [str(w.message) for w in told] == ["a world did not close: OSError: the door is stuck"]
+    threads = dict(closed)
+    assert sorted(threads) == [0, 1, 2, 3, 4, 5] and len({threads[row] for row in range(1, 6)}) == 1
+    assert threads[0] != threads[1]
     assert list(played.failures) == [0]
     assert episodes.turns_of(played.trajectories).done.tolist() == [False] + [True] * 5
 
@@ -278,7 +288,7 @@ def test_the_ids_that_were_chosen_stay_whatever_their_text():
         heard.append(text)
         return Said(state, "ab", 0.0, len(heard) == 3)
 
-    world = TextWorld(lambda seed, task: int(seed[0]), step, lambda state: state)
+    world = SpokenWorld(lambda seed, task: int(seed[0]), step, lambda state: state)
     env = host_worlds.spoken(
         world, lambda text: [5], lambda ids: "".join(texts[i] for i in ids), action_tokens=3, observation_tokens=2
     )

@@ -18,6 +18,7 @@ from jaxrl_llm.verifiers.verdict import Verdict
 from jaxrl_llm.worlds import host_texts
 from tests.models_for_tests import byte_model, small_config
 from tests.traps.tables import table_policy
+from tests.waits import soon
 
 NO_SEED = np.zeros((2,), np.uint32)
 
@@ -30,7 +31,7 @@ def tokenizer(tmp_path_factory):
 class Stairs:
     """Gymnasium's interface: climb from the seeded floor to the third in five moves."""
 
-    closed = 0
+    closed = 0  # of all
 
     def reset(self, *, seed):
         self.floor, self.moves = int(np.random.default_rng(seed).integers(0, 2)), 0
@@ -52,7 +53,7 @@ def _stairs():
 
 
 def test_gymnasium_worlds_speak_text_and_take_anything():
-    world, closed = _stairs(), Stairs.closed
+    world = _stairs()
     place = world.reset(NO_SEED, 0)
     assert place.text == world.reset(NO_SEED, 0).text
     before = world.identity(place)
@@ -62,7 +63,7 @@ def test_gymnasium_worlds_speak_text_and_take_anything():
     while not said.done:
         said = world.step(said.state, " UP ")
     assert said.text == "floor 3, 4 doors" and said.reward == 1.0 and not said.cut
-    assert world.identity(said.state) != before and Stairs.closed == closed + 1
+    assert world.identity(said.state) != before
     said = world.step(world.reset(NO_SEED, 0), "down")
     for _ in range(4):
         said = world.step(said.state, "down")
@@ -85,13 +86,14 @@ def test_episodes_of_a_gymnasium_world(tokenizer):
         table_policy(size), given.env, given.tasks, group_size=1, max_turns=4, max_new_tokens=120,
         end_ids=tokenizer.eos_ids, slots=3,
     )  # fmt: skip
+    assert Stairs.closed == 4  # those that showed the prompts
     ids = jnp.arange(4, dtype=jnp.int32)
     out = host.play(
         {"table": jnp.asarray(table)}, given.problems.tokens, given.problems.valid,
         sample_keys(jax.random.key(0), 0, ids, 1), ids,
     ).trajectories  # fmt: skip
     turns, rewards = episodes.turns_of(out), episodes.episode_rewards({}, out)
-    assert rewards.value.tolist() == [1.0] * 4 and turns.done.all()
+    assert rewards.value.tolist() == [1.0] * 4 and turns.done.all() and soon(lambda: Stairs.closed == 8)
     for row in range(4):
         shown = tokenizer.decode(np.asarray(out.tokens[row])[np.asarray(out.segment_ids[row]) > 0].tolist())
         first = int(shown.split("floor ")[1][0])

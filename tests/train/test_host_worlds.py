@@ -10,7 +10,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import episodes, host_worlds
 from jaxrl_llm.rollout.host_episodes import make_host_episodes, only_on_host
-from jaxrl_llm.rollout.host_worlds import Said, TextWorld
+from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld
 from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.train import host, streaming
 from jaxrl_llm.train.estimates import make_estimate, make_policy_loss
@@ -30,7 +30,7 @@ def _bandit():
             raise ConnectionError("the other side hung up")
         return Said((turn + 1, luck), "b", float(text == "a"), turn == 1)
 
-    world = TextWorld(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
+    world = SpokenWorld(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
     return host_worlds.spoken(
         world, lambda text: [LETTERS.index(c) for c in text], lambda ids: "".join(LETTERS[i] for i in ids),
         action_tokens=1, observation_tokens=1,

@@ -1,0 +1,75 @@
+"""What ``rollout.host_episodes`` writes while episodes go on, and the ``Trajectories`` that come of it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxrl_llm.rollout.slots import Layout
+from jaxrl_llm.types import Trajectories
+
+
+@dataclasses.dataclass
+class Record:
+    """What is written of each row; the names are those of ``Trajectories`` and ``Turns``."""
+
+    vocabulary: int
+    tokens: np.ndarray  # [B, N]
+    logp: np.ndarray
+    mask: np.ndarray
+    used: np.ndarray
+    turn_of: np.ndarray
+    end: np.ndarray  # [B, K], columns behind the prompt
+    taken: np.ndarray
+    reward: np.ndarray
+    identity: np.ndarray
+    done: np.ndarray  # [B]
+    valid: np.ndarray
+    failures: dict[int, str]
+
+    @classmethod
+    def of(cls, rows: int, layout: Layout, turns: int, vocabulary: int) -> "Record":
+        """Nothing written yet."""
+        grid, table = (rows, layout.max_new_tokens), (rows, turns)
+        return cls(
+            vocabulary, np.full(grid, layout.pad_id, np.int32), np.zeros(grid, np.float32), np.zeros(grid, bool),
+            np.zeros(grid, bool), np.full(grid, -1, np.int32), np.zeros(table, np.int32), np.zeros(table, bool),
+            np.zeros(table, np.float32), np.zeros(table, np.int32), np.zeros(rows, bool), np.ones(rows, bool), {},
+        )  # fmt: skip
+
+    def append(self, row: int, at: int, turn: int, tokens: Sequence[int], logp: np.ndarray | None = None) -> None:
+        """Tokens that were chosen (with ``logp``) or forced."""
+        here = slice(at, at + len(tokens))
+        self.tokens[row, here], self.used[row, here], self.turn_of[row, here] = tokens, True, turn
+        if logp is not None:
+            self.logp[row, here], self.mask[row, here] = logp, True
+
+
+def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarray, layout: Layout) -> Trajectories:
+    """The record beside its prompts ``[P, L]``; ``ids`` are the problems of the rows."""
+    there, width, group = np.asarray(valid), prompts.shape[1], layout.group_size
+    index = np.maximum(np.cumsum(there, axis=1) - 1, 0).astype(np.int32)
+    steps = there.sum(axis=1)[:, None].repeat(group, axis=0) + np.arange(layout.max_new_tokens)[None, :]
+
+    def beside(left: np.ndarray, right: np.ndarray) -> Array:
+        return jnp.asarray(np.concatenate([np.repeat(left.astype(right.dtype), group, axis=0), right], axis=1))
+
+    nothing = np.zeros(there.shape, bool)
+    turns = {
+        "turn": beside(np.where(there, 0, -1), record.turn_of),
+        "end": np.where(record.taken, record.end + width, 0).astype(np.int32),
+        **{name: getattr(record, name) for name in ("taken", "reward", "identity", "done", "valid")},
+    }
+    return Trajectories(
+        tokens=beside(np.where(there, np.asarray(prompts), layout.pad_id), record.tokens),
+        segment_ids=beside(there, record.used.astype(np.int32)),
+        positions=beside(index, np.where(record.used, steps, 0).astype(np.int32)),
+        mask=beside(nothing, record.mask),
+        sampler_logp=beside(nothing, record.logp),
+        truncated=jnp.asarray(~record.done & record.valid),
+        group_ids=jnp.repeat(jnp.arange(there.shape[0], dtype=jnp.int32), group),
+        problem_ids=jnp.asarray(ids),
+        extras={f"turns/{name}": jnp.asarray(value) for name, value in turns.items()},
+    )
