@@ -1,6 +1,6 @@
 """Episodes of several turns in Python worlds: slots that decode together, refilled as soon as an episode is over.
 
-A fixed number of slots has caches on the device (``rollout.slots``). Whoever's turn it is to act is decoded, some
+A fixed number of slots has caches on the device (``rollout.host_slots``). Whoever's turn it is to act is decoded, some
 tokens at a time without coming back to the host; whoever waits for the world does not take part, and holds nobody up:
 worlds answer in threads (``rollout.hands``). An episode that is over leaves its slot to the next one of the batch. What
 comes back are the ``Trajectories`` of ``rollout.episodes``: token ids are only appended, and keys are folded by the
@@ -23,7 +23,7 @@ from jaxrl_llm.rollout.hands import Done, Hands
 from jaxrl_llm.rollout.host_record import Record, trajectories_of
 from jaxrl_llm.rollout.host_worlds import Heard, HostEnv
 from jaxrl_llm.rollout.sample import check_sampling
-from jaxrl_llm.rollout.slots import Device, Layout, make_programs
+from jaxrl_llm.rollout.host_slots import Device, Layout, make_programs
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 _UNBEGUN = object()  # the state before the world has begun

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.rollout.slots import Layout
+from jaxrl_llm.rollout.host_slots import Layout
 from jaxrl_llm.types import Trajectories
 
 

@@ -1,6 +1,6 @@
 """How well slots are used with a slow world: episodes that share slots against batches that end together, in one run.
 
-    python benchmarks/slots.py
+    python benchmarks/slot_occupancy.py
 
 The shop of ``worlds.toy_retail`` in Python: every answer takes 50 ms, and a customer leaves after a number of turns
 that is geometric, 5 on average. Both arms play the same 512 episodes (32 prompts x 16) with the same decoder, 16 at a
@@ -11,7 +11,7 @@ time, with the same code; only
   another one's tool, which is kinder than lock-step by turns.
 
 Occupancy is the share of the slots' time in which they hold an episode that is not over. The two arms run by turns; the
-record goes to results/benchmarks/slots.json.
+record goes to results/benchmarks/slot_occupancy.json.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from jaxrl_llm.statistics import mean_interval
 from jaxrl_llm.worlds import toy_retail, toys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-OUT = ROOT / "results" / "benchmarks" / "slots.json"
+OUT = ROOT / "results" / "benchmarks" / "slot_occupancy.json"
 PROMPTS, GROUP, SLOTS, MEAN_TURNS, MOST_TURNS, TOOL_S = 32, 16, 16, 5.0, 60, 0.05
 FIGURES = ("occupancy", "decoding", "waiting", "seconds")
 
@@ -109,7 +109,7 @@ def main() -> None:
     }
     faster = mean_interval([turn["batches"]["seconds"] / turn["slots"]["seconds"] for turn in turns])
     record = {
-        "command": f"python benchmarks/slots.py --repeats {arguments.repeats}",
+        "command": f"python benchmarks/slot_occupancy.py --repeats {arguments.repeats}",
         "what": "slot occupancy; 512 episodes of a shop in Python, geometric turns, 50 ms a turn, 16 slots",
         "machine": {"cores": len(os.sched_getaffinity(0)), "processor": platform.processor() or platform.machine()},
         "turns_of_an_episode": {"mean": float(np.mean(lengths[0])), "most": max(lengths[0])},
