@@ -21,9 +21,9 @@ from jaxtyping import Array
 
 from jaxrl_llm.rollout.hands import Done, Hands
 from jaxrl_llm.rollout.host_record import Record, trajectories_of
+from jaxrl_llm.rollout.host_slots import Device, Layout, make_programs
 from jaxrl_llm.rollout.host_worlds import Heard, HostEnv
 from jaxrl_llm.rollout.sample import check_sampling
-from jaxrl_llm.rollout.host_slots import Device, Layout, make_programs
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 _UNBEGUN = object()  # the state before the world has begun
