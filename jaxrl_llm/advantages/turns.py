@@ -73,6 +73,32 @@ def anchor_advantages(
     return jnp.where(valid, found.reshape(valid.shape), 0.0)
 
 
+def shared_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    valid: Bool[Array, "B K"],
+    *,
+    normalise: Callable[..., Array] = group_normalized_advantages,
+) -> Float[Array, "B K"]:
+    """``A_i = (R_i - mean_G R) / (std_G R + eps)`` over the rollouts of a group, at every part of a rollout.
+
+    Parts are turns, or the sub-trajectories that summaries make of a rollout. A rollout of many parts counts as much as
+    one of few: over parts instead (``pooled_turn_advantages`` with ``gamma=0``) the mean leans to long rollouts. A
+    rollout without any valid part counts in no baseline.
+
+    From "Scaling LLM Multi-turn RL with End-to-end Summarization-based Context Management" (SUPO), arXiv:2510.06727,
+    eq. 3.
+
+    >>> import jax.numpy as jnp
+    >>> parts = jnp.array([[True, True, True], [True, False, False]])
+    >>> a = shared_advantages(jnp.array([1.0, 0.0]), jnp.array([0, 0]), parts)
+    >>> [[round(float(x), 4) for x in row] for row in a]
+    [[0.7071, 0.7071, 0.7071], [-0.7071, 0.0, 0.0]]
+    """
+    whole = normalise(rewards.astype(jnp.float32), group_ids, valid=jnp.any(valid, axis=1))
+    return jnp.where(valid, whole[:, None], 0.0)
+
+
 def gigpo_advantages(
     rewards: Float[Array, " B"],
     returns: Float[Array, "B K"],
@@ -101,9 +127,8 @@ def gigpo_advantages(
     >>> [[round(float(x), 4) for x in row] for row in a]
     [[1.4142, 0.7071], [-1.4142, -0.7071]]
     """
-    whole = normalise(rewards.astype(jnp.float32), group_ids, valid=jnp.any(valid, axis=1))
-    own = anchor_advantages(returns, identity, group_ids, valid, normalise=normalise)
-    return jnp.where(valid, episode * whole[:, None] + step * own, 0.0)
+    whole = shared_advantages(rewards, group_ids, valid, normalise=normalise)
+    return episode * whole + step * anchor_advantages(returns, identity, group_ids, valid, normalise=normalise)
 
 
 def stratified_advantages(

@@ -182,9 +182,19 @@ def play(arena: Arena, key: Key, rows: int) -> Trajectories:
 
 @lru_cache(maxsize=16)
 def make_base(
-    arena: Arena, *, steps: int, table: int = 1024, rows_per_step: int = 64, learning_rate: float = 3e-3
+    arena: Arena,
+    *,
+    steps: int,
+    table: int = 1024,
+    rows_per_step: int = 64,
+    learning_rate: float = 3e-3,
+    played: Callable[[Arena, Key, int], Trajectories] = play,
 ) -> Callable[[Key], Params]:
-    """The ``init`` of a plan: a decoder that imitates the behaviour's actions. Every arm starts from it."""
+    """The ``init`` of a plan: a decoder that imitates the behaviour's actions. Every arm starts from it.
+
+    Args:
+      played: the episodes to imitate, ``table`` of them.
+    """
 
     def loss(params, extras, rows):
         logp, _ = score_tokens(arena.policy, params, rows)
@@ -195,7 +205,7 @@ def make_base(
 
     def init(key):
         first, data, run = jax.random.split(key, 3)
-        state = offline.init_state(method, arena.policy.init(first), run, extras={"rows": play(arena, data, table)})
+        state = offline.init_state(method, arena.policy.init(first), run, extras={"rows": played(arena, data, table)})
         return offline.scan_steps(method, state, steps)[0].params
 
     return init

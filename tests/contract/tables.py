@@ -325,6 +325,7 @@ ROWS = {
     "advantages.sign.signed_advantages": Row(inputs=BINARY),
     "advantages.turns.anchor_sizes": Row(),
     "advantages.turns.anchor_advantages": Row(),
+    "advantages.turns.shared_advantages": Row(),
     "advantages.turns.gigpo_advantages": Row(),
     "advantages.turns.stratified_advantages": Row(),
     "advantages.turns.moved": Row(),
