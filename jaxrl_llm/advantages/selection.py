@@ -88,6 +88,22 @@ def power_weights(
     return jnp.where(_all(scores, valid), size, 0.0)
 
 
+def exponential_weights(scores: Float[Array, " B"], *, temperature: float = 0.4) -> Float[Array, " B"]:
+    """``exp(r / temperature)`` of each reward by itself: offline reward-weighted regression.
+
+    Not normalised: with equal rewards all weights are the same, and not 1.
+
+    From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3.
+
+    >>> import jax.numpy as jnp
+    >>> [round(float(x), 4) for x in exponential_weights(jnp.array([1.0, 0.5, 0.0]))]
+    [12.1825, 3.4903, 1.0]
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be above 0; equal weights are selection.equal_weights")
+    return jnp.exp(scores.astype(jnp.float32) / temperature)
+
+
 def equal_weights(
     scores: Float[Array, " B"], group_ids: Int[Array, " B"], *, valid: Bool[Array, " B"] | None = None
 ) -> Float[Array, " B"]:

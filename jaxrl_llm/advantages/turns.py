@@ -250,6 +250,26 @@ def information_gain_rewards(
     return jnp.where(valid, jnp.where(more, information * gained, last), 0.0)
 
 
+def improvement_rewards(
+    scores: Float[Array, " B"], previous: Float[Array, " B"], best: Float[Array, " B"], *, above_last: float = 0.5
+) -> Float[Array, " B"]:
+    """RLAO: 1 for a turn that scores more than all before it, 0.5 for more than only the last one, else 0.
+
+    Args:
+      previous: the score of the last turn; ``best``: the highest so far; both count what was given at the start.
+
+    From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3.
+
+    >>> import jax.numpy as jnp
+    >>> scores = jnp.array([0.6, 0.5, 0.55])  # after a start of 0.4
+    >>> improvement_rewards(scores, jnp.array([0.4, 0.6, 0.5]), jnp.array([0.4, 0.6, 0.6])).tolist()
+    [1.0, 0.0, 0.5]
+    """
+    if not 0 <= above_last <= 1:
+        raise ValueError(f"above_last={above_last} must lie in [0, 1], the rewards of no progress and of a new best")
+    return jnp.where(scores > best, 1.0, jnp.where(scores > previous, above_last, 0.0)).astype(jnp.float32)
+
+
 def pooled_turn_advantages(
     rewards: Float[Array, "B K"],
     group_ids: Int[Array, " B"],

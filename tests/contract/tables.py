@@ -225,6 +225,7 @@ ROWS = {
     "losses.distill.chunked_reverse_kl_loss": CHUNKED,
     "losses.distill.sampled_reverse_kl_loss": TERMS,
     "losses.sft.sft_loss": TERMS,
+    "losses.sft.weighted_sft_loss": SEQUENCE,
     # --- corrections
     "losses.correction.mismatch_ratio": TOKENWISE,
     "losses.correction.mismatch_ratio:sequence": TOKENWISE._replace(
@@ -312,6 +313,7 @@ ROWS = {
     "advantages.selection.best_worst_weights": Row(),
     "advantages.selection.best_random_weights": Row(),
     "advantages.selection.power_weights": Row(),
+    "advantages.selection.exponential_weights": Row(gradient=None),
     "advantages.selection.equal_weights": Row(),
     "advantages.selection.expected_counts": Row(rows="batch"),
     "advantages.selection.resampled": Row(
@@ -333,6 +335,7 @@ ROWS = {
     "advantages.turns.uniform_progress": Row(),
     "advantages.turns.spa_rewards": Row(),
     "advantages.turns.information_gain_rewards": Row(),
+    "advantages.turns.improvement_rewards": Row(),
     "advantages.turns.pooled_turn_advantages": Row(),
     "advantages.beliefs.right_belief": Row(inputs={"beliefs": _beliefs}),
     "advantages.beliefs.log_right_belief": Row(inputs={"beliefs": _beliefs}),

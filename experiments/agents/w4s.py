@@ -1,0 +1,102 @@
+"""A weak meta-agent that writes workflows for an executor, taught offline by whether each beat the last (W4S, RLAO).
+
+Paper:     Nie et al., "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785.
+Claim:     a small model that writes a workflow, reads its validation accuracy and writes the next finds better ones
+           than untrained search once it is trained, by regression weighted with a reward for beating earlier scores.
+Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0; L = mean_n exp(r_n / tau) NLL_n of the
+           last turn (arm rlao). Each turn has m candidates: the best goes on, all of them train. sft_best: weight 1 for
+           r = 1 and 0 else; no_best: the first candidate goes on; untrained; archive: untrained, reads workflows at
+           random of all so far (as ADAS) instead of the last three.
+Left out:  language, analysis before a workflow and turns to repair one; data are collected once. Three turns are read
+           (paper: five), workflows drawn at temperature 1 (paper: 0.5). The best in validation counts at the end
+           (released code: in test). Training is short: all arms still rise at its end; and the untrained one writes
+           much the same whatever it reads, so that an archive can hardly help it.
+Expect:    eval/test@10: rlao > untrained, rlao > archive, rlao > sft_best.
+Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
+           held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
+           best of k turns; runs: programs within the executor's limit; better: turns that beat all before.
+Run:       python -m experiments.agents.w4s
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxrl_llm import experiment, recipes
+from jaxrl_llm.advantages import selection
+from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.worlds import meta_agent, toy_workflows, toys
+
+
+def exponential(rewards: Array, tau: float) -> Array:
+    return selection.exponential_weights(rewards, temperature=tau)
+
+
+def best_only(rewards: Array, tau: float) -> Array:
+    return (rewards == 1.0).astype(jnp.float32)
+
+
+def regression(settings) -> tuple[Stage, ...]:
+    """Data are collected once, then trained on."""
+    rows = meta_agent.make_rows(settings.searches, settings.turns, settings.candidates, settings.choose)
+    stage = meta_agent.make_stage(
+        rows, lambda rewards: settings.weigh(rewards, settings.tau), steps=settings.steps,
+        rows_per_step=settings.rows_per_step, learning_rate=settings.learning_rate,
+    )  # fmt: skip
+    return (stage,)
+
+
+def nothing(settings) -> tuple[Stage, ...]:
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(recipes.Settings):
+    """The paper's tau, candidates and turns; the model is a decoder of 32 numbers a token made here."""
+
+    steps: int = 120
+    learning_rate: float = 1e-3
+    eval_every: int = 60
+    rows_per_step: int = 64
+    base_steps: int = 120
+    searches: int = 512  # to train on
+    turns: int = 2  # of those
+    candidates: int = 5  # m
+    tau: float = 0.4
+    weigh: Callable[[Array, float], Array] = exponential
+    choose: Callable[[Array], Array] = meta_agent.best_of
+    window: Callable[..., Array] = meta_agent.latest
+    teach: Callable[..., tuple[Stage, ...]] = regression
+
+
+SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rows_per_step": 4, "searches": 4, "candidates": 2}
+ARMS = {
+    "untrained": {"teach": nothing},
+    "rlao": {},
+    "sft_best": {"weigh": best_only},
+    "no_best": {"choose": meta_agent.first_of},
+    "archive": {"teach": nothing, "window": meta_agent.archive},
+}
+METRICS = ("eval/test@10", "eval/test@2", "eval/seed", "eval/runs", "eval/better")
+CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/better", "grad/norm")
+
+
+def build(settings: Settings) -> Plan:
+    """A base that scribbles workflows, then the arm's teaching; measured by searches of its own."""
+    base = toys.make_base(toy_workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
+    measure = meta_agent.make_measure(window=settings.window)
+    return Plan(base, settings.teach(settings), measure)
+
+
+def claim(results: experiment.Results) -> experiment.Claim:
+    """RLAO finds better workflows in ten turns than the untrained meta-agent, its archive and the best imitated."""
+    return experiment.conclude(
+        " ".join(claim.__doc__.split()),
+        *(experiment.greater(results, "eval/test@10", "rlao", other) for other in ("untrained", "archive", "sft_best")),
+    )
+
+
+if __name__ == "__main__":
+    experiment.main(__name__)
