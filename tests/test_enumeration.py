@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs
-from jaxrl_llm.losses import correction, entropy, kl, policy, sequence
+from jaxrl_llm.losses import correction, entropy, kl, off_policy, policy, sequence
 
 SEQUENCES = np.array(list(itertools.product(range(3), repeat=3)), np.int32)
 MASK = jnp.ones((27, 3), bool)
@@ -50,6 +50,7 @@ LOSSES = {
     "clipped": lambda logp, a: policy.clipped_policy_loss(logp, OLD, a, MASK),
     "cispo": lambda logp, a: policy.cispo_loss(logp, OLD, a, MASK),
     "sapo": lambda logp, a: policy.sapo_loss(logp, OLD, a, MASK),
+    "decoupled": lambda logp, a: off_policy.decoupled_policy_loss(logp, OLD, OLD, a, MASK),
     "gspo": lambda logp, a: sequence.gspo_loss(logp, OLD, a, MASK),
     "gspo_token": lambda logp, a: sequence.gspo_token_loss(logp, OLD, a, MASK),
     "gmpo": lambda logp, a: sequence.gmpo_loss(logp, OLD, a, MASK),

@@ -6,8 +6,9 @@ needed. Whitening does not commute with micro-batches: apply it to the whole ste
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.advantages.group import dr_grpo_advantages, per_token
 from jaxrl_llm.advantages.returns import at_last_token, discounted_returns
 
 
@@ -98,3 +99,35 @@ def reinforce_pp_token_advantages(
     penalty = jnp.where(mask, token_kl.astype(jnp.float32), 0.0)
     returns = discounted_returns(at_last_token(rewards, mask) - kl_weight * penalty, mask)
     return jax.lax.stop_gradient(whitened_tokens(returns, mask, eps=eps))
+
+
+def centred_token_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+    eps: float = 1e-8,
+) -> Float[Array, "B T"]:
+    """``r_i - mean_group`` at every token of sequence i, whitened over all masked tokens: long sequences count more.
+
+    Whitening cancels what scales and shifts all rewards alike. ``group.reinforce_pp_baseline_advantages`` is the same
+    with the moments of sequences.
+
+    Args:
+      mask: leave groups out of it that are not to train: they count in the moments, although their advantage is 0.
+      valid: rewards that count; tokens of the others get 0 and leave the moments.
+
+    From "Beyond Ten Turns: Unlocking Long-Horizon Agentic Search with Large-Scale Asynchronous RL", arXiv:2508.07976,
+    and its published settings.
+
+    >>> import jax.numpy as jnp
+    >>> mask = jnp.array([[True, False], [True, True]])  # 1/2 at one token, -1/2 at two
+    >>> a = centred_token_advantages(jnp.array([1.0, 0.0]), jnp.array([0, 0]), mask)
+    >>> [[round(float(x), 4) for x in row] for row in a]
+    [[1.4142, 0.0], [-0.7071, -0.7071]]
+    """
+    if valid is not None:
+        mask = mask & valid[:, None]
+    centred = dr_grpo_advantages(rewards, group_ids, valid=valid)
+    return jax.lax.stop_gradient(whitened_tokens(per_token(centred, mask), mask, eps=eps))

@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_sum
-from jaxrl_llm.losses.policy import cispo_loss, log_ratio, masked
+from jaxrl_llm.losses.correction import masked_weights, mismatch_ratio
+from jaxrl_llm.losses.policy import cispo_loss, clipped_policy_loss, log_ratio, masked
 from jaxrl_llm.losses.sequence import sequence_log_ratio
 from jaxrl_llm.types import TokenTerms
 
@@ -274,3 +275,44 @@ def aipo_loss(
     if cap < 1:
         raise ValueError(f"cap={cap} must be at least 1: on-policy ratios are 1")
     return cispo_loss(logp, old_logp, advantages, mask, clip_low=1.0, clip_high=cap - 1.0)
+
+
+def decoupled_policy_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    sampler_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
+    cap: float = 5.0,
+) -> TokenTerms:
+    """Decoupled PPO: what the ratio is clipped around is not who sampled, and a weight makes up for the difference.
+
+    ``-sg(w) min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)`` with ``rho = exp(logp - old)`` and
+    ``w = exp(old - sampler)``, 0 where it exceeds ``cap``. With ``old = sampler`` it is ``clipped_policy_loss``.
+
+    ``aux``: as ``clipped_policy_loss``; ``behaviour_weight``, ``w``; and ``capped``, 1 where the cap made it 0.
+
+    From "Beyond Ten Turns: Unlocking Long-Horizon Agentic Search with Large-Scale Asynchronous RL", arXiv:2508.07976,
+    and its published settings; the objective is that of "Batch size-invariance for policy optimization",
+    arXiv:2110.00641, section 3. Reduce over all tokens: those beyond the cap count in the denominator.
+
+    Args:
+      old_logp: of the learner before this update, the proximal policy.
+      sampler_logp: recorded token by token, of whatever versions of the weights.
+
+    >>> import jax.numpy as jnp
+    >>> old, sampler = jnp.log(jnp.array([[0.6, 0.6]])), jnp.log(jnp.array([[0.3, 0.1]]))
+    >>> terms = decoupled_policy_loss(old, old, sampler, jnp.ones((1, 2)), jnp.ones((1, 2), bool))
+    >>> [round(float(x), 4) + 0.0 for x in terms.loss[0]]
+    [-2.0, 0.0]
+    """
+    if cap < 1:
+        raise ValueError(f"cap={cap} must be at least 1: on-policy weights are 1")
+    ratio = mismatch_ratio(old_logp, sampler_logp, mask)
+    weight = masked_weights(ratio, mask, low=0.0, high=cap)
+    terms = clipped_policy_loss(logp, old_logp, advantages, mask, clip_low=clip_low, clip_high=clip_high)
+    capped = (mask & (ratio > cap)).astype(jnp.float32)
+    return TokenTerms(weight * terms.loss, terms.aux | {"behaviour_weight": weight, "capped": capped})

@@ -6,7 +6,7 @@ function ``behave(state, key) -> action [A]`` of one state of the world.
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm import reduce
+from jaxrl_llm import recipes, reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.advantages.turns import moved
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import episodes, versions
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.samplers.uniform import make_uniform
 from jaxrl_llm.train import estimates, offline, seeds
@@ -67,6 +67,23 @@ def make_rollout(arena: Arena, problems: Problems, *, group_size: int, temperatu
         arena.policy, arena.env, problems.answers, group_size=group_size, max_turns=arena.turns,
         max_new_tokens=arena.new_tokens, end_ids=arena.end_ids, temperature=temperature, early_exit=seeds.in_turn(),
     )  # fmt: skip
+
+
+def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Callable]:
+    """Slots of ``Online``: weights are swapped while episodes run, from those of ``lag`` updates ago to the newest.
+
+    They change after equal numbers of columns, so that a long episode comes from several versions. The rows say of each
+    token how old its weights are, see ``rollout.versions``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
+    """
+    slots, policy = recipes.lagged_actor(lag), arena.policy
+    version_of = partial(
+        versions.in_even_parts, first=arena.train.tokens.shape[1], columns=arena.new_tokens, versions=lag + 1
+    )
+    if lag:
+        slots["actor"] = lambda state: state.extras["behaviour"]  # all versions, oldest first
+        policy = versions.swapping_policy(policy, version_of)
+    play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
+    return slots | {"rollout": lambda *given: versions.with_staleness(play(*given), version_of, lag)}
 
 
 def make_online(

@@ -40,19 +40,29 @@ class Question(NamedTuple):
     searches: Int[Array, ""]
 
 
-def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
-    """Questions of these numbers of hops in turn, with documents of their own; ``level`` is the number of hops."""
+def prompt(task: dict[str, Array]) -> Int[Array, " P"]:
+    """How one question reads."""
+    most, at = task["relations"].shape[0], task["start"]
+    asked = jnp.where(jnp.arange(most, dtype=jnp.int32) < task["hops"], RELATION + task["relations"], DOT)
+    named = [ENTITY + at, FAMILY + task["family"][at], asked[0], jnp.int32(EQUALS)]
+    return jnp.concatenate([asked, jnp.stack(named)]).astype(jnp.int32)
+
+
+def problems(count: int, seed: int, hops: tuple[int, ...], *, most: int = HOPS) -> Problems:
+    """Questions of these numbers of hops in turn, with documents of their own; ``level`` is the number of hops.
+
+    Args:
+      most: hops for which tables and prompts have room.
+    """
     rng = np.random.default_rng(seed)
     number, start = np.resize(hops, count), rng.integers(0, ENTITIES, count)
-    relations = rng.integers(0, RELATIONS, (count, HOPS))
+    relations = rng.integers(0, RELATIONS, (count, most))
     objects = np.stack([[rng.permutation(ENTITIES) for _ in range(RELATIONS)] for _ in range(count)])
     family = rng.integers(0, FAMILIES, (count, ENTITIES))
-    asked = np.where(np.arange(HOPS)[None, :] < number[:, None], RELATION + relations, DOT)
-    named = [ENTITY + start, FAMILY + family[np.arange(count), start], asked[:, 0], np.full(count, EQUALS)]
-    tokens = np.concatenate([asked, np.stack(named, axis=1)], axis=1)
     table = {"hops": number, "start": start, "relations": relations, "objects": objects, "family": family}
     answers = {name: jnp.asarray(x, jnp.int32) for name, x in table.items()}
-    return Problems(jnp.asarray(tokens, jnp.int32), jnp.ones(tokens.shape, bool), answers, answers["hops"])
+    tokens = jax.jit(jax.vmap(prompt))(answers)
+    return Problems(tokens, jnp.ones(tokens.shape, bool), answers, answers["hops"])
 
 
 def documents(task: dict[str, Array]) -> Int[Array, "D 4"]:
@@ -72,14 +82,14 @@ def indexed(task: dict[str, Array]) -> Int[Array, "D 5"]:
 def gold(task: dict[str, Array]) -> Int[Array, "2"]:
     """The two words that answer one task."""
     at = task["start"]
-    for k in range(HOPS):
+    for k in range(task["relations"].shape[0]):
         at = jnp.where(k < task["hops"], task["objects"][task["relations"][k], at], at)
     return jnp.stack([ENTITY + at, FAMILY + task["family"][at]]).astype(jnp.int32)
 
 
 def question_words(task: dict[str, Array]) -> Int[Array, " W"]:
     """The words of the question of one task."""
-    asked = jnp.arange(HOPS, dtype=jnp.int32) < task["hops"]
+    asked = jnp.arange(task["relations"].shape[0], dtype=jnp.int32) < task["hops"]
     relations = jnp.where(asked, RELATION + task["relations"], 0)
     return jnp.concatenate([(ENTITY + task["start"])[None], relations]).astype(jnp.int32)
 
@@ -106,10 +116,15 @@ def well_formed(actions: Int[Array, "... 3"]) -> Bool[Array, "..."]:
     return known & jnp.all(actions[..., 1:] >= ENTITY, axis=-1)
 
 
+def _asked(state: Question) -> Array:
+    """Relation that leads on."""
+    relations = state.task["relations"]
+    return relations[jnp.minimum(state.step, relations.shape[0] - 1)]
+
+
 def _wanted(state: Question) -> Array:
     """Row of the document that leads on."""
-    relation = state.task["relations"][jnp.minimum(state.step, HOPS - 1)]
-    return relation * ENTITIES + state.at
+    return _asked(state) * ENTITIES + state.at
 
 
 def make_env(retrieve: Callable[[Question, Array], Array] = by_query, *, shown: int = 1) -> Env:
@@ -126,8 +141,7 @@ def make_env(retrieve: Callable[[Question, Array], Array] = by_query, *, shown: 
             state.task, jnp.where(onward, state.task["objects"].reshape(-1)[_wanted(state)], state.at),
             state.step + onward.astype(jnp.int32), state.searches + searched.astype(jnp.int32),
         )  # fmt: skip
-        open_ = RELATION + after.task["relations"][jnp.minimum(after.step, HOPS - 1)]
-        asked = jnp.where(after.step < after.task["hops"], open_, DOT)
+        asked = jnp.where(after.step < after.task["hops"], RELATION + _asked(after), DOT)
         return Answered(
             state=after,
             tokens=jnp.concatenate([text, jnp.stack([asked, jnp.int32(EQUALS)])]).astype(jnp.int32),
@@ -141,15 +155,14 @@ def make_env(retrieve: Callable[[Question, Array], Array] = by_query, *, shown: 
         return Question(task, task["start"], jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     def identity(state: Question) -> Array:
-        return state.at * (HOPS + 1) + state.step
+        return state.at * (state.task["relations"].shape[0] + 1) + state.step
 
     return Env(reset, step, identity, action_tokens=ACTION, observation_tokens=2 + WORDS * shown)
 
 
 def next_action(state: Question) -> Int[Array, "3"]:
     """The search that leads on, or the answer."""
-    relation = RELATION + state.task["relations"][jnp.minimum(state.step, HOPS - 1)]
-    search = jnp.stack([jnp.int32(SEARCH), ENTITY + state.at, relation])
+    search = jnp.stack([jnp.int32(SEARCH), ENTITY + state.at, RELATION + _asked(state)])
     answer = jnp.stack([jnp.int32(ANSWER), ENTITY + state.at, FAMILY + state.task["family"][state.at]])
     return jnp.where(state.step < state.task["hops"], search, answer).astype(jnp.int32)
 

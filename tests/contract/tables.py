@@ -135,6 +135,7 @@ ROWS = {
         settings={"beta": 0.5}, gradient=("logp", "rewards")
     ),
     "losses.off_policy.aipo_loss": TERMS._replace(settings={"cap": 1.5}),
+    "losses.off_policy.decoupled_policy_loss": TERMS._replace(settings={"cap": 1.5}),
     "losses.off_policy.agro_sampling_terms": SEQUENCE._replace(settings={"beta": 0.1}),
     "losses.mixed.ratio_loss": TERMS,
     "losses.mixed.probability_loss": TERMS,
@@ -346,6 +347,7 @@ ROWS = {
     "advantages.whiten.whitened_tokens": Row(rows="batch", packed=True),
     "advantages.whiten.reweighted_tokens": Row(rows="batch"),
     "advantages.whiten.reinforce_pp_token_advantages": Row(rows="batch", gradient=(), settings={"kl_weight": 0.1}),
+    "advantages.whiten.centred_token_advantages": BATCHWISE._replace(packed=False),
     "advantages.attention.response_maps": Row(),
     "advantages.attention.attention_spans": Row(rows="batch", leaves_out=LOOKS_BACK),
     "advantages.attention.local_and_global": Row(rows="batch", leaves_out=LOOKS_BACK),
