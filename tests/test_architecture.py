@@ -14,7 +14,7 @@ LAYERS = {
     "errors": 0, "types": 0, "flags": 1, "sandbox": 1,
     "logprobs": 1, "reduce": 1, "shaping": 1, "losses": 1, "advantages": 1, "samplers": 1, "statistics": 1,
     "agreement": 1, "memory": 1, "calibration": 1, "reward_mix": 1,
-    "models": 2, "data": 3, "verifiers": 4, "distributed": 5, "endpoints": 5,
+    "models": 2, "data": 3, "verifiers": 4, "distributed": 5, "endpoints": 5, "tools": 5,
     "rollout": 6, "train": 7, "benches": 8, "recipes": 9, "hints": 9, "worlds": 10,
     "probes": 1, "audit": 1, "diversity": 1,
     "curricula": 10, "experiment": 10,
