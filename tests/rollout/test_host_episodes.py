@@ -102,6 +102,7 @@ def test_the_episodes_are_those_of_the_compiled_rollout_bit_for_bit(table):
     assert bool(turns.done.any()) and not bool(turns.valid.all()) and bool(wanted.truncated.any())
 
 
+@pytest.mark.slow
 def test_caches_of_slots_go_on_across_turns():
     """A decoder, observations read in pieces: tokens and log-probabilities of the compiled rollout."""
     policy = make_policy(small_config(num_layers=1))

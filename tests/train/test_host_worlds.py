@@ -67,6 +67,7 @@ def _start(online, seed=0):
     return init_state(online, online.policy.init(jax.random.key(seed)), jax.random.key(seed))
 
 
+@pytest.mark.slow
 def test_a_python_world_is_learned_in_the_host_loop(method):
     online, loop = method
     steps = list(host.iterations(loop, _start(online), 40))
