@@ -81,13 +81,14 @@ def generate(
     cache, logits, positions, segments, following = _prefill(
         policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1
     )
-    pick = partial(_pick, keys, tuple(eos_ids), stop, grammar, pad_id, (temperature, top_k, top_p, min_p))
+    pick = partial(_pick, keys, 0, tuple(eos_ids), stop, grammar, pad_id, (temperature, top_k, top_p, min_p))
     tokens, logp, mask, alive = _decode(
         policy,
         params,
         cache,
         logits,
         following,
+        jnp.ones((rows,), bool),
         pick,
         width=width,
         new=max_new_tokens,
@@ -99,11 +100,68 @@ def generate(
     )
 
 
-def _pick(keys, eos_ids, stop, grammar, pad_id, sampling, t, logits, written):
-    """Draws token ``t`` of every live row and writes token, log-probability and mask in the same place."""
+def go_on(
+    policy: Policy,
+    params: Params,
+    rows: Trajectories,
+    keys: Key,
+    *,
+    done: int,
+    max_new_tokens: int,
+    eos_ids: Sequence[int],
+    pad_id: int = 0,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Trajectories:
+    """Up to ``max_new_tokens`` further tokens of every response that has not ended: a rollout in several parts.
+
+    The parameters may have changed since: caches are computed anew. Under the same parameters the parts draw the tokens
+    that ``generate`` draws in one go, with log-probabilities up to rounding.
+
+    From "Kimi k1.5: Scaling Reinforcement Learning with LLMs", arXiv:2501.12599, section 2.6.2 (partial rollouts).
+
+    Args:
+      rows: of ``generate`` or of an earlier part; those that are not ``truncated`` have ended and stay as they are.
+      keys: those of the first part; token ``t`` of a response uses ``fold_in(key, t)`` in whichever part it is drawn.
+      done: columns of the response that are there, the last ones of ``rows``.
+
+    Returns:
+      ``max_new_tokens`` columns more; ``extras`` as they were.
+    """
+    check_sampling(temperature, top_k, top_p, min_p)
+    width = rows.tokens.shape[1]
+    if max_new_tokens < 1 or not 0 < done < width:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1, and done={done} in 1 .. {width - 1}")
+    cache, logits, _, _, following = _prefill(
+        policy, params, rows.tokens, rows.segment_ids > 0, 1, width + max_new_tokens - 1
+    )
+    pick = partial(_pick, keys, done, tuple(eos_ids), None, None, pad_id, (temperature, top_k, top_p, min_p))
+    tokens, logp, mask, alive = _decode(
+        policy, params, cache, logits, following, rows.truncated, pick, width=width, new=max_new_tokens, pad_id=pad_id,
+        early_exit=True,
+    )  # fmt: skip
+    steps = following[:, None] + jnp.arange(max_new_tokens, dtype=jnp.int32)[None, :]
+
+    def beside(left: Array, right: Array) -> Array:
+        return jnp.concatenate([left, right], axis=1)
+
+    return rows._replace(
+        tokens=beside(rows.tokens, tokens),
+        segment_ids=beside(rows.segment_ids, mask.astype(jnp.int32)),
+        positions=beside(rows.positions, jnp.where(mask, steps, 0)),
+        mask=beside(rows.mask, mask),
+        sampler_logp=beside(rows.sampler_logp, logp),
+        truncated=alive,
+    )
+
+
+def _pick(keys, first, eos_ids, stop, grammar, pad_id, sampling, t, logits, written):
+    """Draws token ``first + t`` of every live row and writes token, log-probability and mask in the same place."""
     temperature, top_k, top_p, min_p = sampling
     alive, (read, state), tokens, logp, mask = written
-    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys)
+    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, first + t))(keys)
     if grammar is not None:
         logits = grammars.restricted(grammar, state, logits)
     token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -122,7 +180,7 @@ def _pick(keys, eos_ids, stop, grammar, pad_id, sampling, t, logits, written):
     return token, (alive & ~ended, (read, state), *written)
 
 
-def _decode(policy, params, cache, logits, following, pick, *, width, new, pad_id, early_exit):
+def _decode(policy, params, cache, logits, following, alive, pick, *, width, new, pad_id, early_exit):
     """Tokens, log-probabilities, mask ``[B, new]`` and which rows never ended."""
 
     def one(t, carry):
@@ -140,7 +198,7 @@ def _decode(policy, params, cache, logits, following, pick, *, width, new, pad_i
         jnp.zeros((rows, new), jnp.float32),
         jnp.zeros((rows, new), bool),
     )
-    carry = (cache, logits, (jnp.ones((rows,), bool), (stops.start(rows), jnp.zeros((rows,), jnp.int32)), *blank))
+    carry = (cache, logits, (alive, (stops.start(rows), jnp.zeros((rows,), jnp.int32)), *blank))
     last = new - 1  # the last token needs no forward pass after it
     if early_exit:
         _, carry = jax.lax.while_loop(

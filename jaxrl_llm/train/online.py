@@ -79,13 +79,28 @@ def init_state(online: Online, params: Params, key: Key, *, extras: dict[str, An
     )
 
 
+def draw(online: Online, sampler: Any, key: Key, step: Int[Array, ""]) -> tuple[Int[Array, " P"], Any]:
+    """The prompts of a step, and the curriculum after the draw."""
+    # the curriculum's own key; sample_keys folds (step, prompt, sample) and so never repeats it
+    draw_key = jax.random.fold_in(jax.random.fold_in(key, 0x5A3D), step)
+    return online.sampler.draw(sampler, draw_key, online.prompts_per_step)
+
+
+def _rows(online: Online, key: Key, step: Int[Array, ""], ids: Int[Array, " Q"]) -> tuple[Array, Array, Key]:
+    """Tokens of prompts, which of them are real, and the keys of a group of responses to each."""
+    keys = sample_keys(key, step, ids, online.group_size)
+    return online.problems.tokens[ids], online.problems.valid[ids], keys
+
+
 def prompted(online: Online, state: TrainState) -> Prompted:
     """Draws prompts from the curriculum, and the keys of a group of responses to each."""
-    # the curriculum's own key; sample_keys folds (step, prompt, sample) and so never repeats it
-    draw_key = jax.random.fold_in(jax.random.fold_in(state.key, 0x5A3D), state.step)
-    ids, sampler = online.sampler.draw(state.sampler, draw_key, online.prompts_per_step)
-    keys = sample_keys(state.key, state.step, ids, online.group_size)
-    return Prompted(ids, sampler, online.problems.tokens[ids], online.problems.valid[ids], keys)
+    ids, sampler = draw(online, state.sampler, state.key, state.step)
+    return Prompted(ids, sampler, *_rows(online, state.key, state.step, ids))
+
+
+def roll(online: Online, params: Params, key: Key, step: Int[Array, ""], ids: Int[Array, " Q"]) -> Trajectories:
+    """A group of responses to each prompt, of all prompts of a step or of some."""
+    return online.rollout(params, *_rows(online, key, step, ids), ids)
 
 
 def begin(online: Online, state: TrainState) -> Drawn:

@@ -99,6 +99,12 @@ class TransferQueue:
                 return []
             return [self._ready[task].popleft() for _ in range(count)]
 
+    def give_back(self, task: str, rows: Sequence[int]) -> None:
+        """Rows that were taken and not done, for whoever takes next: their worker died or does not answer."""
+        with self._changed:
+            self._ready[task].extendleft(reversed(rows))
+            self._changed.notify_all()
+
     def read(self, rows: Iterable[int], column: str) -> list[Any]:
         """The cells of a column; KeyError where one is empty."""
         with self._changed:
