@@ -22,7 +22,7 @@ LAYERS = {
     "reward_models": 10, "principles": 10, "stepwise": 11, "progress_verifier": 12, "free_answers": 11,
     "answer_judges": 12, "judgements": 1, "judges": 10, "adversarial_rules": 10,
     "main": 11, "__main__": 12,
-    "doctor": 10, "planning": 10,
+    "doctor": 10, "planning": 10, "actors": 8,
 }  # fmt: skip
 CORE = (
     "logprobs", "reduce", "shaping", "losses", "advantages", "samplers", "types", "agreement", "memory", "calibration",

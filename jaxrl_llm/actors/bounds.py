@@ -1,0 +1,74 @@
+"""What an asynchronous run is given and gives: how many work, how long anything may take, what came of it."""
+
+from typing import NamedTuple
+
+from jaxrl_llm.distributed.shipment import Transfer
+
+
+class Sizes(NamedTuple):
+    """How many work, and how far they may run ahead."""
+
+    rollers: int = 2
+    judges: int = 1
+    references: int = 1  # only where the program has a reference
+    parts: int = 1  # rows of a step: its prompts are rolled out and scored in so many parts
+    staleness: int = 1
+    capacity: int | None = None  # rows ordered and not trained yet; None: what the staleness allows
+    piece_bytes: int = 2**22  # weights travel in pieces of at most so much, four at a time
+
+
+class Limit(NamedTuple):
+    """Seconds until another worker may do a row as well, and until its worker is replaced."""
+
+    lease_s: float = 300.0
+    hang_s: float = 900.0
+
+
+class Limits(NamedTuple):
+    """What is waited for, and how long."""
+
+    roll: Limit = Limit()
+    score: Limit = Limit(120.0, 120.0)
+    refer: Limit = Limit()
+    learn: Limit = Limit(3600.0, 3600.0)
+    start_s: float = 600.0  # of a worker
+    first_s: float = 600.0  # on top for the first row of a worker at a task, which compiles
+    fetch_s: float = 60.0  # a batch of pieces
+    tries: int = 3  # of a row at a task; scores are invalid after that, anything else ends the run
+    restarts: int = 8  # of workers, all together
+
+
+class Event(NamedTuple):
+    """Something that went wrong or was put right."""
+
+    seconds: float
+    kind: str  # lost, late, failed, cut, invalid, resumed, repeated
+    who: str
+    cause: str
+
+
+class Report(NamedTuple):
+    """The metrics of every update in order, and what it took."""
+
+    history: list[dict[str, float]]
+    rows: list[int]  # that trained the final state, in order
+    events: list[Event]
+    waits: dict[str, float]  # seconds by who waited for what
+    transfers: list[Transfer]
+    seconds: float
+
+
+class Stuck(RuntimeError):
+    """The run cannot go on; the message names the cause. Its checkpoints are intact: start it again to resume."""
+
+
+def check(sizes: Sizes, prompts: int, checkpoint_every: int) -> None:
+    """Raises ValueError for sizes that do not fit a step of so many prompts."""
+    for name, value in (*sizes._asdict().items(), ("checkpoint_every", checkpoint_every)):
+        least = 0 if name == "staleness" else 1
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    if prompts % sizes.parts:
+        raise ValueError(f"parts={sizes.parts} does not divide the {prompts} prompts of a step")
+    if sizes.capacity is not None and sizes.capacity < sizes.parts:
+        raise ValueError(f"capacity={sizes.capacity} is less than the parts={sizes.parts} of one step")

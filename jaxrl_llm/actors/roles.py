@@ -1,0 +1,266 @@
+"""The work of every role of an asynchronous run, as functions of the role's own state; no queue, no network.
+
+A process builds its ``Program`` itself, on the devices that it sees; between processes go NumPy arrays, and weights in
+pieces (``distributed.shipment``). Whoever calls these functions decides where they run: ``actors.threads`` in one
+process, ``actors.on_ray`` in many.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.distributed import shipment
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train import checkpoint, online
+from jaxrl_llm.train.host import make_host_loop
+from jaxrl_llm.train.online import Drawn, Online
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
+
+VERSION = "version"  # in the extras of trajectories: the weights that drew each token, -1 where none did
+
+
+class Program(NamedTuple):
+    """What a run computes, of ``make_program``; every process makes its own by calling the same function."""
+
+    online: Online
+    start: Callable[[], TrainState]  # the state before the first update; only the learner calls it
+    draw: Callable[..., Any]  # (curriculum, key, step) -> (prompts, curriculum)
+    rolls: tuple[Callable[..., Trajectories], ...]  # (params, key, step, prompts, rows of before) -> rows
+    score: Callable[[Trajectories], Rewards]
+    finish: Callable[..., Any]
+    reference: Callable[[Trajectories], Any] | None
+
+
+def make_program(
+    method: Online, start: Callable[[], TrainState], score: Callable[[Trajectories], Rewards] | None = None, *,
+    reference: Callable[[Trajectories], Any] | None = None, go_on: Sequence[Callable[..., Trajectories]] = (),
+    place: Callable[[TrainState], TrainState] | None = None,
+) -> Program:  # fmt: skip
+    """Compiles lazily, what the role of a process needs.
+
+    Args:
+      score: verifiers or environments on the host; default: the jittable scorer of ``method``.
+      reference: log-probabilities ``[B, T]`` for ``extras["ref_logp"]``, see ``given_reference``.
+      go_on: later parts of a rollout whose first is that of ``method``: ``(params, rows, keys) -> rows``.
+      place: as in ``train.host.make_host_loop``.
+    """
+    loop = make_host_loop(method, score, place=place)
+
+    def first(params: Any, key: Any, step: Any, ids: Any, rows: None) -> Trajectories:
+        return online.roll(method, params, key, step, ids)
+
+    def later(part: Callable[..., Trajectories], params: Any, key: Any, step: Any, ids: Any, rows: Any) -> Trajectories:
+        return part(params, rows, sample_keys(key, step, ids, method.group_size))
+
+    rolls = tuple(jax.jit(roll) for roll in (first, *(partial(later, part) for part in go_on)))
+    draw = jax.jit(partial(online.draw, method))
+    return Program(method, start, draw, rolls, loop.score, loop.finish, reference)
+
+
+Build = Callable[[], Program]
+
+
+class Order(NamedTuple):
+    """A part of a step's prompts to be rolled out."""
+
+    step: int
+    part: int
+    ids: np.ndarray
+
+
+class RunKey(NamedTuple):
+    """A typed key as data."""
+
+    data: np.ndarray
+    kind: str
+
+
+class Rolled(NamedTuple):
+    """One part of a rollout, with the version that drew it and what its weights cost to fetch."""
+
+    rows: Trajectories
+    version: int
+    transfer: shipment.Transfer | None
+
+
+class Published(NamedTuple):
+    """Where the learner stands: weights to fetch, the curriculum, and the newest step on disk."""
+
+    step: int
+    sampler: Any
+    key: RunKey
+    manifest: shipment.Manifest
+    saved: int
+    metrics: dict[str, float]  # of the newest update; empty before the first
+
+
+class Gone(RuntimeError):
+    """The pieces of that version are not kept any more."""
+
+
+def given_reference(policy: Any, params: Any, rows: Trajectories, *, temperature: float = 1.0) -> tuple[Any, Any]:
+    """The ``score`` of ``make_estimate`` where the reference scorer is a process of its own."""
+    logp = rows.extras["ref_logp"]
+    return logp, jnp.zeros_like(logp)
+
+
+def on_host(tree: Any) -> Any:
+    """Arrays as NumPy, to be sent."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def key_data(key: Any) -> RunKey:
+    """A typed key to be sent."""
+    return RunKey(np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key)))
+
+
+def key_of(sent: RunKey) -> Any:
+    """The typed key that was sent."""
+    return jax.random.wrap_key_data(jnp.asarray(sent.data), impl=sent.kind)
+
+
+def joined(parts: Sequence[Trajectories]) -> Trajectories:
+    """The parts of a step side by side, groups numbered on."""
+    if len(parts) == 1:
+        return parts[0]
+    numbered, first = [], 0
+    for part in parts:
+        ids = np.asarray(part.group_ids)
+        numbered.append(part._replace(group_ids=ids + np.int32(first)))
+        first += int(ids.max()) + 1
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *numbered)
+
+
+def draw(program: Program, sampler: Any, key: RunKey, step: int) -> tuple[np.ndarray, Any]:
+    """The prompts of a step and the curriculum after the draw, for whoever hands out the orders."""
+    return on_host(program.draw(sampler, key_of(key), jnp.asarray(step, jnp.int32)))
+
+
+class Roller:
+    """A rollout worker: its compiled parts, and the weights that it has."""
+
+    def __init__(self, build: Build, batch_bytes: int):
+        self.program, self.batch_bytes = build(), batch_bytes
+        self.arrival, self.params = shipment.Arrival(), None
+        self.version, self.fingerprint = -1, ""
+
+
+def ready(state: Any) -> None:
+    """Answers once a role has built its program."""
+
+
+def roll(
+    roller: Roller, fetch: shipment.Fetch, manifest: shipment.Manifest, key: RunKey, order: Order,
+    rows: Trajectories | None, part: int,
+) -> Rolled:  # fmt: skip
+    """The next tokens of an order with weights at least as new as ``manifest``.
+
+    Raises:
+      shipment.Cut: when the weights did not arrive whole; what arrived is kept for the next call.
+    """
+    transfer = None
+    if manifest.version >= roller.version and shipment.fingerprint(manifest) != roller.fingerprint:
+        transfer = shipment.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
+        roller.params = roller.arrival.tree()
+        roller.fingerprint = shipment.fingerprint(manifest)
+    roller.version = max(roller.version, manifest.version)
+    before, seen = (None, 0) if rows is None else (rows._replace(extras=_but_version(rows)), rows.tokens.shape[1])
+    ids, step = jnp.asarray(order.ids), jnp.asarray(order.step, jnp.int32)
+    found = on_host(roller.program.rolls[part](roller.params, key_of(key), step, ids, before))
+    versions = np.where(found.mask, np.int32(roller.version), np.int32(-1))
+    if rows is not None:
+        versions[:, :seen] = rows.extras[VERSION]
+    return Rolled(found._replace(extras=found.extras | {VERSION: versions}), roller.version, transfer)
+
+
+def _but_version(rows: Trajectories) -> dict[str, Any]:
+    return {name: value for name, value in rows.extras.items() if name != VERSION}
+
+
+class Judge:
+    """Verifiers and environments, or the reference scorer: what reads rows and has no weights of the run."""
+
+    def __init__(self, build: Build):
+        self.program = build()
+
+
+def score(judge: Judge, rows: Trajectories) -> Rewards:
+    """Rewards of the rows."""
+    return Rewards(*(np.asarray(x) for x in judge.program.score(rows)))
+
+
+def refer(judge: Judge, rows: Trajectories) -> np.ndarray:
+    """Log-probabilities of the reference."""
+    return np.asarray(judge.program.reference(rows))
+
+
+class Learner:
+    """The state that trains, from its newest checkpoint if there is one; with weights to fetch beside it.
+
+    Args:
+      shown: versions whose weights are kept on the host: one more than the staleness, then no version that a rollout
+        is to begin with is gone before it arrived.
+    """
+
+    def __init__(self, build: Build, folder: str, checkpoint_every: int, piece_bytes: int, shown: int):
+        self.program = build()
+        self.folder, self.every, self.piece_bytes, self.most = folder, checkpoint_every, piece_bytes, shown
+        self.state, self.saved, self.metrics = self.program.start(), 0, {}
+        path = checkpoint.latest(folder)
+        if path is not None:
+            self.state = checkpoint.restore(path, self.state)
+            self.saved, self.metrics = int(self.state.step), checkpoint.note(path)["metrics"]
+        self.shown: dict[int, tuple[shipment.Manifest, dict[str, np.ndarray]]] = {}
+        _publish(self)
+
+
+def _publish(learner: Learner) -> None:
+    acting, version = learner.program.online.actor(learner.state), int(learner.state.step)
+    packed = shipment.pack(acting, version, piece_bytes=learner.piece_bytes)
+    newest = sorted([*learner.shown, version])[-learner.most :]
+    learner.shown = {v: packed if v == version else learner.shown[v] for v in newest}  # at once: others read it
+
+
+def standing(learner: Learner) -> Published:
+    """Where the learner is."""
+    state = learner.state
+    step = int(state.step)
+    manifest, _ = learner.shown[step]
+    return Published(step, on_host(state.sampler), key_data(state.key), manifest, learner.saved, learner.metrics)
+
+
+def learn(
+    learner: Learner, step: int, ids: np.ndarray, sampler: Any, rows: Sequence[Trajectories],
+    rewards: Sequence[Rewards], last: bool,
+) -> Published:  # fmt: skip
+    """One update by all parts of a step; then a checkpoint where one is due.
+
+    Raises:
+      ValueError: for any other step than the next: no row trains twice, none is left out.
+    """
+    if int(learner.state.step) != step:
+        raise ValueError(f"the rows of step {step} do not train a state at step {int(learner.state.step)}")
+    started = time.monotonic()
+    drawn = Drawn(jnp.asarray(ids), jax.tree.map(jnp.asarray, sampler), jax.tree.map(jnp.asarray, joined(rows)))
+    judged = Rewards(*(jnp.concatenate([jnp.asarray(part[k]) for part in rewards]) for k in range(2)))
+    learner.state, metrics = learner.program.finish(learner.state, drawn, judged)
+    learner.metrics = {name: float(np.asarray(value)) for name, value in metrics.items()}
+    learner.metrics["time/update_s"] = time.monotonic() - started
+    if last or (step + 1) % learner.every == 0:
+        checkpoint.save(learner.folder, learner.state, note={"metrics": learner.metrics})
+        learner.saved = step + 1
+    _publish(learner)
+    return standing(learner)
+
+
+def pieces(learner: Learner, version: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Parts of some weights, while the learner trains the next; raises Gone for a version that is not kept."""
+    found = learner.shown.get(version)
+    if found is None:
+        raise Gone(f"version {version} is gone; there are {sorted(learner.shown)}")
+    return {name: found[1][name] for name in names}

@@ -1,0 +1,193 @@
+"""An asynchronous run in threads: the host loop bit for bit at staleness 0, whatever dies, hangs, raises or is slow."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.actors import conduct, roles
+from jaxrl_llm.actors.bounds import Limit, Limits, Sizes, Stuck
+from jaxrl_llm.actors.crew import Threads
+from jaxrl_llm.train import checkpoint, host, streaming
+from tests.actors import programs
+
+STEPS = 4
+SHORT = Limits(tries=2, roll=Limit(300.0, 300.0), score=Limit(0.5, 0.5), start_s=300.0, first_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def want():
+    """Parameters and metrics of the host loop."""
+    loop = host.make_host_loop(programs.method(), programs.judge)
+    state, history = host.run(loop, programs.start(), STEPS)
+    return jax.tree.map(np.asarray, state.params), history
+
+
+def run(folder, crew=None, build=programs.program, steps=STEPS, limits=SHORT, **sizes):
+    every = sizes.pop("checkpoint_every", 1)
+    report = conduct.run(
+        crew or Threads(), build, steps, folder=str(folder), sizes=Sizes(**{"staleness": 0} | sizes), limits=limits,
+        checkpoint_every=every,
+    )  # fmt: skip
+    state = checkpoint.restore(checkpoint.latest(folder), programs.start())
+    assert int(state.step) == steps and len(report.history) == steps
+    assert report.rows == list(range(steps * sizes.get("parts", 1)))
+    return state, report
+
+
+def same(state, want):
+    jax.tree.map(np.testing.assert_array_equal, state.params, want[0])
+
+
+def without(row):
+    return {k: v for k, v in row.items() if k not in (streaming.STALENESS, "time/update_s")}
+
+
+def kinds(report):
+    return [event.kind for event in report.events]
+
+
+def test_the_host_loop_bit_for_bit_and_resumed(tmp_path, want):
+    state, report = run(tmp_path, steps=2)
+    assert report.events == [] and [row[streaming.STALENESS] for row in report.history] == [0.0, 0.0]
+    assert sum(t.sent_bytes for t in report.transfers) >= 2 * sum(x.nbytes for x in jax.tree.leaves(state.params))
+    report = conduct.run(Threads(), programs.program, STEPS, folder=str(tmp_path), sizes=Sizes(staleness=0))
+    state = checkpoint.restore(checkpoint.latest(tmp_path), programs.start())
+    same(state, want)
+    assert [without(row) for row in report.history] == want[1][2:]
+
+
+FAULTS = {
+    "roller killed": ({("roll", 2): programs.left_before}, ["lost"]),
+    "roller killed behind its work": ({("roll", 3): programs.left_after}, ["lost"]),
+    "learner killed before an update": ({("learn", 4): programs.left_before}, ["lost", "resumed"]),
+    "learner killed behind an update": ({("learn", 4): programs.left_after}, ["lost"]),
+    "verifier hung": ({("score", 2): programs.hanging}, ["late", "lost"]),
+    "environment raises": ({("score", 3): programs.raising}, ["failed"]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_changes_nothing(name, tmp_path, want):
+    faults, events = FAULTS[name]
+    every = 2 if "learner" in name else 1
+    state, report = run(tmp_path, programs.make_faulty(Threads, faults)(), checkpoint_every=every)
+    same(state, want)
+    assert [without(row) for row in report.history] == want[1]
+    assert kinds(report) == events, report.events
+    assert all(event.who and event.cause for event in report.events)
+
+
+def test_a_transfer_cut_in_half_goes_on_where_it_stopped(tmp_path, want):
+    programs.ASKED.clear()
+    faulty = programs.make_faulty(Threads, {}, cut_at=(3,))
+    state, report = run(tmp_path, faulty(), piece_bytes=512, rollers=1)
+    same(state, want)
+    total = sum(x.nbytes for x in jax.tree.leaves(state.params))
+    half, rest = report.transfers[:2]
+    assert kinds(report) == ["cut"] and "the line broke" in report.events[0].cause
+    assert 0 < half.sent_bytes == rest.kept_bytes and half.sent_bytes + rest.sent_bytes == total
+
+
+def test_a_verifier_that_always_hangs_leaves_invalid_rewards(tmp_path):
+    faults = {("score", k): programs.hanging for k in (2, 3)}
+    _, report = run(tmp_path, programs.make_faulty(Threads, faults)())
+    assert kinds(report) == ["late", "lost", "late", "invalid", "lost"]
+    assert [row["reward/valid_fraction"] for row in report.history] == [1.0, 0.0, 1.0, 1.0]
+    assert "failed 2 times: no answer from score-" in report.events[3].cause
+
+
+@pytest.mark.parametrize("capacity", [None, 1])
+def test_a_slow_learner_holds_the_others_back(capacity, tmp_path):
+    """The table is never fuller than allowed; without a capacity the staleness bounds it."""
+    filled = []
+
+    class Watched(Threads):
+        def call(self, name, function, *arguments):
+            if function is roles.roll:
+                filled.append(arguments[3].step - arguments[1].version)
+            if function is roles.learn:
+                function = partial(programs.slowed, 0.05, function)
+            return super().call(name, function, *arguments)
+
+    _, report = run(tmp_path, Watched(), staleness=2, capacity=capacity)
+    behind = [row[streaming.STALENESS] for row in report.history]
+    assert max(behind) == max(filled) == (2 if capacity is None else 0) and behind[0] == 0
+    assert report.waits["roller: queue full" if capacity else "roller: staleness"] > 0.05
+
+
+def test_a_slow_roller_leaves_rows_to_the_others(tmp_path, want):
+    limits = SHORT._replace(roll=Limit(0.5, 99.0), first_s=99.0, tries=9)
+    slow = programs.make_faulty(Threads, {("roll", 2): partial(programs.slowed, 60.0)})
+    state, report = run(tmp_path, slow(), limits=limits)
+    same(state, want)
+    assert "late" in kinds(report) and report.seconds < 60.0
+
+
+@pytest.mark.slow
+def test_parts_of_responses_and_prompts_carry_the_versions_of_their_tokens(tmp_path, monkeypatch, want):
+    seen = []
+    learn = roles.learn
+
+    def watched(learner, step, ids, sampler, rows, rewards, last):
+        seen.append((step, rows))
+        return learn(learner, step, ids, sampler, rows, rewards, last)
+
+    monkeypatch.setattr(roles, "learn", watched)
+    state, _ = run(tmp_path / "a", build=programs.in_parts, parts=2)
+    for mine, theirs in zip(jax.tree.leaves(state.params), jax.tree.leaves(want[0]), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-4)  # the caches of later parts are computed anew
+    seen.clear()
+    _, report = run(tmp_path / "b", build=programs.in_parts, parts=2, staleness=3)
+    for step, rows in seen:
+        for row in rows:
+            versions = row.extras[roles.VERSION]
+            np.testing.assert_array_equal(versions >= 0, row.mask)
+            drawn = np.where(row.mask, versions, step)
+            assert drawn.min() >= step - 3 and (np.diff(versions[:, 5:], axis=1)[row.mask[:, 6:]] >= 0).all()
+    assert report.history[-1][streaming.STALENESS] <= 3
+
+
+@pytest.mark.slow
+def test_the_reference_is_scored_apart(tmp_path):
+    """Against the same loop in one process, with the reference's figures from the same function."""
+    state, report = run(tmp_path, build=programs.with_reference)
+    made = programs.with_reference()
+    loop = host.make_host_loop(made.online, programs.judge)
+    theirs, history = made.start(), []
+    while int(theirs.step) < STEPS:
+        drawn = loop.begin(theirs)
+        rows = drawn.trajectories
+        rewards, logp = loop.score(rows), made.reference(rows)
+        rows = rows._replace(extras={"ref_logp": logp})
+        theirs, metrics = loop.finish(theirs, drawn._replace(trajectories=rows), rewards)
+        history.append(float(metrics["kl/ref"]))
+    jax.tree.map(np.testing.assert_array_equal, state.params, theirs.params)
+    assert [row["kl/ref"] for row in report.history] == history and history[0] < 1e-6 < history[-1]
+
+
+def test_what_cannot_be_cured_ends_the_run_with_its_cause(tmp_path):
+    always = {("roll", k): programs.raising for k in (1, 2)}
+    with pytest.raises(Stuck, match="roll0 of row 0 failed 2 times: KeyError: 'the shop has no such item'"):
+        run(tmp_path, programs.make_faulty(Threads, always)(), rollers=1)
+    with pytest.raises(Stuck, match="learn-.*the shop has no such item"):
+        run(tmp_path, programs.make_faulty(Threads, {("learn", 1): programs.raising})())
+    dying = {("score", k): programs.left_before for k in range(1, 9)}
+    limits = SHORT._replace(restarts=2, tries=9)
+    with pytest.raises(Stuck, match=r"restarts=2 are used up; the last was score-\d+: SystemExit: killed"):
+        run(tmp_path, programs.make_faulty(Threads, dying)(), limits=limits)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"rollers": 0}, "rollers=0 must be at least 1"),
+        ({"staleness": -1}, "staleness=-1 must be at least 0"),
+        ({"parts": 3}, "parts=3 does not divide the 2 prompts"),
+        ({"parts": 2, "capacity": 1}, "capacity=1 is less than the parts=2"),
+    ],
+)
+def test_mistakes(sizes, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        run(tmp_path, **sizes)
