@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.train.host import HostLoop, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.transfer import Consumer, TransferQueue
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Rewards, TrainState
 
 STALENESS = "sampler/staleness"  # in the metrics: updates between the weights that sampled a batch and those it trains
 
@@ -54,7 +54,21 @@ def _copied(state: TrainState) -> TrainState:
     return jax.tree.map(jnp.copy, state._replace(opt_state=()))
 
 
-def run(loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1) -> tuple[TrainState, list[dict]]:
+def _arrived(queue: TransferQueue, step: int, early: set[int], patience_s: float) -> tuple[_Rollout, Rewards]:
+    """Rollout and rewards of a step; with several scorers steps may be there before one that began earlier."""
+    while step not in early:
+        rows = queue.take("learn", 1, timeout=patience_s)
+        if not rows:
+            raise TimeoutError(f"no rewards of step {step} in patience_s={patience_s:g}: its rollout or score hangs")
+        early.update(rows)
+    (rollout,), (rewards,) = queue.read([step], "rollout"), queue.read([step], "rewards")
+    queue.forget([step])
+    return rollout, rewards
+
+
+def run(
+    loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1, scorers: int = 1, patience_s: float = 3600.0
+) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of step ``b`` begins when at least ``b - staleness`` updates are done.
 
     It samples with the newest weights of that moment, so its staleness, a metric of every step, lies between 0 and
@@ -67,12 +81,17 @@ def run(loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1) ->
 
     Args:
       loop: of ``host.make_host_loop``. Its loss should correct for old samples by ``batch.sampler_logp``.
+      scorers: threads that score, each a batch of its own; batches train in their order all the same.
+      patience_s: how long the learner waits for one batch.
 
     Raises:
-      ValueError: for a negative staleness.
+      ValueError: for a negative staleness, or no scorer.
+      TimeoutError: when a batch does not come; the message says what was missing.
     """
     if staleness < 0:
         raise ValueError(f"staleness={staleness} must not be negative")
+    if scorers < 1:
+        raise ValueError(f"scorers={scorers} must be at least 1")
     first, history = int(state.step), []
     columns = ("rollout", "rewards")
     queue = TransferQueue({"score": Consumer(columns[:1]), "learn": Consumer(columns)})
@@ -92,10 +111,7 @@ def run(loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1) ->
             queue.write([step], rollout=[_Rollout(drawn, version)])
 
     def score() -> None:
-        for _ in range(first, steps):
-            rows = queue.take("score", 1)
-            if not rows:
-                return
+        while rows := queue.take("score", 1):
             queue.write(rows, rewards=[loop.score(r.drawn.trajectories) for r in queue.read(rows, "rollout")])
 
     def guarded(work: Callable[[], None]) -> Callable[[], None]:
@@ -107,18 +123,20 @@ def run(loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1) ->
 
         return inner
 
-    threads = [threading.Thread(target=guarded(work), daemon=True) for work in (sample, score)]
+    threads = [threading.Thread(target=guarded(work), daemon=True) for work in (sample, *[score] * scorers)]
     for thread in threads:
         thread.start()
+    early: set[int] = set()
     try:
-        for _ in range(first, steps):
-            rows = queue.take("learn", 1)
-            (rollout,), (rewards,) = queue.read(rows, "rollout"), queue.read(rows, "rewards")
-            queue.forget(rows)
+        for step in range(first, steps):
+            rollout, rewards = _arrived(queue, step, early, patience_s)
             behind = int(state.step) - rollout.version
             state, metrics = loop.finish(state, rollout.drawn, rewards)
             weights.put(_copied(state))
             history.append(with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)})
+    except TimeoutError:
+        threads.clear()  # one of them hangs
+        raise
     finally:
         weights.close()
         queue.close()

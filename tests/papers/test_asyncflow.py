@@ -138,6 +138,27 @@ def test_weights_are_never_further_behind_than_allowed(loop, slow, staleness):
     assert max(behind) <= staleness and (slow == "sampler" or max(behind) == staleness)
 
 
+def test_several_scorers_work_at_once_and_batches_train_in_order(loop):
+    halves, start = loop
+    began, order = [], []
+
+    def score(trajectories):
+        began.append(time.monotonic())
+        time.sleep(0.3 if len(began) == 1 else 0.0)  # the first batch is done last
+        return halves.score(trajectories)
+
+    def finish(state, drawn, rewards):
+        order.append((int(state.step), time.monotonic()))
+        return halves.finish(state, drawn, rewards)
+
+    streaming.run(halves._replace(score=score, finish=finish), start(), 4, staleness=2, scorers=3)
+    assert [step for step, _ in order] == [0, 1, 2, 3] and began[2] < order[0][1]
+    with pytest.raises(TimeoutError, match="no rewards of step 0 in patience_s=0.05"):
+        streaming.run(halves._replace(score=lambda rows: time.sleep(1)), start(), 2, patience_s=0.05)
+    with pytest.raises(ValueError, match="scorers=0 must be at least 1"):
+        streaming.run(halves, start(), 2, scorers=0)
+
+
 @pytest.mark.parametrize("half", ["begin", "score", "finish"])
 def test_a_failure_in_any_thread_ends_the_run(loop, half):
     halves, start = loop
