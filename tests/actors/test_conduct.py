@@ -1,5 +1,6 @@
 """An asynchronous run in threads: the host loop bit for bit at staleness 0, whatever dies, hangs, raises or is slow."""
 
+import sys
 from functools import partial
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 from jaxrl_llm.actors import conduct, roles
 from jaxrl_llm.actors.bounds import Limit, Limits, Sizes, Stuck
 from jaxrl_llm.actors.crew import Threads
+from jaxrl_llm.actors.on_ray import RayCrew
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint, host, streaming
 from tests.actors import programs
 
@@ -191,3 +194,9 @@ def test_what_cannot_be_cured_ends_the_run_with_its_cause(tmp_path):
 def test_mistakes(sizes, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         run(tmp_path, **sizes)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"ray is not installed; pip install 'jaxrl_llm\[distributed\]'"):
+        RayCrew()
