@@ -49,7 +49,7 @@ class Settings(recipes.OnlineSettings):
 
 EMBEDDED = {
     "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
-    "learning_rate": 5e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
+    "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
