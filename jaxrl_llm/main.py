@@ -69,6 +69,8 @@ class Settings:
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
     prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
     max_new_tokens: int = 28
+    slots: int = 0  # responses that decode at once, the next takes the place of one that ended; 0: all, in lock-step
+    int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
     train_problems: int = 10240  # size of the generated training set
     eval_problems: int = 1024  # held-out problems, never trained on
     eval_samples: int = 8
@@ -83,7 +85,7 @@ def check(settings: Settings) -> None:
     """Raises UserError for a number out of range."""
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "group_size": 2}  # the group is its own baseline
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
@@ -93,6 +95,8 @@ def check(settings: Settings) -> None:
             raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
     if not all(settings.stop):
         raise UserError("--stop '' would end every response before it begins; give texts")
+    if settings.slots and (settings.mesh or settings.hosts):
+        raise UserError(f"--slots {settings.slots} decodes on one device; drop it, or --mesh and --hosts")
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
@@ -158,6 +162,7 @@ def make_rollout(settings: Settings, model: job.Model, group_size: int, mesh: Me
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
         stop=settings.stop,
+        slots=settings.slots,
     )
     return job.split_rows(rollout, mesh)
 
@@ -338,7 +343,7 @@ def main(settings: Settings) -> int:
         layout=settings.format,
         bad_rows=settings.bad_rows,
     )
-    model = job.load_model(settings.model, mesh=mesh)
+    model = job.load_model(settings.model, mesh=mesh, int8_cache=settings.int8_cache)
     model = adapter.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))

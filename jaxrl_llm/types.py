@@ -95,7 +95,8 @@ class Policy(NamedTuple):
     * ``init(key) -> params``
     * ``hidden(params, tokens, positions, segment_ids) -> [B, T, D]``: final normalised hidden states.
     * ``unembed(params, hidden[..., D]) -> logits[..., V]`` in float32; padded vocabulary rows are -inf.
-    * ``init_cache(batch, length) -> cache`` with room for ``length`` columns.
+    * ``init_cache(batch, length) -> cache`` with room for ``length`` columns: a dict of arrays that all have both axes,
+      whose ``segment_ids [batch, length]`` alone says what is seen; 0 is empty.
     * ``extend(params, cache, tokens[B, S], positions[B, S], segment_ids[B, S], column) -> (hidden[B, S, D], cache)``:
       run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike).
     * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.

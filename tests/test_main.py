@@ -58,6 +58,27 @@ def test_stop_strings(tmp_path):
 
 
 @pytest.mark.slow
+def test_slots_train_on_the_same_samples(tmp_path):
+    lines = []
+    for slots in ("0", "5"):
+        run = tmp_path / slots
+        assert cli([*SMALL, "--data", "chain", "--out", str(run), "--slots", slots]) == 0
+        lines.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
+    for one, other in zip(*lines, strict=True):
+        assert one["reward/mean"] == other["reward/mean"] and one["tokens/generated"] == other["tokens/generated"]
+
+
+@pytest.mark.slow
+def test_an_int8_cache_shows_its_gap(tmp_path):
+    gaps = []
+    for name, more in (("float", []), ("int8", ["--int8-cache"])):
+        run = tmp_path / name
+        assert cli([*SMALL, "--data", "chain", "--out", str(run), "--slots", "5", *more]) == 0
+        gaps.append(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["kl/sampler_max"])
+    assert gaps[0] < 1e-4 < gaps[1] < 0.5
+
+
+@pytest.mark.slow
 def test_published_formats_and_bad_rows(tmp_path):
     data = tmp_path / "rows.jsonl"
     rows = [{"question": f"m10 {i}+{i}=>", "answer": f"so #### {2 * i % 10}"} for i in range(60)]
@@ -151,6 +172,8 @@ def _bad(tmp_path, case):
         "bad rows": (["--bad-rows", "-1"], "--bad-rows -1"),
         "too many bad rows": (["--data", str(broken), "--bad-rows", "0"], "broken.jsonl:2: not JSON"),
         "empty stop": (["--stop", ""], "--stop ''"),
+        "negative slots": (["--slots", "-1"], "--slots -1"),
+        "slots on a mesh": (["--slots", "4", "--mesh", "data=2"], "--slots 4"),
     }[case]
 
 
@@ -158,7 +181,7 @@ CASES = (
     "unknown flag", "missing data", "missing model", "malformed line", "absent column", "empty data", "few rows",
     "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
-    "no template", "unknown verifier", "empty stop",
+    "no template", "unknown verifier", "empty stop", "negative slots", "slots on a mesh",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

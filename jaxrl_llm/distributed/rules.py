@@ -147,7 +147,7 @@ def cache_shardings(cache: Any, mesh: AnyMesh) -> Any:
     """A tree of shardings for a cache of the decoder: rows over the batch axes, heads over tensor where they divide."""
 
     def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
-        if _leaf_name(path) not in ("k", "v"):
+        if _leaf_name(path) in ("segment_ids", "positions"):
             return batch_sharding(mesh)
         heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
         return NamedSharding(mesh, P(None, *batch_sharding(mesh).spec, heads))

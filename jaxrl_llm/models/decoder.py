@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import (
     AttendFn,
     attend,
@@ -30,7 +31,7 @@ from jaxrl_llm.models.layers import norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
 from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.shape import ModelConfig, matrix_shapes, parameter_shapes
-from jaxrl_llm.types import Cache, Params, Policy
+from jaxrl_llm.types import Params, Policy
 
 
 def anywhere(x: Array, name: str) -> Array:
@@ -192,32 +193,25 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     mask = visible(config, positions, segment_ids, key_positions, key_segments)
 
     def step(carry, item):
-        x, keys, values = carry  # the whole cache is carried, so that only the new columns are written
+        x, stored = carry  # the whole cache is carried, so that only the new columns are written
         layer, index = opened(item[0]), item[1]
-        written = []
-
-        def write(array, new):
-            start = (index, 0, 0, column, 0)
-            written.append(jax.lax.dynamic_update_slice(array, new.astype(array.dtype)[None], start))
-            return jax.lax.dynamic_index_in_dim(written[-1], index, 0, keepdims=False).astype(x.dtype)
 
         def attend(normed):
+            nonlocal stored
             q, k, v = queries_keys_values(config, layer, normed, positions)
-            k, v, distances = write(keys, k), write(values, v), (positions, key_positions)
-            return attention(config, layer, q, k, v, mask, distances, how.attend_fn)
+            stored, k = caches.write(stored, "k", k, index, column)
+            stored, v = caches.write(stored, "v", v, index, column)
+            return attention(config, layer, q, k, v, mask, (positions, key_positions), how.attend_fn)
 
         x, _ = block(config, how, layer, x, attend)
-        return (x, *written), None
+        return (x, stored), None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-    (x, keys, values), _ = jax.lax.scan(step, (x, cache["k"], cache["v"]), (scanned(config, params), indices))
-    cache = {"k": keys, "v": values, "segment_ids": key_segments, "positions": key_positions}
+    stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
+    (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
+    cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
-
-
-def _repeat_cache(cache: Cache, repeats: int) -> Cache:
-    return {name: jnp.repeat(x, repeats, axis=1 if name in ("k", "v") else 0) for name, x in cache.items()}
 
 
 def _unembed(config, how, params, hidden):
@@ -243,6 +237,7 @@ def make_policy(
     experts_fn: ExpertsFn = grouped_experts,
     attend_fn: AttendFn = attend,
     place: Callable[[Array, str], Array] = anywhere,
+    int8_cache: bool = False,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -254,25 +249,18 @@ def make_policy(
       experts_fn: how a mixture of experts is computed, ``models.mlp.grouped_experts`` or ``dense_experts``.
       attend_fn: how attention is computed, with the arguments of ``models.attention.attend``.
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
+      int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
+        off what trains, and ``sampler_logp`` is of what sampled.
     """
     how = How(compute_dtype, remat, experts_fn, attend_fn, place)
-
-    def init_cache(batch: int, length: int) -> Cache:
-        shape = (config.num_layers, batch, config.num_kv_heads, length, config.head_dim)
-        return {
-            "k": jnp.zeros(shape, compute_dtype),
-            "v": jnp.zeros(shape, compute_dtype),
-            "segment_ids": jnp.zeros((batch, length), jnp.int32),
-            "positions": jnp.zeros((batch, length), jnp.int32),
-        }
 
     return Policy(
         init=partial(init_params, config),
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
-        init_cache=init_cache,
+        init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache),
         extend=partial(_extend, config, how),
-        repeat_cache=_repeat_cache,
+        repeat_cache=caches.repeat_cache,
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
     )

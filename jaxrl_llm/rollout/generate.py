@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
@@ -17,13 +18,31 @@ def _ends(tokens: Int[Array, " B"], eos_ids: Sequence[int]) -> Bool[Array, " B"]
     return jnp.any(tokens[:, None] == jnp.asarray(list(eos_ids), jnp.int32)[None, :], axis=1)
 
 
-def _prefill(policy: Policy, params: Params, tokens: Array, valid: Array, group_size: int, length: int):
-    """Cache of every sequence, the logits of its first new token, and its next position."""
+def _prefill(
+    policy: Policy, params: Params, tokens: Array, valid: Array, group_size: int, length: int, columns: int = 0
+):
+    """Cache of every sequence, the logits of its first new token, and its next position.
+
+    ``columns``: at most so many columns of the prompts at a time, which bounds the activations; 0: all at once.
+    """
     positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
     segments = valid.astype(jnp.int32)
-    cache = policy.init_cache(tokens.shape[0], length)
-    hidden, cache = policy.extend(params, cache, tokens, positions, segments, 0)
-    logits = policy.unembed(params, hidden[:, -1])
+    cache, width = policy.init_cache(tokens.shape[0], length), tokens.shape[1]
+    rest = width % columns if 0 < columns < width else width
+    hidden = None
+    if rest:  # what does not fill a chunk comes first: there is the padding
+        hidden, cache = policy.extend(params, cache, *(x[:, :rest] for x in (tokens, positions, segments)), 0)
+        hidden = hidden[:, -1]
+    if rest < width:
+
+        def one(cache, start):
+            part = (jax.lax.dynamic_slice_in_dim(x, start, columns, 1) for x in (tokens, positions, segments))
+            hidden, cache = policy.extend(params, cache, *part, start)
+            return cache, hidden[:, -1]
+
+        cache, last = jax.lax.scan(one, cache, jnp.arange(rest, width, columns, dtype=jnp.int32))
+        hidden = last[-1]
+    logits = policy.unembed(params, hidden)
     following = jnp.sum(segments, axis=1)
     if group_size > 1:
         cache = policy.repeat_cache(cache, group_size)
@@ -42,14 +61,15 @@ def generate(
     max_new_tokens: int,
     eos_ids: Sequence[int],
     pad_id: int = 0,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, " B"] = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | Float[Array, " B"] | None = None,
     min_p: float | None = None,
     problem_ids: Int[Array, " P"] | None = None,
     early_exit: bool = True,
     stop: stops.StopStrings | None = None,
     grammar: grammars.Grammar | None = None,
+    prefill_columns: int = 0,
 ) -> Trajectories:
     """Samples ``group_size`` responses to each left-padded prompt.
 
@@ -60,35 +80,32 @@ def generate(
     Args:
       keys: one per sequence ``[P * group_size]``, see ``rollout.keys``; step ``t`` uses ``fold_in(key, t)``.
       eos_ids: every id that ends a response.
+      temperature, top_p: of all sequences, or one for each (float32 ``[P * group_size]``).
       early_exit: leave the loop when all sequences ended (same result; use False under ``vmap``, where a loop of
         fixed length is faster).
       stop: texts that end a response as end ids do, see ``rollout.stop.make_stop_strings``; prompts never count.
       grammar: responses keep to it, and log-probabilities are over what it allows: train with
         ``rollout.grammar.make_score``.
+      prefill_columns: prompts are read so many columns at a time, for the memory of long ones; 0: at once.
 
     Returns:
       ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it.
     """
-    check_sampling(temperature, top_k, top_p, min_p)
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if not eos_ids:
-        raise ValueError("eos_ids is empty; name at least one id that ends a response")
+    how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, stop, grammar)
+    check_columns(prefill_columns)
     prompts, width = prompt_tokens.shape
-    rows = prompts * group_size
-    if keys.shape != (rows,):
-        raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
+    check_keys(keys, prompts * group_size)
     cache, logits, positions, segments, following = _prefill(
-        policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1
+        policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1, prefill_columns
     )
-    pick = partial(_pick, keys, 0, tuple(eos_ids), stop, grammar, pad_id, (temperature, top_k, top_p, min_p))
+    pick = partial(_pick, how, keys, 0)
     tokens, logp, mask, alive = _decode(
         policy,
         params,
         cache,
         logits,
         following,
-        jnp.ones((rows,), bool),
+        jnp.ones((prompts * group_size,), bool),
         pick,
         width=width,
         new=max_new_tokens,
@@ -130,14 +147,15 @@ def go_on(
     Returns:
       ``max_new_tokens`` columns more; ``extras`` as they were.
     """
-    check_sampling(temperature, top_k, top_p, min_p)
+    how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, None, None)
     width = rows.tokens.shape[1]
-    if max_new_tokens < 1 or not 0 < done < width:
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1, and done={done} in 1 .. {width - 1}")
+    if not 0 < done < width:
+        raise ValueError(f"done={done} must lie in 1 .. {width - 1}")
+    check_keys(keys, rows.tokens.shape[0])
     cache, logits, _, _, following = _prefill(
         policy, params, rows.tokens, rows.segment_ids > 0, 1, width + max_new_tokens - 1
     )
-    pick = partial(_pick, keys, done, tuple(eos_ids), None, None, pad_id, (temperature, top_k, top_p, min_p))
+    pick = partial(_pick, how, keys, done)
     tokens, logp, mask, alive = _decode(
         policy, params, cache, logits, following, rows.truncated, pick, width=width, new=max_new_tokens, pad_id=pad_id,
         early_exit=True,
@@ -157,27 +175,94 @@ def go_on(
     )
 
 
-def _pick(keys, first, eos_ids, stop, grammar, pad_id, sampling, t, logits, written):
-    """Draws token ``first + t`` of every live row and writes token, log-probability and mask in the same place."""
-    temperature, top_k, top_p, min_p = sampling
-    alive, (read, state), tokens, logp, mask = written
-    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, first + t))(keys)
-    if grammar is not None:
-        logits = grammars.restricted(grammar, state, logits)
-    token, token_logp = draw(logits, step_keys, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    if grammar is not None:
-        state = grammars.advanced(grammar, state, token)
-    token = jnp.where(alive, token, pad_id)
-    ended = _ends(token, eos_ids)
-    if stop is not None:
-        read, found = stops.advance(stop, read, token)
+class Choice(NamedTuple):
+    """How a token is drawn and what ends a response; the names are those of ``generate``."""
+
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    temperature: float | Array
+    top_k: int | None
+    top_p: float | Array | None
+    min_p: float | None
+    stop: stops.StopStrings | None
+    grammar: grammars.Grammar | None
+
+
+def make_choice(
+    max_new_tokens: int,
+    eos_ids: Sequence[int],
+    pad_id: int,
+    temperature: float | Array,
+    top_k: int | None,
+    top_p: float | Array | None,
+    min_p: float | None,
+    stop: stops.StopStrings | None,
+    grammar: grammars.Grammar | None,
+) -> Choice:
+    """The ``Choice`` of a rollout; ValueError for what is out of range."""
+    check_sampling(temperature, top_k, top_p, min_p)
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+    if not eos_ids:
+        raise ValueError("eos_ids is empty; name at least one id that ends a response")
+    return Choice(tuple(eos_ids), pad_id, temperature, top_k, top_p, min_p, stop, grammar)
+
+
+def check_columns(prefill_columns: int) -> None:
+    """ValueError for a number of columns that is none."""
+    if prefill_columns < 0:
+        raise ValueError(f"prefill_columns={prefill_columns} must not be negative; 0 reads a prompt at once")
+
+
+def check_keys(keys: Key, rows: int) -> None:
+    """ValueError unless there is one key per sequence."""
+    if keys.shape != (rows,):
+        raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
+
+
+Reading = tuple[Array, Array]  # states of the stop strings and of the grammar, both [B]
+
+
+def unread(rows: int) -> Reading:
+    """Of responses without a token."""
+    return stops.start(rows), jnp.zeros((rows,), jnp.int32)
+
+
+def choose(
+    how: Choice, keys: Key, t: Array, logits: Array, alive: Array, reading: Reading
+) -> tuple[Array, Array, Array, Reading]:
+    """Draws token ``t [B]`` of every row: ``(token, log-probability, whether it ends the response, reading)``.
+
+    Rows that are not alive get ``pad_id`` and 0.
+    """
+    read, state = reading
+    step_keys = jax.vmap(jax.random.fold_in)(keys, t)
+    if how.grammar is not None:
+        logits = grammars.restricted(how.grammar, state, logits)
+    token, logp = draw(
+        logits, step_keys, temperature=how.temperature, top_k=how.top_k, top_p=how.top_p, min_p=how.min_p
+    )
+    if how.grammar is not None:
+        state = grammars.advanced(how.grammar, state, token)
+    token = jnp.where(alive, token, how.pad_id)
+    ended = _ends(token, how.eos_ids)
+    if how.stop is not None:
+        read, found = stops.advance(how.stop, read, token)
         ended |= found
+    return token, jnp.where(alive, logp, 0.0), ended, (read, state)
+
+
+def _pick(how: Choice, keys: Key, first: int, t, logits, written):
+    """Draws token ``first + t`` of every live row and writes token, log-probability and mask in the same place."""
+    alive, reading, tokens, logp, mask = written
+    step = jnp.full(alive.shape, first + t, jnp.int32)
+    token, token_logp, ended, reading = choose(how, keys, step, logits, alive, reading)
 
     def put(array, value):
         return jax.lax.dynamic_update_index_in_dim(array, value, t, 1)
 
-    written = (put(tokens, token), put(logp, jnp.where(alive, token_logp, 0.0)), put(mask, alive))
-    return token, (alive & ~ended, (read, state), *written)
+    written = (put(tokens, token), put(logp, token_logp), put(mask, alive))
+    return token, (alive & ~ended, reading, *written)
 
 
 def _decode(policy, params, cache, logits, following, alive, pick, *, width, new, pad_id, early_exit):
@@ -198,7 +283,7 @@ def _decode(policy, params, cache, logits, following, alive, pick, *, width, new
         jnp.zeros((rows, new), jnp.float32),
         jnp.zeros((rows, new), bool),
     )
-    carry = (cache, logits, (alive, (stops.start(rows), jnp.zeros((rows,), jnp.int32)), *blank))
+    carry = (cache, logits, (alive, unread(rows), *blank))
     last = new - 1  # the last token needs no forward pass after it
     if early_exit:
         _, carry = jax.lax.while_loop(

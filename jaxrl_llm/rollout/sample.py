@@ -7,20 +7,26 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.types import Key
 
 
-def check_sampling(temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
-    """Raises ValueError for settings outside their range."""
-    if temperature < 0:
+def check_sampling(
+    temperature: float | Array, top_k: int | None, top_p: float | Array | None, min_p: float | None
+) -> None:
+    """Raises ValueError for settings outside their range; arrays, of one value a row, are the caller's to check."""
+    if not isinstance(temperature, Array) and temperature < 0:
         raise ValueError(f"temperature={temperature} must not be negative; 0 is greedy")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1, or None")
-    if top_p is not None and not 0 < top_p <= 1:
+    if top_p is not None and not isinstance(top_p, Array) and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must lie in (0, 1], or None")
     if min_p is not None and not 0 <= min_p <= 1:
         raise ValueError(f"min_p={min_p} must lie in [0, 1], or None")
 
 
 def support(
-    logits: Float[Array, "B V"], *, top_k: int | None = None, top_p: float | None = None, min_p: float | None = None
+    logits: Float[Array, "B V"],
+    *,
+    top_k: int | None = None,
+    top_p: float | Float[Array, " B"] | None = None,
+    min_p: float | None = None,
 ) -> Bool[Array, "B V"]:
     """The tokens that may be drawn: among the ``top_k`` most likely, in the smallest set of mass ``top_p``, and at
     least ``min_p`` times as likely as the most likely one. The most likely token always stays. Ties keep the lower
@@ -32,6 +38,7 @@ def support(
         keep &= rank < top_k
     probs = jax.nn.softmax(logits, axis=-1)
     if top_p is not None:
+        top_p = top_p[:, None] if isinstance(top_p, Array) else top_p
         ordered = jnp.take_along_axis(probs, order, axis=-1)
         before = jnp.cumsum(ordered, axis=-1) - ordered  # mass of the strictly more likely tokens
         keep &= jnp.take_along_axis(before, rank, axis=-1) < top_p
@@ -44,9 +51,9 @@ def draw(
     logits: Float[Array, "B V"],
     keys: Key,
     *,
-    temperature: float = 1.0,
+    temperature: float | Float[Array, " B"] = 1.0,
     top_k: int | None = None,
-    top_p: float | None = None,
+    top_p: float | Float[Array, " B"] | None = None,
     min_p: float | None = None,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draws one token a row and returns it with its log-probability.
@@ -58,16 +65,22 @@ def draw(
 
     Args:
       keys: one key per row ``[B]``.
+      temperature, top_p: of all rows, or of each; rows of temperature 0 are greedy beside others that are drawn.
     """
     check_sampling(temperature, top_k, top_p, min_p)
     logits = logits.astype(jnp.float32)
-    scaled = logits / temperature if temperature > 0 else logits
+    if isinstance(temperature, Array):
+        drawn = temperature[:, None] > 0
+        scaled = logits / jnp.where(drawn, temperature[:, None], 1.0)
+    else:
+        drawn = temperature > 0
+        scaled = logits / temperature if drawn else logits
     allowed = scaled
-    if (top_k, top_p, min_p) != (None, None, None):
+    if any(x is not None for x in (top_k, top_p, min_p)):
         allowed = jnp.where(support(scaled, top_k=top_k, top_p=top_p, min_p=min_p), scaled, -jnp.inf)
-    if temperature > 0:
+    if drawn is not False:
         noise = jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:], jnp.float32))(keys)
-        allowed = allowed + noise
+        allowed = allowed + (noise if drawn is True else jnp.where(drawn, noise, 0.0))
     tokens = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
     picked = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
     return tokens, picked - jax.nn.logsumexp(scaled, axis=-1)

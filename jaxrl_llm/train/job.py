@@ -32,6 +32,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
+from jaxrl_llm.rollout.slots import generate_in_slots
 from jaxrl_llm.rollout.stop import make_stop_strings
 from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
@@ -80,19 +81,21 @@ class Tables(NamedTuple):
     verifier: Verifier
 
 
-def _on_mesh(mesh: Mesh | None) -> dict[str, Any]:
-    """How the decoder runs on a mesh, and that its weights go straight to their devices."""
+def _computed(mesh: Mesh | None, int8_cache: bool) -> dict[str, Any]:
+    """How the decoder runs, and on a mesh that its weights go straight to their devices."""
+    make = partial(make_policy, int8_cache=int8_cache)
     if mesh is None:
-        return {}
-    make = partial(make_policy, **on_mesh(mesh, attend, grouped_experts))
+        return {"make": make}
+    make = partial(make, **on_mesh(mesh, attend, grouped_experts))
     return {"shardings": partial(rules.shardings, mesh=mesh), "make": make}
 
 
-def load_model(name: str, *, mesh: Mesh | None = None) -> Model:
+def load_model(name: str, *, mesh: Mesh | None = None, int8_cache: bool = False) -> Model:
     """Loads ``tiny``, ``nano`` or a Hugging Face folder.
 
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
+      int8_cache: rollouts keep keys and values as whole numbers, see ``models.decoder.make_policy``.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
@@ -101,7 +104,7 @@ def load_model(name: str, *, mesh: Mesh | None = None) -> Model:
     try:
         folder = folder if folder.is_dir() else weights.bundled(name)
         tokenizer = tokenizers.load(folder)
-        policy, params, config = weights.pretrained(folder, **_on_mesh(mesh))
+        policy, params, config = weights.pretrained(folder, **_computed(mesh, int8_cache))
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:
@@ -191,19 +194,21 @@ def make_tables(
 
 
 def make_rollout(
-    model: Model, *, group_size: int, max_new_tokens: int, temperature: float, stop: Sequence[str] = ()
+    model: Model, *, group_size: int, max_new_tokens: int, temperature: float, stop: Sequence[str] = (), slots: int = 0
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model.
 
     Args:
       stop: texts that end a response beside the end ids; a response keeps them, and so do its tokens.
+      slots: responses that decode at once, see ``rollout.slots``; 0: all of them, in lock-step. The samples are alike.
     """
     found = None
     if stop:
         found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
+    decode = partial(generate_in_slots, slots=slots) if slots else generate
 
     def rollout(params, tokens, valid, keys, problem_ids):
-        return generate(
+        return decode(
             model.policy,
             params,
             tokens,

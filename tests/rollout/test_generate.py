@@ -139,6 +139,26 @@ def test_support(options, kept):
     np.testing.assert_allclose(logp, LOGITS[0][tokens], atol=1e-6)  # of the whole distribution
 
 
+def test_rows_may_have_their_own_temperature_and_top_p():
+    keys, logits = jax.random.split(jax.random.key(0), 200), jnp.tile(LOGITS, (200, 1))
+    third = jnp.arange(200) % 3
+    found = draw(
+        logits, keys, temperature=jnp.asarray([0.0, 1.0, 1.7])[third], top_p=jnp.asarray([1.0, 0.8, 0.6])[third]
+    )
+    for k, (temperature, top_p) in enumerate([(0.0, 1.0), (1.0, 0.8), (1.7, 0.6)]):
+        alone = draw(logits[k::3], keys[k::3], temperature=temperature, top_p=top_p)
+        np.testing.assert_array_equal(found[0][k::3], alone[0])
+        np.testing.assert_allclose(found[1][k::3], alone[1], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_prompts_read_in_parts_give_the_same():
+    for columns in (1, 3, 4, 9):
+        found, whole = _sample(prefill_columns=columns), _sample()
+        np.testing.assert_array_equal(found.tokens, whole.tokens)
+        np.testing.assert_allclose(found.sampler_logp, whole.sampler_logp, atol=1e-5)
+
+
 def test_frequencies_follow_the_tempered_distribution():
     n = 20000
     tokens, logp = draw(jnp.tile(LOGITS, (n, 1)), jax.random.split(jax.random.key(1), n), temperature=2.0)
@@ -156,6 +176,7 @@ def test_frequencies_follow_the_tempered_distribution():
         ({"top_k": 0}, "top_k"),
         ({"top_p": 0.0}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
+        ({"prefill_columns": -1}, "prefill_columns"),
     ],
 )
 def test_mistakes_are_named(options, name):
