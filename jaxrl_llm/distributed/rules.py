@@ -149,7 +149,8 @@ def cache_shardings(cache: Any, mesh: AnyMesh) -> Any:
     def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
         if _leaf_name(path) in ("segment_ids", "positions"):
             return batch_sharding(mesh)
-        heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
-        return NamedSharding(mesh, P(None, *batch_sharding(mesh).spec, heads))
+        before = (None,) if len(path) == 1 else ()  # few layers are a tuple, many an axis; see ``models.cache``
+        heads = "tensor" if x.shape[len(before) + 1] % mesh.shape["tensor"] == 0 else None
+        return NamedSharding(mesh, P(*before, *batch_sharding(mesh).spec, heads))
 
     return jax.tree_util.tree_map_with_path(of, cache)

@@ -7,21 +7,36 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.models.shape import ModelConfig
 from jaxrl_llm.types import Cache
 
-ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else has the layers before the rows
+ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
+UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
 
 
 def init_cache(config: ModelConfig, dtype, int8: bool, batch: int, length: int) -> Cache:
-    """An empty cache: keys and values ``[layers, B, G, C, K]``, with ``int8`` their scales ``[layers, B, G, C]``."""
-    shape = (config.num_layers, batch, config.num_kv_heads, length, config.head_dim)
-    cache = {name: jnp.zeros(shape, jnp.int8 if int8 else dtype) for name in ("k", "v")}
+    """An empty cache: keys and values ``[B, G, C, K]`` of each layer, with ``int8`` their scales ``[B, G, C]``.
+
+    The layers are a tuple, or more than ``UNROLLED`` of them the first axis of one array.
+    """
+    layers, shape = config.num_layers, (batch, config.num_kv_heads, length, config.head_dim)
+
+    def empty(shape: tuple[int, ...], dtype) -> Array | tuple[Array, ...]:
+        if layers > UNROLLED:
+            return jnp.zeros((layers, *shape), dtype)
+        return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+
+    cache = {name: empty(shape, jnp.int8 if int8 else dtype) for name in ("k", "v")}
     if int8:
-        cache |= {f"{name}_scale": jnp.zeros(shape[:-1], jnp.float32) for name in ("k", "v")}
+        cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
     return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
 
 
 def repeat_cache(cache: Cache, repeats: int) -> Cache:
     """Each row ``repeats`` times, side by side."""
-    return {name: jnp.repeat(x, repeats, axis=0 if name in ROWS_FIRST else 1) for name, x in cache.items()}
+
+    def repeated(name: str, x: Array | tuple[Array, ...]) -> Array | tuple[Array, ...]:
+        axis = 0 if name in ROWS_FIRST or isinstance(x, tuple) else 1
+        return jax.tree.map(lambda array: jnp.repeat(array, repeats, axis=axis), x)
+
+    return {name: repeated(name, x) for name, x in cache.items()}
 
 
 def quantised(x: Float[Array, "*A K"]) -> tuple[Int[Array, "*A K"], Float[Array, "*A"]]:
@@ -38,16 +53,24 @@ def quantised(x: Float[Array, "*A K"]) -> tuple[Int[Array, "*A K"], Float[Array,
     return jnp.clip(whole, -127, 127).astype(jnp.int8), scale
 
 
-def write(arrays: Cache, name: str, new: Float[Array, "B G S K"], layer: Array, column: Array | int):
-    """Keys or values of further columns of one layer: ``(arrays, all of the layer [B, G, C, K] as new's dtype)``."""
-    scaled = f"{name}_scale" in arrays
+def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int):
+    """Keys or values of further columns of one layer: ``(cache, all of the layer [B, G, C, K] as new's dtype)``."""
+    scaled = f"{name}_scale" in cache
     parts = dict(zip((name, f"{name}_scale"), quantised(new), strict=True)) if scaled else {name: new}
     whole = []
     for part, value in parts.items():
-        start = (layer, 0, 0, column, 0)[: arrays[part].ndim]
-        kept = jax.lax.dynamic_update_slice(arrays[part], value.astype(arrays[part].dtype)[None], start)
-        arrays = arrays | {part: kept}
-        whole.append(jax.lax.dynamic_index_in_dim(kept, layer, 0, keepdims=False))
+        kept, of_layer = _put(cache[part], value, layer, column)
+        cache = cache | {part: kept}
+        whole.append(of_layer)
     if scaled:
-        return arrays, (whole[0].astype(jnp.float32) * whole[1][..., None]).astype(new.dtype)
-    return arrays, whole[0].astype(new.dtype)
+        return cache, (whole[0].astype(jnp.float32) * whole[1][..., None]).astype(new.dtype)
+    return cache, whole[0].astype(new.dtype)
+
+
+def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int):
+    start = (0, 0, column, 0)[: value.ndim]
+    if isinstance(arrays, tuple):
+        kept = jax.lax.dynamic_update_slice(arrays[layer], value.astype(arrays[layer].dtype), start)
+        return (*arrays[:layer], kept, *arrays[layer + 1 :]), kept
+    kept = jax.lax.dynamic_update_slice(arrays, value.astype(arrays.dtype)[None], (layer, *start))
+    return kept, jax.lax.dynamic_index_in_dim(kept, layer, 0, keepdims=False)

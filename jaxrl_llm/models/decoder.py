@@ -98,15 +98,12 @@ def embed(
     return x
 
 
-# So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
-_UNROLLED = 6
-
-
 def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
     """What ``lax.scan`` runs over: the layers' parameters, and what differs between layers beside them."""
     return params["layers"] | {name: jnp.asarray(x) for name, x in per_layer(config).items()}
 
 
+# So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
 def _run(config, how, keep_router, params, tokens, positions, segment_ids):
     """Final hidden states and, where kept, the router logits of all layers."""
     mask = visible(config, positions, segment_ids, positions, segment_ids)
@@ -123,7 +120,7 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     step = jax.checkpoint(step) if how.remat else step
-    x, router = jax.lax.scan(step, x, scanned(config, params), unroll=config.num_layers <= _UNROLLED)
+    x, router = jax.lax.scan(step, x, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return norm(config, x, params, "final_norm"), router
 
 
@@ -160,7 +157,7 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     first = tuple(embed(config, how, params, *part) for part in (prompts, responses))
     step = jax.checkpoint(step) if how.remat else step
-    found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=config.num_layers <= _UNROLLED)
+    found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return tuple(norm(config, x, params, "final_norm") for x in found)
 
 
@@ -207,9 +204,14 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
         return (x, stored), None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
-    indices = jnp.arange(config.num_layers, dtype=jnp.int32)
     stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
-    (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
+    layers = scanned(config, params)
+    if config.num_layers > caches.UNROLLED:
+        indices = jnp.arange(config.num_layers, dtype=jnp.int32)
+        (x, stored), _ = jax.lax.scan(step, (x, stored), (layers, indices))
+    else:
+        for index in range(config.num_layers):
+            (x, stored), _ = step((x, stored), (jax.tree.map(lambda a, i=index: a[i], layers), index))
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 

@@ -186,7 +186,7 @@ def finished(progress: Progress) -> Bool[Array, " Q"]:
 
 def shrunk(policy: Policy, progress: Progress, slots: int) -> Progress:
     """The same in fewer slots; at most so many responses may be unfinished, the others would be lost."""
-    now, (rows, _) = progress.slots, _axes(policy)
+    now, rows = progress.slots, _rows(policy)
     if slots > now.alive.shape[0]:
         raise ValueError(f"slots={slots} are more than the {now.alive.shape[0]} there are")
     kept = jnp.argsort(~now.alive, stable=True)[:slots]
@@ -195,17 +195,17 @@ def shrunk(policy: Policy, progress: Progress, slots: int) -> Progress:
     return progress._replace(slots=others._replace(cache=cache))
 
 
-def _axes(policy: Policy) -> tuple[PyTree, PyTree]:
-    """Of every array of the policy's cache: which axis is rows, which is columns."""
-    rows, other_rows, other_columns = (jax.eval_shape(partial(policy.init_cache, *n)) for n in ((2, 5), (3, 5), (2, 7)))
+def _rows(policy: Policy) -> PyTree:
+    """Of every array of the policy's cache: which axis is rows."""
+    few, many = (jax.eval_shape(partial(policy.init_cache, rows, 5)) for rows in (2, 3))
 
     def differs(a, b) -> int:
         found = [i for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]
         if len(found) != 1:
-            raise ValueError(f"an array {a.shape} of the cache has no axis for rows or columns: it cannot be refilled")
+            raise ValueError(f"an array {a.shape} of the cache has no axis for rows: it cannot be refilled")
         return found[0]
 
-    return jax.tree.map(differs, rows, other_rows), jax.tree.map(differs, rows, other_columns)
+    return jax.tree.map(differs, few, many)
 
 
 def _start(
@@ -249,75 +249,73 @@ def _start(
 
 
 def _admit(policy: Policy, group_size: int, prefill: Callable, params: Params, progress: Progress) -> Progress:
-    """Free slots take the next of the queue; loops that mostly run zero times, so that no cache is copied."""
+    """Free slots take the next of the queue; a loop that mostly runs zero times, so that no cache is copied."""
 
     def wanted(p: Progress) -> Array:
         return (p.next < p.length.shape[0]) & ~jnp.all(p.slots.alive)
 
     def one(p: Progress) -> Progress:
-        fresh = jax.lax.while_loop(lambda p: p.next >= p.waiting.until, partial(prefill, params), p)
-        return _enter(policy, group_size, fresh)
+        # a condition and no loop: what a loop computes from what it does not change is moved before it
+        behind = p.next >= p.waiting.until
+        waiting = jax.lax.cond(behind, partial(prefill, params, p.queue), lambda _, old: old, p.next, p.waiting)
+        return _enter(policy, group_size, p._replace(waiting=waiting))
 
     return jax.lax.while_loop(wanted, one, progress)
 
 
-def _prefilled(policy: Policy, group_size: int, columns: int, params: Params, progress: Progress) -> Progress:
-    """The next prompts of the queue, in the place of those that all have entered."""
-    queue, together = progress.queue, progress.waiting.logits.shape[0]
-    first = progress.next // group_size
-    ids = jnp.minimum(first + jnp.arange(together, dtype=jnp.int32), queue.tokens.shape[0] - 1)
-    width = queue.tokens.shape[1]
+def _prefilled(
+    policy: Policy, group_size: int, columns: int, params: Params, queue: Queue, request: Array, old: Waiting
+) -> Waiting:
+    """The prompts of a response and of those behind it, in the place of prompts that all have entered."""
+    (prompts, width), together = queue.tokens.shape, old.logits.shape[0]
+    first = request // group_size
+    ids = jnp.minimum(first + jnp.arange(together, dtype=jnp.int32), prompts - 1)
     cache, logits, *_ = _prefill(policy, params, queue.tokens[ids], queue.valid[ids], 1, width, columns)
-    until = jnp.minimum((first + together) * group_size, progress.length.shape[0])
-    return progress._replace(waiting=Waiting(cache, logits, first, until))
+    return Waiting(cache, logits, first, jnp.minimum((first + together) * group_size, queue.keys.shape[0]))
 
 
 def _enter(policy: Policy, group_size: int, progress: Progress) -> Progress:
-    """A few free slots take responses whose prompt is prefilled."""
-    now, waiting = progress.slots, progress.waiting
-    slots = now.alive.shape[0]
-    at_once = max(1, slots // 16)  # what is written at once, used or not
-    turn = jnp.arange(at_once, dtype=jnp.int32)
-    free = jnp.sum((~now.alive).astype(jnp.int32))
-    entering = turn < jnp.minimum(free, waiting.until - progress.next)
-    slot = jnp.where(entering, jnp.argsort(now.alive, stable=True)[:at_once], slots)  # beyond the last: dropped
-    request = progress.next + turn
-    prompt = jnp.clip(request // group_size - waiting.first, 0, waiting.logits.shape[0] - 1)
-    lengths = jnp.sum(progress.queue.valid.astype(jnp.int32), axis=1)
+    """A free slot takes the next response; its prompt is prefilled.
 
-    def put(old: Array, new: Array | int) -> Array:
-        return old.at[slot].set(new, mode="drop")
+    One at a time: slices are written in place, where a scatter to several slots may copy the cache.
+    """
+    now, waiting, request = progress.slots, progress.waiting, progress.next
+    slot, prompt = jnp.argmin(now.alive), request // group_size
+
+    def put(old: Array, new: Array | int | bool) -> Array:
+        return jax.lax.dynamic_update_index_in_dim(old, jnp.asarray(new, old.dtype), slot, 0)
 
     stop_state, grammar_state = now.reading
     return progress._replace(
         slots=Slots(
-            cache=_filled(policy, now.cache, slot, waiting.cache, prompt),
-            logits=put(now.logits, waiting.logits[prompt]),
+            cache=_filled(policy, now.cache, slot, waiting.cache, prompt - waiting.first),
+            logits=put(now.logits, waiting.logits[prompt - waiting.first]),
             request=put(now.request, request),
-            following=put(now.following, lengths[jnp.minimum(request // group_size, lengths.shape[0] - 1)]),
+            following=put(now.following, jnp.sum(progress.queue.valid[prompt].astype(jnp.int32))),
             count=put(now.count, 0),
             alive=put(now.alive, True),
             reading=(put(stop_state, 0), put(grammar_state, 0)),
         ),
-        next=progress.next + jnp.sum(entering.astype(jnp.int32)),
+        next=request + 1,
     )
 
 
 def _filled(policy: Policy, cache: Cache, slot: Array, prompts: Cache, prompt: Array) -> Cache:
-    """The first columns of some rows become those of prompts, and their other columns empty.
+    """The first columns of a row become those of a prompt, and its other columns empty.
 
     Only ``segment_ids`` says what is empty, so of all else just the prompt's columns are written.
     """
-    rows, columns = _axes(policy)
+    rows = _rows(policy)
     gap = cache["segment_ids"].shape[1] - prompts["segment_ids"].shape[1]
     prompts = prompts | {"segment_ids": jnp.pad(prompts["segment_ids"], ((0, 0), (0, gap)))}
 
-    def put(old: Array, new: Array, row: int, column: int) -> Array:
-        at = [slice(None)] * old.ndim
-        at[row], at[column] = slot, slice(0, new.shape[column])
-        return old.at[tuple(at)].set(jnp.take(new, prompt, axis=row), mode="drop")
+    def put(old: Array, new: Array, row: int) -> Array:
+        one = jax.lax.dynamic_slice_in_dim(new, prompt, 1, row)
+        start = [jnp.int32(0)] * old.ndim
+        start[row] = slot.astype(jnp.int32)
+        return jax.lax.dynamic_update_slice(old, one, start)
 
-    return jax.tree.map(put, cache, prompts, rows, columns)
+    return jax.tree.map(put, cache, prompts, rows)
 
 
 def _step(policy: Policy, how: Choice, params: Params, progress: Progress) -> Progress:

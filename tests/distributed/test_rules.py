@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jaxrl_llm import logprobs
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
+from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.types import Batch
-from tests.models_for_tests import FAMILIES, dense_rows, small_model
+from tests.models_for_tests import FAMILIES, dense_rows, small_config, small_model
 
 # data, fsdp, tensor; the other axes are in test_parts.py
 SHAPES = [s for s in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4)) if np.prod(s) == 8] + [(1, 1, 2)]
@@ -135,12 +136,17 @@ def test_fully_sharded_parameters_are_gathered_layer_by_layer():
 
 
 def test_cache_rows_over_the_batch_axes_and_heads_over_tensor():
-    policy, _, _ = small_model()
-    cache = jax.eval_shape(lambda: policy.init_cache(8, 6))
-    specs = jax.tree.map(lambda x: x.spec, rules.cache_shardings(cache, _mesh((2, 2, 2))))
-    assert specs["k"] == specs["v"] == P(None, meshes.BATCH, "tensor") and specs["positions"] == P(meshes.BATCH)
-    # two heads do not divide over four devices
-    assert rules.cache_shardings(cache, _mesh((1, 2, 4)))["k"].spec == P(None, meshes.BATCH, None)
+    for layers, before in ((2, ()), (7, (None,))):  # a tuple, or an axis
+        policy = make_policy(small_config(num_layers=layers), int8_cache=True)
+        cache = jax.eval_shape(lambda policy=policy: policy.init_cache(8, 6))
+        specs = jax.tree.map(lambda x: x.spec, rules.cache_shardings(cache, _mesh((2, 2, 2))))
+        for name in ("k", "v", "k_scale", "v_scale"):
+            found = set(specs[name]) if layers == 2 else {specs[name]}
+            assert found == {P(*before, meshes.BATCH, "tensor")}
+        assert specs["positions"] == P(meshes.BATCH)
+        # two heads do not divide over four devices
+        found = rules.cache_shardings(cache, _mesh((1, 2, 4)))["k"]
+        assert (found[1] if layers == 2 else found).spec == P(*before, meshes.BATCH, None)
 
 
 def test_adapters_lie_along_their_matrices():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.cache import quantised
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
@@ -53,12 +54,24 @@ def test_slots_sample_the_same():
     np.testing.assert_allclose(found.sampler_logp, _rows().sampler_logp, atol=1e-5)
 
 
+@pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_layers_in_a_stack_sample_as_layers_apart(monkeypatch, int8):
+    _, params, config = small_model()
+    policy = make_policy(config, int8_cache=int8)
+    keys, found = jax.random.split(jax.random.key(3), 12), []
+    for most in (caches.UNROLLED, 1):
+        monkeypatch.setattr(caches, "UNROLLED", most)
+        found.append(jax.jit(lambda p: generate(policy, p, PROMPTS, VALID, keys, **SETTINGS))(params))
+    np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
+    np.testing.assert_allclose(found[0].sampler_logp, found[1].sampler_logp, atol=1e-5)
+
+
 def test_bytes():
     """A byte an entry and four a head: with 64 entries a head, little more than half of bfloat16."""
     config = small_config(head_dim=64)
 
     def size(**options):
         cache = jax.eval_shape(lambda: make_policy(config, compute_dtype=jnp.bfloat16, **options).init_cache(4, 32))
-        return sum(cache[name].size * cache[name].dtype.itemsize for name in cache if name[0] in "kv")
+        return sum(x.size * x.dtype.itemsize for name in cache if name[0] in "kv" for x in cache[name])
 
     assert size(int8_cache=True) / size() == (64 + 4) / 128

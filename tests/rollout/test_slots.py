@@ -186,6 +186,6 @@ def test_mistakes_are_named():
         engine.start(PROMPTS, VALID, _keys()[:3])
     with pytest.raises(ValueError, match="slots=5"):
         engines.shrunk(policy, engine.start(PROMPTS, VALID, _keys()), 5)
-    flat = policy._replace(init_cache=lambda batch, length: {"segment_ids": jnp.zeros((batch, length)), "sum": 0.0})
-    with pytest.raises((ValueError, AttributeError), match="cache|shape"):
-        engines._axes(flat)
+    flat = policy._replace(init_cache=lambda batch, length: {"segment_ids": jnp.zeros((length,))})
+    with pytest.raises(ValueError, match="no axis for rows"):
+        engines.shrunk(flat, engine.start(PROMPTS, VALID, _keys()), 2)
