@@ -39,5 +39,5 @@ def test_parts_under_the_same_weights_are_the_whole_and_later_ones_follow_the_ne
     mask = np.asarray(mixed.mask)
     want = np.where(np.arange(12)[None] < 7, old, new)
     np.testing.assert_allclose(np.where(mask, mixed.sampler_logp, 0), np.where(mask, want, 0), atol=1e-5)
-    with pytest.raises(ValueError, match="done=7 in 1 .. 6"):
+    with pytest.raises(ValueError, match="done=7 must lie in 1 .. 6"):
         go_on(policy, params, begun, keys, done=7, max_new_tokens=5, eos_ids=EOS)
