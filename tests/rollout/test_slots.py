@@ -52,7 +52,7 @@ def _in_slots(slots, family="qwen3", policy=None, **options):
 def _same(found, wanted):
     """Bit for bit but for the log-probabilities: rows of other products may be rounded otherwise."""
     jax.tree.map(np.testing.assert_array_equal, found._replace(sampler_logp=0), wanted._replace(sampler_logp=0))
-    np.testing.assert_allclose(found.sampler_logp, wanted.sampler_logp, atol=2e-6)
+    np.testing.assert_allclose(found.sampler_logp, wanted.sampler_logp, atol=1e-5)
 
 
 _SLOW = pytest.mark.slow
@@ -155,9 +155,11 @@ def test_steps_are_those_of_the_queue_and_any_pieces_give_the_whole():
 
 def test_other_prompts_and_lengths_are_the_same_program():
     engine, params, run = _engine()
+    run(params, engine.start(PROMPTS, VALID, _keys()), jnp.int32(1000))
+    traced = len(_TRACED)
     for step in (1, 2):
-        run(params, engine.start(PROMPTS[::-1], VALID[::-1], _keys(step)), jnp.int32(1000))
-    assert len(_TRACED) == 1
+        run(params, engine.start(PROMPTS[::-1], VALID[::-1], _keys(step)), jnp.int32(5 * step))
+    assert traced and len(_TRACED) == traced
 
 
 @pytest.mark.slow
