@@ -5,8 +5,6 @@
 
 import contextlib
 import dataclasses
-import json
-import math
 import pathlib
 import sys
 import time
@@ -19,7 +17,6 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from jaxrl_llm import flags
 from jaxrl_llm.advantages import group
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
@@ -28,8 +25,9 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import live
 from jaxrl_llm.rollout import view
 from jaxrl_llm.samplers.epochs import make_epochs
+from jaxrl_llm.settings import Settings, check, located, parse, run_folder
 from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, report, transcripts
-from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, per_response
+from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.evaluate import evaluate
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.progress import progress
@@ -40,66 +38,6 @@ from jaxrl_llm.verifiers.pool import VerifierPool
 
 ADVANTAGES = per_response(group.group_normalized_advantages)
 SHOWN_GROUPS = 2  # of a batch, written to be read
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
-
-    model: str = "nano"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
-    # countdown, chain, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
-    data: str = "countdown"
-    # the columns of a file; see data.formats
-    format: job.Format = "plain"
-    bad_rows: int = 0  # unreadable rows of a file that may be left out
-    # empty: that of the format
-    verifier: job.VerifierName = ""
-    steps: int = 650  # iterations: one rollout and one update each
-    seed: int = 0
-    prompts_per_step: int = 32
-    group_size: int = 16  # samples per prompt
-    microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
-    filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
-    lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
-    learning_rate: float = 6e-4
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    temperature: float = 1.0
-    stop: tuple[str, ...] = ()  # texts that end a response as the model's end tokens do
-    chat: bool = False  # prompts that are text become a user's message, by the model's chat template
-    prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
-    max_new_tokens: int = 28
-    slots: int = 0  # responses that decode at once, the next takes the place of one that ended; 0: all, in lock-step
-    int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
-    train_problems: int = 10240  # size of the generated training set
-    eval_problems: int = 1024  # held-out problems, never trained on
-    eval_samples: int = 8
-    checkpoint_every: int = 50  # steps
-    mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
-    hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
-    out: str = ""  # run folder; empty: runs/<time>
-    resume: str = ""  # run folder to continue bit for bit
-
-
-def check(settings: Settings) -> None:
-    """Raises UserError for a number out of range."""
-    least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
-    least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
-    for name, lowest in least.items():
-        if getattr(settings, name) < lowest:
-            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
-    for name in ("learning_rate", "temperature", "clip_low", "clip_high"):
-        value = getattr(settings, name)
-        if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
-    if not all(settings.stop):
-        raise UserError("--stop '' would end every response before it begins; give texts")
-    if settings.slots and (settings.mesh or settings.hosts):
-        raise UserError(f"--slots {settings.slots} decodes on one device; drop it, or --mesh and --hosts")
-    rows = settings.prompts_per_step * settings.group_size
-    if settings.microbatches and rows % settings.microbatches:
-        raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
 
 
 def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
@@ -134,7 +72,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
         sampler=make_epochs(settings.seed),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.group_size,
-        rollout=make_rollout(settings, model, settings.group_size, mesh),
+        rollout=make_rollout(settings, model, settings.group_size, mesh, few_bits=settings.rollout_weights),
         score=lambda answers, trajectories: None,  # the host scores
         estimate=make_estimate(
             model.policy,
@@ -146,6 +84,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
             model.policy,
             token_loss,
             temperature=settings.temperature,
+            token_weights=mismatch_weights() if settings.rollout_weights else None,
             score=share_prompts(settings.group_size, settings.max_new_tokens),
         ),
         tx=optax.adam(schedule, 0.9, 0.99),
@@ -154,8 +93,10 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
     )
 
 
-def make_rollout(settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None) -> Callable[..., Any]:
-    """The rollout of training and of evaluation: they differ in the size of a group."""
+def make_rollout(
+    settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None, few_bits: str = ""
+) -> Callable[..., Any]:
+    """The rollout of training and of evaluation: they differ in the size of a group, and in the bits of the weights."""
     rollout = job.make_rollout(
         model,
         group_size=group_size,
@@ -163,6 +104,7 @@ def make_rollout(settings: Settings, model: job.Model, group_size: int, mesh: Me
         temperature=settings.temperature,
         stop=settings.stop,
         slots=settings.slots,
+        few_bits=few_bits,
     )
     return job.split_rows(rollout, mesh)
 
@@ -239,39 +181,6 @@ def train(
                 say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
     return state
-
-
-def located(settings: Settings) -> Settings:
-    """Folders and files as absolute paths: a run is resumed from anywhere."""
-    model, data = pathlib.Path(settings.model), pathlib.Path(settings.data)
-    return dataclasses.replace(
-        settings,
-        model=str(model.resolve()) if model.is_dir() else settings.model,
-        data=str(data.resolve()) if data.is_file() and settings.data not in job.TASKS else settings.data,
-    )
-
-
-def stored_settings(folder: str) -> Settings:
-    """The settings of the run to resume."""
-    run = record.open_run(folder, resume=True)
-    try:
-        raw = json.loads((run / "settings.json").read_text())
-        stored = Settings(**raw | {"stop": tuple(raw.get("stop", ()))})  # JSON knows lists alone
-    except (ValueError, TypeError) as error:
-        raise UserError(f"--resume {run}: settings.json is of no run of this version ({error})") from error
-    return dataclasses.replace(stored, resume=folder)
-
-
-def run_folder(settings: Settings) -> pathlib.Path:
-    """The folder of this run; a new one holds its settings before anything else happens."""
-    if settings.resume:
-        return pathlib.Path(settings.resume)
-    run = settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
-    if hosts.is_first():
-        with record.resumable(record.open_run(run, resume=False)):
-            record.write_json(pathlib.Path(run) / "settings.json", dataclasses.asdict(settings))
-    hosts.barrier("run folder")
-    return pathlib.Path(run)
 
 
 def execute(
@@ -366,24 +275,6 @@ def main(settings: Settings) -> int:
     except KeyboardInterrupt:
         print(f"stopped; {record.how_to_resume(run)}")
         return 130
-
-
-def _from_flags(arguments: list[str], default: Settings) -> Settings:
-    return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
-
-
-def parse(arguments: list[str]) -> Settings:
-    """Settings from flags; with ``--resume`` those of the run, where only ``--steps`` and ``--hosts`` may change."""
-    settings = _from_flags(arguments, Settings())
-    if not settings.resume:
-        return settings
-    stored = stored_settings(settings.resume)
-    given = located(_from_flags(arguments, stored))
-    for field in dataclasses.fields(Settings):
-        old, new = getattr(stored, field.name), getattr(given, field.name)
-        if old != new and field.name not in ("resume", "steps", "hosts"):
-            raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
-    return given
 
 
 def cli(arguments: list[str] | None = None) -> int:

@@ -21,7 +21,7 @@ LAYERS = {
     "refinement": 10, "critique": 10, "codes": 10, "synthesis": 11, "relay": 11, "long_short": 12,
     "reward_models": 10, "principles": 10, "stepwise": 11, "progress_verifier": 12, "free_answers": 11,
     "answer_judges": 12, "judgements": 1, "judges": 10, "adversarial_rules": 10,
-    "main": 11, "__main__": 12,
+    "settings": 8, "main": 11, "__main__": 12,
     "doctor": 10, "planning": 10, "actors": 8,
 }  # fmt: skip
 CORE = (

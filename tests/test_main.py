@@ -8,8 +8,9 @@ import safetensors.numpy
 
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed.mesh import parse_mesh
-from jaxrl_llm.main import Settings, cli, count_microbatches
+from jaxrl_llm.main import cli, count_microbatches
 from jaxrl_llm.models import weights
+from jaxrl_llm.settings import Settings
 
 SMALL = [
     "--model", "nano", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--steps", "2",
@@ -66,6 +67,17 @@ def test_slots_train_on_the_same_samples(tmp_path):
         lines.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     for one, other in zip(*lines, strict=True):
         assert one["reward/mean"] == other["reward/mean"] and one["tokens/generated"] == other["tokens/generated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("more", [[], ["--lora", "4"], ["--slots", "5"]], ids=["weights", "lora", "slots"])
+def test_weights_of_the_rollout_in_few_bits_show_their_gap(tmp_path, kind, more):
+    pytest.importorskip("qwix")
+    run = tmp_path / "run"
+    assert cli([*SMALL, "--data", "chain", "--out", str(run), "--rollout-weights", kind, *more]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(1e-4 < line["kl/sampler_mean"] < {"int8": 0.05, "int4": 0.8}[kind] for line in lines)
 
 
 @pytest.mark.slow

@@ -25,11 +25,16 @@ def _qwix() -> Any:
     return qwix
 
 
+def check_extra() -> None:
+    """Raises UserError without the extra ``quant``."""
+    _qwix()
+
+
 def quantise(config: ModelConfig, params: Params, kind: str) -> Params:
     """``params`` with the matrices of the layers as ``qwix.QArray``: symmetric, a scale for the inputs of each output.
 
     Embedding, head, norms, biases, routers and adapters stay as they are. Inside ``jit`` the copy is made anew from
-    today's weights at every step.
+    today's weights at every step. Of the parameters of an adapted policy (``models.lora``) the base is quantised.
 
     Args:
       kind: one of ``TYPES``.
@@ -40,6 +45,8 @@ def quantise(config: ModelConfig, params: Params, kind: str) -> Params:
     """
     if kind not in TYPES:
         raise ValueError(f"kind={kind!r} is not one of {', '.join(TYPES)}")
+    if "base" in params:
+        return params | {"base": quantise(config, params["base"], kind)}
     quantise_one = _qwix().quantize
     layers = dict(params["layers"])
     for name, shape in matrix_shapes(config).items():

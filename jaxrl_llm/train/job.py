@@ -26,7 +26,7 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed.parts import on_mesh
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import weights
+from jaxrl_llm.models import quantised, weights
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
@@ -194,13 +194,21 @@ def make_tables(
 
 
 def make_rollout(
-    model: Model, *, group_size: int, max_new_tokens: int, temperature: float, stop: Sequence[str] = (), slots: int = 0
+    model: Model,
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    stop: Sequence[str] = (),
+    slots: int = 0,
+    few_bits: str = "",
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model.
 
     Args:
       stop: texts that end a response beside the end ids; a response keeps them, and so do its tokens.
       slots: responses that decode at once, see ``rollout.slots``; 0: all of them, in lock-step. The samples are alike.
+      few_bits: one of ``quantised.TYPES``: the rollout reads a copy of the weights in it; empty: the weights.
     """
     found = None
     if stop:
@@ -208,6 +216,8 @@ def make_rollout(
     decode = partial(generate_in_slots, slots=slots) if slots else generate
 
     def rollout(params, tokens, valid, keys, problem_ids):
+        if few_bits:
+            params = quantised.quantise(model.config, params, few_bits)
         return decode(
             model.policy,
             params,

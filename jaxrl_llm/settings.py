@@ -1,0 +1,129 @@
+"""Settings of the main job: what they are, whether they are in range, and how flags or a stored run give them."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import time
+from typing import Literal
+
+from jaxrl_llm import flags
+from jaxrl_llm.distributed import hosts
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import quantised
+from jaxrl_llm.train import job, record
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
+
+    model: str = "nano"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
+    # countdown, chain, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    data: str = "countdown"
+    # the columns of a file; see data.formats
+    format: job.Format = "plain"
+    bad_rows: int = 0  # unreadable rows of a file that may be left out
+    # empty: that of the format
+    verifier: job.VerifierName = ""
+    steps: int = 650  # iterations: one rollout and one update each
+    seed: int = 0
+    prompts_per_step: int = 32
+    group_size: int = 16  # samples per prompt
+    microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
+    filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
+    lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
+    learning_rate: float = 6e-4
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()  # texts that end a response as the model's end tokens do
+    chat: bool = False  # prompts that are text become a user's message, by the model's chat template
+    prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
+    max_new_tokens: int = 28
+    slots: int = 0  # responses that decode at once, the next takes the place of one that ended; 0: all, in lock-step
+    int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
+    # training samples from weights in few bits, made anew at every step; tokens are then weighted by min(ratio, 2)
+    rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
+    train_problems: int = 10240  # size of the generated training set
+    eval_problems: int = 1024  # held-out problems, never trained on
+    eval_samples: int = 8
+    checkpoint_every: int = 50  # steps
+    mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
+    hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
+    out: str = ""  # run folder; empty: runs/<time>
+    resume: str = ""  # run folder to continue bit for bit
+
+
+def check(settings: Settings) -> None:
+    """Raises UserError for a number out of range."""
+    least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
+    least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
+    for name, lowest in least.items():
+        if getattr(settings, name) < lowest:
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
+    for name in ("learning_rate", "temperature", "clip_low", "clip_high"):
+        value = getattr(settings, name)
+        if not (value > 0 and math.isfinite(value)):
+            raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
+    if not all(settings.stop):
+        raise UserError("--stop '' would end every response before it begins; give texts")
+    if settings.slots and (settings.mesh or settings.hosts):
+        raise UserError(f"--slots {settings.slots} decodes on one device; drop it, or --mesh and --hosts")
+    if settings.rollout_weights:
+        quantised.check_extra()
+    rows = settings.prompts_per_step * settings.group_size
+    if settings.microbatches and rows % settings.microbatches:
+        raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+
+
+def located(settings: Settings) -> Settings:
+    """Folders and files as absolute paths: a run is resumed from anywhere."""
+    model, data = pathlib.Path(settings.model), pathlib.Path(settings.data)
+    return dataclasses.replace(
+        settings,
+        model=str(model.resolve()) if model.is_dir() else settings.model,
+        data=str(data.resolve()) if data.is_file() and settings.data not in job.TASKS else settings.data,
+    )
+
+
+def stored_settings(folder: str) -> Settings:
+    """The settings of the run to resume."""
+    run = record.open_run(folder, resume=True)
+    try:
+        raw = json.loads((run / "settings.json").read_text())
+        stored = Settings(**raw | {"stop": tuple(raw.get("stop", ()))})  # JSON knows lists alone
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--resume {run}: settings.json is of no run of this version ({error})") from error
+    return dataclasses.replace(stored, resume=folder)
+
+
+def run_folder(settings: Settings) -> pathlib.Path:
+    """The folder of this run; a new one holds its settings before anything else happens."""
+    if settings.resume:
+        return pathlib.Path(settings.resume)
+    run = settings.out or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"
+    if hosts.is_first():
+        with record.resumable(record.open_run(run, resume=False)):
+            record.write_json(pathlib.Path(run) / "settings.json", dataclasses.asdict(settings))
+    hosts.barrier("run folder")
+    return pathlib.Path(run)
+
+
+def _from_flags(arguments: list[str], default: Settings) -> Settings:
+    return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
+
+
+def parse(arguments: list[str]) -> Settings:
+    """Settings from flags; with ``--resume`` those of the run, where only ``--steps`` and ``--hosts`` may change."""
+    settings = _from_flags(arguments, Settings())
+    if not settings.resume:
+        return settings
+    stored = stored_settings(settings.resume)
+    given = located(_from_flags(arguments, stored))
+    for field in dataclasses.fields(Settings):
+        old, new = getattr(stored, field.name), getattr(given, field.name)
+        if old != new and field.name not in ("resume", "steps", "hosts"):
+            raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
+    return given
