@@ -7,7 +7,7 @@ downloaded: the rows come from ``data.sources``.
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data import databases
@@ -208,6 +208,71 @@ def nq(columns: dict[str, Any]) -> Problem:
     return _problem(columns["question"] + WORDS, aliases, solution=aliases[0])
 
 
+def with_tools(text: str, declarations: Sequence[Mapping[str, Any]]) -> str:
+    """Instructions with declarations of tools behind them, and how a call is written (as Hermes and Qwen models do)."""
+    lines = "\n".join(json.dumps(x, ensure_ascii=False) for x in declarations)
+    form = '<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
+    said = f"You may call these tools:\n<tools>\n{lines}\n</tools>\nWrite each call as\n{form}"
+    return f"{text}\n\n{said}" if text else said
+
+
+def _objects(value: Any, name: str, needs: Sequence[str]) -> list[dict[str, Any]]:
+    """A list of objects, or the JSON text of one."""
+    found = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(x, dict) for x in found):
+        raise ValueError(f"{name} is no list of objects")
+    for k, x in enumerate(found):
+        absent = [key for key in needs if key not in x]
+        if absent:
+            raise ValueError(f"{name}[{k}] lacks {', '.join(absent)}")
+    return found
+
+
+def _declaration(tool: dict[str, Any], k: int) -> dict[str, Any]:
+    """A declaration as templates take it; of xLAM's rows the parameters are the properties alone."""
+    inner = tool.get("function", tool)
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+        raise ValueError(f"tools[{k}] has no name")
+    if not re.fullmatch(r"[\w.\-]{1,128}", inner["name"]):
+        raise ValueError(f"tools[{k}] is named {inner['name']!r}; use letters, digits, _, . and -, at most 128")
+    schema = inner.get("parameters") or {}
+    if not isinstance(schema, dict):
+        raise ValueError(f"tools[{k}] has parameters that are no object")
+    if schema.get("type") != "object":
+        required = [name for name, x in schema.items() if isinstance(x, dict) and "default" not in x]
+        schema = {"type": "object", "properties": schema, "required": required}
+    named = {"name": inner["name"], "description": str(inner.get("description") or ""), "parameters": schema}
+    return {"type": "function", "function": named}
+
+
+def calls(columns: dict[str, Any]) -> Problem:
+    """Calls of tools: ``query`` (or ``prompt``), ``tools`` and ``answers`` (or ``calls``), lists or their JSON text.
+
+    As xLAM's function-calling rows, or with OpenAI's declarations. Without a call in ``answers`` the right response
+    makes none.
+
+    >>> row = {"query": "Bonn?", "tools": '[{"name": "weather", "parameters": {"city": {"type": "string"}}}]'}
+    >>> calls(row | {"answers": '[{"name": "weather", "arguments": {"city": "Bonn"}}]'}).answer["calls"]
+    [{'name': 'weather', 'arguments': {'city': 'Bonn'}}]
+    """
+    asked, wanted = (next((columns[x] for x in names if x in columns), None)
+                     for names in (("query", "prompt"), ("answers", "calls")))  # fmt: skip
+    if asked is None or wanted is None:
+        raise ValueError("lacks query (or prompt), or answers (or calls)")
+    tools = [_declaration(tool, k) for k, tool in enumerate(_objects(columns["tools"], "tools", ()))]
+    right, known = _objects(wanted, "answers", ("name", "arguments")), {t["function"]["name"] for t in tools}
+    for k, call in enumerate(right):
+        if call["name"] not in known or not isinstance(call["arguments"], dict):
+            raise ValueError(f"answers[{k}] calls {call['name']!r}, which is no tool of the row, or without arguments")
+    solution = "\n".join(f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in right)
+    if isinstance(asked, list):
+        head, rest = (asked[0], asked[1:]) if asked[0].get("role") == "system" else ({"content": ""}, asked)
+        prompt: str | list[dict] = [{"role": "system", "content": with_tools(head["content"], tools)}, *rest]
+    else:
+        prompt = f"{with_tools('', tools)}\n\n{asked}\n"
+    return _problem(prompt, "", level=len(right), solution=solution, tools=tools, calls=right)
+
+
 FORMATS = {
     "plain": Format(("prompt", "answer"), plain, "any"),
     "gsm8k": Format(("question", "answer"), gsm8k, "number"),
@@ -220,6 +285,7 @@ FORMATS = {
     "bird": Format(("db_id", "question", "SQL"), bird, "sql"),
     "hotpotqa": Format(("question", "answer"), hotpotqa, "f1"),
     "nq": Format(("question",), nq, "f1"),
+    "calls": Format(("tools",), calls, "calls"),
 }
 
 

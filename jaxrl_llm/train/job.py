@@ -34,6 +34,7 @@ from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
 from jaxrl_llm.rollout.stop import make_stop_strings
+from jaxrl_llm.tools import calls
 from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers, code, math, overlap, sql
@@ -42,10 +43,13 @@ from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
-Format = Literal["plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq"]
-VerifierName = Literal[
-    "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research"
+Format = Literal[
+    "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
 ]
+VerifierName = Literal[
+    "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research",
+    "calls",
+]  # fmt: skip
 VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "any": answers.verify_any,
     "exact": answers.verify_exact,
@@ -58,6 +62,7 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
     "f1": overlap.verify_f1,
     "research": overlap.verify_research,
     "deep_research": overlap.verify_deep_research,
+    "calls": calls.verify,
 }
 
 

@@ -128,6 +128,26 @@ REAL = {
         "SELECT count(*) FROM item",
         "SELECT count(*) FROM item WHERE price > 1",
     ),
+    "calls": (
+        {
+            "query": "Weather in Bonn?",
+            "tools": json.dumps(
+                [
+                    {
+                        "name": "weather",
+                        "description": "Tells it.",
+                        "parameters": {
+                            "city": {"type": "str", "description": "Where."},
+                            "day": {"type": "int", "default": 0},
+                        },
+                    }
+                ]
+            ),
+            "answers": '[{"name": "weather", "arguments": {"city": "Bonn"}}]',
+        },
+        'Let me see. <tool_call>{"name": "weather", "arguments": {"city": "Bonn"}}</tool_call>',
+        '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>',
+    ),
 }
 
 
@@ -177,6 +197,45 @@ def test_answers_in_words(tmp_path):
 def test_no_answer_in_words(tmp_path, found):
     with pytest.raises(DataError, match=r"rows.jsonl:1: golden_answers \(or answer\) holds no text"):
         formats.read_problems(_file(tmp_path, {"question": "?", "golden_answers": found}), layout="nq")
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}  # fmt: skip
+
+
+def test_calls_of_tools(tmp_path):
+    flat = _only(tmp_path, REAL["calls"][0], "calls")
+    assert flat.answer["tools"][0]["function"]["parameters"]["required"] == ["city"]  # the other one has a default
+    assert flat.prompt.startswith("You may call these tools:\n<tools>\n") and flat.prompt.endswith("Weather in Bonn?\n")
+    assert VERIFIERS["calls"](flat.answer, flat.solution).value == 1.0
+    talk = [{"role": "user", "content": "Hi"}]
+    none = _only(tmp_path, {"prompt": talk, "tools": [WEATHER], "calls": []}, "calls")
+    assert none.answer["tools"] == [WEATHER] and none.prompt[1:] == talk and none.prompt[0]["role"] == "system"
+    assert VERIFIERS["calls"](none.answer, "Hello!").value == 1.0
+    assert VERIFIERS["calls"](none.answer, flat.solution).reason == "calls weather needlessly"
+    ruled = _only(tmp_path, {"prompt": [{"role": "system", "content": "Be brief."}, *talk], "tools": [WEATHER],
+                             "calls": []}, "calls")  # fmt: skip
+    assert ruled.prompt[0]["content"].startswith("Be brief.\n\nYou may call") and len(ruled.prompt) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tools": "[{"}, "rows.jsonl:1: Expecting"),
+        ({"tools": [3]}, "rows.jsonl:1: tools is no list of objects"),
+        ({"tools": [{"description": "?"}]}, r"rows.jsonl:1: tools\[0\] has no name"),
+        (
+            {"tools": [{"name": "weather", "parameters": [1]}]},
+            r"rows.jsonl:1: tools\[0\] has parameters that are no obj",
+        ),
+        ({"answers": [{"name": "weather"}]}, r"rows.jsonl:1: answers\[0\] lacks arguments"),
+        ({"answers": [{"name": "fly", "arguments": {}}]}, r"rows.jsonl:1: answers\[0\] calls 'fly', which is no tool"),
+        ({"answers": None}, r"rows.jsonl:1: lacks query \(or prompt\), or answers \(or calls\)"),
+    ],
+)
+def test_malformed_calls(tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        formats.read_problems(_file(tmp_path, REAL["calls"][0] | changes), layout="calls")
 
 
 def test_pairs(tmp_path):
