@@ -54,8 +54,8 @@ TEMPLATE = (
 SPECIALS = ("<pad>", "<s>", "<|end|>", "</s>", "<|user|>", "<|assistant|>")
 
 
-def byte_model(folder, family: str = "llama", **changes):
-    """A Hugging Face folder: bytes as tokens, a chat template that begins with BOS and ends turns with ``<|end|>``."""
+def byte_tokenizer(folder):
+    """Tokenizer files: bytes as tokens, a chat template that begins with BOS and ends turns with ``<|end|>``."""
     alphabet = sorted(hugging_face.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
     model = hugging_face.Tokenizer(hugging_face.models.BPE(vocabulary, []))
@@ -66,8 +66,15 @@ def byte_model(folder, family: str = "llama", **changes):
     texts = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    return folder
+
+
+def byte_model(folder, family: str = "llama", **changes):
+    """A Hugging Face folder: ``byte_tokenizer`` and a small decoder of random weights."""
+    byte_tokenizer(folder)
     ends = {"bos_token_id": 1, "eos_token_ids": (2, 3), "pad_token_id": 0}
-    config = small_config(family, vocab_size=len(vocabulary), **ends, **changes)
+    size = len(SPECIALS) + len(hugging_face.pre_tokenizers.ByteLevel.alphabet())
+    config = small_config(family, vocab_size=size, **ends, **changes)
     weights.save(folder, config, make_policy(config).init(jax.random.key(0)))
     return folder
 

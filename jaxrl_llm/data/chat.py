@@ -6,7 +6,7 @@ messages are the same tokens every day: a template with a date takes it as a var
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.data.tokenizer import Tokenizer
@@ -171,6 +171,24 @@ def encode_dialogue(
         mask += [False] * len(prompt) + [i < chosen for i in range(len(answer))]
         text = closed
     return ids, mask
+
+
+def make_reply_encoder(tokenizer: Tokenizer, **variables: Any) -> Callable[[str], list[int]]:
+    """``text -> ids`` to append behind an answer that has its end token: what a world or a user replies to it.
+
+    The rest of the assistant's turn, ``text`` as the user's message, and the opening of the next answer.
+
+    Raises:
+      UserError: where a template is needed and the tokenizer has none, or it rewrites earlier turns.
+    """
+    before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "."}]
+    ids, mask = encode_dialogue(tokenizer, before, **variables)
+    rest = ids[len(mask) - mask[::-1].index(True) :]
+
+    def encode(text: str) -> list[int]:
+        return rest + encode_turns(tokenizer, before, [{"role": "user", "content": text}], **variables)
+
+    return encode
 
 
 def _rest(start: str, whole: str) -> str:

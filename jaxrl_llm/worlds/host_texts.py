@@ -23,6 +23,30 @@ class Given(NamedTuple):
     env: HostEnv
 
 
+def given(
+    world: SpokenWorld,
+    rows: Sequence[Problem],
+    tasks: Sequence[Any],
+    tokenizer: Tokenizer,
+    *,
+    action_tokens: int,
+    observation_tokens: int,
+    encode: Callable[[str], Sequence[int]] | None = None,
+    chat: bool = False,
+) -> Given:
+    """A world of text, the rows whose prompts open its episodes and the tasks of these rows.
+
+    Args:
+      encode: of observations, with what the format puts around them (``data.chat.make_reply_encoder``); by default just
+        the text.
+    """
+    env = spoken(
+        world, tokenizer.encode if encode is None else encode, tokenizer.decode, action_tokens=action_tokens,
+        observation_tokens=observation_tokens,
+    )  # fmt: skip
+    return Given(encode_problems(tokenizer, rows, chat=chat), list(tasks), env)
+
+
 def reasoning(
     family: str,
     n: int,
@@ -44,10 +68,15 @@ def reasoning(
         Problem(family, prompt, solution or "", answer, 0, prompt)
         for prompt, solution, answer in zip(drawn.prompts, drawn.solutions, drawn.answers, strict=True)
     ]
-    env = spoken(
-        single_turn(verify), tokenizer.encode, tokenizer.decode, action_tokens=action_tokens, observation_tokens=1
+    return given(
+        single_turn(verify),
+        rows,
+        drawn.answers,
+        tokenizer,
+        action_tokens=action_tokens,
+        observation_tokens=1,
+        chat=chat,
     )
-    return Given(encode_problems(tokenizer, rows, chat=chat), drawn.answers, env)
 
 
 def gymnasium_maker(name: str, **settings: Any) -> Callable[[], Any]:
@@ -149,8 +178,7 @@ def gymnasium_texts(
         if world.close is not None:
             world.close(place)
     rows = [Problem("gymnasium", prompt(t), "", {}, 0, str(seed)) for t, seed in zip(texts, seeds, strict=True)]
-    env = spoken(
-        world, tokenizer.encode if encode is None else encode, tokenizer.decode, action_tokens=action_tokens,
-        observation_tokens=observation_tokens,
+    return given(
+        world, rows, [int(seed) for seed in seeds], tokenizer, action_tokens=action_tokens,
+        observation_tokens=observation_tokens, encode=encode, chat=chat,
     )  # fmt: skip
-    return Given(encode_problems(tokenizer, rows, chat=chat), [int(seed) for seed in seeds], env)

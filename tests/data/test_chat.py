@@ -89,6 +89,14 @@ def test_turns_are_appended_and_history_is_not_encoded_again(tmp_path):
     assert _words(added)[:4] == ["<|im_start|>", "user", "\n", "bye"]
 
 
+def test_a_reply_goes_behind_the_end_token(tmp_path):
+    tokenizer = _tokenizer(tmp_path, CHATML)
+    start = chat.encode_chat(tokenizer, TALK[:1], add_generation_prompt=True)
+    answer = [*tokenizer.encode("hello you"), tokenizer.eos_ids[0]]  # as it is sampled: nothing after its end
+    whole = start + answer + chat.make_reply_encoder(tokenizer)("bye")
+    assert whole == chat.encode_chat(tokenizer, TALK, add_generation_prompt=True)
+
+
 def test_a_template_that_rewrites_history_is_refused(tmp_path):
     tokenizer = _tokenizer(tmp_path, "{{ messages | length }} " + CHATML)
     with pytest.raises(UserError, match="rewrites earlier turns"):
