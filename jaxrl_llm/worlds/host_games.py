@@ -1,0 +1,361 @@
+"""Games of other packages as worlds for ``rollout.host_episodes``: TextWorld, ALFWorld, TextArena and AppWorld.
+
+Each is imported where it is used, and asked for by name where it is not there:
+
+* TextWorld and TextArena are the extra ``games``. Both were played on Python 3.11 without a network.
+* ALFWorld (``pip install alfworld``) plays its games in TextWorld's PDDL engine, whose planner, the package
+  fast-downward-textworld, has no wheel and compiles C++. Its games are read by ``data.agent_formats``.
+* AppWorld (``pip install appworld``, then ``appworld install`` and ``appworld download data``) brings its apps in an
+  encrypted bundle and its data from the network. Its tasks are read by ``data.agent_formats``.
+
+The last two are driven through their documented interfaces, and were tested against stand-ins of these.
+"""
+
+import contextlib
+import dataclasses
+import queue
+import random
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
+from jaxrl_llm.worlds.host_texts import Given, given
+
+# --- TextWorld and ALFWorld
+
+
+class _Game(NamedTuple):
+    """A game under way and what it showed last."""
+
+    env: Any
+    state: Any
+    score: float
+
+
+def feedback(state: Any) -> str:
+    """What a game says, without the banner of its first page and the prompt behind every one.
+
+    >>> feedback({"feedback": " | $$ |\\n\\nYou see a box.\\n\\n>      -= Kitchen =-0/1"})
+    'You see a box.'
+    """
+    text = re.sub(r"\n>[^\n]*\Z", "", state["feedback"].rstrip("\n"))
+    lines = (line.rstrip() for line in text.split("\n") if not re.fullmatch(r"[ _|/\\$>]*[|$_][ _|/\\$>]*", line))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def with_commands(state: Any) -> str:
+    """``feedback`` and all that can be done now, as ALFWorld's agents are shown it."""
+    return f"{feedback(state)}\nYou can: {'; '.join(state['admissible_commands'])}"
+
+
+def _textworld() -> Any:
+    try:
+        import textworld
+    except ImportError as error:
+        raise UserError("TextWorld games need textworld: pip install 'jaxrl_llm[games]'") from error
+    return textworld
+
+
+def textworld_world(
+    *, write: Callable[[Any], str] = feedback, wrappers: Callable[[], Sequence[Any]] = tuple
+) -> SpokenWorld:
+    """Games of TextWorld's files: ``.z8`` and ``.ulx`` as ``tw-make`` writes them, ``.z3`` to ``.z8`` of others.
+
+    A task is the path of a game. Every step pays what it adds to the score, as a share of the most that can be had; a
+    game that is won or lost is over. The situation is what is true in the game, and what it said where it does not
+    tell.
+
+    Args:
+      write: a state of the game to text: ``feedback`` or ``with_commands``.
+      wrappers: TextWorld's wrappers of one episode's game.
+
+    Raises:
+      UserError: without the package; ``reset`` raises it for a file that is not there.
+    """
+    textworld = _textworld()
+    told = textworld.EnvInfos(
+        admissible_commands=True, won=True, lost=True, score=True, max_score=True, facts=True, extras=[]
+    )
+
+    def reset(seed: np.ndarray, path: str) -> _Game:
+        try:
+            env = textworld.start(str(path), told, list(wrappers()))
+        except OSError as error:
+            raise UserError(f"game {path} cannot be read: {error}; make one with tw-make") from error
+        return _Game(env, env.reset(), 0.0)
+
+    def step(game: _Game, text: str) -> Said:
+        state, score, done = game.env.step(" ".join(text.split()))
+        most = state.get("max_score") or 1
+        after = _Game(game.env, state, float(score))
+        return Said(
+            after, write(state), (float(score) - game.score) / most, bool(done or state["won"] or state["lost"])
+        )
+
+    def identity(game: _Game) -> int:
+        facts = game.state.get("facts")
+        return text_identity("\n".join(sorted(map(str, facts))) if facts else write(game.state))
+
+    return SpokenWorld(reset, step, identity, close=lambda game: game.env.close())
+
+
+def alfworld_world(*, write: Callable[[Any], str] = with_commands) -> SpokenWorld:
+    """The household games of ALFWorld; a task is the path of a ``game.tw-pddl``, reaching the goal pays 1.
+
+    Raises:
+      UserError: without one of the packages that it needs.
+    """
+    try:
+        import fast_downward  # noqa: F401  TextWorld asks for it only when a game is loaded
+        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    except ImportError as error:
+        raise UserError(
+            f"ALFWorld games need alfworld and textworld[pddl] ({error}): pip install alfworld 'textworld[pddl]'"
+        ) from error
+    return textworld_world(write=write, wrappers=lambda: [AlfredDemangler(shuffle=False)])
+
+
+def game_texts(
+    world: SpokenWorld,
+    paths: Sequence[str],
+    tokenizer: Tokenizer,
+    *,
+    action_tokens: int,
+    observation_tokens: int,
+    write: Callable[[Any], str] = feedback,
+    prompt: Callable[[str], Any] = str,
+    encode: Callable[[str], Sequence[int]] | None = None,
+    chat: bool = False,
+) -> Given:
+    """A ``textworld_world`` or ``alfworld_world`` with a problem a game; as ``host_texts.gymnasium_texts``."""
+    rows = []
+    for path in paths:
+        game = world.reset(np.zeros((2,), np.uint32), path)
+        rows.append(Problem("textworld", prompt(write(game.state)), "", {}, 0, str(path)))
+        game.env.close()
+    return given(
+        world, rows, list(paths), tokenizer, action_tokens=action_tokens, observation_tokens=observation_tokens,
+        encode=encode, chat=chat,
+    )  # fmt: skip
+
+
+# --- TextArena
+
+_LUCK = threading.Lock()  # TextArena draws from Python's one generator, seeds it, and episodes run in several threads
+
+
+@dataclasses.dataclass
+class _Match:
+    """A game with its own state of the generator, and all that was shown and said in it."""
+
+    env: Any
+    luck: Any
+    told: list[str]
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[Any]:
+        """The game, with Python's generator where this game left it; nobody else draws meanwhile."""
+        with _LUCK:
+            outer = random.getstate()
+            random.setstate(self.luck)
+            try:
+                yield self.env
+            finally:
+                self.luck = random.getstate()
+                random.setstate(outer)
+
+
+def _arena_maker(name: str, settings: dict[str, Any]) -> Callable[[], Any]:
+    try:
+        import textarena
+    except ImportError as error:
+        raise UserError("TextArena games need textarena: pip install 'jaxrl_llm[games]'") from error
+    known = textarena.envs.registration.ENV_REGISTRY
+    if name not in known:
+        near = sorted(other for other in known if other.split("-")[0].lower() == name.split("-")[0].lower())
+        raise UserError(f"no TextArena game {name!r}; {'there are ' + ', '.join(near) if near else 'see its registry'}")
+    plain = f"{name}-raw" if f"{name}-raw" in known else name
+
+    def make() -> Any:
+        env = textarena.make(plain, **settings)
+        while isinstance(env, textarena.Wrapper):  # they repeat all that was said before, at every turn
+            env = env.env
+        return env
+
+    return make
+
+
+def _shown(player: int, messages: Sequence[tuple[int, str, Any]]) -> str:
+    """What is new to a player: not what they said themselves."""
+    lines = [text.strip() if who < 0 else f"Player {who}: {text.strip()}" for who, text, _ in messages if who != player]
+    return "\n".join(line for line in lines if line)
+
+
+def textarena_world(
+    name: str, *, players: int = 1, seat: int = 0, opponent: Callable[[str], str] | None = None, **settings: Any
+) -> SpokenWorld:
+    """A game of TextArena; a task is the seed of ``reset``, what the game pays the player at its end is the reward.
+
+    The episodes of several threads draw as if each were alone: the same seed and the same moves are the same game.
+
+    Args:
+      name: as TextArena registers it, for example ``GuessTheNumber-v0``. Some games fetch lists of words at their first
+        use; those need a network once.
+      players: at the table; ``seat`` is the policy's.
+      opponent: what all others say to what they are shown.
+      settings: the game's own.
+
+    Raises:
+      UserError: without the package, for an unknown game, or for others at the table and no ``opponent``.
+    """
+    if not 0 <= seat < players:
+        raise UserError(f"seat={seat} is not among players={players}")
+    if players > 1 and opponent is None:
+        raise UserError(f"players={players} need an opponent: a function from what they are shown to what they say")
+    make = _arena_maker(name, settings)
+
+    def to_seat(match: _Match, done: bool) -> str | None:
+        """Lets the others play until it is the policy's turn; None where the game is over before."""
+        while not done:
+            with match.drawing() as env:
+                player, messages = env.get_observation()
+            text = _shown(player, messages)
+            if player == seat:
+                match.told.append(text)
+                return text
+            answer = opponent(text)
+            with match.drawing() as env:
+                done, _ = env.step(action=answer)
+        return None
+
+    def reset(seed: np.ndarray, task: int) -> _Match:
+        match = _Match(make(), random.Random(int(task)).getstate(), [])
+        with match.drawing() as env:
+            env.reset(num_players=players, seed=int(task))
+        if to_seat(match, False) is None:
+            raise UserError(f"{name} with seed {task} is over before seat={seat} has a turn; choose another seat")
+        return match
+
+    def step(match: _Match, text: str) -> Said:
+        match.told.append(text)
+        with match.drawing() as env:
+            done, _ = env.step(action=text)
+        shown = to_seat(match, bool(done))
+        if shown is not None:
+            return Said(match, shown, 0.0, False)
+        rewards, _ = match.env.close()
+        return Said(match, "", float((rewards or {}).get(seat, 0.0)), True)
+
+    return SpokenWorld(reset, step, lambda match: text_identity("\n".join(match.told)))
+
+
+def textarena_texts(
+    world: SpokenWorld,
+    seeds: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    action_tokens: int,
+    observation_tokens: int,
+    prompt: Callable[[str], Any] = str,
+    encode: Callable[[str], Sequence[int]] | None = None,
+    chat: bool = False,
+) -> Given:
+    """A ``textarena_world`` with a problem a seed; as ``host_texts.gymnasium_texts``."""
+    rows = [
+        Problem("textarena", prompt(world.reset(np.zeros((2,), np.uint32), seed).told[0]), "", {}, 0, str(seed))
+        for seed in seeds
+    ]
+    return given(
+        world, rows, [int(seed) for seed in seeds], tokenizer, action_tokens=action_tokens,
+        observation_tokens=observation_tokens, encode=encode, chat=chat,
+    )  # fmt: skip
+
+
+# --- AppWorld
+
+
+def code_of(text: str) -> str:
+    """The last block between fences, or all of a text without one.
+
+    >>> code_of("Let me log in.\\n```python\\nprint(1)\\n```"), code_of("print(2)")
+    ('print(1)', 'print(2)')
+    """
+    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", text, re.DOTALL)
+    return (blocks[-1] if blocks else text).strip()
+
+
+class _Apps(NamedTuple):
+    """An AppWorld under way, where it runs, and the code of the episode so far."""
+
+    world: Any
+    address: str
+    code: tuple[str, ...]
+
+
+def passed(tracker: Any) -> float:
+    """1 where every test of a task passes, else 0."""
+    return float(tracker.success)
+
+
+def appworld_world(
+    *,
+    addresses: Sequence[str] = ("",),
+    worth: Callable[[Any], float] = passed,
+    name: str = "jaxrl_llm",
+    **settings: Any,
+) -> SpokenWorld:
+    """AppWorld's apps: an action is Python code, what it prints is shown; a task is a ``task_id``.
+
+    The task ends when the code calls ``apis.supervisor.complete_task``, and pays what AppWorld's tests say then.
+
+    Args:
+      addresses: of environment servers (``appworld serve environment --port 8000``), each for one episode at a time;
+        "" is this process, which bears one world only, as AppWorld sets the process's clock. Episodes wait for a free
+        one; a deadline that passes while they do loses it.
+      worth: of AppWorld's tracker of tests; ``passed``, or a share of them.
+      name: of the experiment, below which AppWorld writes its logs.
+      settings: further arguments of ``AppWorld``.
+
+    Raises:
+      UserError: without the package.
+    """
+    try:
+        import appworld
+    except ImportError as error:
+        raise UserError(
+            "AppWorld needs appworld: pip install appworld; appworld install; appworld download data"
+        ) from error
+    free: queue.Queue[str] = queue.Queue()
+    for address in addresses:
+        free.put(address)
+
+    def reset(seed: np.ndarray, task: str) -> _Apps:
+        address = free.get()
+        try:
+            where = {"remote_environment_url": address} if address else {}
+            return _Apps(appworld.AppWorld(task_id=task, experiment_name=name, **where, **settings), address, ())
+        except BaseException:
+            free.put(address)
+            raise
+
+    def step(apps: _Apps, text: str) -> Said:
+        after = apps._replace(code=(*apps.code, code_of(text)))
+        shown = apps.world.execute(after.code[-1])
+        if apps.world.task_completed():
+            return Said(after, "", worth(apps.world.evaluate()), True)
+        return Said(after, str(shown), 0.0, False)
+
+    def close(apps: _Apps) -> None:
+        try:
+            apps.world.close()
+        finally:
+            free.put(apps.address)
+
+    return SpokenWorld(reset, step, lambda apps: text_identity("\n\n".join(apps.code)), close)
