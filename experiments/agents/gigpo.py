@@ -11,20 +11,21 @@ Left out:  the penalty of invalid actions, grouping of similar (not equal) situa
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
            step/shared: share of turns whose situation was met more than once in the group.
-Run:       python -m experiments.agents.gigpo
+Run:       python -m experiments.agents.gigpo; at scale --model DIR --data webshop:FOLDER (or alfworld:FOLDER)
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_keydoor
+from jaxrl_llm.worlds import arenas, host_arenas, toy_keydoor
 
 
 def situation(found: episodes.Turns) -> Array:
@@ -36,15 +37,15 @@ def number(found: episodes.Turns) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's weights; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's, for --data and a model of one's own; the embedded model is a small decoder made here."""
 
-    steps: int = 60
-    learning_rate: float = 1e-3
-    eval_every: int = 15
-    prompts_per_step: int = 4
+    steps: int = 150
+    learning_rate: float = 1e-6
+    eval_every: int = 25
+    prompts_per_step: int = 16
     group_size: int = 8
-    base_steps: int = 150
+    base_steps: int = 150  # of imitation, in the embedded world
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
@@ -52,6 +53,7 @@ class Settings(recipes.Settings):
     normalise: Callable[..., Array] = group.group_normalized_advantages
 
 
+EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "eval_every": 15, "prompts_per_step": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"step": 0.0},
@@ -66,7 +68,6 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/en
 
 def build(settings: Settings) -> Plan:
     """One online stage over episodes with an advantage for every turn."""
-    arena = toy_keydoor.make_arena()
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
 
     def advantages(rows, rewards):
@@ -83,15 +84,18 @@ def build(settings: Settings) -> Plan:
         sizes = turns.anchor_sizes(settings.anchor(found), rows.group_ids, found.taken)
         return {"shared": episodes.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
-    online = arenas.make_grpo(
-        arena,
-        settings,
+    method = partial(
+        arenas.make_grpo,
+        settings=settings,
         advantages=advantages,
         row_extras=shared,
         diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
     )
-    measure = arenas.make_measure(arena, samples=16)
-    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+    if settings.data:
+        return host_arenas.make_plan(settings, method)
+    arena = toy_keydoor.make_arena()
+    measure, base = arenas.make_measure(arena, samples=16), arenas.make_base(arena, steps=settings.base_steps)
+    return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

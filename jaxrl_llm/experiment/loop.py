@@ -86,7 +86,7 @@ def _advance(plan: Plan, stage: Stage, state: TrainState, steps: int, runners: d
     """``steps`` iterations of one seed on the host, metrics ``[steps]``."""
     if isinstance(stage.method, Online):
         if index not in runners:
-            runners[index] = host.make_host_loop(stage.method, plan.host_score)
+            runners[index] = host.make_host_loop(stage.method, plan.host_score, world=plan.world)
         state, history = host.run(runners[index], state, int(state.step) + steps)
         return state, {k: np.asarray([row[k] for row in history]) for k in history[0]}
     if (index, steps) not in runners:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
+from jaxrl_llm.rollout.host_episodes import HostEpisodes
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
@@ -31,7 +32,8 @@ class Plan(NamedTuple):
     nothing is trained: an arm that is only measured.
 
     With ``on_host`` the rewards come from ``host_score`` in Python, ``measure`` is called as it is, and seeds run one
-    after another; else everything is compiled and the seeds are an axis of one program.
+    after another; else everything is compiled and the seeds are an axis of one program. A ``world`` in Python, on the
+    host as well, rolls out in place of the stages' own rollouts.
     """
 
     init: Callable[[Key], Params]
@@ -39,6 +41,7 @@ class Plan(NamedTuple):
     measure: Callable[[Params, Key], dict[str, Array]]
     on_host: bool = False
     host_score: Callable[[Trajectories], Rewards] | None = None
+    world: HostEpisodes | None = None
 
 
 def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None = None) -> TrainState:

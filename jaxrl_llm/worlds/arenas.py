@@ -7,7 +7,7 @@ function ``behave(state, key) -> action [A]`` of one state of the world.
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,13 @@ class Arena:
         return self.turns * (self.env.action_tokens + self.env.observation_tokens)
 
 
+class Place(NamedTuple):
+    """What is left of an arena where the world is in Python: a policy and the tasks that it trains on."""
+
+    policy: Policy
+    train: Problems
+
+
 def shortened(arena: Arena, turns: int) -> Arena:
     """The same world and decoder with episodes of ``turns`` turns at most.
 
@@ -87,19 +94,30 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
 
 
 def make_online(
-    arena: Arena, *, estimate: Callable, loss: Callable, tx, prompts_per_step: int, group_size: int, **slots: Any
+    arena: Arena | Place,
+    *,
+    estimate: Callable,
+    loss: Callable,
+    tx,
+    prompts_per_step: int,
+    group_size: int,
+    **slots: Any,
 ) -> Online:
-    """The ``Online`` of an arena: uniform draws of training tasks, episodes, the world's rewards."""
+    """The ``Online`` of an arena: uniform draws of training tasks, episodes, the world's rewards.
+
+    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host_episodes.only_on_host``.
+    """
     parts = {
         "policy": arena.policy, "problems": arena.train, "sampler": make_uniform(),
         "prompts_per_step": prompts_per_step, "group_size": group_size, "score": episodes.episode_rewards,
-        "rollout": make_rollout(arena, arena.train, group_size=group_size),
     }  # fmt: skip
+    if "rollout" not in slots:  # a world in Python is no program
+        parts["rollout"] = make_rollout(arena, arena.train, group_size=group_size)
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
 
 
 def make_grpo(
-    arena: Arena,
+    arena: Arena | Place,
     settings: Any,
     *,
     advantages: Callable[..., Array] = estimates.per_response(group_normalized_advantages),
@@ -262,25 +280,28 @@ def make_measure(
 
     def measure(params, key):
         rows = heldout(params, key)
-        turns, rewards = episodes.turns_of(rows), episodes.episode_rewards({}, rows)
-        taken = turns.taken
-        count = jnp.sum(taken.astype(jnp.float32), axis=1)
-        success = rewards.valid & turns.done & (rewards.value > 0.5)
-        same = turns.identity[:, :, None] == turns.identity[:, None, :]
-        index = jnp.arange(arena.turns, dtype=jnp.int32)
-        seen = jnp.any(same & (index[:, None] > index[None, :])[None], axis=2)
-        figures = {
-            "eval/success": reduce.scalars(success.astype(jnp.float32), rewards.valid),
-            "eval/turns": reduce.scalars(count, success),
-            "eval/reward": reduce.scalars(rewards.value, rewards.valid),
-            "eval/revisits": reduce.scalars(seen.astype(jnp.float32).reshape(-1), taken.reshape(-1)),
-            "eval/moved": reduce.scalars(
-                moved(turns.identity, taken).astype(jnp.float32).reshape(-1), taken.reshape(-1)
-            ),
-        }
-        return figures if more is None else figures | more(rows, rewards)
+        found = figures(rows)
+        return found if more is None else found | more(rows, episodes.episode_rewards({}, rows))
 
     return measure
+
+
+def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
+    """What ``make_measure`` says of episodes; those that are over with a reward above ``enough`` succeed."""
+    turns, rewards = episodes.turns_of(rows), episodes.episode_rewards({}, rows)
+    taken = turns.taken
+    count = jnp.sum(taken.astype(jnp.float32), axis=1)
+    success = rewards.valid & turns.done & (rewards.value > enough)
+    same = turns.identity[:, :, None] == turns.identity[:, None, :]
+    index = jnp.arange(taken.shape[1], dtype=jnp.int32)
+    seen = jnp.any(same & (index[:, None] > index[None, :])[None], axis=2)
+    return {
+        "eval/success": reduce.scalars(success.astype(jnp.float32), rewards.valid),
+        "eval/turns": reduce.scalars(count, success),
+        "eval/reward": reduce.scalars(rewards.value, rewards.valid),
+        "eval/revisits": reduce.scalars(seen.astype(jnp.float32).reshape(-1), taken.reshape(-1)),
+        "eval/moved": reduce.scalars(moved(turns.identity, taken).astype(jnp.float32).reshape(-1), taken.reshape(-1)),
+    }
 
 
 def answer_chances(arena: Arena, params: Params, rows: Trajectories, answers: Int[Array, " B"]) -> Float[Array, "B K"]:

@@ -1,0 +1,76 @@
+"""An agents' experiment in the world of local files: two steps of training, and one line for what does not serve."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from experiments.agents import gigpo
+from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import cli
+from jaxrl_llm.worlds import host_arenas, host_shop
+from tests.models_for_tests import byte_model, byte_tokenizer
+from tests.shop_for_tests import ITEMS, NOTES, WRITTEN
+
+SIZES = ["--max-turns", "2", "--action-tokens", "8", "--observation-tokens", "60", "--max-new-tokens", "80"]
+
+
+@pytest.fixture()
+def shop(tmp_path, monkeypatch):
+    """Forty mugs; a search that needs no package."""
+    names = [f"B{k:09d}" for k in range(40)]
+    (tmp_path / "items_shuffle_1000.json").write_text(json.dumps([ITEMS[0] | {"asin": name} for name in names]))
+    (tmp_path / "items_ins_v2_1000.json").write_text(json.dumps({name: NOTES["B000000001"] for name in names}))
+    (tmp_path / "items_human_ins.json").write_text(json.dumps({name: WRITTEN["B000000001"] for name in names}))
+    monkeypatch.setattr(host_shop, "bm25_search", lambda products: lambda words, n: list(products)[:n])
+    return tmp_path
+
+
+def test_places_hold_products_out(shop, tmp_path):
+    tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
+    train, held = host_arenas.open_place(host_arenas.Settings(data=f"webshop:{shop}"), tokenizer)
+    mine, theirs = ({goal.asin for goal in part.tasks} for part in (train, held))
+    assert len(mine) + len(theirs) == 40 and not mine & theirs and theirs
+    shown = tokenizer.decode(np.asarray(held.problems.tokens[0])[np.asarray(held.problems.valid[0])].tolist())
+    assert "i need a mug" in shown
+    (shop / "items_human_ins.json").unlink()
+    train, _ = host_arenas.open_place(host_arenas.Settings(data=f"webshop:{shop}"), tokenizer)
+    assert train.tasks[0].attributes == ("lead free",)  # the written ones are gone
+
+
+def test_places_that_are_none(shop, tmp_path, monkeypatch):
+    tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    for data, message in (
+        (f"shop:{shop}", "give webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER, where FOLDER is there"),
+        ("webshop:nowhere", "--data webshop:nowhere: give webshop:FOLDER"),
+        (f"webshop:{empty}", r"empty has 0 files items_ins_v2\*.json; it should have one"),
+        (f"alfworld:{empty}", "give json_2.1.1, which holds train and valid_unseen"),
+        (f"textworld:{empty}", "no .z8 or .ulx file below the folder; make games with tw-make"),
+    ):
+        with pytest.raises(UserError, match=message):
+            host_arenas.open_place(host_arenas.Settings(data=data), tokenizer)
+
+
+def test_flags_of_the_host_need_data(tmp_path):
+    with pytest.raises(UserError, match="--slots is read by no chosen arm"):
+        cli.run(gigpo, ["--smoke", "--plan", "--arm", "gigpo", "--slots", "4"])
+
+
+@pytest.mark.slow
+def test_two_steps_in_a_shop(shop, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    byte_model(folder, "qwen2", max_positions=700)
+    arguments = ["--model", str(folder), "--data", f"webshop:{shop}", *SIZES, "--slots", "3", "--eval-problems", "2"]
+    chosen = ["--smoke", "--seeds", "1", "--arm", "grpo", "gigpo", "--out", str(tmp_path / "out")]
+    found = cli.run(gigpo, [*chosen, *arguments])
+    for arm in found.arms.values():
+        assert np.isfinite(arm.metrics["loss/total"]).all() and arm.metrics["world/failed_fraction"] == [0.0]
+        assert arm.metrics["eval/success"] == [0.0] and set(gigpo.METRICS) <= set(arm.metrics)
+    with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
+        cli.run(gigpo, [*chosen, *arguments, "--max-new-tokens", "600"])
