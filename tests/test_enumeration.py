@@ -1,5 +1,6 @@
 """A policy of 3 tokens x 3 steps, 27 sequences: the exact expected gradient of each estimator is what it claims."""
 
+import functools
 import itertools
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs
-from jaxrl_llm.losses import correction, entropy, kl, off_policy, policy, sequence
+from jaxrl_llm.advantages import group, returns
+from jaxrl_llm.losses import correction, distill, entropy, kl, off_policy, policy, sequence
 
 SEQUENCES = np.array(list(itertools.product(range(3), repeat=3)), np.int32)
 MASK = jnp.ones((27, 3), bool)
@@ -50,6 +52,7 @@ LOSSES = {
     "clipped": lambda logp, a: policy.clipped_policy_loss(logp, OLD, a, MASK),
     "cispo": lambda logp, a: policy.cispo_loss(logp, OLD, a, MASK),
     "sapo": lambda logp, a: policy.sapo_loss(logp, OLD, a, MASK),
+    "kl_cov": lambda logp, a: entropy.kl_cov_loss(logp, OLD, a, MASK, fraction=0.3),
     "decoupled": lambda logp, a: off_policy.decoupled_policy_loss(logp, OLD, OLD, a, MASK),
     "gspo": lambda logp, a: sequence.gspo_loss(logp, OLD, a, MASK),
     "gspo_token": lambda logp, a: sequence.gspo_token_loss(logp, OLD, a, MASK),
@@ -126,14 +129,127 @@ def test_k1_in_the_reward_follows_the_sequence_kl():
     np.testing.assert_allclose(got, want, atol=2e-6)
 
 
-def test_leave_one_out_baseline_is_unbiased():
-    """All 27 x 27 pairs of samples: each is judged against the other one's reward."""
-    p = probabilities(LOGITS)
-    pairs = jax.lax.stop_gradient(p[:, None] * p[None, :])
-    # seen from sample i: sum_j p_i p_j (r_i - r_j); the pair's second sample gives the same by symmetry
-    advantages = jnp.sum(pairs * (REWARDS[:, None] - REWARDS[None, :]), axis=1)[:, None] * jnp.ones((27, 3))
-    got = jax.grad(lambda x: policy.reinforce_loss(log_probs(x), advantages, MASK).loss.sum())(LOGITS)
+@functools.cache
+def _groups(size):
+    """Every group of ``size`` samples: the sequences ``[27^size, size]`` and the probability of drawing them."""
+    members = np.array(list(itertools.product(range(27), repeat=size)))
+    return members, np.prod(np.asarray(probabilities(LOGITS))[members], axis=1)
+
+
+def _group_gradient(estimate, rewards, size):
+    """Ascent direction of ``estimate(rewards of a group)``: mean over the members, expectation over all groups."""
+    members, chance = _groups(size)
+    found = np.asarray(jax.jit(jax.vmap(estimate))(rewards[members]))
+    each = np.bincount(members.ravel(), (chance[:, None] * found).ravel() / size, minlength=27)
+    weights = jnp.asarray(each, jnp.float32)[:, None] * jnp.ones((27, 3))
+    return -jax.grad(lambda x: jnp.sum(policy.reinforce_loss(log_probs(x), weights, MASK).loss))(LOGITS)
+
+
+ONE = {n: jnp.zeros((n,), jnp.int32) for n in (2, 3)}  # the members of one group, which is the whole batch here
+BEATEN = jnp.sum(probabilities(LOGITS)[None, :] * jnp.sign(REWARDS[:, None] - REWARDS[None, :]), axis=1)
+RIGHT = (REWARDS > 0.5).astype(jnp.float32)
+
+
+def _reward_gradient():
+    return objective_gradient()
+
+
+def _win_gradient():
+    """Of the chance that a sample beats one of the policy as it is, less the chance that it loses to it."""
+    return jax.grad(lambda x: jnp.sum(probabilities(x) * BEATEN))(LOGITS)
+
+
+def _pass_at_2_gradient():
+    return jax.grad(lambda x: 1.0 - (1.0 - jnp.sum(probabilities(x) * RIGHT)) ** 2)(LOGITS)
+
+
+ESTIMATORS = {
+    # (estimate, rewards, members of a group, its claim, factor); a baseline with the sample itself in it costs 1 / G
+    "rloo": (lambda r: group.rloo_advantages(r, ONE[2]), REWARDS, 2, _reward_gradient, 1.0),
+    "rloo of three": (lambda r: group.rloo_advantages(r, ONE[3]), REWARDS, 3, _reward_gradient, 1.0),
+    "remax": (lambda r: group.remax_advantages(r, jnp.full((2,), 0.7)), REWARDS, 2, _reward_gradient, 1.0),
+    "dr_grpo": (lambda r: group.dr_grpo_advantages(r, ONE[2]), REWARDS, 2, _reward_gradient, 1 / 2),
+    "dr_grpo of three": (lambda r: group.dr_grpo_advantages(r, ONE[3]), REWARDS, 3, _reward_gradient, 2 / 3),
+    "gpg": (lambda r: group.gpg_advantages(r, ONE[2]), REWARDS, 2, _reward_gradient, 1 / 2),
+    "opo": (lambda r: group.opo_advantages(r, ONE[2], jnp.full((2,), 3.0)), REWARDS, 2, _reward_gradient, 1 / 2),
+    # divided by the deviation of two, a difference is its sign
+    "grpo": (lambda r: group.group_normalized_advantages(r, ONE[2], ddof=0, eps=0.0), REWARDS, 2, _win_gradient, 1.0),
+    "grpo, ddof 1": (
+        lambda r: group.group_normalized_advantages(r, ONE[2], eps=0.0), REWARDS, 2, _win_gradient, 0.5**0.5
+    ),
+    "reinforce_pp": (lambda r: group.reinforce_pp_advantages(r, eps=0.0), REWARDS, 2, _win_gradient, 1.0),
+    "reinforce_pp_baseline": (
+        lambda r: group.reinforce_pp_baseline_advantages(r, ONE[2], eps=0.0), REWARDS, 2, _win_gradient, 1.0
+    ),
+    # of three members exactly two must be wrong to say anything: one deviation for all, sqrt(2) / 3
+    "pass_at_k": (
+        lambda r: group.pass_at_k_advantages(r, ONE[3], k=2, eps=0.0), RIGHT, 3, _pass_at_2_gradient, 0.125**0.5
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_advantages_of_groups_follow_what_they_claim(name):
+    estimate, rewards, size, claim, factor = ESTIMATORS[name]
+    np.testing.assert_allclose(_group_gradient(estimate, rewards, size), factor * claim(), atol=2e-6)
+
+
+def _state_values():
+    """Expected reward before each token is chosen, ``[27, 3]``."""
+    p, alike = np.asarray(probabilities(LOGITS), np.float64), np.ones((27, 27), bool)
+    columns = []
+    for t in range(3):
+        weights = np.where(alike, p[None, :], 0.0)
+        columns.append(weights @ np.asarray(REWARDS, np.float64) / weights.sum(1))
+        alike &= SEQUENCES[:, None, t] == SEQUENCES[None, :, t]
+    return jnp.asarray(np.stack(columns, 1), jnp.float32)
+
+
+RIGHT_VALUES = _state_values()
+# any function of the prefix is a baseline; only lam = 1 does not care that it is not the value
+WRONG_VALUES = jnp.asarray(rng.normal(size=13), jnp.float32)[ROW]
+FROM_REWARDS = (returns.at_last_token(REWARDS, MASK), RIGHT_VALUES, jnp.zeros((27,)), MASK)
+WITH_WRONG_VALUES = (FROM_REWARDS[0], WRONG_VALUES, *FROM_REWARDS[2:])
+ALONG = {
+    "gae, lam 0": lambda: returns.gae_advantages(*FROM_REWARDS, lam=0.0)[0],
+    "gae": lambda: returns.gae_advantages(*FROM_REWARDS, lam=0.7)[0],
+    "gae, lam 1, any values": lambda: returns.gae_advantages(*WITH_WRONG_VALUES, lam=1.0)[0],
+    "lambda returns": lambda: returns.lambda_returns(*FROM_REWARDS, lam=0.7) - RIGHT_VALUES,
+    "lambda returns, lam 1": lambda: returns.lambda_returns(*WITH_WRONG_VALUES, lam=1.0) - WRONG_VALUES,
+    "two-step returns": lambda: returns.n_step_returns(*FROM_REWARDS, steps=2),
+    "reward to go": lambda: returns.discounted_returns(FROM_REWARDS[0], MASK),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_advantages_along_a_sequence_follow_the_objective(name):
+    got = expected_gradient(lambda logp: policy.reinforce_loss(logp, ALONG[name](), MASK).loss)
     np.testing.assert_allclose(got, -objective_gradient(), atol=2e-6)
+
+
+def test_wrong_values_bias_the_short_horizon():
+    got = expected_gradient(
+        lambda logp: policy.reinforce_loss(logp, returns.gae_advantages(*WITH_WRONG_VALUES, lam=0.0)[0], MASK).loss
+    )
+    assert np.abs(np.asarray(got + objective_gradient())).max() > 1e-2
+
+
+def test_a_cut_sequence_with_the_right_bootstrap_loses_nothing():
+    """All sequences are cut after two tokens: the gradient of the choices made so far is that of the whole episodes."""
+    kept = MASK.at[:, 2].set(False)
+    advantages, _ = returns.gae_advantages(jnp.zeros((27, 3)), RIGHT_VALUES, RIGHT_VALUES[:, 2], kept, lam=0.7)
+    got = expected_gradient(lambda logp: policy.reinforce_loss(logp, advantages, kept).loss)
+    want = -objective_gradient().at[4:].set(0.0)
+    np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+def test_distillation_on_the_students_samples():
+    """From the samples alone the gradient is that of the whole distributions; forward KL is the teacher's."""
+    got = expected_gradient(lambda logp: distill.sampled_reverse_kl_loss(logp, REF_LOGP, MASK).loss)
+    np.testing.assert_allclose(got, _token_kl_gradient("reverse"), atol=2e-6)
+    for name, loss in (("reverse", distill.reverse_kl_loss), ("forward", distill.forward_kl_loss)):
+        got = jax.grad(lambda x, f=loss: jnp.sum(_visits() * f(x[ROW], REFERENCE[ROW], MASK).loss))(LOGITS)
+        np.testing.assert_allclose(got, _token_kl_gradient(name), atol=2e-6, err_msg=name)
 
 
 def _visits():

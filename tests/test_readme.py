@@ -1,0 +1,125 @@
+"""What the pages for people say is so: links, commands, flags, extras, figures and the example of the losses."""
+
+import configparser
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_llm import flags, main
+from jaxrl_llm.models import weights
+from jaxrl_llm.planning import cli as planning
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/performance.md",
+    "docs/plans.md",
+    "docs/asynchronous.md",
+    "docs/traps.md",
+)
+README = (ROOT / "README.md").read_text()
+
+
+def _commands(text):
+    """Lines of the shell blocks and one-line code, without comments; a line that is continued is one."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"`((?:bash|python) [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [words for words in (shlex.split(line.replace("\n", " "), comments=True) for line in lines) if words]
+
+
+COMMANDS = [(page, words) for page in PAGES for words in _commands((ROOT / page).read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    path = ROOT / page
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert target.startswith("https://") or (path.parent / target).exists(), target
+
+
+def test_there_are_commands():
+    assert sum(page == "README.md" for page, _ in COMMANDS) > 10
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda x: " ".join(x[:4]) if isinstance(x, list) else x)
+def test_commands_exist(page, words):
+    """The script or module is there; the flags of the main job and of the plan are ones they know."""
+    match words:
+        case ["bash" | "python", script, *rest] if script.endswith((".sh", ".py")):
+            assert (ROOT / script).is_file()
+            if script == "launch/quickstart.sh" and "--resume" not in rest:
+                flags.read(main.Settings, [word.replace("SEED", "0") for word in rest], prog="")
+        case ["python", "-m", "venv", *_]:
+            pass
+        case ["python", "-m", module, *rest]:
+            assert importlib.util.find_spec(module) is not None
+            if module == "jaxrl_llm.distributed.plan":
+                flags.read(planning.Settings, rest, prog="")
+        case ["pip", "install", *_]:
+            pass
+        case _:
+            raise AssertionError(f"{page}: no test for {words}")
+
+
+def test_flags_in_the_text_are_flags():
+    """Those between backquotes outside the blocks belong to the main job."""
+    known = {flags.spell(field.name) for field in dataclasses.fields(main.Settings)} | {"--help", "--dry-run"}
+    text = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    found = {flag for span in re.findall(r"`([^`]+)`", text) if span.startswith("--") for flag in span.split()[:1]}
+    assert len(found) > 8 and found <= known, found - known
+
+
+def test_extras_are_those_of_the_package():
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    named = re.search(r"\(extras: (.*?)\)", README, re.DOTALL)[1]
+    assert set(re.findall(r"`(\w+)`", named)) == set(parser["options.extras_require"])
+
+
+def test_figures_are_the_records():
+    record = json.loads((ROOT / "results" / "quickstart" / "nano.json").read_text())
+    first, *others = sorted(record["runs"], key=lambda run: run["seed"])
+
+    def shown(part, k):
+        found = part[f"pass@{k}"]
+        return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n={found['n']})"
+
+    for k in (1, 8):
+        assert f"pass@{k}  before {shown(first['before'], k)}   after {shown(first['after'], k)}" in README
+    assert f"gain {first['gain']:+.3f}" in README
+    for run in others:
+        assert f"{run['gain']:+.3f}" in README
+    for run in record["runs"]:  # what the quickstart is for
+        assert run["gain"] >= 0.25 and run["before"]["pass@1"]["high"] < run["after"]["pass@1"]["low"]
+        assert run["before"]["pass@1"]["n"] >= 1000
+    assert len(record["runs"]) >= 3
+    assert f"{record['settings']['steps']} steps in {first['training_seconds']:.0f} s of training" in README
+
+
+@pytest.mark.parametrize("name", ["nano", "tiny"])
+def test_base_models_are_the_records(name):
+    record = json.loads((ROOT / "results" / "pretrain_base" / f"{name}.json").read_text())
+    assert f"| `{name}` | {record['parameters']:,} | `{record['command']}` |" in README
+    assert record["parameters"] == weights.pretrained(weights.bundled(name))[2].num_parameters
+
+
+def test_the_example_of_the_losses_runs():
+    (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    scope = {}
+    exec(source, scope)  # the page's own code
+    tokens = jnp.array([[5, 1, 2, 3], [5, 3, 1, 0], [4, 2, 2, 1], [4, 1, 0, 0]], jnp.int32)
+    mask = jnp.arange(4)[None, :] >= 2
+    mask = jnp.broadcast_to(mask, tokens.shape)
+    logits = jax.random.normal(jax.random.key(0), (4, 4, 6))
+    given = jnp.full((4, 4), -1.5), jnp.array([1.0, 0.0, 0.0, 1.0]), jnp.array([0, 0, 1, 1], jnp.int32)
+    value, gradient = jax.value_and_grad(scope["loss"])(logits, tokens, mask, *given)
+    assert jnp.isfinite(value) and jnp.any(gradient != 0)
