@@ -52,11 +52,12 @@ execute() {
     fi
 }
 
-# What every task runs; it names itself when it fails. Single quotes: expanded there.
+# What every task runs; it names itself when it fails. Single quotes: expanded there. SLURM signals the whole task:
+# this shell waits (a signal that it traps reaches the job all the same), or the job is killed while it saves.
 # shellcheck disable=SC2016
-TASK='"$@" || { code=$?; echo "error: worker ${SLURM_PROCID:-0} on $(hostname) failed with exit code $code" >&2; '
+TASK='trap : TERM; "$@" || { code=$?; '
 # shellcheck disable=SC2016
-TASK+='exit "$code"; }'
+TASK+='echo "error: worker ${SLURM_PROCID:-0} on $(hostname) failed with exit code $code" >&2; exit "$code"; }'
 
 # Inside the allocation: one task a node; the code of the first that failed. Sets STOPPING at a signal.
 allocation() {

@@ -83,13 +83,14 @@ echo 7; exit "$code"
 SRUN = r"""#!/bin/bash
 echo "srun $*" >> "$FAKE/calls"
 while [ "${1#--}" != "$1" ]; do shift; done
-trap 'kill -TERM $(jobs -p)' TERM
-for worker in 0 1; do SLURM_PROCID="$worker" "$@" & pids+=("$!"); done
+trap 'kill -TERM "${pids[@]/#/-}"' TERM # a task is signalled as a whole
+for worker in 0 1; do SLURM_PROCID="$worker" setsid "$@" & pids+=("$!"); done
 code=0
 for pid in "${pids[@]}"; do
     while true; do wait "$pid"; this="$?"; kill -0 "$pid" 2>/dev/null || break; done
     if [ "$this" != 0 ]; then code="$this"; fi
 done
+kill -KILL "${pids[@]/#/-}" 2>/dev/null # as what is left of a step
 exit "$code"
 """
 
@@ -324,7 +325,8 @@ def test_a_failing_slurm_worker_is_named(fake):
 
 def test_the_time_limit_saves_requeues_and_resumes(fake):
     limit = "if [ $worker = 0 ]; then sleep 0.5; kill -USR1 $(cat $FAKE/checkout/runs/batch.pid); fi\n"
-    save = "trap 'exit 130' TERM; " + limit + "while true; do sleep 0.1; done\n"
+    # the job needs longer to save than its shell to end
+    save = "trap 'sleep 0.5; touch $FAKE/saved.$worker; exit 130' TERM; " + limit + "while true; do sleep 0.1; done\n"
     (fake / "job.1").write_text(save)
     sbatch = SBATCH.replace('bash "$@" > ', '(echo $BASHPID > runs/batch.pid; exec bash "$@") > ')
     _program(fake / "bin" / "sbatch", sbatch)
@@ -332,6 +334,7 @@ def test_the_time_limit_saves_requeues_and_resumes(fake):
     log = (fake / "checkout" / "runs" / "slurm-7.log").read_text()
     assert code == 0, log
     assert "scontrol requeue 7" in calls
+    assert (fake / "saved.0").exists() and (fake / "saved.1").exists()
     assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm"] * 2
 
 
