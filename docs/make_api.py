@@ -4,6 +4,7 @@ The source is read, not imported: signatures stand as they were written, and not
 """
 
 import ast
+import functools
 import pathlib
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ OUT = ROOT / "docs" / "API.md"
 Definition = ast.FunctionDef | ast.ClassDef
 
 
+@functools.cache
 def modules(root: pathlib.Path = ROOT) -> dict[str, ast.Module]:
     """Every module of the library by its dotted name, in the order of the names."""
     found = {}

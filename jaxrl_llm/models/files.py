@@ -1,13 +1,17 @@
-"""Safetensors files read piece by piece: a header that says where each tensor lies, then plain reads."""
+"""Safetensors files written whole and read piece by piece: a header says where each tensor lies, then plain reads."""
 
+import errno
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 _TYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 
@@ -19,6 +23,21 @@ class Tensor(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     offset: int
+
+
+def write(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
+    """One file with all the tensors, or none.
+
+    Raises:
+      OSError: by the file system's number, which safetensors gives in its text alone.
+    """
+    try:
+        safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        path.unlink(missing_ok=True)
+        found = re.search(r"os error (\d+)", str(error))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(error), str(path)) from error
 
 
 def header(path: pathlib.Path) -> dict[str, Tensor]:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 from jaxtyping import Array
 
 from jaxrl_llm.models import files, layout
@@ -156,7 +155,7 @@ def save(
         for ours, theirs in ((LORA_A, "lora_A"), (LORA_B, "lora_B")):
             for i, matrix in enumerate(np.asarray(adapter[name + ours], np.float32)):
                 tensors[f"{_PREFIX}{base}{i}.{module}.{theirs}.weight"] = np.ascontiguousarray(matrix.T)
-    safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    files.write(folder / "adapter_model.safetensors", tensors)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import safetensors.numpy
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -289,7 +288,7 @@ def save(
     for number, names in enumerate(shards, start=1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         held = {name: np.ascontiguousarray(tensors[name]().astype(_KINDS[dtype])) for name in names}
-        safetensors.numpy.save_file(held, folder / file, metadata={"format": "pt"})
+        files.write(folder / file, held)
         where |= dict.fromkeys(names, file)
     index = folder / "model.safetensors.index.json"
     index.unlink(missing_ok=True)

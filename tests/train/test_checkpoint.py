@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,10 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.train import checkpoint
+from jaxrl_llm.models import weights
+from jaxrl_llm.train import checkpoint, record
 from jaxrl_llm.types import TrainState
+from tests.models_for_tests import small_model
 
 
 def _state(step=3, width=4):
@@ -82,6 +85,33 @@ def test_full_disk_stops_with_the_remedy_and_keeps_the_rest(tmp_path, monkeypatc
         checkpoint.save(tmp_path, _state(2))
     monkeypatch.undo()
     assert checkpoint.latest(tmp_path) == tmp_path / "step_00000001"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(options, capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs privileges")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk):
+    """Checkpoint, trained model and metrics: each is one error that says how to go on, and nothing half-written."""
+    _, params, config = small_model()
+    with pytest.raises(UserError, match="disk is full.*older checkpoints are intact"):
+        checkpoint.save(small_disk / "checkpoints", _state(1, width=10_000))
+    assert checkpoint.latest(small_disk / "checkpoints") is None
+    with pytest.raises(UserError, match="No space left on device; free space .*--resume"), record.resumable(small_disk):
+        while True:
+            record.append_line(small_disk / "metrics.jsonl", {"step": 1, "text": "x" * 5000})
+    assert all(row["step"] == 1 for row in record.read_lines(small_disk / "metrics.jsonl"))
+    with pytest.raises(UserError, match="No space left on device; free space .*--resume"), record.resumable(small_disk):
+        weights.save(small_disk / "model", config, params)
+    assert not list((small_disk / "model").glob("*.safetensors"))
 
 
 def test_another_shape_names_the_leaf(tmp_path):

@@ -51,9 +51,26 @@ def _close(a, b, atol):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a.params, b.params)
 
 
+@functools.cache
+def _fused():
+    """Three steps in one program."""
+    return fused.run(online(), start(), 3)
+
+
+@functools.cache
+def _loop():
+    return host.make_host_loop(online())
+
+
+@functools.cache
+def _steps():
+    """Three iterations of the host loop."""
+    return list(host.iterations(_loop(), start(), 3))
+
+
 def test_fused_host_and_vmapped_seeds_agree():
-    one, metrics = fused.run(online(), start(), 3)
-    two, history = host.run(host.make_host_loop(online()), start(), 3)
+    one, metrics = _fused()
+    two, history = _steps()[-1].state, [i.metrics for i in _steps()]
     _close(one, two, 2e-5)
     np.testing.assert_allclose(metrics["reward/mean"], [h["reward/mean"] for h in history], atol=1e-6)
     many, _ = fused.run_seeds(online(), fused.stack_states([start(), start(1)]), 3)
@@ -63,7 +80,7 @@ def test_fused_host_and_vmapped_seeds_agree():
 
 def test_ratio_is_one_and_the_gap_is_tiny_on_the_first_update():
     """Trap 8."""
-    _, metrics = fused.run(online(), start(), 2)
+    _, metrics = _fused()
     np.testing.assert_array_equal(metrics["policy/ratio"], 1.0)
     assert float(metrics["kl/sampler_max"].max()) < 1e-4
     assert float(metrics["policy/clipped"].max()) == 0.0
@@ -71,8 +88,7 @@ def test_ratio_is_one_and_the_gap_is_tiny_on_the_first_update():
 
 def test_later_steps_compile_nothing():
     """Trap 25."""
-    counts = [i.compiled for i in host.iterations(host.make_host_loop(online()), start(), 3)]
-    assert counts == [2, 2, 2]
+    assert [i.compiled for i in _steps()] == [2, 2, 2]
 
 
 def test_invalid_rewards_train_nothing_and_do_not_move_the_baseline():
@@ -86,7 +102,7 @@ def test_invalid_rewards_train_nothing_and_do_not_move_the_baseline():
             valid = jnp.arange(32) % 4 != 1
             return Rewards(jnp.where(valid, rewards.value, fill), valid)
 
-        return host.run(host.make_host_loop(online(), score), start(), 1)
+        return host.run(_loop()._replace(score=score), start(), 1)
 
     (low, low_history), (high, high_history) = scored(0.0), scored(77.0)
     _close(low, high, 0)
