@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import flags, main
+from jaxrl_llm import flags
 from jaxrl_llm.models import weights
 from jaxrl_llm.planning import cli as planning
+from jaxrl_llm.settings import Settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGES = (
@@ -57,7 +58,7 @@ def test_commands_exist(page, words):
         case ["bash" | "python", script, *rest] if script.endswith((".sh", ".py")):
             assert (ROOT / script).is_file()
             if script == "launch/quickstart.sh" and "--resume" not in rest:
-                flags.read(main.Settings, [word.replace("SEED", "0") for word in rest], prog="")
+                flags.read(Settings, [word.replace("SEED", "0") for word in rest], prog="")
         case ["python", "-m", "venv", *_]:
             pass
         case ["python", "-m", module, *rest]:
@@ -72,7 +73,7 @@ def test_commands_exist(page, words):
 
 def test_flags_in_the_text_are_flags():
     """Those between backquotes outside the blocks belong to the main job."""
-    known = {flags.spell(field.name) for field in dataclasses.fields(main.Settings)} | {"--help", "--dry-run"}
+    known = {flags.spell(field.name) for field in dataclasses.fields(Settings)} | {"--help", "--dry-run"}
     text = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     found = {flag for span in re.findall(r"`([^`]+)`", text) if span.startswith("--") for flag in span.split()[:1]}
     assert len(found) > 8 and found <= known, found - known
