@@ -1,0 +1,200 @@
+"""The tools that agents of papers call: programs in the sandbox, a database that is read, search, a calculator."""
+
+import ast
+import json
+import operator
+import pathlib
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from jaxrl_llm.data import databases
+from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.sandbox.records import Ran
+from jaxrl_llm.tools import schema
+from jaxrl_llm.tools.calls import Toolbox, of_functions
+from jaxrl_llm.verifiers import sql
+
+SHOWN = 3  # documents of a search
+ROWS = 50  # of a query
+MOST = 4000  # characters of an answer
+_DIGITS = 300  # of a number: a float holds it
+_OPERATIONS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}  # fmt: skip
+
+
+def _one_text(name: str, about: str, argument: str) -> schema.Tool:
+    kind = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+    return schema.tool(name, about, kind)
+
+
+def python_box(run: Callable[[str], Ran]) -> Toolbox:
+    """``python(code)``: what a program prints, or the end of its error; a sandbox without an answer is no refusal.
+
+    Args:
+      run: of a ``sandbox.pool.Sandbox``.
+    """
+
+    def python(code: str) -> str:
+        ran = run(code)
+        if ran.status == "broken":
+            raise RuntimeError(ran.stderr)
+        if ran.status != "ok":
+            raise ValueError(f"{ran.status}: {ran.stderr.strip()[-MOST:]}")
+        return ran.stdout[:MOST]
+
+    return of_functions(
+        [(_one_text("python", "Runs a Python program by itself; returns what it prints.", "code"), python)]
+    )
+
+
+def database_box(path: pathlib.Path) -> Toolbox:
+    """``query(sql)`` and ``tables()`` of an SQLite file, which can only be read; bounds are those of ``verifiers.sql``.
+
+    Raises:
+      UserError: where it is no database.
+    """
+    path = path.absolute()
+    try:
+        made = databases.schema(path)
+    except ValueError as error:
+        raise UserError(f"the database {path}: {error}; give an SQLite file") from error
+
+    def query(sql_text: str) -> str:
+        try:
+            rows = sql.run(str(path), sql_text)
+        except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+            raise ValueError(str(error)) from error
+        shown = "\n".join(json.dumps(row, ensure_ascii=False, default=repr) for row in rows[:ROWS])
+        left = f"\n... {len(rows) - ROWS} more rows" if len(rows) > ROWS else ""
+        return (shown[:MOST] + left) or "no rows"
+
+    return of_functions(
+        [
+            (_one_text("query", "Answers an SQL query over the database.", "sql"), lambda **given: query(given["sql"])),
+            (schema.tool("tables", "The statements that made the tables."), lambda: made[:MOST]),
+        ]
+    )
+
+
+def documents(path: pathlib.Path) -> list[str]:
+    """The texts of a corpus: JSON lines with ``contents`` (as Pyserini and FlashRAG have them) or ``title``, ``text``.
+
+    Raises:
+      UserError: where there is no such file.
+      DataError: naming the line that is none.
+    """
+    found = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                found.append(_document(line, f"{path}:{number}"))
+    except OSError as error:
+        raise UserError(f"the corpus {path} cannot be read ({error.strerror or error}); give a file") from error
+    if not found:
+        raise DataError(f"{path} holds no documents")
+    return found
+
+
+def _document(line: str, where: str) -> str:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON ({error.msg}); delete the line") from error
+    texts = row if isinstance(row, dict) else {}
+    parts = [texts["contents"]] if "contents" in texts else [texts.get("title", ""), texts.get("text")]
+    if not all(isinstance(part, str) for part in parts):
+        raise DataError(f"{where}: needs contents, or title and text, as texts")
+    return "\n".join(part for part in parts if part)
+
+
+def bm25(texts: Sequence[str]) -> Callable[[str, int], Iterable[int]]:
+    """``(query, n) -> numbers`` of the ``n`` texts that fit best, by bm25s.
+
+    Raises:
+      UserError: without the package.
+    """
+    try:
+        import bm25s
+    except ImportError as error:
+        raise UserError("search needs bm25s: pip install 'jaxrl_llm[tasks]', or give a search") from error
+    index = bm25s.BM25()
+    index.index(bm25s.tokenize(list(texts), stopwords="en", show_progress=False), show_progress=False)
+
+    def search(query: str, count: int) -> list[int]:
+        words = bm25s.tokenize(query, stopwords="en", show_progress=False)
+        if not words.vocab:
+            return []
+        found, scores = index.retrieve(words, k=min(count, len(texts)), show_progress=False)
+        return [int(k) for k, score in zip(found[0], scores[0], strict=True) if score > 0]
+
+    return search
+
+
+def search_box(texts: Sequence[str], find: Callable[[str, int], Iterable[int]], *, count: int = SHOWN) -> Toolbox:
+    """``search(query)``: the texts that fit a query best, the best first.
+
+    Args:
+      find: ``bm25(texts)``, or what asks an index elsewhere.
+    """
+
+    def search(query: str) -> str:
+        shown = [f"[{place}] {texts[k]}" for place, k in enumerate(find(query, count), start=1)]
+        return "\n".join(shown) or "nothing was found"
+
+    return of_functions([(_one_text("search", "Searches the documents by words.", "query"), search)])
+
+
+def calculate(expression: str) -> str:
+    """The value of an expression of numbers and ``+ - * / // % **``, exactly; long decimals in twelve digits.
+
+    >>> calculate("(3 + 4) * 2 ** 3"), calculate("1 / 4"), calculate("1 / 3")
+    ('56', '0.25', '0.333333333333')
+
+    Raises:
+      ValueError: for anything else, a division by zero, or a number of more than ``_DIGITS`` digits.
+    """
+    try:
+        tree = ast.parse(expression.strip()[:MOST], mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ValueError(f"{schema.shortened(expression)} is no expression") from error
+    value = _value(tree, 64)
+    return str(value.numerator) if value.denominator == 1 else f"{float(value):.12g}"
+
+
+def _value(node: Any, deep: int) -> Fraction:
+    if deep == 0:
+        raise ValueError("the expression is too deep")
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return _moderate(Fraction(str(node.value)))
+    operation = _OPERATIONS.get(type(getattr(node, "op", None)))
+    if operation is None or not isinstance(node, ast.BinOp | ast.UnaryOp):
+        raise ValueError("only numbers and + - * / // % ** can be calculated")
+    if isinstance(node, ast.UnaryOp):
+        return operation(_value(node.operand, deep - 1))
+    left, right = _value(node.left, deep - 1), _value(node.right, deep - 1)
+    if operation is operator.pow:
+        size = len(str(left.numerator)) + len(str(left.denominator))
+        if right.denominator != 1 or abs(right) * size > _DIGITS:
+            raise ValueError("a power needs a whole exponent, and a result of moderate size")
+        right = int(right)
+    try:
+        return _moderate(Fraction(operation(left, right)))
+    except ZeroDivisionError as error:
+        raise ValueError("division by zero") from error
+
+
+def _moderate(value: Fraction) -> Fraction:
+    if max(abs(value.numerator), value.denominator) >= 10**_DIGITS:
+        raise ValueError(f"a number has more than {_DIGITS} digits")
+    return value
+
+
+def calculator_box() -> Toolbox:
+    """``calculate(expression)``, see the function of that name."""
+    about = "Calculates an expression of numbers and + - * / // % **."
+    return of_functions([(_one_text("calculate", about, "expression"), calculate)])
