@@ -10,21 +10,23 @@ Left out:  documents and a retriever: a search is one entry of a hidden table; t
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
            calls/mean: searches of an episode, at every action; eval/moved: share of actions that led on.
-Run:       python -m experiments.agents.stratified_grpo
+Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --data FILE --format hotpotqa
+           --tools search=CORPUS.jsonl
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_lookup
+from jaxrl_llm.worlds import arenas, host_arenas, toy_lookup
 
 
 def by_row(found: episodes.Turns) -> Array:
@@ -33,19 +35,20 @@ def by_row(found: episodes.Turns) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The blend of a re-implementation; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The blend of a re-implementation, for --data with --tools and a model of one's own, or a decoder made here."""
 
-    steps: int = 100
-    learning_rate: float = 1e-3
+    steps: int = 200
+    learning_rate: float = 1e-6
     eval_every: int = 25
-    prompts_per_step: int = 8
+    prompts_per_step: int = 64
     group_size: int = 8
     base_steps: int = 300
     blend: float = 0.8
     strata: Callable[[episodes.Turns], Array] = toy_lookup.calls
 
 
+EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"blend": 0.0},
@@ -60,7 +63,6 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "calls/mean", "policy/ent
 
 def build(settings: Settings) -> Plan:
     """One online stage over episodes with one advantage for each."""
-    arena = toy_lookup.make_arena()
 
     def advantages(rows, rewards):
         strata = settings.strata(episodes.turns_of(rows))
@@ -71,15 +73,15 @@ def build(settings: Settings) -> Plan:
         count = toy_lookup.calls(episodes.turns_of(rows)).astype(jnp.float32)
         return {"calls": group.per_token(count, rows.mask)}
 
-    online = arenas.make_grpo(
-        arena,
-        settings,
-        advantages=advantages,
-        row_extras=called,
+    method = partial(
+        arenas.make_grpo, settings=settings, advantages=advantages, row_extras=called,
         diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
-    )
-    measure = arenas.make_measure(arena, samples=8)
-    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+    )  # fmt: skip
+    if settings.data:
+        return host_arenas.make_plan(settings, method)
+    arena = toy_lookup.make_arena()
+    measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
+    return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -11,9 +11,10 @@ from typing import Any
 
 from jaxrl_llm.data import databases
 from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import schema
-from jaxrl_llm.tools.calls import Toolbox, of_functions
+from jaxrl_llm.tools.calls import Toolbox, joined, of_functions
 from jaxrl_llm.verifiers import sql
 
 SHOWN = 3  # documents of a search
@@ -198,3 +199,27 @@ def calculator_box() -> Toolbox:
     """``calculate(expression)``, see the function of that name."""
     about = "Calculates an expression of numbers and + - * / // % **."
     return of_functions([(_one_text("calculate", about, "expression"), calculate)])
+
+
+def opened(names: str) -> Toolbox:
+    """``python,calculator,search=CORPUS.jsonl,database=FILE.sqlite``: any of them, with commas between.
+
+    Raises:
+      UserError: for another name, or a file that does not serve.
+    """
+    found = []
+    for name in names.split(","):
+        tool, _, source = name.partition("=")
+        if tool == "python" and not source:
+            found.append(python_box(Sandbox().run))
+        elif tool == "calculator" and not source:
+            found.append(calculator_box())
+        elif tool == "search" and source:
+            texts = documents(pathlib.Path(source))
+            found.append(search_box(texts, bm25(texts)))
+        elif tool == "database" and source:
+            found.append(database_box(pathlib.Path(source)))
+        else:
+            known = "python, calculator, search=CORPUS.jsonl or database=FILE.sqlite"
+            raise UserError(f"--tools {names}: {name!r} is no tool; choose {known}")
+    return joined(found)

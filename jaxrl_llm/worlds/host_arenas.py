@@ -2,7 +2,8 @@
 
 An experiment whose settings extend ``Settings`` takes ``--data webshop:FOLDER``, ``alfworld:FOLDER`` or
 ``textworld:FOLDER`` with ``--model DIR``; the same method then trains in the host loop (``rollout.host_episodes``) in
-place of the embedded arena. What lies in the folders: see ``open_place``.
+place of the embedded arena. What lies in the folders: see ``open_place``. With ``--tools`` the tasks are rows of
+``--data``, as the main job takes them, and the agent calls tools before it answers (``host_tools``).
 """
 
 import dataclasses
@@ -22,12 +23,14 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host_episodes import make_host_episodes, only_on_host
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.tools import boxes
 from jaxrl_llm.train import job
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params
-from jaxrl_llm.worlds import arenas, host_games, host_shop
-from jaxrl_llm.worlds.host_texts import Given
+from jaxrl_llm.verifiers.verdict import Verdict
+from jaxrl_llm.worlds import arenas, host_games, host_shop, host_tools
+from jaxrl_llm.worlds.host_texts import Given, given
 
 PLACES = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
 ENOUGH = 0.999  # of the most that can be had: what counts as success
@@ -41,7 +44,11 @@ HOUSE = (
 class Settings(recipes.Settings):
     """What an experiment takes beside its own settings to leave its embedded world; ``model`` is read then only."""
 
-    data: str = ""  # webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER; empty: the embedded world
+    # webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER; with ``tools`` rows of problems; empty: the embedded world
+    data: str = ""
+    tools: str = ""  # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, with commas between them
+    format: job.Format = "plain"  # of rows, and how their answers are judged
+    verifier: job.VerifierName = ""
     max_turns: int = 15  # of an episode
     action_tokens: int = 512  # of one action
     observation_tokens: int = 1024  # of one observation
@@ -101,6 +108,22 @@ def _games(folder: pathlib.Path, settings: Settings, sizes: dict[str, Any], toke
     return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
+def _asked(settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    box = boxes.opened(settings.tools)
+    *both, verifier = job.load_problems(
+        settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
+        layout=settings.format,
+    )  # fmt: skip
+    pool = job.make_pool(verifier)  # where it runs code of others
+
+    def judged(answer: Any, text: str) -> Verdict:
+        return verifier(answer, text) if pool is None else pool.judge(verifier, [answer], [text]).verdicts[0]
+
+    world = host_tools.tool_world(box, judged)
+    rows = ([host_tools.asked(problem, box) for problem in part] for part in both)
+    return [given(world, part, [problem.answer for problem in part], tokenizer, **sizes) for part in rows]
+
+
 def open_place(settings: Settings, tokenizer: Tokenizer) -> list[Given]:
     """What is trained on and what is held out.
 
@@ -108,6 +131,7 @@ def open_place(settings: Settings, tokenizer: Tokenizer) -> list[Given]:
       the products is held out with their instructions.
     * ``alfworld``: ``json_2.1.1``, of which ``train`` trains and ``valid_unseen`` is held out.
     * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
+    * with ``tools``: any source of rows of the main job, a tenth of which is held out.
 
     Where the tokenizer has a chat template, prompts and observations are a user's messages.
 
@@ -120,6 +144,8 @@ def open_place(settings: Settings, tokenizer: Tokenizer) -> list[Given]:
         "action_tokens": settings.action_tokens, "observation_tokens": settings.observation_tokens, "chat": chat,
         "encode": make_reply_encoder(tokenizer) if chat else None,
     }  # fmt: skip
+    if settings.tools:
+        return _asked(settings, sizes, tokenizer)
     openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
     if kind not in openers or not pathlib.Path(where).is_dir():
         raise UserError(f"--data {settings.data}: give {PLACES}, where FOLDER is there")
@@ -143,7 +169,7 @@ def make_plan(
     """
     model = job.load_model(settings.model)
     train, held = open_place(settings, model.tokenizer)
-    columns = max(given.problems.tokens.shape[1] for given in (train, held)) + settings.max_new_tokens
+    columns = max(part.problems.tokens.shape[1] for part in (train, held)) + settings.max_new_tokens
     if columns > model.config.max_positions:
         raise UserError(
             f"prompts and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's context has "

@@ -4,9 +4,9 @@ Rows come from ``--data`` with a verifier, tools (``tools.boxes``) are called as
 that calls nothing is the answer.
 """
 
-import json
 from typing import Any, NamedTuple
 
+from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
 from jaxrl_llm.tools import schema
@@ -43,12 +43,7 @@ def tool_world(box: Toolbox, verify: Verifier) -> SpokenWorld:
 
 def asked(problem: Problem, box: Toolbox) -> Problem:
     """The same problem with the tools, and how they are called, in front of its prompt."""
-    lines = "\n".join(json.dumps(schema.declared(item), ensure_ascii=False) for item in box.tools)
-    form = '<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
-    said = (
-        f"You may call these tools before you answer:\n<tools>\n{lines}\n</tools>\nWrite each call as\n{form}\n"
-        "A response without a call is your answer.\n\n"
-    )
+    said = with_tools("", [schema.declared(item) for item in box.tools]) + "\nA response without a call is your answer."
     if isinstance(problem.prompt, str):
-        return problem._replace(prompt=said + problem.prompt)
-    return problem._replace(prompt=[{"role": "system", "content": said.strip()}, *problem.prompt])
+        return problem._replace(prompt=f"{said}\n\n{problem.prompt}")
+    return problem._replace(prompt=[{"role": "system", "content": said}, *problem.prompt])

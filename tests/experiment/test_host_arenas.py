@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.agents import gigpo
+from experiments.agents import gigpo, stratified_grpo
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
@@ -74,3 +74,30 @@ def test_two_steps_in_a_shop(shop, tmp_path):
         assert arm.metrics["eval/success"] == [0.0] and set(gigpo.METRICS) <= set(arm.metrics)
     with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
         cli.run(gigpo, [*chosen, *arguments, "--max-new-tokens", "600"])
+
+
+@pytest.mark.slow
+def test_searches_are_trained_with_tools(tmp_path):
+    rows = [{"prompt": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    byte_model(folder, "qwen2", max_positions=1024)
+    sizes = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "8", "--max-new-tokens", "24"]
+    command = ["--smoke", "--arm", "grpo", "stratified", "--seeds", "1", *sizes, "--slots", "4", "--eval-problems", "2"]
+    data = [
+        "--model",
+        str(folder),
+        "--data",
+        str(tmp_path / "rows.jsonl"),
+        "--tools",
+        "calculator",
+        "--verifier",
+        "exact",
+    ]
+    found = cli.run(stratified_grpo, [*command, *data, "--out", str(tmp_path / "out")])
+    for arm in found.arms.values():
+        assert set(stratified_grpo.METRICS) <= set(arm.metrics) and arm.updates == 2
+        assert np.isfinite(arm.metrics["loss/total"]).all() and arm.metrics["world/failed_fraction"] == [0.0]
+    with pytest.raises(UserError, match="'oven' is no tool; choose python, calculator, search=CORPUS.jsonl"):
+        host_arenas.open_place(host_arenas.Settings(data="chain", tools="oven"), tokenizers.load(folder))
