@@ -9,13 +9,15 @@ from jaxrl_llm.errors import UserError
 class Chip(NamedTuple):
     """Of one chip: ``hbm`` bytes a program may use, the rest in bytes or operations a second.
 
-    ``link``: one direction of one link to a neighbour.
+    ``link``: one direction of one link to a neighbour. ``meeting``: seconds of any collective beside its bytes, where
+    they were measured; the table has none.
     """
 
     hbm: float
     bandwidth: float
     flops: float  # bfloat16
     link: float
+    meeting: float = 0.0
 
 
 # From "How to scale your model" (the TPU chapter's table); a program gets a little less memory than the chip has.

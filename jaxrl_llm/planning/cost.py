@@ -10,6 +10,7 @@ from jaxrl_llm.planning.layout import Number, Sizes, held
 from jaxrl_llm.planning.phases import Work
 
 LINKS = 2  # directions of a ring in which a chip sends and receives
+_MATRICES = 7  # of a layer, each collected by itself
 
 
 def active_parameters(config: ModelConfig) -> int:
@@ -32,15 +33,15 @@ def _attention(config: ModelConfig, tokens: Number, context: Number) -> Number:
     return 4 * config.num_layers * config.num_heads * config.head_dim * tokens * context
 
 
-def _gather(total: Number, parts: int, chip: Chip) -> Number:
-    """Seconds until each chip of a ring has all of ``total`` bytes."""
-    return total * (parts - 1) / parts / (chip.link * LINKS) if parts > 1 else 0.0
+def _gather(total: Number, parts: int, chip: Chip, pieces: int = 1) -> Number:
+    """Seconds until each chip of a ring has all of ``total`` bytes, collected in so many ``pieces``."""
+    return pieces * chip.meeting + total * (parts - 1) / parts / (chip.link * LINKS) if parts > 1 else 0.0
 
 
 def _tensor(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchanges: int) -> Number:
     """Seconds of the sums over tensor: ``exchanges`` a layer, of hidden states in bfloat16, there and back."""
     size = rows * config.hidden_size * 2
-    return exchanges * config.num_layers * 2 * _gather(size, sizes.tensor, chip)
+    return exchanges * config.num_layers * _gather(2 * size, sizes.tensor, chip)
 
 
 def _experts(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchanges: int) -> Number:
@@ -54,6 +55,7 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     chips = train.chips
     active, tokens = active_parameters(config), work.rows * work.length
     whole = 2 * held(config, Sizes(tensor=train.tensor, expert=train.expert))  # bfloat16 weights gathered over fsdp
+    collected = _gather(whole, train.fsdp, chip, config.num_layers * _MATRICES)
     passes = 4 if work.remat else 3  # forward, again, and twice that backward
     context = work.length / 2
 
@@ -63,12 +65,11 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     rows = tokens / train.rows
     update = max(
         compute(passes, tokens),
-        work.microbatches * (_gather(whole, train.fsdp, chip) * (2 if work.remat else 1))
-        + 2 * _gather(whole, train.fsdp, chip),
+        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected,
     )
     update += _tensor(config, train, chip, rows, 6 if work.remat else 4)
     update += _experts(config, train, chip, rows, 6 if work.remat else 4)
-    score = max(compute(1, tokens), work.microbatches * _gather(whole, train.fsdp, chip))
+    score = max(compute(1, tokens), work.microbatches * collected)
     score += _tensor(config, train, chip, rows, 2) + _experts(config, train, chip, rows, 2)
 
     waves = -(-work.rows // work.rollout_rows)

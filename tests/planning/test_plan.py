@@ -128,6 +128,21 @@ def test_a_step_by_hand():
     assert found["reshard"] == found["score"] == 0
 
 
+def test_meetings_are_counted_where_they_are_known():
+    """Two sums a layer and token over tensor; the matrices of a layer one by one over fsdp."""
+    config, work = shapes.shape_of("Llama-3.2-1B"), Work(256, 256, 4, 4, remat=False, scores=1)
+    kinds = chips.CHIPS["v6e"], chips.CHIPS["v6e"]._replace(meeting=100.0)  # nothing else is seen beside it
+    sizes = Sizes(tensor=2), Sizes(fsdp=2)
+    for size, want in zip(
+        sizes, ({"decode": 256 * 32, "update": 64, "score": 32}, {"update": 336, "score": 112}), strict=True
+    ):
+        plain, met = (
+            cost.step_seconds(config, kind, size, Sizes(tensor=size.tensor, data=size.fsdp), work) for kind in kinds
+        )
+        for phase, meetings in want.items():
+            assert met[phase] - plain[phase] == pytest.approx(100 * meetings, rel=1e-3), (size, phase)
+
+
 def test_the_search_prefers_what_fits_and_then_the_quickest():
     config = shapes.shape_of("Qwen3-8B")
     found = search.plans(config, V5E, WORK)
