@@ -8,7 +8,7 @@ from typing import Any
 from jaxrl_llm import flags
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import chips, compiled, estimate, search
+from jaxrl_llm.planning import chips, compiled, estimate, reallocation, search
 from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.layout import Sizes
 from jaxrl_llm.planning.phases import Work
@@ -95,8 +95,11 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     return config, topology, shown, details
 
 
-def as_data(plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]) -> dict[str, Any]:
+def as_data(
+    config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]
+) -> dict[str, Any]:
     """One choice for programs."""
+    moved = reallocation.received(config, plan.train, plan.rollout)
     return {
         "mesh": plan.train.spec,
         "rollout_mesh": plan.rollout.spec,
@@ -106,6 +109,7 @@ def as_data(plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled
         "peak_gib": {name: round(peak / GIB, 3) for name, peak in plan.peaks.items()},
         "loop_peak_gib": round(plan.peak / GIB, 3),
         "limit": plan.limit,
+        "reshard_gib": {"most_of_a_chip": round(max(moved) / GIB, 3), "all_chips": round(sum(moved) / GIB, 3)},
         "fits": plan.peak <= topology.chip.hbm,
         "roofline_seconds": {name: round(seconds, 4) for name, seconds in plan.seconds.items()},
         "step_seconds": round(plan.step, 3),
@@ -113,7 +117,7 @@ def as_data(plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled
     }
 
 
-def lines(plan: Plan, topology: Topology, number: int) -> list[str]:
+def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> list[str]:
     """One choice for people."""
     work = plan.work
     verdict = "fits" if plan.peak <= topology.chip.hbm else "DOES NOT FIT"
@@ -123,6 +127,10 @@ def lines(plan: Plan, topology: Topology, number: int) -> list[str]:
         f"   {'phase':<8} {'GiB/chip':>9} {'seconds':>9}",
     ]
     out += [f"   {name:<8} {peak / GIB:>9.2f} {plan.seconds[name]:>9.2f}" for name, peak in plan.peaks.items()]
+    moved = reallocation.received(config, plan.train, plan.rollout)
+    out.append(
+        f"   resharding brings {max(moved) / GIB:.2f} GiB to the chip that receives most, {sum(moved) / GIB:.1f} in all"
+    )
     share = plan.peak / topology.chip.hbm
     out.append(
         f"   {verdict}: {plan.peak / GIB:.2f} of {topology.chip.hbm / GIB:.2f} GiB ({share:.0%}), limited by "
@@ -137,7 +145,7 @@ def run(settings: Settings) -> int:
     how = "compiled ahead of time" if details else "estimated in closed form"
     missing = not compiled.available()
     if settings.json:
-        data = [as_data(plan, topology, f) for plan, f in zip(shown, details or [{}] * len(shown), strict=True)]
+        data = [as_data(config, plan, topology, f) for plan, f in zip(shown, details or [{}] * len(shown), strict=True)]
         print(json.dumps({"model": settings.model, "parameters": config.num_parameters, "topology": topology.name,
                           "chips": topology.chips, "hbm_gib": topology.chip.hbm / GIB, "memory": how,
                           "plans": data}, indent=1))  # fmt: skip
@@ -150,7 +158,7 @@ def run(settings: Settings) -> int:
         why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):
-            print("\n".join(lines(plan, topology, number)))
+            print("\n".join(lines(config, plan, topology, number)))
     return 0 if any(plan.peak <= topology.chip.hbm for plan in shown) else 1
 
 

@@ -82,16 +82,27 @@ def transfers(shapes: dict[tuple[Any, ...], tuple[int, ...]], before: Place, aft
     return [Transfer(*key, tuple(targets)) for key, targets in found.items()]
 
 
+@lru_cache(maxsize=4096)
+def received(config: ModelConfig, before: Sizes, after: Sizes, itemsize: int = 2) -> tuple[int, ...]:
+    """Bytes that every device of a mesh receives when its layout changes; what lies there already is left out."""
+    found = [0] * after.chips
+    for path, shape in leaves(config).items():
+        had = pieces(path, shape, Place(0, before))
+        for device, wanted in pieces(path, shape, Place(0, after)).items():
+            found[device] += (_size(wanted) - _size(_common(wanted, had[device]))) * itemsize
+    return tuple(found)
+
+
 @lru_cache(maxsize=16384)
 def seconds(config: ModelConfig, chip: Chip, before: Place, after: Place, itemsize: int = 2) -> Number:
     """Of the slowest device: all that it receives, or all that it sends with a broadcast counted once."""
     if before == after:
         return 0.0
-    received: dict[int, int] = {}
+    taken: dict[int, int] = {}
     sent: dict[int, int] = {}
     for transfer in transfers(leaves(config), before, after):
         count = _size(transfer.ranges) * itemsize
         sent[transfer.source] = sent.get(transfer.source, 0) + count
         for target in transfer.targets:
-            received[target] = received.get(target, 0) + count
-    return max((*received.values(), *sent.values()), default=0) / (chip.link * LINKS)
+            taken[target] = taken.get(target, 0) + count
+    return max((*taken.values(), *sent.values()), default=0) / (chip.link * LINKS)

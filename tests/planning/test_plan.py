@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.models.config import Experts, to_hf
-from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, search, shapes
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, reallocation, search, shapes
 from jaxrl_llm.planning.layout import Sizes, gathered, held, largest
 from jaxrl_llm.planning.phases import Work
 from tests.models_for_tests import small_config
@@ -143,6 +146,19 @@ def test_meetings_are_counted_where_they_are_known():
             assert met[phase] - plain[phase] == pytest.approx(100 * meetings, rel=1e-3), (size, phase)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_bytes_of_a_reshard_are_those_of_the_shardings(family):
+    config = _tiny(family=family, **({"experts": Experts(8, 2, 64)} if family == "qwen3_moe" else {}))
+    shapes = jax.eval_shape(make_policy(config).init, jax.random.key(0))
+    pairs = [(Sizes(fsdp=8), Sizes(data=8)), (Sizes(2, 2, 2), Sizes(data=2, tensor=4)), (Sizes(fsdp=4, expert=2),) * 2]
+    for before, after in pairs:
+        put = [rules.shardings(shapes, sizes.mesh(jax.devices())) for sizes in (before, after)]
+        assert sum(reallocation.received(config, before, after)) == moved_bytes(shapes, *put, 2)
+    # each chip has an eighth of what divides, and lacks the rest
+    lacks = reallocation.received(config, Sizes(fsdp=8), Sizes(data=8))
+    assert set(lacks) == {2 * (config.num_parameters - held(config, Sizes(fsdp=8)))}
+
+
 def test_the_search_prefers_what_fits_and_then_the_quickest():
     config = shapes.shape_of("Qwen3-8B")
     found = search.plans(config, V5E, WORK)
@@ -170,11 +186,13 @@ def test_command_text_and_json(capsys):
     command = ["--model", "Qwen3-8B", "--topology", "v5e:4x4", "--estimate"]
     assert cli.cli(command) == 0
     out = capsys.readouterr().out
+    assert "resharding brings " in out
     assert "16 chips of 15.75 GiB" in out and "estimated in closed form" in out and "fits: " in out
     assert cli.cli([*command, "--json", "--show", "2", "--reference"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["memory"] == "estimated in closed form" and data["parameters"] == PARAMETERS["Qwen3-8B"]
     assert len(data["plans"]) == 2 and data["plans"][0]["fits"]
+    assert 0 < data["plans"][0]["reshard_gib"]["most_of_a_chip"] < 16
     assert set(data["plans"][0]["peak_gib"]) == {"reshard", "prefill", "decode", "score", "update"}
 
 
