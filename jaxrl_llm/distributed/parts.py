@@ -16,16 +16,20 @@ from jaxrl_llm.errors import UserError
 
 
 def on_mesh(
-    mesh: Mesh, attend_fn: Callable[..., Array], experts_fn: Callable[..., Array]
+    mesh: Mesh,
+    attend_fn: Callable[..., Array],
+    experts_fn: Callable[..., Array],
+    otherwise: Callable[..., Array] | None = None,
 ) -> dict[str, Callable[..., Any]]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
       attend_fn, experts_fn: what runs on one device, ``models.attention.attend`` and ``models.mlp.grouped_experts``.
+      otherwise: as in ``make_attend``.
     """
     return {
         "place": rules.make_place(mesh),
-        "attend_fn": make_attend(mesh, attend_fn),
+        "attend_fn": make_attend(mesh, attend_fn, otherwise),
         "experts_fn": make_experts(mesh, experts_fn),
     }
 
@@ -83,19 +87,23 @@ def _local_experts(act, split, gate, up, down, x, weights, chosen):
     return jax.lax.psum(total, "tensor") if split else total
 
 
-def make_attend(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]:
+def make_attend(
+    mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[..., Array] | None = None
+) -> Callable[..., Array]:
     """The ``attend_fn`` of ``models.decoder.make_policy``: each device its rows, heads and, along ``context``, queries.
 
     Keys and values of a row are collected along ``context``; scores stay where their queries are. Shapes that do not
     divide are left to the compiler.
 
     Args:
-      inner: what runs on one device, ``models.attention.attend``.
+      inner: what runs on one device: ``models.attention.attend``, or a kernel of ``models.implementations``.
+      otherwise: what the compiler can divide, for shapes that do not divide: ``models.attention.attend``, which is
+        needed where ``inner`` is a kernel. None: ``inner``.
     """
 
     def attend(q: Array, k: Array, v: Array, mask: Array, **settings: Any) -> Array:
         if q.shape[0] % batch_parts(mesh) or q.shape[1] % mesh.shape["context"]:
-            return inner(q, k, v, mask, **settings)
+            return (otherwise or inner)(q, k, v, mask, **settings)
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
         queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, None, None)
         run = jax.shard_map(
@@ -103,6 +111,7 @@ def make_attend(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]
             mesh=mesh,
             in_specs=(queries, keys, keys, P(BATCH, "context", None)),
             out_specs=queries,
+            check_vma=otherwise is None,  # a kernel does not say along which axes its results differ
         )
         return run(q, k, v, mask)
 

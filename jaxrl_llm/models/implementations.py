@@ -1,0 +1,70 @@
+"""Who computes attention: XLA everywhere, a Pallas kernel on TPUs, cuDNN on NVIDIA GPUs; the same function."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.models import attention, flash
+from jaxrl_llm.models.attention import AttendFn
+
+IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
+OF_PLATFORM = {"tpu": "pallas", "gpu": "cudnn"}
+FEW = 128  # so few queries, as in decoding, are left to XLA: it reads the cache once, and there is no matrix of scores
+
+
+def make_attend(name: str = "auto", *, platform: str | None = None) -> AttendFn:
+    """The ``attend_fn`` of ``models.decoder.make_policy``.
+
+    Args:
+      name: of ``IMPLEMENTATIONS``; ``auto`` takes what is best on the platform. What an implementation cannot do (a
+        soft cap or float32 in cuDNN, a handful of queries) is computed by XLA.
+      platform: of the first device by default.
+
+    Raises:
+      ValueError: for another name.
+
+    >>> make_attend("auto", platform="cpu") is attention.attend
+    True
+    """
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"attention={name!r} is not one of {', '.join(IMPLEMENTATIONS)}")
+    platform = platform or jax.default_backend()
+    chosen = OF_PLATFORM.get(platform, "xla") if name == "auto" else name
+    if chosen == "xla":
+        return attention.attend
+    return cudnn if chosen == "cudnn" else _pallas(interpret=platform != "tpu")
+
+
+def _pallas(interpret: bool) -> AttendFn:
+    def attend(q: Array, k: Array, v: Array, mask: Array, **settings) -> Array:
+        if q.shape[1] <= FEW:
+            return attention.attend(q, k, v, mask, **settings)
+        return flash.attend(q, k, v, mask, interpret=interpret, **settings)
+
+    return attend
+
+
+def cudnn(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B S C"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    implementation: Literal["xla", "cudnn"] = "cudnn",
+) -> Float[Array, "B S H K"]:
+    """``models.attention.attend`` by the fused attention of cuDNN, where it can.
+
+    Args:
+      implementation: of ``jax.nn.dot_product_attention``.
+    """
+    narrow = q.dtype in (jnp.bfloat16, jnp.float16)
+    if softcap is not None or q.shape[1] <= FEW or (implementation == "cudnn" and not narrow):
+        return attention.attend(q, k, v, mask, scale=scale, softcap=softcap)
+    columns_first = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+    return jax.nn.dot_product_attention(
+        q, *columns_first, mask=mask[:, None], scale=scale, implementation=implementation
+    )

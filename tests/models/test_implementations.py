@@ -1,0 +1,143 @@
+"""Attention by other hands: values and gradients of the reference, in the kernel's interpret mode."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import parts, rules
+from jaxrl_llm.models import attention, flash, implementations
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.planning import chips, compiled
+from tests.models_for_tests import small_config, small_model
+
+
+def _case(rows=20, columns=27, dtype=jnp.float32):
+    """Queries that see some keys, none, or those of their own segment; six heads on two."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = ((2, rows, 6, 8), (2, 2, columns, 8), (2, 2, columns, 8), (2, rows, 6, 8))
+    q, k, v, weights = (
+        jax.random.normal(key, s, jnp.float32).astype(dtype) for key, s in zip(keys, shapes, strict=True)
+    )
+    places, lanes = jnp.arange(rows)[:, None], jnp.arange(columns)[None, :]
+    causal = (lanes <= places + columns - rows) & (lanes > places - 9)
+    mask = jnp.stack([causal, (lanes // 9 == places // 7) & (lanes != 4)])
+    return (q, k, v), mask.at[1, 3].set(False), weights
+
+
+def _out_and_gradients(attend, arrays, mask, weights, **settings):
+    seen = mask.any(axis=2)[:, :, None, None]  # what a query without keys gives is nobody's business
+
+    def loss(arrays):
+        out = jnp.where(seen, attend(*arrays, mask, **settings), jnp.zeros((), weights.dtype))
+        return jnp.sum((out * weights).astype(jnp.float32)), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+    return out, gradients
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("block", [8, 128])
+def test_the_kernel_is_the_reference(block, softcap):
+    case = _case()
+    want = _out_and_gradients(attention.attend, *case, softcap=softcap, scale=0.5)
+    got = _out_and_gradients(flash.attend, *case, softcap=softcap, scale=0.5, block=block, interpret=True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+
+
+def test_the_kernel_in_bfloat16():
+    case = _case(dtype=jnp.bfloat16)
+    want = _out_and_gradients(attention.attend, *case)
+    got = _out_and_gradients(flash.attend, *case, block=16, interpret=True)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.06), got, want
+    )
+
+
+def test_a_query_that_sees_nobody_is_zero_and_finite():
+    arrays, mask, weights = _case()
+
+    @jax.jit
+    def run(q):
+        def loss(q):
+            out = flash.attend(q, *arrays[1:], mask, block=32, interpret=True)
+            return jnp.sum(out * weights), out
+
+        return jax.value_and_grad(loss, has_aux=True)(q)
+
+    (_, out), gradients = run(arrays[0])
+    assert np.isfinite(out).all() and np.isfinite(gradients).all()
+    assert not out[1, 3].any() and not gradients[1, 3].any()
+    with pytest.raises(ValueError, match="block=0 must be at least 1"):
+        flash.attend(*arrays, mask, block=0)
+
+
+def test_cudnn_is_given_the_reference_s_arguments(monkeypatch):
+    """Through the same call with XLA in the place of cuDNN, which is not there without a GPU."""
+    monkeypatch.setattr(implementations, "FEW", 1)
+    arrays, mask, weights = _case()
+    want = _out_and_gradients(attention.attend, arrays, mask, weights, scale=0.3)
+    got = _out_and_gradients(implementations.cudnn, arrays, mask, weights, scale=0.3, implementation="xla")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+    # float32, soft caps and few queries are no work for it
+    jax.tree.map(
+        np.testing.assert_array_equal, _out_and_gradients(implementations.cudnn, arrays, mask, weights, scale=0.3), want
+    )
+
+
+def test_who_computes_where():
+    assert implementations.make_attend("auto", platform="gpu") is implementations.cudnn
+    assert implementations.make_attend("xla", platform="tpu") is attention.attend
+    assert implementations.make_attend("auto", platform="tpu") is not attention.attend
+    with pytest.raises(ValueError, match="attention='flash' is not one of auto, xla, pallas, cudnn"):
+        implementations.make_attend("flash")
+
+
+@pytest.mark.parametrize(
+    "family, spec",
+    [("gemma2", ""), ("qwen3", "data=2,context=2,tensor=2"), pytest.param("qwen3", "fsdp=8", marks=pytest.mark.slow)],
+)
+def test_a_decoder_and_a_mesh(monkeypatch, family, spec):
+    """Log-probabilities and gradients of the whole decoder; on a mesh each device has its blocks."""
+    monkeypatch.setattr(implementations, "FEW", 1)
+    config, params = small_config(family), small_model(family)[1]
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (8, 12)), jnp.int32)
+    segments = jnp.ones((8, 12), jnp.int32).at[1, :3].set(0).at[2, 6:].set(2)
+    columns = jnp.broadcast_to(jnp.arange(12, dtype=jnp.int32)[None], (8, 12))
+    positions = jnp.where(segments == 2, columns - 6, columns)
+
+    def step(policy, params):
+        def loss(params):
+            logits = policy.unembed(params, policy.hidden(params, tokens, positions, segments))
+            return jnp.sum(jnp.where(segments[..., None] > 0, jnp.sin(logits), 0.0))
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    want = step(make_policy(config), params)
+    run = implementations.make_attend("pallas", platform="cpu")
+    options = {"attend_fn": run}
+    if spec:
+        mesh = meshes.parse_mesh(spec)
+        params = rules.shard(params, mesh)
+        options = {"place": rules.make_place(mesh), "attend_fn": parts.make_attend(mesh, run, attention.attend)}
+    got = step(make_policy(config, **options), params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), got, want)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
+def test_the_kernel_compiles_for_a_tpu():
+    """Forward, and the gradients of queries and of keys: three kernels by the TPU's own compiler."""
+    device = compiled.devices(chips.parse("v5e:2x4"))[:1]
+    sharding = NamedSharding(Mesh(np.asarray(device), ("x",)), PartitionSpec())
+    shapes = ((2, 1024, 4, 128), (2, 2, 1024, 128), (2, 2, 1024, 128))
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in shapes]
+    mask = jax.ShapeDtypeStruct((2, 1024, 1024), jnp.bool_, sharding=sharding)
+
+    def loss(q, k, v, mask):
+        return jnp.sum(flash.attend(q, k, v, mask, softcap=30.0).astype(jnp.float32))
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arrays, mask).compile().as_text()
+    assert text.count("tpu_custom_call") >= 3
