@@ -39,11 +39,21 @@ def anywhere(x: Array, name: str) -> Array:
     return x
 
 
+Remat = bool | Callable[..., Any]
+
+
+def rematerialised(step: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """A block as it is, recomputed in the backward pass, or recomputed but for what a policy keeps."""
+    if not remat:
+        return step
+    return jax.checkpoint(step) if remat is True else jax.checkpoint(step, policy=remat)
+
+
 class How(NamedTuple):
     """How a decoder is computed, which is no part of what it computes; see ``make_policy``."""
 
     compute_dtype: Any = jnp.float32
-    remat: bool = False
+    remat: Remat = False
     experts_fn: ExpertsFn = grouped_experts
     attend_fn: AttendFn = attend
     place: Callable[[Array, str], Array] = anywhere
@@ -119,7 +129,7 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
         return x, router if keep_router else None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
-    step = jax.checkpoint(step) if how.remat else step
+    step = rematerialised(step, how.remat)
     x, router = jax.lax.scan(step, x, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return norm(config, x, params, "final_norm"), router
 
@@ -156,7 +166,7 @@ def _hidden_groups(config, how, params, prompts, responses):
         return (block(config, how, layer, x, look)[0], block(config, how, layer, y, follow)[0]), None
 
     first = tuple(embed(config, how, params, *part) for part in (prompts, responses))
-    step = jax.checkpoint(step) if how.remat else step
+    step = rematerialised(step, how.remat)
     found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return tuple(norm(config, x, params, "final_norm") for x in found)
 
@@ -169,7 +179,7 @@ def hidden_and_router(
     segment_ids: Array,
     *,
     compute_dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: Remat = False,
     experts_fn: ExpertsFn = grouped_experts,
 ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T E"]]:
     """What ``Policy.hidden`` returns, and the router's logits of every layer, for ``models.mlp.balance_loss``.
@@ -235,7 +245,7 @@ def make_policy(
     config: ModelConfig,
     *,
     compute_dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: Remat = False,
     experts_fn: ExpertsFn = grouped_experts,
     attend_fn: AttendFn = attend,
     place: Callable[[Array, str], Array] = anywhere,
@@ -247,7 +257,9 @@ def make_policy(
       config: the shape, see ``ModelConfig``.
       compute_dtype: dtype of activations and of the matrices at use; parameters stay as they are stored
         (float32 masters). Norms, rotary angles, softmax and logits are float32 in any case.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: recompute each block in the backward pass instead of keeping its activations; or one of
+        ``jax.checkpoint_policies``, which says what is kept: ``dots_with_no_batch_dims_saveable`` keeps the products
+        with weights and recomputes attention, norms and activations.
       experts_fn: how a mixture of experts is computed, ``models.mlp.grouped_experts`` or ``dense_experts``.
       attend_fn: how attention is computed, with the arguments of ``models.attention.attend``.
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models import files, layout
-from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.decoder import Remat, make_policy
 from jaxrl_llm.models.shape import ModelConfig, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
@@ -302,7 +302,7 @@ def pretrained(
     folder: str | pathlib.Path,
     *,
     compute_dtype: Any = jnp.float32,
-    remat: bool = False,
+    remat: Remat = False,
     place: Callable[[np.ndarray], Any] = jnp.asarray,
     shardings: Callable[[Params], Params] | None = None,
     make: Callable[..., Policy] = make_policy,

@@ -63,9 +63,12 @@ def test_cache_equals_full_forward_on_ragged_rows(family, cuts):
 
 
 @pytest.mark.slow
-def test_remat_changes_neither_value_nor_gradient():
+@pytest.mark.parametrize(
+    "remat", [True, pytest.param(jax.checkpoint_policies.dots_with_no_batch_dims_saveable, marks=pytest.mark.slow)]
+)
+def test_remat_changes_neither_value_nor_gradient(remat):
     config = small_config()
-    plain, recomputed = make_policy(config), make_policy(config, remat=True)
+    plain, recomputed = make_policy(config), make_policy(config, remat=remat)
     params, tokens = plain.init(jax.random.key(0)), _tokens((2, 5))
     segments, positions = dense_rows(2, 5)
 
@@ -74,6 +77,28 @@ def test_remat_changes_neither_value_nor_gradient():
 
     a, b = (jax.value_and_grad(loss(policy))(params) for policy in (plain, recomputed))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), a, b)
+
+
+@pytest.mark.slow
+def test_what_a_policy_keeps_costs_memory():
+    """All activations, the products with weights, or only what goes from block to block."""
+    config = small_config(num_layers=8, hidden_size=64, intermediate_size=256, head_dim=16)
+    segments, positions = dense_rows(8, 64)
+
+    def temporaries(remat):
+        policy = make_policy(config, remat=remat)
+        shapes = jax.eval_shape(policy.init, jax.random.key(0))
+
+        def loss(params, tokens):
+            return jnp.sum(policy.hidden(params, tokens, positions, segments))
+
+        program = jax.jit(jax.grad(loss)).lower(shapes, jax.ShapeDtypeStruct((8, 64), jnp.int32)).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    everything, products, nothing = (
+        temporaries(r) for r in (False, jax.checkpoint_policies.dots_with_no_batch_dims_saveable, True)
+    )
+    assert nothing < 0.8 * products and products < 0.8 * everything, (nothing, products, everything)
 
 
 def test_padded_vocabulary_rows_cannot_be_drawn():
