@@ -1,0 +1,340 @@
+"""Decoding and the update on one accelerator, as shares of what the device can do, next to other systems.
+
+    python benchmarks/accelerator.py [--model DIR | --shape Qwen3-1.7B] [--transformers-python P] [--tunix-python P]
+
+Both roofs are measured first, in the same run: one large bfloat16 product, one pass over memory. ``decode``: 64 rows
+(``--rows``) read 512 tokens and write 512; the share is the bytes of weights and of the caches as they grow, by the
+seconds of a token and the measured bandwidth. Seconds of a token are those of a call less those of a call with half as
+many tokens. ``update``: one GRPO step on rows of 4,096 tokens, float32 masters, bfloat16 compute, blocks recomputed,
+AdamW; the share is 6 operations a weight and token, and attention's once, by the seconds and the measured rate.
+
+The other systems run as processes of their own on the same weights (written to a folder first): transformers' generate
+and a step of its forward and backward pass with torch's AdamW; Tunix's sampler and a step of its Qwen3. Their update
+is of plain log-probabilities, which favours them. The record goes to results/benchmarks/accelerator.json.
+No record of an accelerator has been made yet; ``--tiny`` runs all of it in small, on any machine.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+OUT = ROOT / "results" / "benchmarks" / "accelerator.json"
+BARS = {"decode": 0.70, "update": 0.50}
+
+
+class Sizes(NamedTuple):
+    """What is measured; ``side`` is of the product and of the memory pass."""
+
+    prompt: int = 512
+    new: int = 512
+    columns: int = 4096
+    update_rows: int = 4
+    side: int = 8192
+    dtype: str = "bfloat16"
+
+
+TINY = Sizes(8, 8, 32, 2, 256, "float32")
+
+
+def best(call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of the quickest of some calls after the first."""
+    call()
+    found = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def token_seconds(call: Callable[[int], Any], new: int, repeats: int) -> float:
+    """Of one token of all rows, prompts left out."""
+    return (best(lambda: call(new), repeats) - best(lambda: call(new // 2), repeats)) / (new - new // 2)
+
+
+def tokens_of(rows: int, columns: int) -> list[list[int]]:
+    """Rows without the ids that pad or end."""
+    return [[10 + (37 * i + 101 * k * k + 11 * k) % 1000 for k in range(columns)] for i in range(rows)]
+
+
+def ours_decode(policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, repeats: int) -> dict[str, float]:
+    """Seconds of a token of all rows, and the bytes that must be read for it."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_llm.planning.cost import cache_bytes
+    from jaxrl_llm.planning.layout import Sizes as Mesh
+    from jaxrl_llm.rollout.generate import generate
+
+    dtype = jnp.dtype(sizes.dtype)
+    prompts = jnp.asarray(tokens_of(rows, sizes.prompt), jnp.int32)
+    settings = {"group_size": 1, "eos_ids": (config.padded_vocab_size,)}
+
+    def rollout(params: Any, keys: Any, new: int) -> Any:
+        valid = jnp.ones(prompts.shape, bool)
+        return generate(policy, params, prompts, valid, keys, max_new_tokens=new, **settings).tokens
+
+    roll = jax.jit(rollout, static_argnums=2)
+    narrow = jax.tree.map(lambda x: x.astype(dtype), params)
+    keys = jax.random.split(jax.random.key(0), rows)
+    seconds = token_seconds(lambda new: jax.block_until_ready(roll(narrow, keys, new)), sizes.new, repeats)
+    one = cache_bytes(config, Mesh()) * dtype.itemsize / 2
+    context = sizes.prompt + 0.75 * sizes.new  # in the middle of the half that is timed
+    return {"decode_s": seconds, "decode_bytes": config.num_parameters * dtype.itemsize + rows * one * context}
+
+
+def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: int) -> dict[str, float]:
+    """Seconds of a GRPO step, and its useful operations."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from jaxrl_llm.losses.policy import clipped_policy_loss
+    from jaxrl_llm.planning.cost import active_parameters
+    from jaxrl_llm.train.estimates import make_policy_loss
+    from jaxrl_llm.train.step import make_update
+    from jaxrl_llm.types import Batch, TrainState
+
+    shape = (sizes.update_rows, sizes.columns)
+    tokens = jnp.asarray(tokens_of(*shape), jnp.int32)
+    places = jnp.broadcast_to(jnp.arange(sizes.columns, dtype=jnp.int32)[None], shape)
+    zeros, ones = jnp.zeros(shape, jnp.float32), jnp.ones(shape, jnp.float32)
+    batch = Batch(
+        tokens=tokens, segment_ids=jnp.ones_like(tokens), positions=places, mask=places > 0, advantages=ones,
+        old_logp=zeros, sampler_logp=zeros, ref_logp=zeros, group_ids=jnp.arange(shape[0], dtype=jnp.int32),
+        total=jnp.float32(shape[0] * (shape[1] - 1)), extras={},
+    )  # fmt: skip
+    tx = optax.adamw(1e-6)
+    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+    update = jax.jit(make_update(make_policy_loss(policy, clipped_policy_loss), tx), donate_argnums=0)
+
+    def step() -> None:
+        nonlocal state
+        state, metrics = update(state, batch)
+        jax.block_until_ready(metrics)
+
+    count = shape[0] * shape[1]
+    attention = 6 * config.num_layers * config.num_heads * config.head_dim * count * sizes.columns  # half is masked
+    return {"update_s": best(step, repeats), "update_flops": 6 * active_parameters(config) * count + attention}
+
+
+def run_ours(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, Any]:
+    """This library; also the roofs and the least bytes and operations, which serve all."""
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_llm.models import weights
+    from jaxrl_llm.models.decoder import make_policy
+    from jaxrl_llm.models.implementations import make_attend
+    from jaxrl_llm.planning import live
+
+    dtype = jnp.dtype(sizes.dtype)
+    chip = live.measured(dtype, side=sizes.side)
+
+    def make(config: Any, **_: Any) -> Any:
+        return make_policy(config, compute_dtype=dtype, remat=True, attend_fn=make_attend("auto"))
+
+    policy, params, config = weights.pretrained(folder, make=make)
+    found = ours_decode(policy, config, params, rows, sizes, repeats)
+    found |= ours_update(policy, config, params, sizes, repeats)
+    return found | {"bandwidth": chip.bandwidth, "matrix_rate": chip.flops, "device": jax.devices()[0].device_kind}
+
+
+def run_transformers(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, float]:
+    """transformers on the same folder; on the GPU where torch sees one."""
+    import torch
+    import transformers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = getattr(torch, sizes.dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    prompts = torch.tensor(tokens_of(rows, sizes.prompt), device=device)
+
+    def done() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def roll(new: int) -> None:
+        model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=new, min_new_tokens=new, do_sample=True,
+            top_k=0, pad_token_id=0,
+        )  # fmt: skip
+        done()
+
+    seconds = token_seconds(roll, sizes.new, repeats)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
+    model.gradient_checkpointing_enable()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
+    tokens = torch.tensor(tokens_of(sizes.update_rows, sizes.columns), device=device)
+
+    def step() -> None:
+        with torch.autocast(device, dtype, enabled=dtype != torch.float32):
+            loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        done()
+
+    return {"decode_s": seconds, "update_s": best(step, repeats), "version": transformers.__version__}
+
+
+class _Words:
+    """Texts are ids between spaces, as Tunix's sampler wants a tokenizer."""
+
+    def encode(self, text, **_):
+        return [int(word) for word in text.split()]
+
+    def decode(self, ids, **_):
+        return " ".join(map(str, ids))
+
+    def bos_id(self):
+        return 0
+
+    def eos_id(self):
+        return 1
+
+    def pad_id(self):
+        return 0
+
+
+def run_tunix(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, float]:
+    """Tunix's Qwen3 and sampler on the same folder."""
+    import importlib.metadata
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    import optax
+    from flax import nnx
+    from tunix.generate import sampler as samplers
+    from tunix.models.qwen3 import model as models
+    from tunix.models.qwen3 import params as stored
+
+    raw = json.loads((pathlib.Path(folder) / "config.json").read_text())
+    dtype = jnp.dtype(sizes.dtype)
+    common = dict(
+        num_layers=raw["num_hidden_layers"], vocab_size=raw["vocab_size"], embed_dim=raw["hidden_size"],
+        hidden_dim=raw["intermediate_size"], num_heads=raw["num_attention_heads"], head_dim=raw["head_dim"],
+        num_kv_heads=raw["num_key_value_heads"], rope_theta=int(raw["rope_theta"]), norm_eps=raw["rms_norm_eps"],
+        use_tied_embedding=raw["tie_word_embeddings"], dtype=dtype, remat_config=models.RematConfig.BLOCK,
+    )  # fmt: skip
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+
+    def load(param_dtype: Any) -> Any:
+        config = models.ModelConfig(**common, param_dtype=param_dtype)
+        return stored.create_model_from_safe_tensors(folder, config, mesh, dtype=param_dtype)
+
+    with mesh:
+        cache = samplers.CacheConfig(
+            sizes.prompt + sizes.new, common["num_layers"], common["num_kv_heads"], common["head_dim"]
+        )
+        texts = [" ".join(map(str, row)) for row in tokens_of(rows, sizes.prompt)]
+
+        sampler = samplers.Sampler(load(dtype), _Words(), cache)
+
+        def roll(new: int) -> None:
+            out = sampler(texts, new, max_prompt_length=sizes.prompt, temperature=1.0, top_p=1.0, seed=0,
+                          pad_output=True, eos_tokens=[raw["vocab_size"] + 1])  # fmt: skip
+            jax.block_until_ready(out.tokens)
+
+        seconds = token_seconds(roll, sizes.new, repeats)
+        model = load(jnp.float32)
+        optimiser = nnx.Optimizer(model, optax.adamw(1e-6), wrt=nnx.Param)
+        tokens = jnp.asarray(tokens_of(sizes.update_rows, sizes.columns), jnp.int32)
+        places = jnp.broadcast_to(jnp.arange(sizes.columns, dtype=jnp.int32)[None], tokens.shape)
+        causal = jnp.broadcast_to(jnp.tril(jnp.ones((sizes.columns,) * 2, bool))[None], (*tokens.shape, sizes.columns))
+
+        @nnx.jit
+        def step(model: Any, optimiser: Any) -> Any:
+            def loss(model: Any) -> Any:
+                logits, _ = model(tokens, places, None, causal)
+                logp = jax.nn.log_softmax(logits[:, :-1].astype(jnp.float32), axis=-1)
+                return -jnp.mean(jnp.take_along_axis(logp, tokens[:, 1:, None], axis=-1))
+
+            value, grads = nnx.value_and_grad(loss)(model)
+            optimiser.update(model, grads)
+            return value
+
+        update = best(lambda: jax.block_until_ready(step(model, optimiser)), repeats)
+    return {"decode_s": seconds, "update_s": update, "version": importlib.metadata.version("google-tunix")}
+
+
+SIDES = {"ours": run_ours, "transformers": run_transformers, "tunix": run_tunix}
+
+
+def write_model(folder: str, shape: str, tiny: bool) -> None:
+    """Random weights of a known shape."""
+    import jax
+
+    from jaxrl_llm.models import weights
+    from jaxrl_llm.models.config import ModelConfig
+    from jaxrl_llm.models.decoder import init_params
+    from jaxrl_llm.planning.shapes import shape_of
+
+    config = shape_of(shape)
+    if tiny:
+        config = ModelConfig(
+            family="qwen3", vocab_size=1100, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=4,
+            num_kv_heads=2, head_dim=8, max_positions=64, tie_embeddings=True, qk_norm=True,
+        )  # fmt: skip
+    weights.save(folder, config, init_params(config, jax.random.key(0)), dtype="bfloat16")
+
+
+def compare(arguments: argparse.Namespace, folder: str) -> None:
+    """Every side after the other; prints and writes the shares."""
+    pythons = {"ours": sys.executable, "transformers": arguments.transformers_python, "tunix": arguments.tunix_python}
+    found: dict[str, dict[str, Any]] = {}
+    for side, python in pythons.items():
+        if python:
+            words = ["--side", side, "--model", folder, "--rows", str(arguments.rows), "--repeats",
+                     str(arguments.repeats), *(["--tiny"] if arguments.tiny else [])]  # fmt: skip
+            done = subprocess.run([python, __file__, *words], capture_output=True, text=True, cwd=ROOT)
+            if done.returncode:
+                raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
+            found[side] = json.loads(done.stdout.strip().splitlines()[-1])
+    roof = found["ours"]
+    for side, one in found.items():
+        one["decode_share"] = roof["decode_bytes"] / one["decode_s"] / roof["bandwidth"]
+        one["update_share"] = roof["update_flops"] / one["update_s"] / roof["matrix_rate"]
+        shares = ", ".join(
+            f"{name} {one[f'{name}_share']:.1%} of the roof (bar {bar:.0%})" for name, bar in BARS.items()
+        )
+        print(f"{side}: {arguments.rows / one['decode_s']:,.0f} tokens/s; {shares}")
+    if not arguments.tiny:
+        whole = {"command": " ".join(sys.argv), "rows": arguments.rows, "shape": arguments.shape, "sides": found}
+        OUT.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+def main() -> None:
+    """One side, or all of them in processes of their own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="", help="folder of a model; empty: random weights of --shape")
+    parser.add_argument("--shape", default="Qwen3-1.7B", help="a name that jaxrl_llm.distributed.plan knows")
+    parser.add_argument("--transformers-python", default="", help="interpreter with torch and transformers")
+    parser.add_argument("--tunix-python", default="", help="interpreter with google-tunix")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sizes = TINY if arguments.tiny else Sizes()
+    if arguments.side:
+        print(json.dumps(SIDES[arguments.side](arguments.model, arguments.rows, sizes, arguments.repeats)))
+    elif arguments.model:
+        compare(arguments, os.path.abspath(arguments.model))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(folder, arguments.shape, arguments.tiny)
+            compare(arguments, folder)
+
+
+if __name__ == "__main__":
+    main()
