@@ -10,6 +10,7 @@ from jaxtyping import Array
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses import correction, kl
+from jaxrl_llm.train import parity
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
@@ -160,8 +161,8 @@ def make_policy_loss(
       score: ``score_tokens``, or ``shared_prompt.share_prompts``.
 
     Metrics: ``policy/<name>`` for every diagnostic of ``token_loss`` (its ``clipped`` also as
-    ``policy/clip_fraction``), ``policy/entropy``, ``kl/sampler_mean`` and ``kl/sampler_max``: the absolute gap between
-    the log-probabilities of trainer and sampler.
+    ``policy/clip_fraction``), ``policy/entropy``, and the absolute gap between the log-probabilities of trainer and
+    sampler: ``kl/sampler_mean``, ``kl/sampler_max``, and after ``train.step`` ``kl/sampler_p50``, ``_p90``, ``_p99``.
     """
 
     def terms_of(logp, entropy, batch):
@@ -208,14 +209,13 @@ def make_batch_loss(
         if extra_terms is not None:
             per_token = per_token + jnp.where(batch.mask, extra_terms(logp, entropy, batch), 0.0)
         value = reduce.tokens(per_token, batch.mask, mode=reduction, total=batch.total, length_tokens=length_tokens)
-        gap = jnp.where(batch.mask, jnp.abs(jax.lax.stop_gradient(logp) - batch.sampler_logp), 0.0)
+        gap = jnp.abs(jax.lax.stop_gradient(logp) - batch.sampler_logp)
         metrics = reduce.metrics(dict(terms.aux) | {"entropy": entropy}, batch.mask, prefix="policy")
         if "clipped" in terms.aux:
             metrics["policy/clip_fraction"] = metrics["policy/clipped"]
         if diagnostics is not None:
             figures = diagnostics(logp, entropy, batch)
             metrics |= {k: reduce.tokens(jax.lax.stop_gradient(x), batch.mask) for k, x in figures.items()}
-        metrics |= {"kl/sampler_mean": reduce.tokens(gap, batch.mask), "kl/sampler_max": jnp.max(gap)}
-        return value, metrics
+        return value, metrics | parity.metrics_of(gap, batch.mask)
 
     return loss

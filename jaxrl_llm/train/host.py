@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.rollout.host_episodes import HostEpisodes
+from jaxrl_llm.train import parity
 from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
 from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
 
@@ -33,6 +34,7 @@ class HostLoop(NamedTuple):
     finish: Callable[[TrainState, Drawn, Rewards], tuple[TrainState, Metrics]]
     score: Scorer
     compiled: Callable[[], int]  # programs so far
+    most_gap: float = 0.0  # between the log-probabilities of sampler and trainer; 0: any
 
 
 def make_host_loop(
@@ -41,6 +43,7 @@ def make_host_loop(
     *,
     place: Callable[[TrainState], TrainState] | None = None,
     world: HostEpisodes | None = None,
+    most_gap: float = 0.0,
 ) -> HostLoop:
     """Compiles lazily.
 
@@ -49,6 +52,8 @@ def make_host_loop(
       place: inside ``jit``, keeps the new state where it was (``distributed.rules.constrain`` on a mesh): without it
         the compiler may place it elsewhere, and the next step would compile again.
       world: rolls out on the host, in place of ``online.rollout``; its figures are among the metrics of a step.
+      most_gap: a step whose sampler lies further from the trainer, in nats at the worst token, stops the run with a
+        UserError; 0: none does.
     """
     if score is None:
         device_score = jax.jit(lambda trajectories: online.score(answers_of(online, trajectories), trajectories))
@@ -68,7 +73,7 @@ def make_host_loop(
     def compiled() -> int:
         return first._cache_size() + last._cache_size() + (0 if world is None else world.compiled())
 
-    return HostLoop(first if world is None else played, last, score, compiled)
+    return HostLoop(first if world is None else played, last, score, compiled, most_gap)
 
 
 def with_figures(metrics: Metrics, drawn: Drawn) -> dict[str, float]:
@@ -86,6 +91,7 @@ def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iterat
         times.append(time.monotonic())
         state, metrics = loop.finish(state, drawn, rewards)
         figures = with_figures(metrics, drawn)
+        parity.check(figures, loop.most_gap, int(state.step))
         times.append(time.monotonic())
         seconds = dict(zip(("rollout", "score", "update"), np.diff(times).tolist(), strict=True))
         yield Iteration(state, figures, drawn, rewards, loop.compiled(), seconds)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from jaxrl_llm.train import parity
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
@@ -59,7 +60,7 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     if microbatches == 1:
         (loss, metrics), grads = grad_fn(params, batch)
-        return grads, loss, metrics
+        return grads, loss, parity.finished(metrics)
     parts = split_batch(trained_first(batch), microbatches)
     whole = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32)), 1.0)
 
@@ -76,7 +77,7 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
     shapes = jax.eval_shape(grad_fn, params, first)
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][0], shapes[0][1]))
     (grads, loss, metrics), _ = jax.lax.scan(body, zeros, parts)
-    return grads, loss, metrics
+    return grads, loss, parity.finished(metrics)
 
 
 def trained_part(params: Params, trained: str) -> Params:
@@ -112,14 +113,15 @@ def make_update(
         old = trained_part(state.params, trained)
         whole = (lambda part: state.params | {trained: part}) if trained else (lambda part: part)
         grads, loss, metrics = accumulate(lambda part, rows: loss_fn(whole(part), rows), old, batch, microbatches)
-        norm = optax.global_norm(grads)
+        with jax.numpy_dtype_promotion("standard"):  # leaves may differ in precision
+            norm = optax.global_norm(grads)
         if max_grad_norm is not None:
             scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         # optax mixes weak integers and floats, which a user's strict promotion would refuse
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = tx.update(grads, state.opt_state, old)
-        params = whole(optax.apply_updates(old, updates))
+            params = whole(optax.apply_updates(old, updates))
         extras = dict(state.extras)
         if ema_decay is not None:
             extras["ema"] = optax.incremental_update(params, extras["ema"], 1 - ema_decay)
