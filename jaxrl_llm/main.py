@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
@@ -22,14 +23,17 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models.implementations import make_attend
 from jaxrl_llm.planning import live
 from jaxrl_llm.rollout import view
+from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.settings import Settings, check, located, parse, run_folder
 from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, report, transcripts
 from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.evaluate import evaluate
 from jaxrl_llm.train.online import Online, init_state
+from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.stop import Stop
@@ -42,8 +46,8 @@ SHOWN_GROUPS = 2  # of a batch, written to be read
 
 def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
     """``--microbatches``, or the most parts (at most 16) that hold whole groups and divide over the mesh."""
-    if settings.microbatches:
-        return settings.microbatches
+    if settings.microbatches or settings.strict:  # whose sampler scores all rows at once
+        return settings.microbatches or 1
     devices = 1 if mesh is None else meshes.batch_parts(mesh)
     prompts = settings.prompts_per_step
     return max(
@@ -65,6 +69,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
     # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
     warmup = min(10, settings.steps // 2)
     schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warmup, settings.steps + 1)
+    score = share_prompts(settings.group_size, settings.max_new_tokens)
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
         policy=model.policy,
@@ -72,7 +77,14 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
         sampler=make_epochs(settings.seed),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.group_size,
-        rollout=make_rollout(settings, model, settings.group_size, mesh, few_bits=settings.rollout_weights),
+        rollout=make_rollout(
+            settings,
+            model,
+            settings.group_size,
+            mesh,
+            few_bits=settings.rollout_weights,
+            strict=score if settings.strict else None,
+        ),
         score=lambda answers, trajectories: None,  # the host scores
         estimate=make_estimate(
             model.policy,
@@ -85,18 +97,27 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
             token_loss,
             temperature=settings.temperature,
             token_weights=mismatch_weights() if settings.rollout_weights else None,
-            score=share_prompts(settings.group_size, settings.max_new_tokens),
+            score=score,
         ),
-        tx=optax.adam(schedule, 0.9, 0.99),
+        tx=muon(model.config, schedule) if settings.optimiser == "muon" else optax.adam(schedule, 0.9, 0.99),
         microbatches=count_microbatches(settings, mesh),
         trained=adapter.PART if settings.lora else "",
     )
 
 
 def make_rollout(
-    settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None, few_bits: str = ""
+    settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None, **training: Any
 ) -> Callable[..., Any]:
-    """The rollout of training and of evaluation: they differ in the size of a group, and in the bits of the weights."""
+    """The rollout of training and of evaluation: they differ in the size of a group, and in ``training``."""
+    apart = mesh is not None and settings.slots > 0
+    if apart:
+        model = adapter.on_one_device(
+            model,
+            settings.lora,
+            int8_cache=settings.int8_cache,
+            compute_dtype=jnp.dtype(settings.compute),
+            attend_fn=make_attend(settings.attention),
+        )
     rollout = job.make_rollout(
         model,
         group_size=group_size,
@@ -104,9 +125,9 @@ def make_rollout(
         temperature=settings.temperature,
         stop=settings.stop,
         slots=settings.slots,
-        few_bits=few_bits,
+        **training,
     )
-    return job.split_rows(rollout, mesh)
+    return per_device(rollout, mesh) if apart else job.split_rows(rollout, mesh)
 
 
 def start_state(
@@ -211,6 +232,7 @@ def execute(
         online,
         scorer(tables.train),
         place=None if mesh is None else partial(rules.constrain, mesh=mesh),
+        most_gap=settings.most_gap,
     )
     look = transcripts.make_look(
         online.policy,
@@ -220,7 +242,8 @@ def execute(
         temperature=settings.temperature,
     )
     keep = with_spread if settings.filter_groups else None
-    roof = live.make_roof(model.config, model.params, group_size=settings.group_size, mesh=mesh, keep=keep)
+    dtype = jnp.dtype(settings.compute)
+    roof = live.make_roof(model.config, dtype, group_size=settings.group_size, mesh=mesh, keep=keep)
     state = train(settings, loop, state, run, {"problems": digest}, look, roof)
     if state is None:
         return 130
@@ -252,7 +275,14 @@ def main(settings: Settings) -> int:
         layout=settings.format,
         bad_rows=settings.bad_rows,
     )
-    model = job.load_model(settings.model, mesh=mesh, int8_cache=settings.int8_cache)
+    model = job.load_model(
+        settings.model,
+        mesh=mesh,
+        int8_cache=settings.int8_cache,
+        compute_dtype=jnp.dtype(settings.compute),
+        remat=settings.remat,
+        attention=settings.attention,
+    )
     model = adapter.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))

@@ -41,10 +41,18 @@ class Settings:
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
     prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
     max_new_tokens: int = 28
-    slots: int = 0  # responses that decode at once, the next takes the place of one that ended; 0: all, in lock-step
+    # responses that decode at once, on a mesh of each device, the next takes the place of one that ended; 0: all of
+    # them, in lock-step
+    slots: int = 0
     int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
     # training samples from weights in few bits, made anew at every step; tokens are then weighted by min(ratio, 2)
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
+    strict: bool = False  # sample by the trainer's own pass: its gap is then exactly 0, at many times the work
+    most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
+    compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
+    remat: bool = False  # recompute layers in the backward pass, for their memory
+    attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
+    optimiser: Literal["adam", "muon"] = "adam"  # muon: for the matrices of the layers, Adam for the rest
     train_problems: int = 10240  # size of the generated training set
     eval_problems: int = 1024  # held-out problems, never trained on
     eval_samples: int = 8
@@ -69,8 +77,15 @@ def check(settings: Settings) -> None:
             raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
     if not all(settings.stop):
         raise UserError("--stop '' would end every response before it begins; give texts")
-    if settings.slots and (settings.mesh or settings.hosts):
-        raise UserError(f"--slots {settings.slots} decodes on one device; drop it, or --mesh and --hosts")
+    if not settings.most_gap >= 0:
+        raise UserError(f"--most-gap {settings.most_gap} must not be negative; 0 allows any")
+    for name in ("slots", "int8_cache", "rollout_weights", "mesh", "hosts") if settings.strict else ():
+        if value := getattr(settings, name):
+            raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
+    if settings.strict and settings.microbatches > 1:
+        raise UserError(f"--strict scores whole batches; drop --microbatches {settings.microbatches}")
+    if settings.optimiser == "muon" and settings.lora:
+        raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
     if settings.rollout_weights:
         quantised.check_extra()
     rows = settings.prompts_per_step * settings.group_size

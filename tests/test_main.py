@@ -4,15 +4,17 @@ import dataclasses
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.data.chat import template_hash
+from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import parse_mesh
-from jaxrl_llm.main import cli, count_microbatches
+from jaxrl_llm.main import cli, count_microbatches, make_rollout
 from jaxrl_llm.models import weights
 from jaxrl_llm.settings import Settings
-from jaxrl_llm.train import job
+from jaxrl_llm.train import adapter, job
 
 SMALL = [
     "--model", "nano", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--steps", "2",
@@ -55,8 +57,8 @@ def test_run_folder(tmp_path, capsys):
 @pytest.mark.slow
 def test_stop_strings(tmp_path):
     run = tmp_path / "run"
-    job = [*SMALL, "--data", "chain", "--out", str(run), "--stop", "=", ";"]
-    assert cli(job) == 0
+    words = [*SMALL, "--data", "chain", "--out", str(run), "--stop", "=", ";"]
+    assert cli(words) == 0
     for pair in map(json.loads, (run / "samples.jsonl").read_text().splitlines()):
         assert not set("=;") & set(pair["before"][:-1])  # nothing comes after a stop string
     assert cli(["--resume", str(run)]) == 0  # the flag is read back as it was given
@@ -71,6 +73,38 @@ def test_slots_train_on_the_same_samples(tmp_path):
         lines.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     for one, other in zip(*lines, strict=True):
         assert one["reward/mean"] == other["reward/mean"] and one["tokens/generated"] == other["tokens/generated"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_slots_of_every_device_of_a_mesh(rank):
+    settings = Settings(max_new_tokens=6, slots=2, mesh="data=2,fsdp=2", lora=rank)
+    found = []
+    for spec in ("", settings.mesh):
+        mesh = parse_mesh(spec) if spec else None
+        model = adapter.with_adapter(job.load_model("nano", mesh=mesh), rank, 0)
+        params = rules.shard(model.params, mesh) if spec else model.params
+        tokens = jnp.asarray([model.tokenizer.encode(f"m10 {i}+{i}=>") for i in range(4)], jnp.int32)
+        ids = jnp.arange(4, dtype=jnp.int32)
+        given = (tokens, tokens >= 0, jax.random.split(jax.random.key(0), 8), ids)
+        one = dataclasses.replace(settings, slots=2 if spec else 0)
+        found.append(jax.jit(make_rollout(one, model, 2, mesh))(params, *given))
+    jax.tree.map(np.testing.assert_array_equal, *(rows._replace(sampler_logp=0) for rows in found))
+
+
+@pytest.mark.slow
+def test_a_strict_run_has_no_gap(tmp_path):
+    run = tmp_path / "run"
+    assert cli([*SMALL, "--data", "chain", "--out", str(run), "--strict", "--most-gap", "1e-30"]) == 0
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        assert line["kl/sampler_max"] == line["kl/sampler_p99"] == 0.0
+
+
+@pytest.mark.slow
+def test_a_gap_beyond_the_limit_stops_the_run(tmp_path, capsys):
+    words = [*SMALL, "--data", "chain", "--out", str(tmp_path / "run"), "--compute", "bfloat16", "--remat"]
+    assert cli([*words, "--optimiser", "muon", "--attention", "pallas", "--most-gap", "1e-9"]) == 2
+    assert "the limit is 1e-09" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -100,10 +134,10 @@ def test_published_formats_and_bad_rows(tmp_path):
     rows = [{"question": f"m10 {i}+{i}=>", "answer": f"so #### {2 * i % 10}"} for i in range(60)]
     data.write_text("\n".join([*map(json.dumps, rows), "nonsense"]))
     run = tmp_path / "run"
-    job = [*SMALL, "--data", str(data), "--format", "gsm8k", "--prompt-tokens", "160", "--out", str(run)]
-    assert cli(job) == 2
-    with pytest.warns(UserWarning, match="1 of 61 rows left out, the first at .*rows.jsonl:61: not JSON"):
-        assert cli([*job, "--bad-rows", "1"]) == 0
+    words = [*SMALL, "--data", str(data), "--format", "gsm8k", "--prompt-tokens", "160", "--out", str(run)]
+    assert cli(words) == 2
+    with pytest.warns(UserWarning, match="1 of 61 rows left out: .*rows.jsonl:61: not JSON"):
+        assert cli([*words, "--bad-rows", "1"]) == 0
 
 
 def test_parts_of_a_batch_hold_whole_groups_and_divide_over_the_mesh():
@@ -189,7 +223,9 @@ def _bad(tmp_path, case):
         "too many bad rows": (["--data", str(broken), "--bad-rows", "0"], "broken.jsonl:2: not JSON"),
         "empty stop": (["--stop", ""], "--stop ''"),
         "negative slots": (["--slots", "-1"], "--slots -1"),
-        "slots on a mesh": (["--slots", "4", "--mesh", "data=2"], "--slots 4"),
+        "strict slots": (["--strict", "--slots", "4"], "drop --slots 4"),
+        "negative gap": (["--most-gap", "-0.1"], "--most-gap -0.1"),
+        "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]
 
 
@@ -197,7 +233,8 @@ CASES = (
     "unknown flag", "missing data", "missing model", "malformed line", "absent column", "empty data", "few rows",
     "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
-    "no template", "unknown verifier", "empty stop", "negative slots", "slots on a mesh",
+    "no template", "unknown verifier", "empty stop", "negative slots", "strict slots",
+    "negative gap", "muon and adapter",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

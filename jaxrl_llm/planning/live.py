@@ -16,7 +16,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import CHIPS, Chip
 from jaxrl_llm.planning.cost import active_parameters, cache_bytes
 from jaxrl_llm.planning.layout import Number, Sizes, held
-from jaxrl_llm.types import Params, Rewards, Trajectories
+from jaxrl_llm.types import Rewards, Trajectories
 
 # as ``jax.Device.device_kind`` names them
 KINDS = {
@@ -98,7 +98,7 @@ def least_seconds(
 
 def make_roof(
     config: ModelConfig,
-    params: Params,
+    dtype: Any,
     *,
     group_size: int,
     mesh: Mesh | None = None,
@@ -109,9 +109,9 @@ def make_roof(
     On a CPU the devices of a mesh share the machine, whose rates count once.
 
     Args:
+      dtype: that the decoder computes in.
       keep: rows that train, of the valid ones; None: all. As in ``estimates.make_estimate``.
     """
-    dtype = jax.tree.leaves(params)[0].dtype
     chip, sizes = of_device(dtype), Sizes()
     if mesh is not None and mesh.devices.flat[0].platform != "cpu":
         sizes = Sizes(**{name: mesh.shape.get(name, 1) for name in Sizes._fields})
@@ -132,7 +132,7 @@ def make_roof(
             response_tokens=responses,
             trained=trained,
             sizes=sizes,
-            itemsize=dtype.itemsize,
+            itemsize=jnp.dtype(dtype).itemsize,
         )
         return {f"roof/{phase}": least[phase] / seconds[phase] for phase in least}
 

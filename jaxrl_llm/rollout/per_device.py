@@ -18,15 +18,13 @@ def per_device(rollout: Callable[..., Trajectories], mesh: Mesh) -> Callable[...
     """``rollout`` on the prompts of each device along the batch axes; the samples are those of one device.
 
     Weights are whole on every device meanwhile, and devices along ``tensor`` and ``context`` repeat each other's work.
+    Prompts that do not divide are run by every device.
 
     Args:
       rollout: ``(params, tokens [P, L], valid [P, L], keys [Q], problem_ids [P]) -> Trajectories`` of a policy for one
         device, without the arguments of ``distributed.parts.on_mesh``; ``slots`` are those of each device.
-
-    Raises:
-      ValueError: when called with prompts that do not divide over the batch axes.
     """
-    parts, rows = batch_parts(mesh), P(BATCH)
+    parts = batch_parts(mesh)
 
     def alone(params, tokens, valid, keys, problem_ids):
         out = rollout(params, tokens, valid, keys, problem_ids)
@@ -34,13 +32,14 @@ def per_device(rollout: Callable[..., Trajectories], mesh: Mesh) -> Callable[...
         return out._replace(group_ids=out.group_ids + first.astype(out.group_ids.dtype))
 
     def run(params, tokens, valid, keys, problem_ids):
-        if tokens.shape[0] % parts:
-            raise ValueError(
-                f"{tokens.shape[0]} prompts do not divide over {' x '.join(BATCH)} = {parts} devices; choose a multiple"
-            )
-        # what a loop carries begins the same everywhere and ends otherwise on each device: not for the checker
+        divides = tokens.shape[0] % parts == 0
+        rows = P(BATCH) if divides else P()
         program = jax.shard_map(
-            alone, mesh=mesh, in_specs=(P(), rows, rows, rows, rows), out_specs=rows, check_vma=False
+            alone if divides else rollout,
+            mesh=mesh,
+            in_specs=(P(), rows, rows, rows, rows),
+            out_specs=rows,
+            check_vma=False,  # what a loop carries begins the same everywhere and ends otherwise on each device
         )
         return program(params, tokens, valid, keys, problem_ids)
 

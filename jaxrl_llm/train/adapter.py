@@ -1,11 +1,13 @@
 """LoRA in a job: a loaded model with an adapter beside it, and what of its state is kept."""
 
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.train.step import trained_part
@@ -22,6 +24,14 @@ def with_adapter(model: Model, rank: int, seed: int) -> Model:
     adapter = lora.init(model.config, spec, jax.random.fold_in(jax.random.key(seed), 0x10A))
     policy = lora.make_policy(model.policy, model.config, spec)
     return model._replace(policy=policy, params={"base": model.params, PART: adapter})
+
+
+def on_one_device(model: Model, rank: int, **how: Any) -> Model:
+    """The same model with a policy that knows of no mesh, for ``rollout.per_device``; ``how`` as in ``make_policy``."""
+    policy = make_policy(model.config, **how)
+    if rank:
+        policy = lora.make_policy(policy, model.config, Lora(rank, targets=lora.targets_of(model.config)))
+    return model._replace(policy=policy)
 
 
 def kept(state: TrainState, rank: int) -> TrainState:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from jaxrl_llm.data import formats
 from jaxrl_llm.data import problems as problem_tables
@@ -30,10 +31,12 @@ from jaxrl_llm.models import quantised, weights
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.implementations import make_attend
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
 from jaxrl_llm.rollout.stop import make_stop_strings
+from jaxrl_llm.rollout.strict import generate_strict
 from jaxrl_llm.tools import calls
 from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
@@ -42,6 +45,7 @@ from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
+SHOWN_BAD_ROWS = 10
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
     "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
@@ -86,21 +90,30 @@ class Tables(NamedTuple):
     verifier: Verifier
 
 
-def _computed(mesh: Mesh | None, int8_cache: bool) -> dict[str, Any]:
+def _computed(mesh: Mesh | None, int8_cache: bool, attention: str) -> dict[str, Any]:
     """How the decoder runs, and on a mesh that its weights go straight to their devices."""
-    make = partial(make_policy, int8_cache=int8_cache)
+    make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
     if mesh is None:
-        return {"make": make}
-    make = partial(make, **on_mesh(mesh, attend, grouped_experts))
+        return {"make": partial(make, attend_fn=attend_fn)}
+    make = partial(make, **on_mesh(mesh, attend_fn, grouped_experts, None if attend_fn is attend else attend))
     return {"shardings": partial(rules.shardings, mesh=mesh), "make": make}
 
 
-def load_model(name: str, *, mesh: Mesh | None = None, int8_cache: bool = False) -> Model:
+def load_model(
+    name: str,
+    *,
+    mesh: Mesh | None = None,
+    int8_cache: bool = False,
+    compute_dtype: Any = jnp.float32,
+    remat: bool = False,
+    attention: str = "xla",
+) -> Model:
     """Loads ``tiny``, ``nano`` or a Hugging Face folder.
 
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
-      int8_cache: rollouts keep keys and values as whole numbers, see ``models.decoder.make_policy``.
+      int8_cache, compute_dtype, remat: as in ``models.decoder.make_policy``.
+      attention: as in ``models.implementations.make_attend``.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
@@ -109,7 +122,9 @@ def load_model(name: str, *, mesh: Mesh | None = None, int8_cache: bool = False)
     try:
         folder = folder if folder.is_dir() else weights.bundled(name)
         tokenizer = tokenizers.load(folder)
-        policy, params, config = weights.pretrained(folder, **_computed(mesh, int8_cache))
+        policy, params, config = weights.pretrained(
+            folder, compute_dtype=compute_dtype, remat=remat, **_computed(mesh, int8_cache, attention)
+        )
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:
@@ -148,8 +163,9 @@ def load_problems(
     else:
         found, bad = formats.read_problems(data, layout=layout, bad_rows=bad_rows)
         if bad:
-            warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out, the first at {bad[0].where}: "
-                          f"{bad[0].reason}", stacklevel=2)  # fmt: skip
+            shown = "; ".join(f"{row.where}: {row.reason}" for row in bad[:SHOWN_BAD_ROWS])
+            more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
+            warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=2)
         parts: tuple[list[Problem], list[Problem]] = ([], [])
         for problem in found:
             parts[problem_tables.is_heldout(problem.identity)].append(problem)
@@ -207,6 +223,7 @@ def make_rollout(
     stop: Sequence[str] = (),
     slots: int = 0,
     few_bits: str = "",
+    strict: Callable[..., tuple[Array, Array]] | None = None,
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model.
 
@@ -214,11 +231,14 @@ def make_rollout(
       stop: texts that end a response beside the end ids; a response keeps them, and so do its tokens.
       slots: responses that decode at once, see ``rollout.slots``; 0: all of them, in lock-step. The samples are alike.
       few_bits: one of ``quantised.TYPES``: the rollout reads a copy of the weights in it; empty: the weights.
+      strict: the trainer's scoring function, which then samples, see ``rollout.strict``; None: the cache does.
     """
     found = None
     if stop:
         found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
     decode = partial(generate_in_slots, slots=slots) if slots else generate
+    if strict is not None:
+        decode = partial(generate_strict, score=strict)
 
     def rollout(params, tokens, valid, keys, problem_ids):
         if few_bits:

@@ -67,12 +67,12 @@ def test_shares_of_a_batch(monkeypatch):
     rows = _rows()
     rewards = Rewards(jnp.array([1.0, 0, 1, 1]), jnp.array([True, True, True, False]))
     seconds = {"rollout": 2.0, "score": 1.0, "update": 0.5}
-    every = live.make_roof(config, params, group_size=2)(rows, rewards, seconds)
-    some = live.make_roof(config, params, group_size=2, keep=lambda rows, rewards: rewards.value < 0.5)
+    every = live.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds)
+    some = live.make_roof(config, jnp.float32, group_size=2, keep=lambda rows, rewards: rewards.value < 0.5)
     assert set(every) == {"roof/rollout", "roof/update"}
     assert some(rows, rewards, seconds)["roof/update"] < every["roof/update"]
     assert some(rows, rewards, seconds)["roof/rollout"] == every["roof/rollout"] > 0
-    double = live.make_roof(config, params, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
+    double = live.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
     assert double["roof/rollout"] == pytest.approx(every["roof/rollout"] / 2)
 
 
