@@ -46,7 +46,8 @@ def finished(metrics: Metrics) -> Metrics:
     if SHARES not in metrics:
         return metrics
     rest = {name: value for name, value in metrics.items() if name != SHARES}
-    return rest | {name: quantile(metrics[SHARES], level) for name, level in QUANTILES.items()}
+    largest = metrics["kl/sampler_max"]
+    return rest | {name: jnp.minimum(quantile(metrics[SHARES], level), largest) for name, level in QUANTILES.items()}
 
 
 def check(figures: dict[str, float], most: float, step: int) -> None:
