@@ -224,12 +224,12 @@ def run_tunix(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, f
         num_layers=raw["num_hidden_layers"], vocab_size=raw["vocab_size"], embed_dim=raw["hidden_size"],
         hidden_dim=raw["intermediate_size"], num_heads=raw["num_attention_heads"], head_dim=raw["head_dim"],
         num_kv_heads=raw["num_key_value_heads"], rope_theta=int(raw["rope_theta"]), norm_eps=raw["rms_norm_eps"],
-        use_tied_embedding=raw["tie_word_embeddings"], dtype=dtype, remat_config=models.RematConfig.BLOCK,
+        use_tied_embedding=raw["tie_word_embeddings"], dtype=dtype,
     )  # fmt: skip
     mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
 
-    def load(param_dtype: Any) -> Any:
-        config = models.ModelConfig(**common, param_dtype=param_dtype)
+    def load(param_dtype: Any, remat: Any) -> Any:
+        config = models.ModelConfig(**common, param_dtype=param_dtype, remat_config=remat)
         return stored.create_model_from_safe_tensors(folder, config, mesh, dtype=param_dtype)
 
     with mesh:
@@ -238,7 +238,7 @@ def run_tunix(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, f
         )
         texts = [" ".join(map(str, row)) for row in tokens_of(rows, sizes.prompt)]
 
-        sampler = samplers.Sampler(load(dtype), _Words(), cache)
+        sampler = samplers.Sampler(load(dtype, models.RematConfig.NONE), _Words(), cache)
 
         def roll(new: int) -> None:
             out = sampler(texts, new, max_prompt_length=sizes.prompt, temperature=1.0, top_p=1.0, seed=0,
@@ -246,7 +246,7 @@ def run_tunix(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, f
             jax.block_until_ready(out.tokens)
 
         seconds = token_seconds(roll, sizes.new, repeats)
-        model = load(jnp.float32)
+        model = load(jnp.float32, models.RematConfig.BLOCK)
         optimiser = nnx.Optimizer(model, optax.adamw(1e-6), wrt=nnx.Param)
         tokens = jnp.asarray(tokens_of(sizes.update_rows, sizes.columns), jnp.int32)
         places = jnp.broadcast_to(jnp.arange(sizes.columns, dtype=jnp.int32)[None], tokens.shape)
