@@ -71,6 +71,8 @@ def check(settings: Settings) -> None:
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
+    if settings.seed >= 2**32:
+        raise UserError(f"--seed {settings.seed} must be below 2**32")
     for name in ("learning_rate", "temperature", "clip_low", "clip_high"):
         value = getattr(settings, name)
         if not (value > 0 and math.isfinite(value)):
@@ -108,7 +110,14 @@ def stored_settings(folder: str) -> Settings:
     run = record.open_run(folder, resume=True)
     try:
         raw = json.loads((run / "settings.json").read_text())
-        stored = Settings(**raw | {"stop": tuple(raw.get("stop", ()))})  # JSON knows lists alone
+        if not isinstance(raw, dict):
+            raise ValueError(f"a {type(raw).__name__} where names and values are expected")
+        raw |= {"stop": tuple(raw.get("stop", ()))}  # JSON knows lists alone
+        for field in dataclasses.fields(Settings):
+            value = raw.get(field.name, field.default)
+            if type(value) is not type(field.default):
+                raise ValueError(f"{field.name} is {value!r}")
+        stored = Settings(**raw)
     except (ValueError, TypeError) as error:
         raise UserError(f"--resume {run}: settings.json is of no run of this version ({error})") from error
     return dataclasses.replace(stored, resume=folder)
@@ -134,6 +143,8 @@ def parse(arguments: list[str]) -> Settings:
     """Settings from flags; with ``--resume`` those of the run, where only ``--steps`` and ``--hosts`` may change."""
     settings = _from_flags(arguments, Settings())
     if not settings.resume:
+        if any(word.partition("=")[0] == "--resume" for word in arguments):
+            raise UserError("--resume '' names no run folder; give the folder of the run to go on with")
         return settings
     stored = stored_settings(settings.resume)
     given = located(_from_flags(arguments, stored))

@@ -223,6 +223,8 @@ def _bad(tmp_path, case):
         "too many bad rows": (["--data", str(broken), "--bad-rows", "0"], "broken.jsonl:2: not JSON"),
         "empty stop": (["--stop", ""], "--stop ''"),
         "negative slots": (["--slots", "-1"], "--slots -1"),
+        "large seed": (["--seed", str(2**32)], "must be below 2**32"),
+        "no folder to resume": (["--resume", ""], "--resume '' names no run folder"),
         "strict slots": (["--strict", "--slots", "4"], "drop --slots 4"),
         "negative gap": (["--most-gap", "-0.1"], "--most-gap -0.1"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
@@ -234,7 +236,7 @@ CASES = (
     "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
     "no template", "unknown verifier", "empty stop", "negative slots", "strict slots",
-    "negative gap", "muon and adapter",
+    "negative gap", "muon and adapter", "large seed", "no folder to resume",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 
@@ -258,3 +260,7 @@ def test_taken_folder_and_changed_settings(tmp_path, capsys):
     assert "already holds a run" in capsys.readouterr().err
     assert cli(["--resume", str(run), "--learning-rate", "3"]) == 2
     assert "drop --learning-rate" in capsys.readouterr().err
+    for text, words in (("[1]", "a list where names"), ('{"steps": "many"}', "steps is 'many'"), ('{"no": 1}', "'no'")):
+        (run / "settings.json").write_text(text)
+        assert cli(["--resume", str(run)]) == 2
+        assert words in capsys.readouterr().err
