@@ -56,6 +56,7 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     active, tokens = active_parameters(config), work.rows * work.length
     whole = 2 * held(config, Sizes(tensor=train.tensor, expert=train.expert))  # bfloat16 weights gathered over fsdp
     collected = _gather(whole, train.fsdp, chip, config.num_layers * _MATRICES)
+    summed = _gather(2 * 2 * held(config, train), train.data, chip)  # gradients over data: scattered sums, and back
     passes = 4 if work.remat else 3  # forward, again, and twice that backward
     context = work.length / 2
 
@@ -65,7 +66,7 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
     rows = tokens / train.rows
     update = max(
         compute(passes, tokens),
-        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected,
+        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected + summed,
     )
     update += _tensor(config, train, chip, rows, 6 if work.remat else 4)
     update += _experts(config, train, chip, rows, 6 if work.remat else 4)

@@ -258,3 +258,11 @@ def test_published_plans_are_those_of_the_code(model, spec):
     rows = runpy.run_path(str(docs / "make_plans.py"))["row_of"]
     line = "| " + " | ".join(rows(model, spec)) + " |"
     assert line in (docs / "plans.md").read_text(), f"{line}\nrun: python docs/make_plans.py"
+
+
+def test_gradients_are_summed_over_data():
+    """Two chips whose link alone takes time: each sends and receives half of the bfloat16 gradients, and back."""
+    config, work = shapes.shape_of("Llama-3.2-1B"), Work(256, 256, 4, 4, remat=False, scores=1)
+    kind = chips.CHIPS["v6e"]._replace(flops=1e30)
+    found = cost.step_seconds(config, kind, Sizes(data=2), Sizes(data=2), work)
+    assert found["update"] == pytest.approx(2 * config.num_parameters / (2 * kind.link), rel=1e-6)
