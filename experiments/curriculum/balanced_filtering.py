@@ -9,7 +9,8 @@ Left out:  the asynchronous sampler, groups left over from an older policy (drop
 Expect:    eval/accuracy of balanced, after at most 60 % of the updates of grpo, within 0.02 of grpo's last or above;
            at equal rollouts balanced > easy and balanced > hard.
 Measure:   held-out arithmetic chains of 1 to 8 operations; 8 seeds, equal rollouts in all arms: an iteration rolls out
-           one batch, and an arm updates when it has a full one (filter/updated: updates per iteration).
+           one batch, and an arm updates when it has a full one (filter/updated: updates per iteration). The learning
+           rate of all arms is that of the sweep on the same chains (results/sweeps/dr_grpo.json).
 Run:       python -m experiments.curriculum.balanced_filtering
 """
 
@@ -38,7 +39,7 @@ class Settings(recipes.OnlineSettings):
 
 EMBEDDED = {
     "levels": (1, 2, 3, 4, 5, 6, 7, 8), "steps": 40, "eval_every": 8, "prompts_per_step": 6, "group_size": 8,
-    "max_new_tokens": 64, "learning_rate": 5e-4, "eval_problems": 64,
+    "max_new_tokens": 64, "learning_rate": 2e-4, "eval_problems": 64,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,

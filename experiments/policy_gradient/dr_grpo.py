@@ -11,6 +11,7 @@ Equations: A_i = r_i - mean(r) (arm no_std: no / std(r));
 Left out:  templates, self-reflection counts, coverage of the questions.
 Expect:    eval/wrong_tokens: dr_grpo < grpo and ppo_constant < ppo; eval/accuracy: |dr_grpo - grpo| < 0.03.
 Measure:   held-out arithmetic chains whose scratchpad is optional, so that length is free; 8 seeds, equal rollouts.
+           The learning rate of all arms is the best of four by training reward (results/sweeps/dr_grpo.json).
            credit/extreme: how much of all |A| goes to prompts solved at most once or failed at most once.
 Run:       python -m experiments.policy_gradient.dr_grpo
 """
@@ -42,7 +43,7 @@ class Settings(recipes.OnlineSettings):
 
 EMBEDDED = {
     "levels": (3, 4, 5), "steps": 160, "eval_every": 40, "prompts_per_step": 12, "max_new_tokens": 48,
-    "learning_rate": 5e-4, "eval_problems": 192,
+    "learning_rate": 2e-4, "eval_problems": 192,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
