@@ -17,6 +17,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sft import sft_loss
 from jaxrl_llm.recipes import Bench, OnlineSettings
+from jaxrl_llm.rollout import cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.samplers.prompt_value import standardised
 from jaxrl_llm.samplers.subset import make_subset
@@ -270,11 +271,12 @@ def make_pool_rollout(
         rows = rollout(params, tokens, valid, keys, problem_ids)
         rewards = judge(jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers), rows)
         real = drawn((rewards.value > 0.5).reshape(-1, capacity)).reshape(-1)
-        return rows._replace(
+        rows = rows._replace(
             mask=rows.mask & real[:, None],
             sampler_logp=jnp.where(real[:, None], rows.sampler_logp, 0.0),
             truncated=rows.truncated & real,
         )
+        return cost.with_cost(rows, real.astype(jnp.float32), cost.response_tokens(rows))
 
     def score(answers, trajectories):
         rewards = judge(answers, trajectories)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout import cost, given
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.types import Batch, Rewards, Trajectories
 
@@ -144,6 +144,7 @@ def make_staged_rollout(
 
     A group that is drawn again replaces the one before. The log-probabilities are those under the hinted prompt, so
     every row stays on-policy; a hint itself never trains. A group that fails at every stage keeps the last one.
+    What the replaced responses cost is counted, see ``rollout.cost``.
 
     Args:
       judge: of the training problems, ``curricula.train_score(bench)``.
@@ -167,15 +168,20 @@ def make_staged_rollout(
         rows = rollout(params, *shown, keys, ids)
         return rows._replace(tokens=rows.tokens.at[:, 0].set(stage))
 
-    def staged(params, tokens, valid, keys, problem_ids):
+    def staged(params, prompt_tokens, prompt_valid, keys, problem_ids):
         rows = ask(params, 0, keys, problem_ids)
+        tokens = cost.response_tokens(rows)
+        drawn = jnp.ones(tokens.shape, jnp.float32)
         for stage in range(1, hints.tokens.shape[0]):
             right = (judged(rows).value > 0.5).reshape(-1, group_size)
             again = jnp.repeat(needs(right), group_size)
             member = jnp.arange(again.shape[0], dtype=jnp.int32) % group_size
             fresh = ask(params, stage, keys, problem_ids, rows)
-            rows = replaced(rows, fresh, again & (member >= unhinted))
-        return rows
+            new = again & (member >= unhinted)
+            drawn = drawn + new.astype(jnp.float32)
+            tokens = tokens + jnp.where(new, cost.response_tokens(fresh), 0.0)
+            rows = replaced(rows, fresh, new)
+        return cost.with_cost(rows, drawn, tokens)
 
     return {"rollout": staged, "score": lambda given, rows: judge(given, with_hint(rows, hints))}
 

@@ -19,7 +19,7 @@ from jaxrl_llm.advantages import selection
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.recipes import OnlineSettings
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout import cost, given
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.types import Params, Rewards, Trajectories
 
@@ -152,7 +152,8 @@ def make_refining_rollout(
         there = refined.mask[picked, -new_tokens:]
         if only_right:
             there = there & (scores[picked] > 0.5)[:, None]
-        return given.with_responses(
+        spent = cost.response_tokens(rows) + cost.response_tokens(refined)
+        mixed = given.with_responses(
             rows,
             jnp.arange(best.shape[0], dtype=jnp.int32) % group_size == group_size - 1,
             refined.tokens[picked, -new_tokens:],
@@ -160,6 +161,7 @@ def make_refining_rollout(
             sampler_logp=refined.sampler_logp[picked, -new_tokens:],
             truncated=refined.truncated[picked],
         )
+        return cost.with_cost(mixed, jnp.full(spent.shape, 2.0, jnp.float32), spent)
 
     def score(truth, rows):
         rewards = judge(truth, rows)

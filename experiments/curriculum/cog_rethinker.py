@@ -14,7 +14,7 @@ Left out:  templates in words: to decompose means to begin with the first operat
            choice of the attempt are a reconstruction (the paper's text was not at hand).
 Expect:    group/degenerate_fraction cog < direct; eval/accuracy cog > direct and cog > no_sft.
 Measure:   held-out chains of 4 to 6 operations under the direct prompt; 8 seeds, at most three draws of a prompt in
-           every arm (hints/draws).
+           every arm (hints/draws), which the columns rollouts and tokens count.
 Run:       python -m experiments.curriculum.cog_rethinker
 """
 

@@ -11,8 +11,8 @@ Equations: N responses give a (0 counts as 0.5/N); a < 1/2 draws ceil((wish - N 
            prompts, two full passes, half the iterations: as many updates and first-stage responses as grpo.
 Left out:  batches of 3072 prompts, pass@128.
 Expect:    eval/pass@16 dars_hw > grpo at fewer tokens than naive; eval/accuracy breadth > grpo; dars_hw_breadth best.
-Measure:   held-out Countdown with 3 and 4 numbers, 16 samples a problem; 8 seeds, equal updates; the column rollouts
-           counts the capacity of a pool, tokens counts what was drawn.
+Measure:   held-out Countdown with 3 and 4 numbers, 16 samples a problem; 8 seeds, equal updates; the columns
+           rollouts and tokens count what was drawn of a pool's capacity.
 Run:       python -m experiments.curriculum.dars
 """
 
@@ -60,6 +60,7 @@ ARMS = {
     "breadth": {"most": 0, "breadth": 2},
     "dars_hw_breadth": {"breadth": 2},
 }
+METHOD = "dars_hw"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "reward/valid_fraction")
 CURVES = (*METRICS, "reward/mean", "tokens/generated", "policy/entropy")
 

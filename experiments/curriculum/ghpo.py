@@ -7,10 +7,12 @@ Equations: G rollouts; for w in (0.25, 0.5, 0.75) in turn, a group still all wro
            |solution|) characters of the solution behind the prompt; A = (r - mean) / (std + 1e-4); gradients under the
            prompt with the hint. half: w = 0.5 only; always: w = 0.5 for every group; resample: up to three more draws
            without a hint (as many rollouts as ghpo); grpo: one draw.
-Left out:  the format reward of weight 0.5 (Countdown's steps have none), a cold start with hints for all, the released
-           code's reset of hinted prompts to plain ones (it looks like a mistake).
+Left out:  the format reward of weight 0.5 (Countdown's steps have none), a cold start with hints for all, a static
+           curriculum and SFT before GRPO as arms, the released code's reset of hinted prompts to plain ones (it looks
+           like a mistake).
 Expect:    eval/accuracy ghpo > resample and ghpo > always; group/degenerate_fraction ghpo < resample.
-Measure:   held-out Countdown with 3 and 4 numbers without hints; 8 seeds; hints/draws tells the draws of a prompt.
+Measure:   held-out Countdown with 3 and 4 numbers without hints; 8 seeds; hints/draws tells the draws of a prompt,
+           the columns rollouts and tokens count all of them.
 Run:       python -m experiments.curriculum.ghpo
 """
 

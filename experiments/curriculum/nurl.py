@@ -7,12 +7,13 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            (r - mean) / std over these G; each gradient is that under the prompt its rollout had. No hint at test time.
            nurl: hints in the second half of training, nurl_start: all the time, always: for every group, answer: the
            hint is the solution. grpo: failed groups are drawn again without any hint (equal rollouts).
-Left out:  hints written by the model itself from an explanation (here the cue is the first pair of operands without its
-           result, from the reference), a switch by a plateau of the validation reward (here at half time); the
-           un-hinted member is a failed first response, not a fresh one.
+Left out:  hints written by the model itself or by a teacher from an explanation (here the cue is the first pair of
+           operands without its result, from the reference), hints of partial steps (ghpo.py has them), a switch by a
+           plateau of the validation reward (here at half time); the un-hinted member is a failed first response, not a
+           fresh one.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
-           prompt in every arm (hints/draws).
+           prompt in every arm (hints/draws), which the columns rollouts and tokens count.
 Run:       python -m experiments.curriculum.nurl
 """
 

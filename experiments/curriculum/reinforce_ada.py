@@ -8,11 +8,12 @@ Equations: up to 4 rounds of M responses; exit after a round with >= 1 right (ad
            wrong (ada_balanced); of the pool train the first n/2 right and n/2 wrong, filled from the other class; A_i =
            r_i - mean of the whole pool (ada_local: of the trained ones). grpo_4, grpo_16: plain groups, A_i = r_i -
            mean; clip 0.2 / 0.28, token mean, no KL.
-Left out:  the entropy bonus of 1e-4 (the released script has none), training on samples of earlier rounds' policies.
+Left out:  the entropy bonus of 1e-4 (the released script has none), training on samples of earlier rounds' policies,
+           plain groups of 8 and 32, dynamic sampling, division by the deviation.
 Expect:    eval/accuracy ada_balanced > ada_pos > grpo_4; group/degenerate_fraction ada_balanced < grpo_4; and
            ada_balanced no worse than grpo_16, which spends at least as many rollouts.
-Measure:   held-out Countdown with 3 and 4 numbers; 8 seeds, equal updates. The column rollouts counts the capacity of a
-           pool; what was drawn is reward/valid_fraction of it, and tokens counts those only.
+Measure:   held-out Countdown with 3 and 4 numbers; 8 seeds, equal updates. The columns rollouts and tokens count what
+           was drawn of a pool, which is reward/valid_fraction of its capacity.
 Run:       python -m experiments.curriculum.reinforce_ada
 """
 
@@ -59,6 +60,7 @@ ARMS = {
     "ada_balanced": {"done": BALANCED},
     "ada_local": {"done": BALANCED, "whole_pool": False},
 }
+METHOD = "ada_balanced"
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "reward/valid_fraction")
 CURVES = (*METRICS, "reward/mean", "tokens/generated", "policy/entropy")
 

@@ -7,10 +7,12 @@ Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0.
            losses on the policy's tokens; aggrevated: policy in, guide out, policy loss on the roll-in, value loss on
            the guide's tokens. lols: PPO++ with probability 0.8 in each iteration; d2lols: AggreVaTeD at first. GAE
            over the whole response, a value head for either roll-out.
-Left out:  the KL reward (0.001 in the paper), its 0.1 of likelihood of reference texts, guides queried as a black box.
+Left out:  the KL reward (0.001 in the paper), its 0.1 of likelihood of reference texts, guides queried as a black box,
+           other values of beta (0 is ppo).
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
 Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
-           by itself; 8 seeds, equal rollouts of the policy (the guide's come on top) and updates.
+           by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
+           the columns rollouts and tokens count both.
 Run:       python -m experiments.policy_gradient.rlgf
 """
 

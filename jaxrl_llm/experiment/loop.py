@@ -24,6 +24,7 @@ from jaxrl_llm.types import TrainState
 EVAL_KEY = 20_000
 SHOWN = ("eval/accuracy", "reward/mean", "loss/total")
 COUNTED = ("tokens/generated", "tokens/trained")  # summed over a run, not averaged
+DRAWN = "rollouts/generated"  # also summed: of methods whose rows do not show how many responses they drew
 
 
 class _Curves:
@@ -32,6 +33,7 @@ class _Curves:
     def __init__(self):
         self.points: dict[str, dict[int, np.ndarray]] = {}
         self.tokens = 0.0
+        self.rollouts = 0.0
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -41,6 +43,7 @@ class _Curves:
         """``[seeds, steps]`` of training figures: means of this stretch, tokens summed."""
         host_side = {k: np.asarray(v, np.float64) for k, v in metrics.items()}
         self.tokens += sum(host_side[k].sum(-1).mean() for k in COUNTED if k in host_side)
+        self.rollouts += host_side[DRAWN].sum(-1).mean() if DRAWN in host_side else 0.0
         self.add(step, {k: v.mean(-1) for k, v in host_side.items()})
 
     def last(self) -> dict[str, np.ndarray]:
@@ -143,6 +146,7 @@ def run_arm(plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "") -> A
             steps = found[0].points[name]
             curves.points[name] = {s: np.concatenate([f.points[name][s] for f in found]) for s in steps}
         curves.tokens = float(np.mean([f.tokens for f in found]))
+        curves.rollouts = float(np.mean([f.rollouts for f in found]))
     else:
         curves = _follow(_run_fused(plan, seeds, every, _compiled(plan.measure)), total, alone=False)
     return ArmResult(
@@ -150,7 +154,7 @@ def run_arm(plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "") -> A
         seeds=list(seeds),
         metrics={k: v.tolist() for k, v in curves.last().items()},
         curves=curves.record(),
-        rollouts=plans.rollouts(plan),
+        rollouts=round(curves.rollouts) or plans.rollouts(plan),
         tokens=int(curves.tokens),
         updates=plans.updates(plan),
         seconds=time.monotonic() - started,

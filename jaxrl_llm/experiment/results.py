@@ -23,7 +23,7 @@ class ArmResult:
     seeds: list[int]
     metrics: dict[str, list[float]]
     curves: dict[str, dict[str, list]]
-    rollouts: int  # of one seed
+    rollouts: int  # of one seed; mean over seeds where the method decides how many it draws
     tokens: int  # generated or trained on, mean over seeds
     updates: int  # of one seed
     seconds: float

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout import cost, given
 from jaxrl_llm.types import Params, Trajectories
 
 _SALT = 0x52000  # of the keys that cut, and of those that continue
@@ -75,6 +75,9 @@ def make_mixed_rollout(
         prompt = (rows.segment_ids > 0) & ~whole_response(rows, new_tokens=new_tokens)
         asked = given.left_padded(rows.tokens, prompt | keep, pad_id=pad_id)
         onwards = jax.vmap(lambda key: jax.random.fold_in(key, _SALT + 1))(keys)
-        return given.joined(rows, keep, end(params_out, *asked, onwards, rows.problem_ids), new_tokens=new_tokens)
+        rest = end(params_out, *asked, onwards, rows.problem_ids)
+        tokens = cost.response_tokens(rows) + cost.response_tokens(rest)
+        both, begun = given.joined(rows, keep, rest, new_tokens=new_tokens)
+        return cost.with_cost(both, jnp.full(tokens.shape, 2.0, jnp.float32), tokens), begun
 
     return rollout
