@@ -53,6 +53,7 @@ ARMS = {
     "hard": {"low": 0.0, "high": 0.5},
     "no_refill": {"refill": False},
 }
+METHOD = "balanced"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/kept_fraction", "filter/updated")
 CURVES = (*METRICS, "policy/entropy", "grad/norm")
 

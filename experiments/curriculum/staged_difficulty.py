@@ -52,6 +52,7 @@ ARMS = {
     "staged": {},
     "reverse": {"stages": (3, 2, 1)},
 }
+METHOD = "staged"
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
 CURVES = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
 

@@ -53,6 +53,7 @@ ARMS = {
     "iterative": {},
     "penalty": {"shares": (1.0, 1.0, 1.0), "length_weight": 0.5},
 }
+METHOD = "iterative"
 METRICS = ("eval/accuracy", "eval/tokens", "eval/cut_accuracy", "eval/right_tokens")
 CURVES = (*METRICS, "reward/mean", "length/truncated_fraction", "policy/entropy")
 

@@ -57,6 +57,7 @@ ARMS = {
     "power": {"weigh": selection.power_weights},
     "oracle": {"oracle": True},
 }
+METHOD = "br"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 

@@ -55,6 +55,7 @@ ARMS = {
     "red_drop": {"keep": off_policy.keep_all, "advantages": red_drop_advantages},
     "red_weight": {"keep": off_policy.keep_all, "weigh": off_policy.advantage_weights},
 }
+METHOD = "one_side"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "kl/sampler_mean", "grad/norm")
 

@@ -7,7 +7,8 @@ Claim:     the change of entropy that a token's update causes can be estimated f
 Equations: Omega = A / p_old p (1 - p) (log p + H); w = clip(exp(-k |Omega|), 0.8, 1), k = -log 0.8 / max |Omega|;
            loss = w times PPO's with dual clip 10. linear: w from 1.2 for the least |Omega| to 0.8 for the largest.
            clip_higher: upper clip 0.28; bonus: 0.01 H; kl_cov: |log ratio| on tokens of large covariance, no clip.
-Left out:  clip-cov, the run with almost no clip, runs of hundreds of steps.
+Left out:  clip-cov, tokens of high entropy alone (high_entropy_tokens.py), the run with almost no clip, runs of
+           hundreds of steps.
 Expect:    policy/entropy at the end: steer > grpo; eval/accuracy: steer > grpo - 0.01.
 Measure:   held-out Countdown, two updates for each rollout; 8 seeds, equal rollouts and updates. entropy/predicted:
            mean Omega, whose negative is the change expected of a small step.
@@ -56,6 +57,7 @@ ARMS = {
     "steer": {"weights": token_choice.steer_weights},
     "steer_linear": {"weights": token_choice.steer_linear_weights},
 }
+METHOD = "steer"
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "entropy/predicted", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/clip_fraction", "grad/norm")
 

@@ -2,14 +2,19 @@
 
 import dataclasses
 import pathlib
+import sys
 from types import ModuleType
 from typing import Any
+
+import jax
+import numpy as np
 
 from jaxrl_llm import flags, recipes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, plots, results, systems
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import record
+from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 
 METRICS = ("eval/accuracy", "eval/tokens", "eval/wrong_tokens")
@@ -30,6 +35,7 @@ class Common(recipes.OnlineSettings):
     train_problems: int = 2048
     eval_problems: int = 192
     methods: tuple[str, ...] = ()  # experiment:arm or experiment; none: every experiment of the family
+    baseline: str = ""  # experiment:arm that comes first; empty: the first arm of the first method
     seeds: int = 8
     smoke: bool = False  # two steps, two seeds, few problems
     out: str = ""  # folder of the results; empty: runs/compare/<family>
@@ -41,7 +47,7 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 2, "seeds": 2,
 }  # fmt: skip
-OWN = ("methods", "seeds", "smoke", "out", "fresh", "record")
+OWN = ("methods", "baseline", "seeds", "smoke", "out", "fresh", "record")
 
 
 def method_arm(module: ModuleType) -> str:
@@ -52,34 +58,54 @@ def method_arm(module: ModuleType) -> str:
     return slug if slug in module.ARMS else list(module.ARMS)[min(1, len(module.ARMS) - 1)]
 
 
-def chosen(family: str, methods: tuple[str, ...]) -> list[tuple[ModuleType, str]]:
-    """Modules and arms: the baseline of the first experiment, then the methods.
+def experiments_of(family: str) -> dict[str, pathlib.Path]:
+    """The experiment files of a family by their names.
 
     Raises:
-      UserError: for a family, an experiment or an arm that does not exist.
+      UserError: for a family that does not exist.
     """
     folder = systems.ROOT / "experiments" / family
     files = {p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
     if not files:
         known = sorted(p.parent.name for p in folder.parent.glob("*/__init__.py"))
         raise UserError(f"no family {family!r} with experiments; the families are {', '.join(known)}")
-    found = []
-    for word in methods or files:
+    return files
+
+
+def first_settings(family: str, *, smoke: bool) -> Common:
+    """What is compared where no flag says otherwise: ``COMPARE`` of the family's package over the common settings."""
+    module = doctor.load(next(iter(experiments_of(family).values())))
+    own = getattr(sys.modules[module.__package__ or ""], "COMPARE", {})
+    common = arms.override(Common(), own, f"COMPARE of {family}")
+    return dataclasses.replace(common, **SMOKE) if smoke else common
+
+
+def chosen(family: str, methods: tuple[str, ...], baseline: str = "") -> list[tuple[ModuleType, str]]:
+    """Modules and arms: the baseline, then the methods.
+
+    Raises:
+      UserError: for a family, an experiment or an arm that does not exist.
+    """
+    files = experiments_of(family)
+
+    def find(word: str, flag: str) -> tuple[ModuleType, str]:
         slug, _, arm = word.partition(":")
         if slug not in files:
-            raise UserError(f"--methods {word}: the experiments of {family} are {', '.join(files)}")
+            raise UserError(f"{flag} {word}: the experiments of {family} are {', '.join(files)}")
         module = doctor.load(files[slug])
         arms.check_slots(module)
         arm = arm or method_arm(module)
         if arm not in module.ARMS:
-            raise UserError(f"--methods {word}: the arms of {slug} are {', '.join(module.ARMS)}")
-        found.append((module, arm))
+            raise UserError(f"{flag} {word}: the arms of {slug} are {', '.join(module.ARMS)}")
+        return module, arm
+
+    found = [find(word, "--methods") for word in methods or files]
     first = found[0][0]
-    return [(first, next(iter(first.ARMS))), *found]
+    return [find(baseline, "--baseline") if baseline else (first, next(iter(first.ARMS))), *found]
 
 
 def prepare(module: ModuleType, arm: str, common: Common) -> tuple[Any, Plan]:
-    """Settings and plan of one method under the common settings, measured by the common measurement.
+    """Settings and plan of one method under the common settings, measured on the common held-out problems.
 
     Raises:
       UserError: where the experiment has other settings than those that are shared, or does not take them.
@@ -91,19 +117,49 @@ def prepare(module: ModuleType, arm: str, common: Common) -> tuple[Any, Plan]:
         raise UserError("has no problems to sample and verify")
     shared = {f.name: getattr(common, f.name) for f in dataclasses.fields(common) if f.name not in OWN}
     settings = arms.override(settings, shared, "the comparison")
-    plan = module.build(settings)._replace(measure=recipes.make_measure(common))
+    plan = shortened(module.build(settings), common.steps)
+    if _is_plain(plan, common):
+        plan = plan._replace(measure=recipes.make_measure(common))
     arms.trace(plan)
     return settings, plan
+
+
+def shortened(plan: Plan, steps: int) -> Plan:
+    """The plan with its stages of sampling in the same proportions, but of no more than ``steps`` iterations in all.
+
+    An experiment counts the steps of one stage; here a method of three stages shall not train three times as long.
+    """
+    online = [stage.steps for stage in plan.stages if isinstance(stage.method, Online)]
+    if sum(online) <= steps:
+        return plan
+    if len(online) > steps:
+        raise UserError(f"--steps {steps} is less than one for each of {len(online)} stages")
+    spare = np.cumsum([n - 1 for n in online]) / max(sum(online) - len(online), 1)
+    ends = np.rint(spare * (steps - len(online))).astype(int)  # one step for each stage, the rest by proportion
+    parts = iter(1 + np.diff(ends, prepend=0))
+    return plan._replace(
+        stages=tuple(s._replace(steps=int(next(parts))) if isinstance(s.method, Online) else s for s in plan.stages)
+    )
+
+
+def _is_plain(plan: Plan, common: Common) -> bool:
+    """Whether an arm's parameters are those of the model alone.
+
+    With more to them (heads, codes, two models) only its own measurement knows what samples: on the same held-out
+    problems, for it has the same settings.
+    """
+    params = jax.eval_shape(plan.init, jax.eval_shape(lambda: jax.random.key(0)))
+    return jax.tree.structure(params) == jax.tree.structure(recipes.bench(common).model.params)
 
 
 def compare(family: str, arguments: list[str]) -> Results:
     """Runs the comparison and writes ``results.json``, ``table.md`` and ``plot.png``."""
     prog = f"python -m jaxrl_llm.experiment compare {family}"
-    start = dataclasses.replace(Common(), **SMOKE) if "--smoke" in arguments else Common()
+    start = first_settings(family, smoke="--smoke" in arguments)
     common = flags.read(Common, arguments, prog=prog, default=start)
     cli.check_run(common)
     resolved, built, identities, left_out = {}, {}, {}, {}
-    for module, arm in chosen(family, common.methods):
+    for module, arm in chosen(family, common.methods, common.baseline):
         name = f"{module.__name__.split('.')[-1]}.{arm}"
         try:
             resolved[name], built[name] = prepare(module, arm, common)

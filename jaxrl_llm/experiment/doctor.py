@@ -69,6 +69,9 @@ def check_slots(module: ModuleType) -> str:
         arms.check_slots(module)
     except ValueError as error:
         return str(error)
+    method = getattr(module, "METHOD", "")
+    if method and method not in module.ARMS:
+        return f"METHOD = {method!r} is no arm; the arms are {', '.join(module.ARMS)}"
     return "ARMS has no arm" if not module.ARMS else ""
 
 
