@@ -148,8 +148,9 @@ def memory_rewards(
     group; a term without anything remembered is 0 for the whole group, so that empty memories leave GRPO as it is.
 
     From "Reasoning Under 1 Billion: Memory-Augmented Reinforcement Learning for Large Language Models" (Memory-R+),
-    arXiv:2504.02273. Differs from the paper where it leaves open: pooling by the maximum, scaling to [0, 1], both
-    weights 0.5.
+    arXiv:2504.02273. Differs from its public code (thaihungle/Memory-R), which scales by the least and the largest of
+    the last 100 values, not of the group, lets the term fade by 0.99 with every response, and has the distance from
+    the mean of what is remembered as another choice; the weights 0.5 are ours.
     """
     near, known = closeness(successes, queries, responses, neighbours=neighbours)
     far, failed = closeness(failures, queries, responses, neighbours=neighbours)

@@ -8,7 +8,8 @@ Equations: of k m random prompts take the m with the least |V(x) - tau|; G respo
            base model's hidden state at the end of the prompt. tau_hard: tau = 0.3; frozen: V stays at 1/2, so any
            prompt will do; prefilter: prompts whose base pass rate lies in [0.25, 0.75]; dictionary: past success of
            each prompt, drawn by p (1 - p).
-Left out:  a value model of the policy's size, dynamic sampling, the study of the best batch size.
+Left out:  a value model of the policy's size, dynamic sampling, tau = 0.7, the true p as an oracle, the study of the
+           best batch size.
 Expect:    group/degenerate_fraction pcl < frozen; eval/accuracy pcl > frozen and no worse than prefilter.
 Measure:   held-out Countdown with 2 to 4 numbers; 8 seeds, equal rollouts.
 Run:       python -m experiments.curriculum.pcl

@@ -8,7 +8,7 @@ Equations: L = (1 - mu) L_GRPO + mu L_SFT; dU/dmu = -eta <grad U(theta'), grad L
            moving average and by the distance of the entropy from its first value, within [0.05, 0.95]. U: the policy
            gradient of the next batch, whose prompts are new. half: mu = 0.5; linear: 0.9 to 0.05; sft_then_grpo: 1,
            then 0; no_entropy, no_meta: one term of the controller less.
-Left out:  a validation batch of its own, so that all arms have equal rollouts; Adam inside the meta-gradient.
+Left out:  a validation batch of its own (all arms have equal rollouts); Adam in the meta-gradient; see balance.moved.
 Expect:    ood/accuracy: amft > grpo and amft > half - 0.01; balance/share falls.
 Measure:   Countdown with three numbers, and out of distribution with four; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.amft

@@ -8,8 +8,8 @@ Equations: WAAD_t = sum_s A_local[t, s] min(t - s, W), preplan tokens: top 40 % 
            FAI_s = mean_t A_global[t, s] over a window of later t, anchors: top 40 %; A_it = gamma_it A_i with gamma 1.5
            at the chosen tokens, 1 elsewhere. coupled: an anchor inside a chunk hands half of its bonus to the token
            that opened the chunk. random: 40 % by lot.
-Left out:  amplification of positive advantages alone, heads of the middle layers alone (the model has few); the
-           numbers 40 %, 1.5 and the windows are not verified against the paper.
+Left out:  amplification of positive advantages alone or of the 40 % with the highest entropy, heads of the middle
+           layers alone (the model has few); the numbers 40 %, 1.5 and the windows are not verified against the paper.
 Expect:    eval/accuracy: coupled > grpo and coupled > random.
 Measure:   held-out Countdown, as in the paper; W = 4 and the window [2, 12] for short responses; 8 seeds, equal
            rollouts and updates.

@@ -8,7 +8,7 @@ Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h
            -log exp(min(cos(z_ann, z_i), 0.9) / 0.2) / sum_j exp(cos(z_ann, z_j) / 0.2), times 0.1, beside PPO's policy
            loss and 0.1 of its value loss; reward 1 if right, 0.1 if some answer is given. reft: without it.
            every: right and wrong samples; mean: z without the weights v.
-Left out:  KL reward, the variant that pushes wrong samples away, SFT as an arm (the base model is trained already).
+Left out:  KL reward, the variant that pushes wrong samples away, SFT as an arm, Dr. GRPO in the place of PPO.
 Expect:    eval/accuracy: carft > reft - 0.01 at the end and carft > reft at half of the steps.
 Measure:   held-out arithmetic chains with annotated scratchpads; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.carft

@@ -6,7 +6,8 @@ Claim:     weighting each response by a softmax of advantage plus entropy explor
            reached sooner.
 Equations: w_it = softmax_j((A_jt + alpha H_jt) / P) over the members alive at t; loss = w times GRPO's, times the
            number of live members, so that equal weights are GRPO. egsw_sequence: one weight a response, from means.
-Left out:  the KL term to a reference; the paper's alpha and P, tuned per model and not given (here 0.3 and 1).
+Left out:  the KL term to a reference; the paper's alpha and P, tuned per model and not given (here 0.3 and 1); arms
+           with P of 0.5 and 2.
 Expect:    eval/accuracy: egsw > grpo, with policy/entropy not lower than grpo's by 0.05.
 Measure:   held-out Countdown; advantage_only has alpha = 0, entropy_only leaves the advantage out of the weight;
            8 seeds, equal rollouts and updates.

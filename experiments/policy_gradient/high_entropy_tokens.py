@@ -7,7 +7,8 @@ Claim:     the 20 % of tokens with the highest entropy, where the response forks
 Equations: loss = -1 / sum |o_i| sum_it 1[H_it >= tau] min(rho A, clip(rho, 0.8, 1.28) A), tau the top-fraction quantile
            of the entropies of the whole batch, denominator all tokens; DAPO's token mean, clip-higher and dropped
            groups of equal rewards.
-Left out:  several updates per rollout (so the clip never acts), overlong shaping, temperatures by entropy.
+Left out:  the top 10 %, several updates per rollout (so the clip never acts), overlong shaping, temperatures by
+           entropy.
 Expect:    eval/accuracy: |top_20 - all| < 0.04 with top_20 more than 0.02 above bottom_80 and above random_20.
 Measure:   held-out arithmetic chains with a scratchpad: most tokens are copied, few are decided; 8 seeds, equal
            rollouts and updates. share/entropy: how much of all entropy the trained tokens hold.

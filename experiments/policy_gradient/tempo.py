@@ -5,7 +5,7 @@ Claim:     the responses of a group share prefixes; the mean reward of those tha
            the difference of values at each branch to GRPO's advantage beats GRPO and PPO at the same cost.
 Equations: A_it = (r_i - mean + V(s_t+1) - V(s_t)) / std, V(s) the mean reward of the members that begin with s; the
            difference is 0 but where members part. td_only: without r_i - mean; double: twice the difference.
-Left out:  PPO with a value head, the KL term.
+Left out:  PPO with a value head, the KL term, half the difference, values of shared prefixes in place of outcomes.
 Expect:    eval/accuracy: tempo > grpo - 0.01 and tempo > td_only.
 Measure:   held-out arithmetic chains, whose responses share long prefixes; 8 seeds, equal rollouts and updates.
            tree/branch: share of trained tokens at which members part.

@@ -76,8 +76,10 @@ def moved(
     ``rate`` whatever the scale of the gradients. Entropy above the first one measured asks for more imitation, entropy
     below it for less.
 
-    From arXiv:2508.06944. Differs from the paper where its constants and the form of its entropy term are not known to
-    us: the normalised slope, the relative distance from the entropy and its sign.
+    From arXiv:2508.06944. Differs from its public code (TSYJ-He/AMFT) in the normalised slope and the relative distance
+    of the entropies, where that code adds ``1e-4 dU/dmu`` and ``5e-4 (H* - H)`` as they are; in the sign of the latter,
+    by which it imitates more where entropy is low; in its start of 0.5; and in the utility, there the likelihood of
+    validation answers (whose gradient that code adds with the sign of a loss).
 
     Args:
       slope: ``meta_gradient``; rate or entropy_rate of 0 leaves a term out.
