@@ -9,9 +9,10 @@ from jaxtyping import Array
 
 from jaxrl_llm import curricula, recipes
 from jaxrl_llm.data import problems as tables
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.models import latent_actions
 from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.train import latent
+from jaxrl_llm.train import job, latent
 from jaxrl_llm.types import Key, Params
 
 Sources = Sequence[tuple[ModuleType, tuple[int, ...]]]  # tasks of data.tasks, each with its levels
@@ -26,10 +27,12 @@ def over_codes(settings: OnlineSettings, sharpness: float) -> Bench:
     return found._replace(model=found.model._replace(policy=policy))
 
 
-def solution_rows(settings: OnlineSettings, sources: Sources, *, split: str, n: int) -> curricula.SupervisedRows:
-    """``n`` prompts with solutions from each source, as rows of one table."""
+def solution_rows(
+    settings: OnlineSettings, sources: Sources, *, split: str, n: int, own: Sequence[Problem] = ()
+) -> curricula.SupervisedRows:
+    """``n`` prompts with solutions from each source, and the given ones, as rows of one table."""
     problems = [p for task, levels in sources for p in tables.make_split(task, split=split, n=n, seed=0, levels=levels)]
-    model = recipes.bench(settings).model
+    problems, model = [*own, *problems], recipes.bench(settings).model
     width = 2 + max(len(model.tokenizer.encode(p.prompt)) + len(model.tokenizer.encode(p.solution)) for p in problems)
     return curricula.supervised_rows(model, [(p.prompt, p.solution) for p in problems], width=width)
 
@@ -37,7 +40,11 @@ def solution_rows(settings: OnlineSettings, sources: Sources, *, split: str, n: 
 def learned_codes(
     settings: OnlineSettings, sources: Sources, *, codes: int, steps: int, usage: float, learning_rate: float = 3e-3
 ) -> Params:
-    """Parameters of ``over_codes`` whose codes were learned from solutions; computed once, also while tracing."""
+    """Parameters of ``over_codes`` whose codes were learned from solutions; computed once, also while tracing.
+
+    Args:
+      sources: the task that is rewarded first. Rows of a file take its place with their own solutions.
+    """
     with jax.ensure_compile_time_eval():
         identity = recipes.bench_identity(settings)
         return _learned_codes(identity, tuple(sources), codes, steps, usage, learning_rate)
@@ -47,7 +54,8 @@ def learned_codes(
 def _learned_codes(identity: tuple, sources: Sources, codes: int, steps: int, usage: float, rate: float) -> Params:
     settings = OnlineSettings(**dict(identity))
     model, count = recipes.bench(settings).model, settings.train_problems // len(sources)
-    rows = solution_rows(settings, sources, split="train", n=count)
+    own = [] if settings.data in job.TASKS else recipes.solved_problems(settings)
+    rows = solution_rows(settings, sources[1:] if own else sources, split="train", n=count, own=own)
     numbers = {"steps": steps, "rows_per_step": min(32, count), "learning_rate": rate, "usage": usage}
     first = latent_actions.init_latent(model.params, model.config.hidden_size, jax.random.key(0), codes=codes)
     return jax.jit(lambda p: latent.learn_world(model.policy, p, rows, jax.random.key(1), **numbers))(first)
@@ -69,15 +77,24 @@ def make_measure(
 def _measure(identity: tuple, other: Sources, temperature: float, samples: int, sharpness: float):
     settings = OnlineSettings(**dict(identity))
     found = over_codes(settings, sharpness)
-    judge, rows = (
-        curricula.device_score(found),
-        solution_rows(settings, other, split="heldout", n=settings.eval_problems),
-    )
+    rows = solution_rows(settings, other, split="heldout", n=settings.eval_problems)
     rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
+    if found.score is None:
+        parts = jax.jit(rollout), found.heldout, found.heldout_score, samples
+        likelihood = jax.jit(lambda params: latent.likelihood(found.model.policy, params, rows))
+
+        def distinct_of(tokens, mask):
+            return {"eval/distinct": latent.distinct_fraction(tokens, mask, samples)}
+
+        def on_host(params, key):
+            figures = recipes.measure_on_host(*parts, params, key, more=distinct_of)
+            return figures | {"eval/kept": likelihood(params)}
+
+        return on_host
 
     def measure(params, key):
         got = recipes.sample_all(rollout, params, found.heldout, key, samples)
-        rewards = judge(jax.tree.map(lambda x: x[got.problem_ids], found.heldout.answers), got)
+        rewards = found.score(jax.tree.map(lambda x: x[got.problem_ids], found.heldout.answers), got)
         distinct = latent.distinct_fraction(got.tokens, got.mask, samples)
         kept = latent.likelihood(found.model.policy, params, rows)
         return recipes.summary(got.mask, rewards, samples) | {"eval/distinct": distinct, "eval/kept": kept}

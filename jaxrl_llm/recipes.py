@@ -28,8 +28,8 @@ __all__ = [
     "Bench", "OnlineSettings", "Settings", "bench", "bench_identity", "demonstrations",
     "solved_problems",  # one import serves an experiment
     "behaviour_extras", "beside", "demonstrating_rollout", "lagged_actor", "lagged_extras", "last_members",
-    "make_answer_reader", "make_measure", "make_online", "make_rollout", "model_of", "one_stage", "rollout_of",
-    "sample_all", "stale_actor", "summary", "with_heads",
+    "make_answer_reader", "make_measure", "make_online", "make_rollout", "measure_on_host", "model_of", "one_stage",
+    "rollout_of", "sample_all", "stale_actor", "summary", "with_heads",
 ]  # fmt: skip
 
 
@@ -246,7 +246,7 @@ def _measure(identity: tuple, temperature: float, samples: int) -> Callable[[Par
     found = bench(settings)
     rollout = rollout_of(settings, found, group_size=samples, temperature=temperature)
     if found.score is None:
-        return partial(_measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
+        return partial(measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
 
     def measure(params, key):
         rows = sample_all(rollout, params, found.heldout, key, samples)
@@ -284,16 +284,35 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     }
 
 
-def _measure_on_host(rollout, problems: Problems, score, samples: int, params: Params, key: Key, chunk: int = 64):
+def measure_on_host(
+    rollout: Callable[..., Trajectories],
+    problems: Problems,
+    score: Callable[[Trajectories], Rewards],
+    samples: int,
+    params: Params,
+    key: Key,
+    *,
+    chunk: int = 64,
+    more: Callable[[Array, Array], dict[str, Array]] | None = None,
+) -> dict[str, Array]:
+    """``summary`` of all problems, judged in Python, so many problems at a time.
+
+    Args:
+      rollout: compiled, makes groups of ``samples``.
+      more: ``(tokens, mask) -> metrics`` of all rows, beside the summary.
+    """
     count = problems.tokens.shape[0]
-    masks, values, valids = [], [], []
+    masks, values, valids, tokens = [], [], [], []
     for begin in range(0, count, chunk):
         # the last chunk is filled with repeats so that one shape serves all; the repeats are cut off again
         ids = jnp.asarray(np.minimum(np.arange(begin, begin + min(chunk, count)), count - 1), jnp.int32)
         rows = rollout(params, problems.tokens[ids], problems.valid[ids], sample_keys(key, 0, ids, samples), ids)
         rewards, real = score(rows), samples * min(chunk, count - begin)
+        tokens.append(np.asarray(rows.tokens)[:real])
         masks.append(np.asarray(rows.mask)[:real])
         values.append(np.asarray(rewards.value)[:real])
         valids.append(np.asarray(rewards.valid)[:real])
     whole = Rewards(jnp.asarray(np.concatenate(values)), jnp.asarray(np.concatenate(valids)))
-    return summary(jnp.asarray(np.concatenate(masks)), whole, samples)
+    mask = jnp.asarray(np.concatenate(masks))
+    found = {} if more is None else more(jnp.asarray(np.concatenate(tokens)), mask)
+    return summary(mask, whole, samples) | found
