@@ -37,15 +37,15 @@ class Common(recipes.OnlineSettings):
     methods: tuple[str, ...] = ()  # experiment:arm or experiment; none: every experiment of the family
     baseline: str = ""  # experiment:arm that comes first; empty: the first arm of the first method
     seeds: int = 8
-    smoke: bool = False  # two steps, two seeds, few problems
+    smoke: bool = False  # three steps, two seeds, few problems
     out: str = ""  # folder of the results; empty: runs/compare/<family>
     fresh: bool = False  # do not reuse the finished methods of an earlier comparison in that folder
     record: bool = False  # also copy results and figure to results/compare/
 
 
 SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 2, "seeds": 2,
+    "steps": 3, "eval_every": 3, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
+    "eval_samples": 2, "seeds": 2,
 }  # fmt: skip
 OWN = ("methods", "baseline", "seeds", "smoke", "out", "fresh", "record")
 

@@ -18,7 +18,7 @@ def test_two_methods_share_task_budget_and_measurement(tmp_path, capsys):
     record = json.loads((tmp_path / "results.json").read_text())
     assert record["family"] == "policy_gradient" and record["left_out"] == {}
     for arm in found.arms.values():
-        assert (arm.rollouts, arm.updates, arm.seeds) == (2 * 2 * 2, 2, [0, 1])
+        assert (arm.rollouts, arm.updates, arm.seeds) == (3 * 2 * 2, 3, [0, 1])
         assert arm.settings["data"] == "countdown" and arm.settings["levels"] == [3]
         assert set(compare.METRICS) <= set(arm.metrics)
     assert record["arms"]["dr_grpo.grpo"]["settings"]["reduction"] == "seq_mean"
