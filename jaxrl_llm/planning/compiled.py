@@ -44,6 +44,9 @@ def devices(topology: Topology) -> Any:
     from jax.experimental import topologies
 
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to a metadata server: this is no TPU machine
+    # JAX has read these; libtpu does when it compiles, and ends the process at a CPU flag that it does not know
+    kept = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith("--xla_cpu_")]
+    os.environ["XLA_FLAGS"] = " ".join(kept)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology.name).devices
     except Exception as error:  # jaxlib raises what it likes
