@@ -45,6 +45,8 @@ MOST_MAPPINGS = 30_000  # of 65,530 that Linux grants by default
 # These start processes and wait for them: on a loaded machine the scheduler may break what the code does not.
 OF_PROCESSES = ("test_attacks.py", "test_sandbox.py", "test_launch.py", "test_hosts.py", "test_pool.py")
 
+MANY = ("test_parts.py",)
+
 
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow, after the others")
@@ -52,8 +54,10 @@ def pytest_addoption(parser):
 
 
 def _turn(item):
-    """Slow proofs after the others, and after them the experiments, which are many."""
-    return ("slow" in item.keywords) * (1 + (item.path.parent.name == "experiments"))
+    """Slow proofs after the others, after them the experiments, which are many, and last every shape of a mesh."""
+    if "slow" not in item.keywords:
+        return 0
+    return 3 if item.path.name in MANY else 1 + (item.path.parent.name == "experiments")
 
 
 def pytest_collection_modifyitems(config, items):
