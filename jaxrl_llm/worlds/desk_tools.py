@@ -107,6 +107,7 @@ def _replaced(
 
 
 def find_user_id_by_email(tables: Tables, email: str) -> str:
+    """The user id of an e-mail address."""
     for key, user in tables["users"].items():
         if user["email"].lower() == email.lower():
             return key
@@ -114,6 +115,7 @@ def find_user_id_by_email(tables: Tables, email: str) -> str:
 
 
 def find_user_id_by_name_zip(tables: Tables, first_name: str, last_name: str, zip: str) -> str:
+    """The user id of a name and zip code, for users without their e-mail address."""
     asked = (first_name.lower(), last_name.lower(), zip)
     for key, user in tables["users"].items():
         name = user["name"]
@@ -123,18 +125,22 @@ def find_user_id_by_name_zip(tables: Tables, first_name: str, last_name: str, zi
 
 
 def get_user_details(tables: Tables, user_id: str) -> Record:
+    """Name, address, payment methods and orders of a user."""
     return row(tables, "users", user_id)
 
 
 def get_order_details(tables: Tables, order_id: str) -> Record:
+    """Status and details of an order, whose id begins with #W."""
     return row(tables, "orders", order_id)
 
 
 def get_product_details(tables: Tables, product_id: str) -> Record:
+    """The variants of a product with their options, prices and stock."""
     return row(tables, "products", product_id)
 
 
 def list_all_product_types(tables: Tables) -> dict[str, str]:
+    """Names and product ids of everything the store sells."""
     return dict(sorted((product["name"], product["product_id"]) for product in tables["products"].values()))
 
 
@@ -151,6 +157,7 @@ def _value(node: ast.AST) -> float:
 
 
 def calculate(tables: Tables, expression: str) -> str:
+    """The value of an arithmetic expression, to two digits."""
     if len(expression) > LONGEST or not set(expression) <= set("0123456789+-*/(). "):
         raise ValueError(f"an expression has at most {LONGEST} digits, brackets and signs + - * /")
     try:
@@ -160,10 +167,15 @@ def calculate(tables: Tables, expression: str) -> str:
 
 
 def think(tables: Tables, thought: str) -> str:
+    """Keeps a thought; changes and looks up nothing."""
     return ""
 
 
 def transfer_to_human_agents(tables: Tables, summary: str) -> str:
+    """Hands the user to a human agent and ends the talk.
+
+    Only for what no tool can do, or where the user asks for it.
+    """
     return "Transfer successful"
 
 
@@ -171,6 +183,7 @@ def transfer_to_human_agents(tables: Tables, summary: str) -> str:
 
 
 def cancel_pending_order(tables: Tables, order_id: str, reason: str) -> Record:
+    """Cancels a pending order and refunds it."""
     order = _order(tables, order_id, "pending", "cancelled")
     if reason not in REASONS:
         raise ValueError(f"the reason is one of: {', '.join(REASONS)}")
@@ -184,12 +197,14 @@ def cancel_pending_order(tables: Tables, order_id: str, reason: str) -> Record:
 
 
 def modify_pending_order_address(tables: Tables, order_id: str, **address: str) -> Record:
+    """Changes where a pending order is sent."""
     order = _order(tables, order_id, "pending", "modified")
     order["address"] = {name: address[name] for name in ADDRESS}
     return order
 
 
 def modify_user_address(tables: Tables, user_id: str, **address: str) -> Record:
+    """Changes the default address of a user."""
     user = row(tables, "users", user_id)
     user["address"] = {name: address[name] for name in ADDRESS}
     return user
@@ -198,6 +213,7 @@ def modify_user_address(tables: Tables, user_id: str, **address: str) -> Record:
 def modify_pending_order_items(
     tables: Tables, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> Record:
+    """Changes items of a pending order, each to another variant of its product; once for an order."""
     order = _order(tables, order_id, "pending", "modified")
     variants, difference = _replaced(tables, order, item_ids, new_item_ids)
     method = _method(tables, order, payment_method_id)
@@ -214,6 +230,7 @@ def modify_pending_order_items(
 
 
 def modify_pending_order_payment(tables: Tables, order_id: str, payment_method_id: str) -> Record:
+    """Changes how a pending order is paid."""
     order = _order(tables, order_id, "pending", "modified")
     method, history = _method(tables, order, payment_method_id), order["payment_history"]
     if len(history) != 1 or history[0]["transaction_type"] != "payment":
@@ -230,6 +247,7 @@ def modify_pending_order_payment(tables: Tables, order_id: str, payment_method_i
 
 
 def return_delivered_order_items(tables: Tables, order_id: str, item_ids: list[str], payment_method_id: str) -> Record:
+    """Takes items of a delivered order back; once for an order."""
     order = _order(tables, order_id, "delivered", "returned")
     method = _method(tables, order, payment_method_id)
     if method["source"] != "gift_card" and payment_method_id != order["payment_history"][0]["payment_method_id"]:
@@ -243,6 +261,7 @@ def return_delivered_order_items(tables: Tables, order_id: str, item_ids: list[s
 def exchange_delivered_order_items(
     tables: Tables, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
 ) -> Record:
+    """Exchanges items of a delivered order, each for another variant of its product; once for an order."""
     order = _order(tables, order_id, "delivered", "exchanged")
     _, difference = _replaced(tables, order, item_ids, new_item_ids)
     difference = round(difference, 2)
@@ -257,41 +276,37 @@ def exchange_delivered_order_items(
 # --- what the agent is told of them
 
 
-def _declared(function: Callable[..., Any], description: str, *arguments: str) -> tuple[Tool, Callable[..., Any]]:
-    """Arguments are texts; lists of texts where they end with ``ids``."""
+def _declared(function: Callable[..., Any], *arguments: str, ask: bool = False) -> tuple[Tool, Callable[..., Any]]:
+    """Described by its docstring; arguments are texts, lists of texts where they end with ``ids``."""
     kinds = {name: {"type": "array", "items": {"type": "string"}} if name.endswith("ids") else {"type": "string"}
              for name in arguments}  # fmt: skip
     if "reason" in kinds:
         kinds["reason"]["enum"] = list(REASONS)
     schema = {"type": "object", "properties": kinds, "required": list(arguments), "additionalProperties": False}
+    description = " ".join((function.__doc__ or "").split()) + (_ASK if ask else "")
     return tool(function.__name__, description, schema), function
 
 
 _ASK = " List the details and have the user confirm them first."
+_EXCHANGED = ("order_id", "item_ids", "new_item_ids", "payment_method_id")
 RETAIL = (
-    _declared(find_user_id_by_email, "The user id of an e-mail address.", "email"),
-    _declared(find_user_id_by_name_zip, "The user id of a name and zip code, for users without their e-mail address.",
-              "first_name", "last_name", "zip"),
-    _declared(get_user_details, "Name, address, payment methods and orders of a user.", "user_id"),
-    _declared(get_order_details, "Status and details of an order, whose id begins with #W.", "order_id"),
-    _declared(get_product_details, "The variants of a product with their options, prices and stock.", "product_id"),
-    _declared(list_all_product_types, "Names and product ids of everything the store sells."),
-    _declared(calculate, "The value of an arithmetic expression, to two digits.", "expression"),
-    _declared(think, "Keeps a thought; changes and looks up nothing.", "thought"),
-    _declared(transfer_to_human_agents, "Hands the user to a human agent and ends the talk: only for what no tool can "
-              "do, or where the user asks for it.", "summary"),
-    _declared(cancel_pending_order, f"Cancels a pending order and refunds it.{_ASK}", "order_id", "reason"),
-    _declared(modify_pending_order_address, f"Changes where a pending order is sent.{_ASK}", "order_id", *ADDRESS),
-    _declared(modify_user_address, f"Changes the default address of a user.{_ASK}", "user_id", *ADDRESS),
-    _declared(modify_pending_order_items, "Changes items of a pending order, each to another variant of its product; "
-              f"once for an order.{_ASK}", "order_id", "item_ids", "new_item_ids", "payment_method_id"),
-    _declared(modify_pending_order_payment, f"Changes how a pending order is paid.{_ASK}", "order_id",
-              "payment_method_id"),
-    _declared(return_delivered_order_items, f"Takes items of a delivered order back; once for an order.{_ASK}",
-              "order_id", "item_ids", "payment_method_id"),
-    _declared(exchange_delivered_order_items, "Exchanges items of a delivered order, each for another variant of its "
-              f"product; once for an order.{_ASK}", "order_id", "item_ids", "new_item_ids", "payment_method_id"),
-)  # fmt: skip
+    _declared(find_user_id_by_email, "email"),
+    _declared(find_user_id_by_name_zip, "first_name", "last_name", "zip"),
+    _declared(get_user_details, "user_id"),
+    _declared(get_order_details, "order_id"),
+    _declared(get_product_details, "product_id"),
+    _declared(list_all_product_types),
+    _declared(calculate, "expression"),
+    _declared(think, "thought"),
+    _declared(transfer_to_human_agents, "summary"),
+    _declared(cancel_pending_order, "order_id", "reason", ask=True),
+    _declared(modify_pending_order_address, "order_id", *ADDRESS, ask=True),
+    _declared(modify_user_address, "user_id", *ADDRESS, ask=True),
+    _declared(modify_pending_order_items, *_EXCHANGED, ask=True),
+    _declared(modify_pending_order_payment, "order_id", "payment_method_id", ask=True),
+    _declared(return_delivered_order_items, "order_id", "item_ids", "payment_method_id", ask=True),
+    _declared(exchange_delivered_order_items, *_EXCHANGED, ask=True),
+)
 
 
 def toolbox(tables: Tables, tools: Sequence[tuple[Tool, Callable[..., Any]]] = RETAIL) -> Toolbox:
