@@ -41,6 +41,8 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 STARTED = time.monotonic()
 MOST_MAPPINGS = 30_000  # of 65,530 that Linux grants by default
+MOST_PROGRAMS = 2_500  # JAX keeps 8,192 entries, two of some programs, and counts none beyond
+COMPILED = []  # seconds of every program since the last time that all were let go
 
 # These start processes and wait for them: on a loaded machine the scheduler may break what the code does not.
 OF_PROCESSES = ("test_attacks.py", "test_sandbox.py", "test_launch.py", "test_hosts.py", "test_pool.py")
@@ -51,6 +53,14 @@ MANY = ("test_parts.py",)
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run the tests marked slow, after the others")
     parser.addoption("--slow-minutes", type=float, default=None, help="begin no slow test later than this")
+
+
+def _compiled(event, seconds, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+        COMPILED.append(seconds)
+
+
+jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
 def _turn(item):
@@ -85,9 +95,10 @@ def pytest_runtest_setup(item):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Compiled programs are let go before their mappings reach the kernel's limit, where compilation crashes."""
+    """Lets compiled programs go before they are more than JAX keeps, or their mappings more than the kernel grants."""
     if nextitem is None or nextitem.path != item.path:
         with open("/proc/self/maps") as maps:
-            if sum(1 for _ in maps) > MOST_MAPPINGS:
+            if len(COMPILED) > MOST_PROGRAMS or sum(1 for _ in maps) > MOST_MAPPINGS:
                 jax.clear_caches()
                 gc.collect()
+                COMPILED.clear()
