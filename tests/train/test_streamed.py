@@ -28,7 +28,7 @@ def _run(folder, steps, mesh=None):
     def loss(params, batch):
         logits = policy.unembed(params, policy.hidden(params, batch["tokens"], positions, segments))
         rows = jnp.sum(jnp.exp2(batch["row"].astype(jnp.float32)))
-    return -jnp.mean(logprobs.token_logprobs(logits, batch["tokens"])), {"rows": rows}
+        return -jnp.mean(logprobs.token_logprobs(logits, batch["tokens"])), {"rows": rows}
 
     tx = optax.adam(1e-2)
     params = jax.tree.map(jnp.array, params)  # the state is donated
