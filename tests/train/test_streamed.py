@@ -56,4 +56,4 @@ def test_rows_of_a_mesh(tmp_path):
     assert [x["rows"] for x in same] == [x["rows"] for x in figures]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), divided.params, whole.params)
     with pytest.raises(ValueError, match="every=0"):
-        streamed.run(None, whole, None, steps=1, folder=tmp_path, every=0)
+        streamed.run(lambda state, batch: (state, {}), whole, None, steps=1, folder=tmp_path, every=0)
