@@ -4,7 +4,8 @@
 
 Each update is one rollout of 256 responses (32 prompts x 8, 6 + 6 tokens) and one gradient step of GRPO on all of them,
 float32, AdamW, no KL, a model of 0.1 M parameters. The two sides run by turns as processes of their own on the same
-cores; start-up, compilation and the first updates are left out (and recorded). The record goes to
+cores; start-up, compilation and the first updates are left out (and recorded). TRL computes with as many threads as
+there are cores; the fused loop makes every core a device and divides the rows over them. The record goes to
 results/benchmarks/fused_vs_trl.json.
 """
 
@@ -30,7 +31,10 @@ def prompt_rows() -> list[list[int]]:
 
 
 def run_jax(folder: pathlib.Path, updates: int) -> dict:
-    """The fused loop; one compiled program of ``WARM_UP`` updates, called again and again."""
+    """The fused loop on a device a core; one compiled program of ``WARM_UP`` updates, called again and again."""
+    from jaxrl_llm.train.seeds import use_all_cores
+
+    use_all_cores()
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -38,17 +42,22 @@ def run_jax(folder: pathlib.Path, updates: int) -> dict:
 
     from jaxrl_llm import reduce
     from jaxrl_llm.advantages import group
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.models import weights
     from jaxrl_llm.rollout.generate import generate
+    from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.samplers.uniform import make_uniform
     from jaxrl_llm.train import fused, memory
     from jaxrl_llm.train.estimates import make_estimate, make_policy_loss
     from jaxrl_llm.train.online import Online, init_state
+    from jaxrl_llm.train.per_device import per_device_loss
     from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
     memory.keep_freed_pages()  # as the main job and every experiment do
+    mesh = meshes.parse_mesh(f"data={jax.device_count()}")
     policy, params, _ = weights.pretrained(folder)
     tokens = jnp.asarray(prompt_rows(), jnp.int32)
 
@@ -71,13 +80,16 @@ def run_jax(folder: pathlib.Path, updates: int) -> dict:
         sampler=make_uniform(),
         prompts_per_step=PROMPTS,
         group_size=GROUP,
-        rollout=rollout,
+        rollout=per_device(rollout, mesh),
         score=score,
         estimate=make_estimate(policy, advantages),
-        loss=make_policy_loss(policy, clipped_policy_loss, score=share_prompts(GROUP, NEW_TOKENS)),
+        loss=per_device_loss(
+            make_policy_loss(policy, clipped_policy_loss, score=share_prompts(GROUP, NEW_TOKENS)), mesh
+        ),
         tx=optax.adamw(LEARNING_RATE, weight_decay=0.0),
     )
-    state, run = init_state(online, params, jax.random.key(0)), fused.make_run(online, WARM_UP)
+    state = rules.shard(init_state(online, params, jax.random.key(0)), mesh)
+    run = fused.make_run(online, WARM_UP)
     started = time.perf_counter()
     state, first = jax.block_until_ready(run(state))
     compiled = time.perf_counter() - started

@@ -61,10 +61,8 @@ def rotate(x: Float[Array, "B S H K"], positions: Int[Array, "B S"], inverse: Ar
     cos, sin = jnp.cos(angles)[:, :, None, :], jnp.sin(angles)[:, :, None, :]
     half = inverse.shape[0]
     wide = x.astype(jnp.float32)
-    first, second = wide[..., :half], wide[..., half : 2 * half]
-    parts = [first * cos - second * sin, second * cos + first * sin]
-    if 2 * half < x.shape[-1]:
-        parts.append(wide[..., 2 * half :])
+    first, second, *rest = jnp.split(wide, [half, 2 * half][: 1 + (2 * half < x.shape[-1])], axis=-1)
+    parts = [first * cos - second * sin, second * cos + first * sin, *rest]
     return jnp.concatenate(parts, axis=-1).astype(x.dtype)
 
 

@@ -98,7 +98,7 @@ def generate(
     cache, logits, positions, segments, following = _prefill(
         policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1, prefill_columns
     )
-    pick = partial(_pick, how, keys, 0)
+    pick = partial(_pick, how, _step_keys(keys, 0, max_new_tokens))
     tokens, logp, mask, alive = _decode(
         policy,
         params,
@@ -155,7 +155,7 @@ def go_on(
     cache, logits, _, _, following = _prefill(
         policy, params, rows.tokens, rows.segment_ids > 0, 1, width + max_new_tokens - 1
     )
-    pick = partial(_pick, how, keys, done)
+    pick = partial(_pick, how, _step_keys(keys, done, max_new_tokens))
     tokens, logp, mask, alive = _decode(
         policy, params, cache, logits, following, rows.truncated, pick, width=width, new=max_new_tokens, pad_id=pad_id,
         early_exit=True,
@@ -229,14 +229,13 @@ def unread(rows: int) -> Reading:
 
 
 def choose(
-    how: Choice, keys: Key, t: Array, logits: Array, alive: Array, reading: Reading
+    how: Choice, step_keys: Key, logits: Array, alive: Array, reading: Reading
 ) -> tuple[Array, Array, Array, Reading]:
-    """Draws token ``t [B]`` of every row: ``(token, log-probability, whether it ends the response, reading)``.
+    """Draws a token of every row: ``(token, log-probability, whether it ends the response, reading)``.
 
-    Rows that are not alive get ``pad_id`` and 0.
+    Rows that are not alive get ``pad_id`` and 0. ``step_keys [B]``: token ``t`` of a row uses ``fold_in(its key, t)``.
     """
     read, state = reading
-    step_keys = jax.vmap(jax.random.fold_in)(keys, t)
     if how.grammar is not None:
         logits = grammars.restricted(how.grammar, state, logits)
     token, logp = draw(
@@ -252,11 +251,16 @@ def choose(
     return token, jnp.where(alive, logp, 0.0), ended, (read, state)
 
 
-def _pick(how: Choice, keys: Key, first: int, t, logits, written):
-    """Draws token ``first + t`` of every live row and writes token, log-probability and mask in the same place."""
+def _step_keys(keys: Key, first: int, new: int) -> Key:
+    """Keys ``[new, B]`` of tokens ``first`` to ``first + new - 1``, made in one pass instead of one a token."""
+    steps = jnp.arange(first, first + new, dtype=jnp.int32)
+    return jax.vmap(lambda t: jax.vmap(lambda key: jax.random.fold_in(key, t))(keys))(steps)
+
+
+def _pick(how: Choice, step_keys: Key, t, logits, written):
+    """Draws column ``t`` of every live row and writes token, log-probability and mask in the same place."""
     alive, reading, tokens, logp, mask = written
-    step = jnp.full(alive.shape, first + t, jnp.int32)
-    token, token_logp, ended, reading = choose(how, keys, step, logits, alive, reading)
+    token, token_logp, ended, reading = choose(how, step_keys[t], logits, alive, reading)
 
     def put(array, value):
         return jax.lax.dynamic_update_index_in_dim(array, value, t, 1)

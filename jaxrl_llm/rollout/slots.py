@@ -324,7 +324,8 @@ def _step(policy: Policy, how: Choice, params: Params, progress: Progress) -> Pr
     queue = progress.queue
     own = {name: getattr(queue, name) for name in ("temperature", "top_p")}
     how = how._replace(**{name: value[now.request] for name, value in own.items() if value is not None})
-    token, logp, ended, reading = choose(how, queue.keys[now.request], now.count, now.logits, now.alive, now.reading)
+    step_keys = jax.vmap(jax.random.fold_in)(queue.keys[now.request], now.count)
+    token, logp, ended, reading = choose(how, step_keys, now.logits, now.alive, now.reading)
     row = jnp.where(now.alive, now.request, rows)  # beyond the last: dropped
     count = now.count + 1
     alive = now.alive & ~ended & (count < new)
