@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 Messages = Sequence[dict[str, str]]  # role and content, as chat templates take them
@@ -70,10 +70,7 @@ def key_of(request: dict[str, Any]) -> str:
 
 
 def _client(address: str, budget: Budget, key_variable: str):
-    try:
-        import openai
-    except ImportError as error:
-        raise UserError("models behind an address need openai: pip install 'jaxrl_llm[endpoints]'") from error
+    openai = extra_module("openai", "models behind an address need", "endpoints")
     secret = os.environ.get(key_variable, "")
     if not secret and "//localhost" not in address and "//127." not in address:
         raise UserError(f"{address} wants a key; put it into the environment variable {key_variable}")

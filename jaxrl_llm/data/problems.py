@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,8 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import Problems
 
+T = TypeVar("T")
+
 HELDOUT_SHARE = 0.1
 MAX_NUMBERS = 4
 
@@ -21,6 +24,25 @@ def is_heldout(identity: str) -> bool:
     """Whether a problem belongs to the held-out split: a hash of its identity, the same on every machine."""
     digest = hashlib.sha256(identity.encode()).digest()
     return int.from_bytes(digest[:4], "big") < HELDOUT_SHARE * 2**32
+
+
+def hash_split(
+    rows: Sequence[T], identity: Callable[[T], str], data: str, *, rows_are: str = "rows", give: str
+) -> tuple[list[T], list[T]]:
+    """Rows to train on and rows held out, ``HELDOUT_SHARE`` of them by a hash of their identity, in their order.
+
+    Raises:
+      UserError: where one of the two would be empty; ``rows_are`` and ``give`` name the rows and the remedy.
+    """
+    parts: tuple[list[T], list[T]] = ([], [])
+    for row in rows:
+        parts[is_heldout(identity(row))].append(row)
+    if not parts[0] or not parts[1]:
+        raise UserError(
+            f"--data {data}: {len(rows)} {rows_are} leave {len(parts[0])} to train on and {len(parts[1])} held out "
+            f"(10 % by hash); give more {give}"
+        )
+    return parts
 
 
 def make_split(

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError, extra_module
 
 
 class Row(NamedTuple):
@@ -64,14 +64,10 @@ def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
 
 
 def _arrow():
-    try:
-        import pyarrow
-        import pyarrow.dataset
-        import pyarrow.ipc
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError("Parquet and saved data sets need pyarrow: pip install 'jaxrl_llm[data]'") from error
-    return pyarrow
+    use = "Parquet and saved data sets need"
+    for part in ("dataset", "ipc", "parquet"):
+        extra_module(f"pyarrow.{part}", use, "data")
+    return extra_module("pyarrow", use, "data")
 
 
 def parquet(path: pathlib.Path) -> Iterator[Row | Malformed]:
@@ -127,10 +123,7 @@ def tensorflow_datasets(name: str, split: str) -> Iterator[Row | Malformed]:
       name: as ``tfds.data_source`` takes it, or the folder of a prepared version.
       split: empty: ``train``.
     """
-    try:
-        import tensorflow_datasets as tfds
-    except ImportError as error:
-        raise UserError("tfds: needs tensorflow-datasets: pip install 'jaxrl_llm[data]'") from error
+    tfds = extra_module("tensorflow_datasets", "tfds: needs", "data")
     try:
         if (pathlib.Path(name) / "dataset_info.json").is_file():
             found = tfds.builder_from_directory(name).as_data_source(split=split or "train")

@@ -5,11 +5,12 @@ samples is then a little off what trains: ``sampler_logp`` is of what sampled, s
 ``losses.correction`` weighs tokens by it. The quantiser is qwix's (extra ``quant``).
 """
 
+from types import ModuleType
 from typing import Any
 
 import jax
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import extra_module
 from jaxrl_llm.models.shape import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params
 
@@ -17,12 +18,8 @@ TYPES = ("int8", "int4", "float8_e4m3fn")
 KEPT = ("router",)  # small, and the choice of experts jumps
 
 
-def _qwix() -> Any:
-    try:
-        import qwix
-    except ImportError as error:
-        raise UserError("quantised weights need qwix: pip install 'jaxrl_llm[quant]'") from error
-    return qwix
+def _qwix() -> ModuleType:
+    return extra_module("qwix", "quantised weights need", "quant")
 
 
 def check_extra() -> None:

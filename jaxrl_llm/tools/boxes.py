@@ -7,10 +7,11 @@ import pathlib
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from jaxrl_llm.data import databases
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import schema
@@ -113,21 +114,22 @@ def _document(line: str, where: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def bm25(texts: Sequence[str]) -> Callable[[str, int], Iterable[int]]:
+def bm25(texts: Sequence[str], **settings: Any) -> Callable[[str, int], Iterable[int]]:
     """``(query, n) -> numbers`` of the ``n`` texts that fit best, by bm25s.
+
+    Args:
+      settings: of ``bm25s.BM25``, for example ``k1`` and ``b``.
 
     Raises:
       UserError: without the package.
     """
-    try:
-        import bm25s
-    except ImportError as error:
-        raise UserError("search needs bm25s: pip install 'jaxrl_llm[tasks]', or give a search") from error
-    index = bm25s.BM25()
-    index.index(bm25s.tokenize(list(texts), stopwords="en", show_progress=False), show_progress=False)
+    bm25s = extra_module("bm25s", "search needs", "tasks", ", or give a search")
+    split = partial(bm25s.tokenize, stopwords="en", show_progress=False)
+    index = bm25s.BM25(**settings)
+    index.index(split(list(texts)), show_progress=False)
 
     def search(query: str, count: int) -> list[int]:
-        words = bm25s.tokenize(query, stopwords="en", show_progress=False)
+        words = split(query)
         if not words.vocab:
             return []
         found, scores = index.retrieve(words, k=min(count, len(texts)), show_progress=False)

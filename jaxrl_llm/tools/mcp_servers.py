@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.tools import schema
 from jaxrl_llm.tools.calls import Answer, Toolbox
 
@@ -26,11 +26,7 @@ def prepare() -> Any:
     Raises:
       UserError: when the extra is not installed.
     """
-    try:
-        import mcp
-    except ImportError as error:
-        raise UserError("MCP servers need mcp: pip install 'jaxrl_llm[mcp]'") from error
-    return mcp
+    return extra_module("mcp", "MCP servers need", "mcp")
 
 
 def _text(result: Any) -> str:

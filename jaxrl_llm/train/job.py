@@ -166,15 +166,8 @@ def load_problems(
             shown = "; ".join(f"{row.where}: {row.reason}" for row in bad[:SHOWN_BAD_ROWS])
             more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
             warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=2)
-        parts: tuple[list[Problem], list[Problem]] = ([], [])
-        for problem in found:
-            parts[problem_tables.is_heldout(problem.identity)].append(problem)
-        if not parts[0] or not parts[1]:
-            raise UserError(
-                f"--data {data}: {len(found)} rows leave {len(parts[0])} for training and {len(parts[1])} held out "
-                "(10 % by hash); give more distinct prompts"
-            )
-        return parts[0], parts[1][:heldout], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+        rows, held = problem_tables.hash_split(found, lambda row: row.identity, data, give="distinct prompts")
+        return rows, held[:heldout], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
     return (
         make(split="train", n=train, seed=seed),
         make(split="heldout", n=heldout, seed=0),  # the same held-out problems for every seed

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.verifiers.verdict import Verdict
 
 
@@ -28,11 +28,7 @@ def prepare() -> Any:
     Raises:
       UserError: when the extra is not installed.
     """
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise UserError("reasoning-gym families need reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
-    return reasoning_gym
+    return extra_module("reasoning_gym", "reasoning-gym families need", "tasks")
 
 
 def families() -> tuple[str, ...]:

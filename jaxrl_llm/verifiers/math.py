@@ -7,7 +7,7 @@ which work in a main thread only, so they are off here: run this verifier in a `
 import logging
 from typing import Any
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import extra_module
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
@@ -19,10 +19,7 @@ def prepare() -> None:
     Raises:
       UserError: when the extra is not installed.
     """
-    try:
-        import math_verify
-    except ImportError as error:
-        raise UserError("the math verifier needs math-verify: pip install 'jaxrl_llm[tasks]'") from error
+    math_verify = extra_module("math_verify", "the math verifier needs", "tasks")
     for name in ("math_verify", "math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns about every timeout that is off
     math_verify.parse("$1$", parsing_timeout=0)  # builds its regular expressions

@@ -50,6 +50,18 @@ class Arena:
         return self.turns * (self.env.action_tokens + self.env.observation_tokens)
 
 
+def skilled(
+    expert: Callable[[Any], Array], anything: Callable[[Key], Array], skill: float
+) -> Callable[[Any, Key], Array]:
+    """A behaviour that acts as the expert with the chance ``skill``, and else does anything."""
+
+    def behave(state: Any, key: Key) -> Array:
+        wise, other = jax.random.split(key)
+        return jnp.where(jax.random.uniform(wise) < skill, expert(state), anything(other)).astype(jnp.int32)
+
+    return behave
+
+
 class Place(NamedTuple):
     """What is left of an arena where the world is in Python: a policy and the tasks that it trains on."""
 

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from jaxrl_llm import recipes
 from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.chat import make_reply_encoder
-from jaxrl_llm.data.problems import is_heldout
+from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host_episodes import make_host_episodes, only_on_host
@@ -66,14 +66,9 @@ def _only(folder: pathlib.Path, pattern: str) -> pathlib.Path:
 
 
 def _parts(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
-    """Rows to train on, and those held out by hash."""
-    parts: tuple[list[Any], list[Any]] = ([], [])
-    for row in rows:
-        parts[is_heldout(identity(row))].append(row)
-    if not parts[0] or not parts[1]:
-        raise UserError(f"--data {data}: {len(rows)} tasks leave {len(parts[0])} to train on and {len(parts[1])} held "
-                        "out (10 % by hash); give more tasks")  # fmt: skip
-    return parts[0], parts[1][:most]
+    """Tasks to train on, and at most so many that are held out."""
+    train, held = hash_split(rows, identity, data, rows_are="tasks", give="tasks")
+    return train, held[:most]
 
 
 def _shop(folder: pathlib.Path, settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:

@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
-from jaxrl_llm.worlds.host_texts import Given, given
+from jaxrl_llm.worlds.host_texts import Given, as_begun
 
 # --- TextWorld and ALFWorld
 
@@ -56,11 +55,7 @@ def with_commands(state: Any) -> str:
 
 
 def _textworld() -> Any:
-    try:
-        import textworld
-    except ImportError as error:
-        raise UserError("TextWorld games need textworld: pip install 'jaxrl_llm[games]'") from error
-    return textworld
+    return extra_module("textworld", "TextWorld games need", "games")
 
 
 def textworld_world(
@@ -127,23 +122,11 @@ def game_texts(
     paths: Sequence[str],
     tokenizer: Tokenizer,
     *,
-    action_tokens: int,
-    observation_tokens: int,
     write: Callable[[Any], str] = feedback,
-    prompt: Callable[[str], Any] = str,
-    encode: Callable[[str], Sequence[int]] | None = None,
-    chat: bool = False,
+    **how: Any,
 ) -> Given:
-    """A ``textworld_world`` or ``alfworld_world`` with a problem a game; as ``host_texts.gymnasium_texts``."""
-    rows = []
-    for path in paths:
-        game = world.reset(np.zeros((2,), np.uint32), path)
-        rows.append(Problem("textworld", prompt(write(game.state)), "", {}, 0, str(path)))
-        game.env.close()
-    return given(
-        world, rows, list(paths), tokenizer, action_tokens=action_tokens, observation_tokens=observation_tokens,
-        encode=encode, chat=chat,
-    )  # fmt: skip
+    """A ``textworld_world`` or ``alfworld_world`` with a problem a game; ``how`` as for ``host_texts.as_begun``."""
+    return as_begun(world, "textworld", paths, lambda game: write(game.state), tokenizer, **how)
 
 
 # --- TextArena
@@ -173,10 +156,7 @@ class _Match:
 
 
 def _arena_maker(name: str, settings: dict[str, Any]) -> Callable[[], Any]:
-    try:
-        import textarena
-    except ImportError as error:
-        raise UserError("TextArena games need textarena: pip install 'jaxrl_llm[games]'") from error
+    textarena = extra_module("textarena", "TextArena games need", "games")
     known = textarena.envs.registration.ENV_REGISTRY
     if name not in known:
         near = sorted(other for other in known if other.split("-")[0].lower() == name.split("-")[0].lower())
@@ -260,22 +240,10 @@ def textarena_texts(
     world: SpokenWorld,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
-    *,
-    action_tokens: int,
-    observation_tokens: int,
-    prompt: Callable[[str], Any] = str,
-    encode: Callable[[str], Sequence[int]] | None = None,
-    chat: bool = False,
+    **how: Any,
 ) -> Given:
-    """A ``textarena_world`` with a problem a seed; as ``host_texts.gymnasium_texts``."""
-    rows = [
-        Problem("textarena", prompt(world.reset(np.zeros((2,), np.uint32), seed).told[0]), "", {}, 0, str(seed))
-        for seed in seeds
-    ]
-    return given(
-        world, rows, [int(seed) for seed in seeds], tokenizer, action_tokens=action_tokens,
-        observation_tokens=observation_tokens, encode=encode, chat=chat,
-    )  # fmt: skip
+    """A ``textarena_world`` with a problem a seed; ``how`` as for ``host_texts.as_begun``."""
+    return as_begun(world, "textarena", [int(seed) for seed in seeds], lambda match: match.told[0], tokenizer, **how)
 
 
 # --- AppWorld

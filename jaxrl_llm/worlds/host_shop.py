@@ -8,7 +8,6 @@ an option is shown in front of the page. Any other text changes nothing. Product
 import re
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data.problem import Problem
@@ -16,6 +15,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.data.webshop import Goal, Product
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
+from jaxrl_llm.tools.boxes import bm25
 from jaxrl_llm.worlds.host_texts import Given, given
 
 HITS, SHOWN = 50, 10  # of a search, of a page
@@ -59,23 +59,9 @@ def bm25_search(products: dict[str, Product]) -> Search:
     Raises:
       UserError: without the package.
     """
-    try:
-        import bm25s
-    except ImportError as error:
-        raise UserError("this search needs bm25s: pip install 'jaxrl_llm[tasks]', or give a search") from error
     names = list(products)
-    split = partial(bm25s.tokenize, stopwords="en", show_progress=False)
-    index = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
-    index.index(split([page_text(product) for product in products.values()]), show_progress=False)
-
-    def search(words: str, n: int) -> list[str]:
-        asked = split([words], return_ids=False)
-        if not asked[0]:
-            return []
-        found, scores = index.retrieve(asked, k=min(n, len(names)), show_progress=False)
-        return [names[i] for i, score in zip(found[0].tolist(), scores[0].tolist(), strict=True) if score > 0]
-
-    return search
+    find = bm25([page_text(product) for product in products.values()], method="lucene", k1=0.9, b=0.4)
+    return lambda words, n: [names[i] for i in find(words, n)]
 
 
 # --- the reward
@@ -256,7 +242,7 @@ def shop_texts(
     encode: Callable[[str], Sequence[int]] | None = None,
     chat: bool = False,
 ) -> Given:
-    """One problem a goal, whose prompt shows the first page; arguments as of ``host_texts.gymnasium_texts``.
+    """One problem a goal, whose prompt shows the first page; arguments as of ``host_texts.as_begun``.
 
     Raises:
       UserError: for a goal whose product the shop does not have.

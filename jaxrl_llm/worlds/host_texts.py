@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.rollout.host_worlds import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
 from jaxrl_llm.types import Problems
 from jaxrl_llm.verifiers import gym
@@ -45,6 +45,31 @@ def given(
         observation_tokens=observation_tokens,
     )  # fmt: skip
     return Given(encode_problems(tokenizer, rows, chat=chat), list(tasks), env)
+
+
+def as_begun(
+    world: SpokenWorld,
+    source: str,
+    tasks: Sequence[Any],
+    first: Callable[[Any], str],
+    tokenizer: Tokenizer,
+    *,
+    prompt: Callable[[str], Any] = str,
+    **how: Any,
+) -> Given:
+    """One problem a task, whose prompt shows how its episode begins; ``how`` as for ``given``.
+
+    Args:
+      first: what a fresh state shows.
+      prompt: what that is put into: the rules, the names of the actions; a text, or the messages of a conversation.
+    """
+    rows = []
+    for task in tasks:
+        state = world.reset(np.zeros((2,), np.uint32), task)
+        rows.append(Problem(source, prompt(first(state)), "", {}, 0, str(task)))
+        if world.close is not None:
+            world.close(state)
+    return given(world, rows, tasks, tokenizer, **how)
 
 
 def reasoning(
@@ -85,10 +110,7 @@ def gymnasium_maker(name: str, **settings: Any) -> Callable[[], Any]:
     Raises:
       UserError: without the package, or for a name that it does not know.
     """
-    try:
-        import gymnasium
-    except ImportError as error:
-        raise UserError("Gymnasium environments need gymnasium: pip install 'jaxrl_llm[envs]'") from error
+    gymnasium = extra_module("gymnasium", "Gymnasium environments need", "envs")
     try:
         gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -157,28 +179,8 @@ def gymnasium_texts(
     world: SpokenWorld,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
-    *,
-    action_tokens: int,
-    observation_tokens: int,
-    prompt: Callable[[str], Any] = str,
-    encode: Callable[[str], Sequence[int]] | None = None,
-    chat: bool = False,
+    **how: Any,
 ) -> Given:
-    """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation.
-
-    Args:
-      prompt: what the first observation is put into: the rules, the names of the actions; a text, or the messages of
-        a conversation.
-      encode: of later observations, with what the format puts around them; by default just the text.
-    """
-    texts = []
-    for seed in seeds:
-        place = world.reset(np.zeros((2,), np.uint32), seed)
-        texts.append(place.text)
-        if world.close is not None:
-            world.close(place)
-    rows = [Problem("gymnasium", prompt(t), "", {}, 0, str(seed)) for t, seed in zip(texts, seeds, strict=True)]
-    return given(
-        world, rows, [int(seed) for seed in seeds], tokenizer, action_tokens=action_tokens,
-        observation_tokens=observation_tokens, encode=encode, chat=chat,
-    )  # fmt: skip
+    """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
+    ``as_begun``."""
+    return as_begun(world, "gymnasium", [int(seed) for seed in seeds], lambda place: place.text, tokenizer, **how)

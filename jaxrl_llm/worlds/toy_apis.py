@@ -154,10 +154,7 @@ def make_arena(*, skill: float = 0.8) -> arenas.Arena:
     """
     world = toys.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
 
-    def behave(state: Desk, key: Key) -> Array:
-        wise, other = jax.random.split(key)
-        return jnp.where(jax.random.uniform(wise) < skill, expert(state), anything(other))
-
+    behave = arenas.skilled(expert, anything, skill)
     return arenas.Arena(world.policy, ENV, problems(512, 1, 0), problems(16, VARIANTS, 1), TURNS, behave)
 
 

@@ -194,11 +194,8 @@ def make_arena(*, skill: float = 0.8) -> arenas.Arena:
     """
     world = toys.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
 
-    def behave(state: Shop, key: Key) -> Array:
-        wise, other = jax.random.split(key)
-        return jnp.where(jax.random.uniform(wise) < skill, expert(state), anything(other)).astype(jnp.int32)
-
     both = jax.tree.map(lambda *x: jnp.concatenate(x), *(problems(256, s, openly=bool(s)) for s in (0, 1)))
+    behave = arenas.skilled(expert, anything, skill)
     return arenas.Arena(world.policy, make_env(), both, problems(48, 2, openly=False), TURNS, behave)
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.rollout.episodes import Answered, Env
 from jaxrl_llm.types import Key, Problems
 from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena
+from jaxrl_llm.worlds.arenas import Arena, skilled
 
 PRODUCTS, VALUES, HITS, TURNS = 8, 4, 3, 8  # TURNS: a plan has 4, and 2 more for each of at most two look-alikes
 ALPHABET = "_SIOBY.=!abcdwxyzRGVK01234567"  # the first is padding
@@ -192,8 +192,4 @@ def make_arena(*, skill: float = 0.7) -> Arena:
     """
     world = toys.make_world(len(ALPHABET), 4, 8 * TURNS, layers=2)
 
-    def behave(state: Visit, key: Key) -> Array:
-        wise, other = jax.random.split(key)
-        return jnp.where(jax.random.uniform(wise) < skill, expert(state), anything(other)).astype(jnp.int32)
-
-    return Arena(world.policy, ENV, problems(512, 0), problems(64, 1), TURNS, behave)
+    return Arena(world.policy, ENV, problems(512, 0), problems(64, 1), TURNS, skilled(expert, anything, skill))

@@ -1,9 +1,9 @@
 """Every reasoning-gym family: problems as plain data, the same for a seed, judged by the family's own scorer."""
 
-import builtins
 import json
 import pickle
 import random
+import sys
 
 import pytest
 
@@ -59,13 +59,6 @@ def test_mistakes_are_named():
 
 
 def test_the_missing_extra_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "reasoning_gym":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError, match=r"jaxrl_llm\[tasks\]"):
         gym.families()

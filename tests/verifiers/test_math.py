@@ -1,6 +1,6 @@
 """math-verify inside the pool: equal values in other forms, and answers that never finish."""
 
-import builtins
+import sys
 
 import pytest
 
@@ -48,13 +48,6 @@ def test_an_answer_that_explodes_never_counts_as_right_and_the_pool_goes_on(judg
 
 
 def test_the_missing_extra_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "math_verify":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(UserError, match=r"jaxrl_llm\[tasks\]"):
         math.verify({"value": "1"}, "1")
