@@ -23,7 +23,9 @@ def make_reshard(shardings: Any, dtype: Any) -> Callable[[Any], Any]:
         return NamedSharding(sharding.mesh, P(*sharding.spec[1:]))
 
     def put(tree: Any, to: Any) -> Any:
-        return jax.lax.with_sharding_constraint(jax.tree.map(lambda x: x.astype(dtype), tree), to)
+        # the barrier: the compiler would send what arrives in float32, twice the bytes, and cast it there
+        narrow = jax.lax.optimization_barrier(jax.tree.map(lambda x: x.astype(dtype), tree))
+        return jax.lax.with_sharding_constraint(narrow, to)
 
     def reshard(params: Any) -> Any:
         wanted = jax.tree.map(inner, shardings["layers"])

@@ -32,6 +32,7 @@ class Settings:
     mesh: str = ""  # of training, for example fsdp=8,tensor=2; empty: the best
     rollout_mesh: str = ""  # of sampling: data, expert and tensor; empty: the best
     estimate: bool = False  # closed form alone, also where libtpu is installed
+    effort: float = -1.0  # of the compiler, for the speed of what is not run here: -1 to 1, 0 is that of a run
     show: int = 3  # how many choices
     json: bool = False  # for programs
 
@@ -58,6 +59,8 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     for name in ("prompt", "response", "prompts", "group", "show"):
         if getattr(settings, name) < 1:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least 1")
+    if not -1 <= settings.effort <= 1:
+        raise UserError(f"--effort {settings.effort:g} must lie between -1 (quickest) and 1")
     if settings.prompt + settings.response > config.max_positions:
         raise UserError(
             f"--prompt {settings.prompt} and --response {settings.response} exceed the {config.max_positions} positions"
@@ -66,9 +69,13 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     return Work(settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference))
 
 
-def compile_plan(config: ModelConfig, plan: Plan, devices: Any) -> tuple[Plan, dict[str, compiled.Compiled]]:
+def compile_plan(
+    config: ModelConfig, plan: Plan, devices: Any, effort: float
+) -> tuple[Plan, dict[str, compiled.Compiled]]:
     """The plan with the compiler's figures in place of the estimated ones."""
-    found = compiled.of_step(config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks))
+    found = compiled.of_step(
+        config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks), effort=effort
+    )
     peaks = estimate.of_the_loop(config, plan.train, {name: c.peak for name, c in found.items()}, plan.work)
     return plan._replace(peaks=peaks), found
 
@@ -89,7 +96,7 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     if not settings.estimate and compiled.available():
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
-            pairs.append(compile_plan(config, plan, devices))
+            pairs.append(compile_plan(config, plan, devices, settings.effort))
             print(f"compiled {plan.train.spec}", file=sys.stderr)
         shown, details = [plan for plan, _ in pairs], [figures for _, figures in pairs]
     return config, topology, shown, details

@@ -14,7 +14,7 @@ from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.layout import Sizes
 from jaxrl_llm.planning.phases import Phase, Work, phases
 
-_TOO_LARGE = re.compile(r"Used ([0-9.]+)([KMG]) of")
+_TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -56,11 +56,16 @@ def devices(topology: Topology) -> Any:
     return found
 
 
-def of_phase(phase: Phase) -> Compiled:
-    """Compiles one phase; a program that is too large still tells how much it would need."""
+def of_phase(phase: Phase, effort: float = 0.0) -> Compiled:
+    """Compiles one phase; a program that is too large still tells how much it would need.
+
+    Args:
+      effort: what the compiler spends on speed, from -1 to 1; 0 is JAX's own. Memory hardly depends on it.
+    """
     lowered, started = phase.lower(), time.monotonic()
+    options = {"exec_time_optimization_effort": effort} if effort else None
     try:
-        found = lowered.compile().memory_analysis()
+        found = lowered.compile(options).memory_analysis()
     except jax.errors.JaxRuntimeError as error:
         match = _TOO_LARGE.search(str(error))
         if match is None:
@@ -72,8 +77,15 @@ def of_phase(phase: Phase) -> Compiled:
 
 
 def of_step(
-    config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, chips: Any, *, names: tuple[str, ...] = ()
+    config: ModelConfig,
+    train: Sizes,
+    rollout: Sizes,
+    work: Work,
+    chips: Any,
+    *,
+    names: tuple[str, ...] = (),
+    effort: float = 0.0,
 ) -> dict[str, Compiled]:
     """Every phase of a step (or those named) by itself."""
     found = phases(config, train.mesh(chips), rollout.mesh(chips), work)
-    return {name: of_phase(make()) for name, make in found.items() if not names or name in names}
+    return {name: of_phase(make(), effort) for name, make in found.items() if not names or name in names}

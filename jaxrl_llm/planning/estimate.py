@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.layout import Number, Sizes, gathered, held, held_layers, largest, share
+from jaxrl_llm.models.shape import matrix_shapes
+from jaxrl_llm.planning.layout import Number, Sizes, gathered, held, held_layers, share
 from jaxrl_llm.planning.phases import Work
 
 _CHUNK = 128  # time steps whose logits exist at once, see ``logprobs.chunked``
@@ -110,9 +111,13 @@ def score(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
 
 
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
-    """Masters in, compute weights out; the compiler moves leaf by leaf."""
-    size = _itemsize(work)
-    return Memory(4 * held(config, train), largest(config, rollout) * size, held(config, rollout) * size)
+    """Masters in, compute weights out; between two layouts a matrix is whole for a moment beside a chip's layer."""
+    size, working = _itemsize(work), 0.0
+    if train != rollout:
+        matrix = max(math.prod(shape) for shape in matrix_shapes(config).values())
+        layer = matrix + held_layers(config, rollout) / config.num_layers
+        working = max(layer, config.padded_vocab_size * config.hidden_size) * size
+    return Memory(4 * held(config, train), working, held(config, rollout) * size)
 
 
 def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:

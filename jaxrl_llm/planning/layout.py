@@ -86,13 +86,6 @@ def gathered(config: ModelConfig, sizes: Sizes) -> int:
     return total
 
 
-@lru_cache(maxsize=4096)
-def largest(config: ModelConfig, sizes: Sizes) -> int:
-    """Parameters of the largest leaf on one chip."""
-    mesh = sizes.mesh()
-    return max(_size(path, shape, sizes, mesh) for path, shape in leaves(config).items())
-
-
 def share(number: int, parts: int) -> int:
     """``number / parts``, or all of it where it does not divide."""
     return number // parts if number % parts == 0 else number

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed import rules
@@ -59,12 +60,13 @@ class Phase(NamedTuple):
     run: Callable[..., Any]
     arguments: tuple[Any, ...]
     donate: tuple[int, ...] = ()
-    out: Any = None  # shardings of the results; None: the compiler's choice
+    out: Any = None  # shardings (or formats) of the results; None: the compiler's choice
+    given: Any = None  # formats of the arguments, where they are not just shardings
 
     def lower(self) -> jax.stages.Lowered:
         """Traced and lowered for the devices of its arguments."""
-        given = {} if self.out is None else {"out_shardings": self.out}
-        return jax.jit(self.run, donate_argnums=self.donate, **given).lower(*self.arguments)
+        settings = {name: x for name, x in (("out_shardings", self.out), ("in_shardings", self.given)) if x is not None}
+        return jax.jit(self.run, donate_argnums=self.donate, **settings).lower(*self.arguments)
 
 
 def _abstract(tree: Any, shardings: Any) -> Any:
@@ -165,11 +167,14 @@ def decode_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
         logits = policy.unembed(params, hidden[:, 0])
         return draw(logits, jax.vmap(jax.random.key)(seeds["seeds"])), cache
 
-    cache = _cache(policy, mesh, work)
-    column = jax.ShapeDtypeStruct((), jnp.int32)
-    return Phase(
-        decode, (params, cache, rows, seeds, column), donate=(1,), out=(None, jax.tree.map(lambda x: x.sharding, cache))
-    )
+    # A rollout is one loop, which keeps the cache in the order that suits it; a step alone would copy all of it from
+    # the usual order and back, were the order not left to the compiler.
+    placed = _cache(policy, mesh, work)
+    cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), placed)
+    free = jax.tree.map(lambda x: Format(Layout.AUTO, x.sharding), placed)
+    whole, ids, keys = (jax.tree.map(lambda x: x.sharding, part) for part in (params, rows, seeds))
+    arguments = (params, cache, rows, seeds, jax.ShapeDtypeStruct((), jnp.int32))
+    return Phase(decode, arguments, donate=(1,), out=(None, free), given=(whole, free, ids, keys, None))
 
 
 def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> dict[str, Callable[[], Phase]]:

@@ -16,7 +16,7 @@ from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, reallocation, search, shapes
-from jaxrl_llm.planning.layout import Sizes, gathered, held, largest
+from jaxrl_llm.planning.layout import Sizes, gathered, held
 from jaxrl_llm.planning.phases import Work
 from tests.models_for_tests import small_config
 
@@ -65,7 +65,6 @@ def test_what_a_chip_holds_by_hand():
     assert held(config, Sizes(data=8)) == config.num_parameters
     assert held(config, Sizes(fsdp=4, tensor=2)) == (matrices + whole) // 8 + norms
     assert gathered(config, Sizes(fsdp=4, tensor=2)) == matrices // 2 // 2 + 2 * 16
-    assert largest(config, Sizes(tensor=2)) == 2 * 16 * 32 // 2
 
 
 def _tiny(**changes):
@@ -89,7 +88,7 @@ CASES = {
 @pytest.mark.parametrize("phase", ["update", "score", "reshard", "prefill", "decode"])
 @pytest.mark.parametrize("case", CASES)
 def test_closed_form_against_the_compiler(case, phase):
-    """Within 15 % of XLA's buffer assignment for eight CPU devices; a reshard, which limits no plan, within 25 %."""
+    """Within 15 % of XLA's buffer assignment for eight CPU devices."""
     if case == "experts" and phase in ("update", "score"):
         pytest.skip("on a CPU the products of groups are expanded to all experts; a TPU has them as one operation")
     config, train, rollout, changes = CASES[case]
@@ -98,8 +97,7 @@ def test_closed_form_against_the_compiler(case, phase):
     found = compiled.of_step(config, train, rollout, work, jax.devices(), names=(phase,))[phase]
     guess = estimate.memory(config, train, rollout, work)[phase]
     assert guess.arguments == pytest.approx(found.arguments, rel=0.05)
-    near = 0.25 if phase == "reshard" else 0.15
-    assert guess.peak == pytest.approx(found.peak, rel=near), (guess, found)
+    assert guess.peak == pytest.approx(found.peak, rel=0.15), (guess, found)
 
 
 def test_the_loop_adds_what_lies_there_meanwhile():
@@ -207,6 +205,7 @@ def test_command_where_nothing_fits(capsys):
         (["--model", "x"], "--model x is no folder"),
         (["--model", "Qwen3-8B", "--topology", "v5e"], "'' is no shape of 2 sides"),
         (["--model", "Qwen3-8B", "--prompt", "0"], "--prompt 0 must be at least 1"),
+        (["--model", "Qwen3-8B", "--effort", "2"], "--effort 2 must lie between -1"),
         (["--model", "Qwen3-8B", "--response", "50000"], "exceed the 40960 positions"),
         (["--model", "Qwen3-8B", "--mesh", "fsdp=3"], "--mesh fsdp=3 has no 8 devices"),
         (["--model", "Qwen3-8B", "--mesh", "rows=8"], "--mesh rows=8: give data=N"),
@@ -232,7 +231,7 @@ def test_without_the_compiler_it_says_so(capsys, monkeypatch):
 
 def test_a_program_that_is_too_large_says_how_large(monkeypatch):
     class Lowered:
-        def compile(self):
+        def compile(self, options):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. "
                                              "Used 18.50G of 15.75G hbm. Exceeded hbm capacity by 2.75G.")  # fmt: skip
 
