@@ -23,21 +23,20 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.models.implementations import make_attend
 from jaxrl_llm.planning import live
 from jaxrl_llm.rollout import view
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.settings import Settings, check, located, parse, run_folder
-from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, report, transcripts
+from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, relayout, report, transcripts
 from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_weights, per_response
-from jaxrl_llm.train.evaluate import evaluate
+from jaxrl_llm.train.evaluate import Evaluation, evaluate
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.stop import Stop
-from jaxrl_llm.types import Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 ADVANTAGES = per_response(group.group_normalized_advantages)
@@ -53,6 +52,13 @@ def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
     return max(
         (n for n in range(1, 17) if prompts % n == 0 and prompts // n * settings.group_size % devices == 0), default=1
     )
+
+
+def rollout_layout(settings: Settings, mesh: Mesh | None) -> Mesh | None:
+    """Where rollouts run: ``--rollout-mesh``, or where training does."""
+    if not settings.rollout_mesh:
+        return mesh
+    return meshes.parse_mesh(settings.rollout_mesh, flag="--rollout-mesh")
 
 
 def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
@@ -82,7 +88,7 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
             model,
             settings.group_size,
             mesh,
-            few_bits=settings.rollout_weights,
+            few_bits=settings.rollout_weights if rollout_layout(settings, mesh) == mesh else "",  # ``make_move`` has it
             strict=score if settings.strict else None,
         ),
         score=lambda answers, trajectories: None,  # the host scores
@@ -108,16 +114,16 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
 def make_rollout(
     settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None, **training: Any
 ) -> Callable[..., Any]:
-    """The rollout of training and of evaluation: they differ in the size of a group, and in ``training``."""
-    apart = mesh is not None and settings.slots > 0
-    if apart:
-        model = adapter.on_one_device(
-            model,
-            settings.lora,
-            int8_cache=settings.int8_cache,
-            compute_dtype=jnp.dtype(settings.compute),
-            attend_fn=make_attend(settings.attention),
-        )
+    """The rollout of training and of evaluation: they differ in the size of a group, and in ``training``.
+
+    Where rollouts have a layout of their own, its weights are those of ``make_move``.
+    """
+    layout = rollout_layout(settings, mesh)
+    apart = layout is not None and settings.slots > 0
+    if apart or layout != mesh:
+        make = job.policy_maker(None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention)
+        policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
+        model = adapter.computed(model, settings.lora, policy)
     rollout = job.make_rollout(
         model,
         group_size=group_size,
@@ -127,7 +133,57 @@ def make_rollout(
         slots=settings.slots,
         **training,
     )
-    return per_device(rollout, mesh) if apart else job.split_rows(rollout, mesh)
+    rollout = per_device(rollout, layout) if apart else job.split_rows(rollout, layout)
+    return rollout if layout == mesh else job.handed_over(rollout, mesh)
+
+
+def make_move(settings: Settings, model: job.Model, mesh: Mesh | None, *, few_bits: str = "") -> relayout.Move | None:
+    """Makes the weights of a rollout; None where it reads those that train."""
+    layout = rollout_layout(settings, mesh)
+    if mesh is None or layout is None or layout == mesh:
+        return None
+    return relayout.make_move(
+        model.config,
+        model.params,
+        mesh,
+        layout,
+        compute_dtype=jnp.dtype(settings.compute),
+        few_bits=few_bits,
+        whole=settings.slots > 0,
+    )
+
+
+def make_measure(
+    settings: Settings, model: job.Model, tables: job.Tables, mesh: Mesh | None, score: host.Scorer
+) -> Callable[[Params], Evaluation]:
+    """Evaluation on the held-out problems, in the layout of rollouts."""
+    rollout = jax.jit(make_rollout(settings, model, settings.eval_samples, mesh))
+    move = make_move(settings, model, mesh)
+
+    def measure(params: Params) -> Evaluation:
+        return evaluate(
+            rollout,
+            score,
+            params if move is None else move(params)[0],
+            tables.heldout_table,
+            jax.random.key(20_000),
+            samples=settings.eval_samples,
+        )
+
+    return measure
+
+
+def make_loop(
+    settings: Settings, model: job.Model, online: Online, mesh: Mesh | None, score: host.Scorer
+) -> host.HostLoop:
+    """The compiled halves of a step."""
+    return host.make_host_loop(
+        online,
+        score,
+        place=None if mesh is None else partial(rules.constrain, mesh=mesh),
+        move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
+        most_gap=settings.most_gap,
+    )
 
 
 def start_state(
@@ -217,23 +273,11 @@ def execute(
     started = time.monotonic()
     mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
     scorer = partial(job.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
-    measure = partial(
-        evaluate,
-        jax.jit(make_rollout(settings, model, settings.eval_samples, mesh)),
-        scorer(tables.heldout),
-        problems=tables.heldout_table,
-        key=jax.random.key(20_000),
-        samples=settings.eval_samples,
-    )
-    before = measure(params=model.params)
+    measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout))
+    before = measure(model.params)
     say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     state = start_state(settings, online, model, run, mesh, digest)
-    loop = host.make_host_loop(
-        online,
-        scorer(tables.train),
-        place=None if mesh is None else partial(rules.constrain, mesh=mesh),
-        most_gap=settings.most_gap,
-    )
+    loop = make_loop(settings, model, online, mesh, scorer(tables.train))
     look = transcripts.make_look(
         online.policy,
         model.tokenizer.decode,
@@ -243,11 +287,12 @@ def execute(
     )
     keep = with_spread if settings.filter_groups else None
     dtype = jnp.dtype(settings.compute)
-    roof = live.make_roof(model.config, dtype, group_size=settings.group_size, mesh=mesh, keep=keep)
+    layout = rollout_layout(settings, mesh)  # which an update's roof knows by its number of chips alone
+    roof = live.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
     state = train(settings, loop, state, run, {"problems": digest}, look, roof)
     if state is None:
         return 130
-    after = measure(params=state.params)
+    after = measure(state.params)
     params = hosts.gathered(state.params)
     if hosts.is_first():
         report.save_model(run, model, adapter.save(run / "adapter", model, params, settings.lora))
@@ -263,9 +308,13 @@ def main(settings: Settings) -> int:
     hosts.connect(settings.hosts)
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
+        check(settings)
     mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
     if mesh is not None:
         meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
+    if settings.rollout_mesh:
+        name = f"--rollout-mesh {settings.rollout_mesh}: --prompts-per-step"
+        meshes.check_rows(rollout_layout(settings, mesh), settings.prompts_per_step, name)
     problems = job.load_problems(
         settings.data,
         train=settings.train_problems,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jaxrl_llm import flags
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
 from jaxrl_llm.train import job, record
@@ -58,6 +59,8 @@ class Settings:
     eval_samples: int = 8
     checkpoint_every: int = 50  # steps
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
+    # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
+    rollout_mesh: str = ""
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     out: str = ""  # run folder; empty: runs/<time>
     resume: str = ""  # run folder to continue bit for bit
@@ -81,7 +84,7 @@ def check(settings: Settings) -> None:
         raise UserError("--stop '' would end every response before it begins; give texts")
     if not settings.most_gap >= 0:
         raise UserError(f"--most-gap {settings.most_gap} must not be negative; 0 allows any")
-    for name in ("slots", "int8_cache", "rollout_weights", "mesh", "hosts") if settings.strict else ():
+    for name in ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts") if settings.strict else ():
         if value := getattr(settings, name):
             raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
     if settings.strict and settings.microbatches > 1:
@@ -90,9 +93,31 @@ def check(settings: Settings) -> None:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
     if settings.rollout_weights:
         quantised.check_extra()
+    if settings.rollout_mesh:
+        check_layouts(settings)
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+
+
+def check_layouts(settings: Settings) -> None:
+    """Raises UserError for a rollout layout that does not go with the other settings."""
+    sizes = meshes.parse_sizes(settings.rollout_mesh, "--rollout-mesh")
+    given = f"--rollout-mesh {settings.rollout_mesh}"
+    if settings.mesh:
+        trained, devices = (math.prod(found.values()) for found in (meshes.parse_sizes(settings.mesh), sizes))
+        if trained != devices:
+            raise UserError(
+                f"{given} has {devices} devices and --mesh {settings.mesh} has {trained}; give both the same devices"
+            )
+    elif not settings.hosts:
+        raise UserError(f"{given} is another layout of the devices of --mesh, which is empty; give both, or drop it")
+    repeated = [f"{axis}={sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1]
+    if settings.slots and repeated:
+        raise UserError(
+            f"--slots {settings.slots} are those of each device by itself, of which {','.join(repeated)} in {given} "
+            f"would repeat each other's rows; give --rollout-mesh data={math.prod(sizes.values())}, or drop --slots"
+        )
 
 
 def located(settings: Settings) -> Settings:

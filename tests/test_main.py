@@ -211,6 +211,24 @@ def _bad(tmp_path, case):
         "mesh does not divide": (["--mesh", "data=3"], "does not divide"),
         "mesh axis": (["--mesh", "model=2"], "unknown axis"),
         "mesh rows": (["--mesh", "data=8"], "--prompts-per-step=4"),
+        "rollout mesh alone": (["--rollout-mesh", "tensor=2"], "--mesh, which is empty; give both, or drop it"),
+        "rollout mesh of others": (
+            ["--mesh", "data=2", "--rollout-mesh", "tensor=4"],
+            "4 devices and --mesh data=2 has 2",
+        ),
+        "rollout mesh axis": (
+            ["--mesh", "data=2", "--rollout-mesh", "model=2"],
+            "--rollout-mesh model=2: unknown axis",
+        ),
+        "rollout mesh rows": (
+            ["--mesh", "tensor=8", "--rollout-mesh", "data=8"],
+            "--rollout-mesh data=8: --prompts-per",
+        ),
+        "rollout mesh and slots": (
+            ["--mesh", "fsdp=4", "--rollout-mesh", "data=2,tensor=2", "--slots", "4"],
+            "give --rollout-mesh data=4, or drop --slots",
+        ),
+        "strict rollout mesh": (["--strict", "--rollout-mesh", "data=2"], "drop --rollout-mesh data=2"),
         "no write permission": (["--out", str(file / "run")], "cannot be written"),
         "nothing to resume": (["--resume", str(tmp_path)], "no settings.json"),
         "micro-batches": (["--microbatches", "3"], "--microbatches 3"),
@@ -237,6 +255,8 @@ CASES = (
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
     "no template", "unknown verifier", "empty stop", "negative slots", "strict slots",
     "negative gap", "muon and adapter", "large seed", "no folder to resume",
+    "rollout mesh alone", "rollout mesh of others", "rollout mesh axis", "rollout mesh rows",
+    "rollout mesh and slots", "strict rollout mesh",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

@@ -19,28 +19,39 @@ BATCH = ("data", "fsdp", "expert")  # what rows are split over
 AnyMesh = Mesh | AbstractMesh  # an abstract one has shapes without devices: what a plan is made of
 
 
-def parse_mesh(spec: str, devices=None) -> Mesh:
-    """Builds a mesh from ``axis=size,...`` over ``AXES``; absent axes have size 1.
+def parse_sizes(spec: str, flag: str = "--mesh") -> dict[str, int]:
+    """The sizes of all ``AXES`` from ``axis=size,...``; absent axes have size 1. No device is asked.
 
     Raises:
-      UserError: for an unknown or repeated axis, a size that is no positive number, or a product of sizes that does
-        not divide the number of devices.
+      UserError: for an unknown or repeated axis, or a size that is no positive number.
     """
-    devices = jax.devices() if devices is None else devices
     sizes: dict[str, int] = {}
     for part in filter(None, spec.split(",")):
         name, _, size = (text.strip() for text in part.partition("="))
         if name not in AXES:
-            raise UserError(f"--mesh {spec}: unknown axis {name!r}; the axes are {', '.join(AXES)}")
+            raise UserError(f"{flag} {spec}: unknown axis {name!r}; the axes are {', '.join(AXES)}")
         if not size.isdigit() or int(size) < 1:
-            raise UserError(f"--mesh {spec}: {name}={size!r} is not a positive number")
+            raise UserError(f"{flag} {spec}: {name}={size!r} is not a positive number")
         if name in sizes:
-            raise UserError(f"--mesh {spec}: axis {name} is given twice")
+            raise UserError(f"{flag} {spec}: axis {name} is given twice")
         sizes[name] = int(size)
-    shape = tuple(sizes.get(name, 1) for name in AXES)
+    return {name: sizes.get(name, 1) for name in AXES}
+
+
+def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
+    """Builds a mesh from ``axis=size,...`` over the first devices, see ``parse_sizes``.
+
+    Args:
+      flag: what the user gave ``spec`` to, for messages.
+
+    Raises:
+      UserError: as ``parse_sizes``, and for a product of sizes that does not divide the number of devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    shape = tuple(parse_sizes(spec, flag).values())
     needed = math.prod(shape)
     if needed > len(devices) or len(devices) % needed:
-        raise UserError(f"--mesh {spec} needs {needed} devices, which does not divide the {len(devices)} there are")
+        raise UserError(f"{flag} {spec} needs {needed} devices, which does not divide the {len(devices)} there are")
     return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
 
 

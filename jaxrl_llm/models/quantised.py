@@ -44,14 +44,20 @@ def quantise(config: ModelConfig, params: Params, kind: str) -> Params:
         raise ValueError(f"kind={kind!r} is not one of {', '.join(TYPES)}")
     if "base" in params:
         return params | {"base": quantise(config, params["base"], kind)}
+    return params | {"layers": quantise_layers(config, params["layers"], kind)}
+
+
+def quantise_layers(config: ModelConfig, layers: dict[str, jax.Array], kind: str) -> dict[str, Any]:
+    """What ``quantise`` makes of the layers, of all of them stacked or of one."""
     quantise_one = _qwix().quantize
-    layers = dict(params["layers"])
-    for name, shape in matrix_shapes(config).items():
+    found: dict[str, Any] = dict(layers)
+    for name in matrix_shapes(config):
         if name not in KEPT:
-            # stacked [layers, in, out], experts [layers, experts, in, out]: every axis but the inputs has its own scale
-            axes = [axis for axis in range(len(shape) + 1) if axis != len(shape) - 1]
-            layers[name] = quantise_one(layers[name], kind, channelwise_axes=axes)
-    return params | {"layers": layers}
+            # [..., in, out], before it layers and experts: every axis but the inputs has its own scale
+            inputs = found[name].ndim - 2
+            axes = [axis for axis in range(found[name].ndim) if axis != inputs]
+            found[name] = quantise_one(found[name], kind, channelwise_axes=axes)
+    return found
 
 
 def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:

@@ -138,6 +138,7 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
     out.append(
         f"   resharding brings {max(moved) / GIB:.2f} GiB to the chip that receives most, {sum(moved) / GIB:.1f} in all"
     )
+    out.append(f"   flags of the main job: --mesh {plan.train.spec} --rollout-mesh {plan.rollout.spec}")
     share = plan.peak / topology.chip.hbm
     out.append(
         f"   {verdict}: {plan.peak / GIB:.2f} of {topology.chip.hbm / GIB:.2f} GiB ({share:.0%}), limited by "

@@ -1,17 +1,15 @@
 """LoRA in a job: a loaded model with an adapter beside it, and what of its state is kept."""
 
 import pathlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import lora
-from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.train.step import trained_part
-from jaxrl_llm.types import Params, TrainState
+from jaxrl_llm.types import Params, Policy, TrainState
 
 PART = "lora"  # of the parameters: what trains
 
@@ -26,9 +24,8 @@ def with_adapter(model: Model, rank: int, seed: int) -> Model:
     return model._replace(policy=policy, params={"base": model.params, PART: adapter})
 
 
-def on_one_device(model: Model, rank: int, **how: Any) -> Model:
-    """The same model with a policy that knows of no mesh, for ``rollout.per_device``; ``how`` as in ``make_policy``."""
-    policy = make_policy(model.config, **how)
+def computed(model: Model, rank: int, policy: Policy) -> Model:
+    """The same model run by another policy of its config: that of another mesh, or of one device."""
     if rank:
         policy = lora.make_policy(policy, model.config, Lora(rank, targets=lora.targets_of(model.config)))
     return model._replace(policy=policy)

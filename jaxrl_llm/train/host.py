@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.rollout.host_episodes import HostEpisodes
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
+from jaxrl_llm.train.relayout import Move
 from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
 
 Scorer = Callable[[Trajectories], Rewards]
@@ -43,6 +44,7 @@ def make_host_loop(
     *,
     place: Callable[[TrainState], TrainState] | None = None,
     world: HostEpisodes | None = None,
+    move: Move | None = None,
     most_gap: float = 0.0,
 ) -> HostLoop:
     """Compiles lazily.
@@ -52,6 +54,8 @@ def make_host_loop(
       place: inside ``jit``, keeps the new state where it was (``distributed.rules.constrain`` on a mesh): without it
         the compiler may place it elsewhere, and the next step would compile again.
       world: rolls out on the host, in place of ``online.rollout``; its figures are among the metrics of a step.
+      move: makes the weights of a rollout before it, which is then a program of its own; its seconds are among those
+        of the rollout, its figures among the metrics of a step. None: the rollout reads the weights that train.
       most_gap: a step whose sampler lies further from the trainer, in nats at the worst token, stops the run with a
         UserError; 0: none does.
     """
@@ -63,17 +67,23 @@ def make_host_loop(
         state, metrics = finish(online, state, drawn, rewards)
         return (state if place is None else place(state)), metrics
 
-    first, last = jax.jit(partial(begin if world is None else prompted, online)), jax.jit(end, donate_argnums=0)
+    apart = world is not None or move is not None
+    first, last = jax.jit(partial(prompted if apart else begin, online)), jax.jit(end, donate_argnums=0)
+    roll = jax.jit(online.rollout)
 
-    def played(state: TrainState) -> Drawn:
+    def begun(state: TrainState) -> Drawn:
         ids, sampler, tokens, valid, keys = first(state)
-        out = world.play(online.actor(state), tokens, valid, keys, ids)
-        return Drawn(ids, sampler, out.trajectories, out.figures)
+        params, figures = (online.actor(state), {}) if move is None else move(online.actor(state))
+        if world is None:
+            return Drawn(ids, sampler, roll(params, tokens, valid, keys, ids), figures)
+        out = world.play(params, tokens, valid, keys, ids)
+        return Drawn(ids, sampler, out.trajectories, out.figures | figures)
 
     def compiled() -> int:
-        return first._cache_size() + last._cache_size() + (0 if world is None else world.compiled())
+        programs = [first, last, roll, *([] if move is None else [move.program])]
+        return sum(program._cache_size() for program in programs) + (0 if world is None else world.compiled())
 
-    return HostLoop(first if world is None else played, last, score, compiled, most_gap)
+    return HostLoop(begun if apart else first, last, score, compiled, most_gap)
 
 
 def with_figures(metrics: Metrics, drawn: Drawn) -> dict[str, float]:
@@ -89,7 +99,8 @@ def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iterat
         times.append(time.monotonic())
         rewards = jax.block_until_ready(loop.score(drawn.trajectories))
         times.append(time.monotonic())
-        state, metrics = loop.finish(state, drawn, rewards)
+        # figures of the host are no part of the program: on several hosts they differ
+        state, metrics = loop.finish(state, drawn._replace(figures={}), rewards)
         figures = with_figures(metrics, drawn)
         parity.check(figures, loop.most_gap, int(state.step))
         times.append(time.monotonic())

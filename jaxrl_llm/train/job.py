@@ -90,13 +90,12 @@ class Tables(NamedTuple):
     verifier: Verifier
 
 
-def _computed(mesh: Mesh | None, int8_cache: bool, attention: str) -> dict[str, Any]:
-    """How the decoder runs, and on a mesh that its weights go straight to their devices."""
+def policy_maker(mesh: Mesh | None, *, int8_cache: bool = False, attention: str = "xla") -> Callable[..., Policy]:
+    """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
     if mesh is None:
-        return {"make": partial(make, attend_fn=attend_fn)}
-    make = partial(make, **on_mesh(mesh, attend_fn, grouped_experts, None if attend_fn is attend else attend))
-    return {"shardings": partial(rules.shardings, mesh=mesh), "make": make}
+        return partial(make, attend_fn=attend_fn)
+    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, None if attend_fn is attend else attend))
 
 
 def load_model(
@@ -123,7 +122,12 @@ def load_model(
         folder = folder if folder.is_dir() else weights.bundled(name)
         tokenizer = tokenizers.load(folder)
         policy, params, config = weights.pretrained(
-            folder, compute_dtype=compute_dtype, remat=remat, **_computed(mesh, int8_cache, attention)
+            folder,
+            compute_dtype=compute_dtype,
+            remat=remat,
+            make=policy_maker(mesh, int8_cache=int8_cache, attention=attention),
+            # on a mesh its weights go straight to their devices
+            shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
         )
     except UserError:
         raise
@@ -266,6 +270,16 @@ def split_rows(rollout: Callable[..., Any], mesh: Mesh | None) -> Callable[..., 
         return rules.constrain_batch(rollout(params, tokens, valid, keys, problem_ids), mesh)
 
     return split
+
+
+def handed_over(rollout: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """The same rollout with its rows divided over another mesh at the end, that of training, where they divide."""
+
+    def run(params, tokens, valid, keys, problem_ids):
+        rows = rollout(params, tokens, valid, keys, problem_ids)
+        return rows if rows.tokens.shape[0] % meshes.batch_parts(mesh) else rules.constrain_batch(rows, mesh)
+
+    return run
 
 
 def digest(problems: tuple[list[Problem], list[Problem], Verifier]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.models import weights
-from jaxrl_llm.train import job, record
+from jaxrl_llm.train import job, record, relayout
 from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params
 
@@ -44,6 +44,14 @@ def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     }
 
 
+def reshard(lines: list[dict[str, Any]]) -> dict[str, float] | None:
+    """Medians over the steps of what the weights cost on their way to the rollout's layout; None: it is training's."""
+    later = [line for line in lines[1:] or lines if "reshard/seconds" in line]
+    if not later:
+        return None
+    return {name: float(np.median([r[f"reshard/{name}"] for r in later])) for name in relayout.FIGURES}
+
+
 def _at_roof(share: float | None) -> str:
     return "" if share is None else f" at {share:.2g} of the roof"
 
@@ -76,6 +84,7 @@ def report(
         },
         "tokens_per_s": float(np.median([r["tokens/per_s"] for r in lines])),
         "phases": phases(lines),
+        "reshard": reshard(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],
         "training_seconds": sum(r["time/step_s"] for r in lines),
         "seconds": seconds,
@@ -96,6 +105,8 @@ def report(
         f"{name} {part['share']:.0%} of the time" + _at_roof(part["roof"]) for name, part in results["phases"].items()
     )
     print("  " + ", ".join(told))
+    if moved := results["reshard"]:
+        print(f"  weights to the rollout's layout: {moved['sent_bytes']:,.0f} bytes in {moved['seconds']:.2g} s a step")
     print("generations on held-out prompts:")
     for prompt, old, new in pairs:
         print(f"  {prompt}\n    before  {old}\n    after   {new}")

@@ -84,6 +84,17 @@ def test_two_hosts_are_one_machine_and_survive_a_kill(tmp_path):
     assert rows[0] == rows[1] and len(rows[0]) == 8  # the same samples at every step, each written once
 
 
+@pytest.mark.slow
+def test_rollouts_in_another_layout_on_two_hosts(tmp_path):
+    runs = [tmp_path / name for name in ("together", "alone")]
+    job = [*JOB, "--steps", "1", "--mesh", "fsdp=4"]
+    _finish(*_pair([*job, "--rollout-mesh", "tensor=2,data=2", "--out", str(runs[0])], tmp_path))
+    assert cli([*job, "--out", str(runs[1])]) == 0
+    (one,), (other,) = map(_lines, runs)
+    assert one["tokens/generated"] == other["tokens/generated"] and one["reshard/sent_bytes"] > 0
+    assert one["loss/total"] == pytest.approx(other["loss/total"], abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "spec, words",
     [("nobody", "neither auto nor"), ("10.0.0.1,2,0", "neither auto nor"), ("10.0.0.1:80,2,2", "must be below")],

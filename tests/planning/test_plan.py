@@ -184,7 +184,7 @@ def test_command_text_and_json(capsys):
     command = ["--model", "Qwen3-8B", "--topology", "v5e:4x4", "--estimate"]
     assert cli.cli(command) == 0
     out = capsys.readouterr().out
-    assert "resharding brings " in out
+    assert "resharding brings " in out and "flags of the main job: --mesh fsdp=16 --rollout-mesh " in out
     assert "16 chips of 15.75 GiB" in out and "estimated in closed form" in out and "fits: " in out
     assert cli.cli([*command, "--json", "--show", "2", "--reference"]) == 0
     data = json.loads(capsys.readouterr().out)
