@@ -125,9 +125,9 @@ def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mes
     """From float32 masters in the training layout to compute weights in the rollout layout."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **on_mesh(mesh, attend, grouped_experts))
     params = _params(policy, jnp.float32)
-    wanted = rules.shardings(params, rollout_mesh)
-    run = make_reshard(wanted, work.compute_dtype)
-    return Phase(run, (_abstract(params, rules.shardings(params, mesh)),), out=wanted)
+    trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
+    run = make_reshard(wanted, work.compute_dtype, before=trained)
+    return Phase(run, (_abstract(params, trained),), out=wanted)
 
 
 def _rollout_params(config: ModelConfig, mesh: Mesh, work: Work) -> tuple[Policy, Any]:
