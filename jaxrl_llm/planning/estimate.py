@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.shape import matrix_shapes
 from jaxrl_llm.planning.layout import Number, Sizes, gathered, held, held_layers, share
 from jaxrl_llm.planning.phases import Work
 
@@ -111,12 +110,11 @@ def score(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
 
 
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
-    """Masters in, compute weights out; between two layouts a matrix is whole for a moment beside a chip's layer."""
+    """Masters in, compute weights out; between two layouts a chip collects its part of a layer, or of the table."""
     size, working = _itemsize(work), 0.0
     if train != rollout:
-        matrix = max(math.prod(shape) for shape in matrix_shapes(config).values())
-        layer = matrix + held_layers(config, rollout) / config.num_layers
-        working = max(layer, config.padded_vocab_size * config.hidden_size) * size
+        table = share(config.padded_vocab_size, rollout.tensor * rollout.fsdp) * config.hidden_size
+        working = max(held_layers(config, rollout) / config.num_layers, table) * size
     return Memory(4 * held(config, train), working, held(config, rollout) * size)
 
 
