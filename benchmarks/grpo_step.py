@@ -6,8 +6,9 @@ The model, prompts and end ids of ``benchmarks/rollout.py`` (4 layers, width 256
 and at most 128 tokens), one AdamW update on all 64 responses, no KL, one update per rollout, the share of even ids as
 reward, in Python. ``fixed``: no id ends a response. ``geometric``: about one token in a hundred does. The sides run by
 turns as processes of their own on the same cores; steps that compile are left out. A step is the time from the first
-reward of one to that of the next, for all sides. Ours takes the batch in the 16 parts that the main job would take;
-Tunix's all at once (``tunix``) and in four parts (``tunix_parts``). The record goes to
+reward of one to that of the next, for all sides. Ours takes the batch in eight parts, and every core is a device that
+has its own rows; Tunix's takes it all at once (``tunix``) and in four parts (``tunix_parts``), on one device with as
+many threads. ``--side tunix_cores`` prints what Tunix takes with every core a device: longer. The record goes to
 results/benchmarks/grpo_step.json.
 """
 
@@ -25,6 +26,7 @@ OUT = shared.OUT.with_name("grpo_step.json")
 LEARNING_RATE, WARM_UP = 1e-6, 3
 KINDS = ("fixed", "geometric")
 SIDES = ("ours", "tunix", "tunix_parts")
+ALONE = "tunix_cores"
 
 
 def gaps(times: list[float], parts: int = 1) -> list[float]:
@@ -35,20 +37,27 @@ def gaps(times: list[float], parts: int = 1) -> list[float]:
 
 def run_ours(kind: str, steps: int) -> list[float]:
     """The host loop of the main job: reward in Python between the two compiled halves."""
+    from jaxrl_llm.train.seeds import use_all_cores
+
+    use_all_cores()
     import jax
     import jax.numpy as jnp
     import numpy as np
     import optax
 
     from jaxrl_llm.advantages import group
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.decoder import make_policy
     from jaxrl_llm.rollout.generate import generate
+    from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.samplers.uniform import make_uniform
     from jaxrl_llm.train import host, memory
     from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, per_response
     from jaxrl_llm.train.online import Online, init_state
+    from jaxrl_llm.train.per_device import per_device_loss
     from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
@@ -57,7 +66,7 @@ def run_ours(kind: str, steps: int) -> list[float]:
         family="qwen3", vocab_size=shared.VOCAB, hidden_size=256, intermediate_size=1024,
         max_positions=shared.WIDTH + shared.NEW, tie_embeddings=True, qk_norm=True, **shared.SHAPE,
     )  # fmt: skip
-    policy = make_policy(config)
+    policy, mesh = make_policy(config), meshes.parse_mesh(f"data={jax.device_count()}")
     tokens = jnp.asarray(shared.prompt_rows(), jnp.int32)
     times = []
 
@@ -79,22 +88,28 @@ def run_ours(kind: str, steps: int) -> list[float]:
         sampler=make_uniform(),
         prompts_per_step=shared.PROMPTS,
         group_size=shared.GROUP,
-        rollout=rollout,
+        rollout=per_device(rollout, mesh),
         score=lambda answers, trajectories: None,
         estimate=make_estimate(policy, per_response(group.group_normalized_advantages), reduction="seq_mean"),
-        loss=make_policy_loss(
-            policy, clipped_policy_loss, reduction="seq_mean", score=share_prompts(shared.GROUP, shared.NEW)
+        loss=per_device_loss(
+            make_policy_loss(
+                policy, clipped_policy_loss, reduction="seq_mean", score=share_prompts(shared.GROUP, shared.NEW)
+            ),
+            mesh,
         ),
         tx=optax.adamw(LEARNING_RATE),
-        microbatches=16,
+        microbatches=8,
     )
     state = init_state(online, jax.jit(policy.init)(jax.random.key(0)), jax.random.key(0))
-    host.run(host.make_host_loop(online, score), state, steps)
+    host.run(host.make_host_loop(online, score), rules.shard(state, mesh), steps)
     return gaps(times)
 
 
-def run_tunix(kind: str, steps: int, parts: int = 1) -> list[float]:
+def run_tunix(kind: str, steps: int, parts: int = 1, cores: bool = False) -> list[float]:
     """``GRPOLearner.train`` with the vanilla rollout engine; rollout and gradient in so many parts of the batch."""
+    if cores:
+        count = len(os.sched_getaffinity(0))
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     import jax
     import numpy as np
     import optax
@@ -108,7 +123,7 @@ def run_tunix(kind: str, steps: int, parts: int = 1) -> list[float]:
         vocab_size=shared.VOCAB, embed_dim=256, hidden_dim=1024, rope_theta=10_000, norm_eps=1e-6,
         use_tied_embedding=True, **shared.SHAPE,
     )  # fmt: skip
-    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()).reshape(-1, 1), ("fsdp", "tp"))
     roles = (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT)
     settings = rl_cluster.ClusterConfig(
         role_to_mesh=dict.fromkeys(roles, mesh),
@@ -184,11 +199,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="turns of both sides")
     parser.add_argument("--steps", type=int, default=9, help=f"steps of a turn, the first {WARM_UP} left out")
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, ALONE), help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        run = {"ours": run_ours, "tunix": run_tunix, "tunix_parts": partial(run_tunix, parts=4)}[arguments.side]
+        run = {"ours": run_ours, "tunix": run_tunix, "tunix_parts": partial(run_tunix, parts=4),
+               ALONE: partial(run_tunix, cores=True)}[arguments.side]  # fmt: skip
         found = run(arguments.kind, arguments.steps)
         print(json.dumps(found))
     elif not arguments.tunix_python:

@@ -4,9 +4,10 @@
 
 A random model of 4 layers, width 256, ff 1024, 8 heads / 4 KV heads, vocabulary 2048, float32; 16 prompts x 4 samples,
 32 prompt and at most 128 new tokens. ``fixed``: no id ends a response. ``geometric``: 20 ids do, about one token in a
-hundred. ``queue`` is geometric with 64 prompts x 4, more responses than slots. The sides run by turns as processes of
-their own on the same cores; compilation is left out. Seconds are wall time and, since other work on the machine does
-not count there, the time of the processor. The record goes to results/benchmarks/rollout.json.
+hundred. ``queue`` is geometric with 64 prompts x 4, more responses than slots. ``per_core``: lock-step with every core
+a device that has its own rows (``rollout.per_device``); the others are one device with as many threads. The sides run
+by turns as processes of their own on the same cores; compilation is left out. Seconds are wall time and, since other
+work on the machine does not count there, the time of the processor. The record goes to results/benchmarks/rollout.json.
 """
 
 import argparse
@@ -69,14 +70,21 @@ def timed(call, repeats: int) -> list[dict]:
     return found
 
 
-def run_ours(slots: int, repeats: int) -> dict:
-    """Lock-step and slots on the same weights, prompts and keys."""
+def run_ours(slots: int, repeats: int, cores: bool = False) -> dict:
+    """Lock-step and slots on the same weights, prompts and keys; or lock-step with every core a device."""
+    from jaxrl_llm.train.seeds import use_all_cores
+
+    if cores:
+        use_all_cores()
     import jax
     import jax.numpy as jnp
 
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.decoder import make_policy
     from jaxrl_llm.rollout.generate import generate
+    from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.rollout.slots import generate_in_slots
     from jaxrl_llm.train import memory
 
@@ -92,13 +100,21 @@ def run_ours(slots: int, repeats: int) -> dict:
         prompts = jnp.asarray(prompt_rows(times), jnp.int32)
         settings = {"group_size": GROUP, "max_new_tokens": NEW, "eos_ids": end_ids(kind)}
         sides = {"lock_step": generate, "slots": partial(generate_in_slots, slots=slots)}
-        for side, rollout in sides.items():
-            roll = jax.jit(partial(rollout, policy, **settings))
-            given = params, prompts, jnp.ones(prompts.shape, bool)
+        for side, rollout in {"per_core": generate}.items() if cores else sides.items():
+
+            def rows(params, tokens, valid, keys, ids, rollout=rollout, settings=settings):
+                return rollout(policy, params, tokens, valid, keys, problem_ids=ids, **settings)
+
+            given, roll = (params, prompts, jnp.ones(prompts.shape, bool)), rows
+            if cores:
+                mesh = meshes.parse_mesh(f"data={jax.device_count()}")
+                given, roll = (rules.shard(params, mesh), *given[1:]), per_device(rows, mesh)
+            roll = jax.jit(roll)
 
             def call(seed, roll=roll, given=given):
-                keys = jax.random.split(jax.random.key(seed), GROUP * given[1].shape[0])
-                return int(roll(*given, keys).mask.sum())
+                prompts = given[1].shape[0]
+                keys = jax.random.split(jax.random.key(seed), GROUP * prompts)
+                return int(roll(*given, keys, jnp.arange(prompts, dtype=jnp.int32)).mask.sum())
 
             found[f"{side}_{kind}"] = timed(call, repeats)
     return {"calls": found, "versions": {"python": platform.python_version(), "jax": jax.__version__}}
@@ -180,6 +196,7 @@ def compare(arguments: argparse.Namespace) -> None:
         load = os.getloadavg()[0]
         common = ["--repeats", str(arguments.repeats), "--slots", str(arguments.slots)]
         found = one(sys.executable, ["--side", "ours", *common])
+        found["calls"] |= one(sys.executable, ["--side", "per_core", *common])["calls"]
         if arguments.tunix_python:
             theirs = one(arguments.tunix_python, ["--side", "tunix", *common])
             found = {
@@ -190,7 +207,10 @@ def compare(arguments: argparse.Namespace) -> None:
         for clock in ("wall_s", "processor_s"):
             print(turn, clock, {name: round(rate(calls, clock)) for name, calls in found["calls"].items()}, flush=True)
     ratios = {}
-    names = ["slots/lock_step", *(["slots/tunix", "lock_step/tunix"] if arguments.tunix_python else [])]
+    names = [
+        "slots/lock_step",
+        *(["slots/tunix", "lock_step/tunix", "per_core/tunix"] if arguments.tunix_python else []),
+    ]
     for kind, _ in KINDS:
         for name in names:
             for clock in ("wall_s", "processor_s"):
@@ -226,10 +246,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each kind in a turn")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--side", choices=("ours", "tunix"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("ours", "per_core", "tunix"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.side == "ours":
-        print(json.dumps(run_ours(arguments.slots, arguments.repeats)))
+    if arguments.side in ("ours", "per_core"):
+        print(json.dumps(run_ours(arguments.slots, arguments.repeats, arguments.side == "per_core")))
     elif arguments.side == "tunix":
         print(json.dumps(run_tunix(arguments.repeats)))
     else:
