@@ -265,13 +265,13 @@ def execute(
     model: job.Model,
     tables: job.Tables,
     online: Online,
+    mesh: Mesh | None,
     run: pathlib.Path,
     digest: str,
     pool: VerifierPool | None,
 ) -> int:
     """Evaluates, trains, evaluates again, reports; the exit code."""
     started = time.monotonic()
-    mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
     scorer = partial(job.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
     measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout))
     before = measure(model.params)
@@ -350,7 +350,7 @@ def main(settings: Settings) -> int:
                 stack.enter_context(record.locked(run))
             if pool := job.make_pool(tables.verifier):
                 stack.enter_context(pool)
-            return execute(settings, model, tables, online, run, job.digest(problems), pool)
+            return execute(settings, model, tables, online, mesh, run, job.digest(problems), pool)
     except KeyboardInterrupt:
         print(f"stopped; {record.how_to_resume(run)}")
         return 130
