@@ -52,7 +52,9 @@ def plot(path: pathlib.Path, results: Results, metrics, title: str) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colours = {name: f"C{k}" for k, name in enumerate(results.arms)}
+    palette = plt.get_cmap("tab20").colors  # dark and light by turns: the dark ones first
+    palette = palette[::2] + palette[1::2]
+    colours = {name: palette[k % len(palette)] for k, name in enumerate(results.arms)}
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.4 * rows), squeeze=False, layout="constrained")
