@@ -10,19 +10,20 @@ Left out:  programs (a call is one expression) and reasoning in text: what is wr
 Expect:    eval/success: torl > no_tool, and penalty no more than 0.05 above torl; eval/code rises more than without it.
 Measure:   held-out chains of three digits modulo 10; 8 seeds, one base, equal episodes and updates. eval/code: share of
            episodes with a call; eval/passed: of executed calls without an error.
-Run:       python -m experiments.agents.torl
+Run:       python -m experiments.agents.torl; at scale --model DIR --data FILE --format gsm8k [--tools calculator]
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, shaping
+from jaxrl_llm import experiment, shaping
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, toy_calc
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_calc
 
 
 def written(rows: Trajectories) -> Array:
@@ -30,24 +31,26 @@ def written(rows: Trajectories) -> Array:
 
 
 def written_and_shown(rows: Trajectories) -> Array:
-    return rows.mask | toy_calc.outputs(rows)
+    return rows.mask | episodes.shown(rows)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's calls and rewards; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's calls and rewards, and its batch for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 80
-    learning_rate: float = 1e-3
+    steps: int = 200
+    learning_rate: float = 1e-6
     eval_every: int = 20
-    prompts_per_step: int = 8
-    group_size: int = 8
+    prompts_per_step: int = 128
+    group_size: int = 16
+    tools: str = "python"
     base_steps: int = 200
     calls: int = 1  # C
     penalty: float = 0.0
     trained: Callable[[Trajectories], Array] = written
 
 
+EMBEDDED = {"steps": 80, "learning_rate": 1e-3, "prompts_per_step": 8, "group_size": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "no_tool": {"calls": 0},
@@ -62,20 +65,24 @@ CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/ent
 
 def build(settings: Settings) -> Plan:
     """One online stage in the world with so many calls, from a base that saw two."""
-    arena = toy_calc.make_arena(calls=settings.calls)
-    base = toy_calc.make_arena(calls=2)
 
     def score(answers, rows):
         found = episodes.episode_rewards(answers, rows)
-        value = shaping.execution_rewards(found.value > 0.5, toy_calc.failed(rows), penalty=settings.penalty)
+        failed = (host_tools if settings.data else toy_calc).failed(rows)
+        value = shaping.execution_rewards(found.value > 0.5, failed, penalty=settings.penalty)
         return Rewards(value, found.valid)
 
     def trained(rows):
         return rows._replace(mask=settings.trained(rows))
 
-    online = arenas.make_grpo(arena, settings, trained=trained, score=score)
+    method = partial(arenas.make_grpo, settings=settings, trained=trained, score=score)
+    if settings.data:
+        opened = partial(host_places.questions, calls=settings.calls)
+        return host_arenas.make_plan(settings, method, opened=opened, more=host_tools.figures)
+    arena = toy_calc.make_arena(calls=settings.calls)
     measure = arenas.make_measure(arena, samples=8, more=toy_calc.figures)
-    return Plan(arenas.make_base(base, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+    base = arenas.make_base(toy_calc.make_arena(calls=2), steps=settings.base_steps)
+    return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

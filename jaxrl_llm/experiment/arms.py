@@ -106,14 +106,12 @@ def trace(plan: Plan) -> list[Any]:
     """The jaxprs of the start, of one iteration of every stage and of the measurement, without running anything.
 
     On the host the measurement is Python, and so are the rewards and a world: they are left out, and with a world the
-    iterations, which need its episodes.
+    stages, which need its episodes.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     first, params = jax.make_jaxpr(plan.init, return_shape=True)(key)
     traced = [first]
-    for stage in plan.stages:
-        if plan.world is not None and isinstance(stage.method, online.Online):
-            continue
+    for stage in plan.stages if plan.world is None else ():
         if plan.on_host and plan.host_score and isinstance(stage.method, online.Online):
             stage = stage._replace(method=stage.method._replace(score=_unscored))
         one, params = trace_stage(stage, params, key)

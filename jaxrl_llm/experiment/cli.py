@@ -80,6 +80,13 @@ def check_flags(resolved: dict[str, Any], base: Any, given: set[str], reads: dic
             raise UserError(f"{flags.spell(name)} is set by every chosen arm ({', '.join(resolved)}) itself; drop it")
 
 
+def check_model(base: Any, given: set[str]) -> None:
+    """Raises UserError for a model without the data of its own that would bring it in."""
+    if "model" in given and getattr(base, "data", None) == "":
+        raise UserError(f"--model {base.model} without --data: these arms train a decoder of their own in an embedded "
+                        "world; give --data with it, or drop it")  # fmt: skip
+
+
 def build_arms(module: ModuleType, resolved: dict[str, Any]) -> tuple[dict[str, Plan], dict[str, set[str]]]:
     """The plan of every arm, traced, and the fields it read."""
     built, reads = {}, {}
@@ -131,7 +138,12 @@ def judge(module: ModuleType, found: Results, *, smoke: bool) -> Claim:
     missing = [name for name in module.ARMS if name not in found.arms]
     if missing:
         return claims.open_claim(f"{statement} [not judged: without {', '.join(missing)}]")
-    return claims.open_claim(f"{statement} [not judged: smoke run]") if smoke else module.claim(found)
+    if smoke:
+        return claims.open_claim(f"{statement} [not judged: smoke run]")
+    try:
+        return module.claim(found)
+    except KeyError as error:  # data of one's own have no hops, or no scenarios: hours of work are not lost for that
+        return claims.open_claim(f"{statement} [not judged: no arm measures {error.args[0]}]")
 
 
 def said(prog: str, arguments: list[str]) -> str:
@@ -227,6 +239,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         raise UserError("--record keeps every arm: drop --arm or --record")
     if options.mesh:
         meshes.parse_mesh(options.mesh)
+    check_model(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
         built, reads = build_arms(module, resolved)

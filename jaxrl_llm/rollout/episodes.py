@@ -69,6 +69,11 @@ def turns_of(trajectories: Trajectories) -> Turns:
     return Turns(**{name: trajectories.extras[f"turns/{name}"] for name in Turns._fields})
 
 
+def marks_of(trajectories: Trajectories) -> Int[Array, "B K"]:
+    """What a world in Python noted of every turn for the method (``host_worlds.Said.mark``); 0 where it noted none."""
+    return trajectories.extras["turns/mark"]
+
+
 class _Row(NamedTuple):
     """What the loop carries of each row beside the cache; all with leading axis B."""
 
@@ -336,6 +341,11 @@ def observations(rows: Trajectories, *, prompt_tokens: int) -> Bool[Array, "B T"
     """The tokens behind the prompt that the world wrote: read, and outside the mask."""
     behind = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32) >= prompt_tokens
     return behind[None, :] & (rows.segment_ids > 0) & ~rows.mask
+
+
+def shown(rows: Trajectories) -> Bool[Array, "B T"]:
+    """``observations``, of episodes whose prompt may have any width: what is read before the second action or later."""
+    return (turns_of(rows).turn > 0) & (rows.segment_ids > 0) & ~rows.mask
 
 
 def chosen_only(rows: Trajectories, *, prompt_tokens: int) -> Trajectories:

@@ -6,7 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl_llm.types import TrainState, Trajectories
+from jaxrl_llm.rollout.host_episodes import HostEpisodes, Played
+from jaxrl_llm.types import Key, TrainState, Trajectories
 
 
 def staged_turns(step: Int[Array, ""], *, turns: Sequence[int], period: int) -> Int[Array, ""]:
@@ -47,3 +48,12 @@ def scheduled(
         return rollout(acting["params"], tokens, valid, keys, problem_ids, acting["turns"])
 
     return {"actor": actor, "rollout": limited}
+
+
+def on_host(world: HostEpisodes) -> HostEpisodes:
+    """A world in Python for a method with the slots of ``scheduled``: its horizon comes with the acting parameters."""
+
+    def play(acting: dict[str, Any], tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Played:
+        return world.play(acting["params"], tokens, valid, keys, problem_ids, int(acting["turns"]))
+
+    return HostEpisodes(play, world.compiled)

@@ -168,16 +168,20 @@ class _Episode:
     action: list[int] = dataclasses.field(default_factory=list)
 
 
+def _in_32_bits(number: int) -> int:
+    return (int(number) + 2**31) % 2**32 - 2**31
+
+
 def _step(env: HostEnv, state: Any, action: list[int], vocabulary: int) -> tuple[int, Heard]:
     """In the world's thread: an answer that makes no sense fails here, as an exception does."""
-    identity = (int(env.identity(state)) + 2**31) % 2**32 - 2**31  # it is kept in 32 bits
+    identity = _in_32_bits(env.identity(state))
     heard = env.step(state, action)
     tokens, reward = [int(token) for token in heard.tokens], float(heard.reward)
     if heard.valid and not math.isfinite(reward):
         raise ValueError(f"reward={reward} is not finite")
     if tokens and not (0 <= min(tokens) and max(tokens) < vocabulary):
         raise ValueError(f"an observation has tokens outside the vocabulary of {vocabulary}")
-    return identity, heard._replace(tokens=tokens, reward=reward)
+    return identity, heard._replace(tokens=tokens, reward=reward, mark=_in_32_bits(heard.mark))
 
 
 def _close(close: Callable[[Any], None], state: Any) -> None:
@@ -264,6 +268,7 @@ class _Driver:
             self.fail(done.slot, heard.reason or "the world failed")
             return []
         self.record.reward[row, turn], self.record.done[row] = heard.reward, bool(heard.done)
+        self.record.mark[row, turn] = heard.mark
         episode.state = heard.state
         if heard.done or heard.cut or turn + 1 >= self.limit:
             self.over(done.slot)

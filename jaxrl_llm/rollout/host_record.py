@@ -25,6 +25,7 @@ class Record:
     taken: np.ndarray
     reward: np.ndarray
     identity: np.ndarray
+    mark: np.ndarray
     done: np.ndarray  # [B]
     valid: np.ndarray
     failures: dict[int, str]
@@ -36,7 +37,8 @@ class Record:
         return cls(
             vocabulary, np.full(grid, layout.pad_id, np.int32), np.zeros(grid, np.float32), np.zeros(grid, bool),
             np.zeros(grid, bool), np.full(grid, -1, np.int32), np.zeros(table, np.int32), np.zeros(table, bool),
-            np.zeros(table, np.float32), np.zeros(table, np.int32), np.zeros(rows, bool), np.ones(rows, bool), {},
+            np.zeros(table, np.float32), np.zeros(table, np.int32), np.zeros(table, np.int32), np.zeros(rows, bool),
+            np.ones(rows, bool), {},
         )  # fmt: skip
 
     def append(self, row: int, at: int, turn: int, tokens: Sequence[int], logp: np.ndarray | None = None) -> None:
@@ -60,7 +62,7 @@ def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarra
     turns = {
         "turn": beside(np.where(there, 0, -1), record.turn_of),
         "end": np.where(record.taken, record.end + width, 0).astype(np.int32),
-        **{name: getattr(record, name) for name in ("taken", "reward", "identity", "done", "valid")},
+        **{name: getattr(record, name) for name in ("taken", "reward", "identity", "mark", "done", "valid")},
     }
     return Trajectories(
         tokens=beside(np.where(there, np.asarray(prompts), layout.pad_id), record.tokens),

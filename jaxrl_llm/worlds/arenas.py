@@ -258,17 +258,17 @@ def make_base(
     return init
 
 
+def with_value(params: Params, key: Key) -> Params:
+    """``{"model": params, "value": head that says 0}``: what trains with a critic."""
+    width = jax.tree.leaves(params["final_norm"])[0].shape[0]
+    return {"model": params, "value": heads.init_head(width, jax.random.fold_in(key, 8), scale=0.0)}
+
+
 @lru_cache(maxsize=16)
 def make_valued_base(arena: Arena, *, steps: int) -> Callable[[Key], Params]:
-    """``{"model": base, "value": head that says 0}``: the ``init`` of a plan that trains with a critic."""
+    """``with_value`` of a base: the ``init`` of a plan that trains with a critic."""
     base = make_base(arena, steps=steps)
-
-    def init(key):
-        model = base(key)
-        head = heads.init_head(model["final_norm"].shape[0], jax.random.fold_in(key, 8), scale=0.0)
-        return {"model": model, "value": head}
-
-    return init
+    return lambda key: with_value(base(key), key)
 
 
 @lru_cache(maxsize=16)

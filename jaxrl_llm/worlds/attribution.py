@@ -24,20 +24,21 @@ from jaxrl_llm.types import Key, Params, Trajectories
 from jaxrl_llm.worlds import arenas
 
 
+def with_estimator(params: Params, key: Key) -> Params:
+    """The policy, a value head that says 0, an estimator that starts from the policy."""
+    start = arenas.with_value(params, key)
+    estimator = {"model": jax.tree.map(jnp.copy, start["model"]), "head": jax.tree.map(jnp.copy, start["value"])}
+    return start | {"progress": estimator}
+
+
 @lru_cache(maxsize=16)
 def make_start(arena: arenas.Arena, *, base_steps: int) -> Callable[[Key], Params]:
-    """The ``init`` of a plan: the base, a value head that says 0, an estimator that starts from the base."""
-    base = arenas.make_valued_base(arena, steps=base_steps)
-
-    def init(key):
-        start = base(key)
-        estimator = {"model": jax.tree.map(jnp.copy, start["model"]), "head": jax.tree.map(jnp.copy, start["value"])}
-        return start | {"progress": estimator}
-
-    return init
+    """The ``init`` of a plan: ``with_estimator`` of the base."""
+    base = arenas.make_base(arena, steps=base_steps)
+    return lambda key: with_estimator(base(key), key)
 
 
-def contributions(arena: arenas.Arena, params: Params, rows: Trajectories) -> Float[Array, "B K"]:
+def contributions(arena: arenas.Arena | arenas.Place, params: Params, rows: Trajectories) -> Float[Array, "B K"]:
     """What the estimator says at the last token of each turn's action; 0 where no action was taken.
 
     Args:
@@ -50,10 +51,21 @@ def contributions(arena: arenas.Arena, params: Params, rows: Trajectories) -> Fl
 
 
 def fit_stage(
-    arena: arenas.Arena, *, steps: int, table: int = 512, rows_per_step: int = 32, learning_rate: float = 1e-3
+    arena: arenas.Arena | arenas.Place,
+    *,
+    steps: int,
+    table: int = 512,
+    rows_per_step: int = 32,
+    learning_rate: float = 1e-3,
+    rollout: Callable[..., Trajectories] | None = None,
 ) -> Stage:
-    """Fits the estimator to ``table`` episodes of the policy of then: its contributions shall sum to the return."""
-    rollout = arenas.make_rollout(arena, arena.train, group_size=1)
+    """Fits the estimator to ``table`` episodes of the policy of then: its contributions shall sum to the return.
+
+    Args:
+      rollout: of single episodes; None: the arena's.
+    """
+    if rollout is None:
+        rollout = arenas.make_rollout(arena, arena.train, group_size=1)
 
     def explore(params, key):
         ids = jax.random.randint(key, (table,), 0, arena.train.tokens.shape[0], jnp.int32)

@@ -1,50 +1,41 @@
 """Agents' experiments at real scale: a model from its files, and the world of a benchmark over its local files.
 
-An experiment whose settings extend ``Settings`` takes ``--data webshop:FOLDER``, ``alfworld:FOLDER`` or
-``textworld:FOLDER`` with ``--model DIR``; the same method then trains in the host loop (``rollout.host_episodes``) in
-place of the embedded arena. What lies in the folders: see ``open_place``. With ``--tools`` the tasks are rows of
-``--data``, as the main job takes them, and the agent calls tools before it answers (``host_tools``).
+An experiment whose settings extend ``Settings`` takes ``--data``, for example ``webshop:FOLDER``, with ``--model DIR``;
+the same method then trains in the host loop (``rollout.host_episodes``) in place of the embedded arena. What ``--data``
+may be, and what lies there, is said by ``host_places``.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import recipes
-from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.chat import make_reply_encoder
-from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host_episodes import make_host_episodes, only_on_host
+from jaxrl_llm.rollout.episodes import episode_rewards
+from jaxrl_llm.rollout.host_episodes import HostEpisodes, make_host_episodes, only_on_host
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.tools import boxes
 from jaxrl_llm.train import job
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params
-from jaxrl_llm.verifiers.verdict import Verdict
-from jaxrl_llm.worlds import arenas, host_games, host_shop, host_tools
-from jaxrl_llm.worlds.host_texts import Given, given
+from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.worlds import arenas, host_places
+from jaxrl_llm.worlds.host_texts import Given
 
-PLACES = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
 ENOUGH = 0.999  # of the most that can be had: what counts as success
-HOUSE = (
-    "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
-    "shown what can be done.\n\n"
-)
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """What an experiment takes beside its own settings to leave its embedded world; ``model`` is read then only."""
 
-    # webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER; with ``tools`` rows of problems; empty: the embedded world
+    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, or what the experiment says; empty: the embedded world
     data: str = ""
     tools: str = ""  # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, with commas between them
     format: job.Format = "plain"  # of rows, and how their answers are judged
@@ -58,93 +49,65 @@ class Settings(recipes.Settings):
     eval_samples: int = 1
 
 
-def _only(folder: pathlib.Path, pattern: str) -> pathlib.Path:
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise UserError(f"--data: {folder} has {len(found)} files {pattern}; it should have one")
-    return found[0]
+Opener = Callable[[Any, dict[str, Any], Tokenizer], list[Given]]
 
 
-def _parts(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
-    """Tasks to train on, and at most so many that are held out."""
-    train, held = hash_split(rows, identity, data, rows_are="tasks", give="tasks")
-    return train, held[:most]
+class Hosted(NamedTuple):
+    """A model in a world of files: the policy and its first weights, what is trained on and held out, and the world."""
+
+    model: job.Model
+    train: Given
+    held: Given
+    world: HostEpisodes  # groups of episodes of the tasks that train
+
+    @property
+    def place(self) -> arenas.Place:
+        """What methods take in the place of an arena."""
+        return arenas.Place(self.model.policy, self.train.problems)
+
+    def rollout(self, params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
+        """The world as the rollout of a stage that makes a table of episodes when it begins."""
+        return self.world.play(params, tokens, valid, keys, problem_ids).trajectories
 
 
-def _shop(folder: pathlib.Path, settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    notes = _only(folder, "items_ins_v2*.json")
-    products = webshop.products(_only(folder, "items_shuffle*.json"), notes)
-    written = folder / "items_human_ins.json"
-    if written.is_file():
-        goals = webshop.human_goals(written, products)
-    else:
-        goals = webshop.made_goals(notes, products)
-    shop = host_shop.Shop(products, host_shop.bm25_search(products))
-    both = _parts(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
-    return [host_shop.shop_texts(shop, part, tokenizer, **sizes) for part in both]
-
-
-def _house(folder: pathlib.Path, settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
-        raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
-    world, write = host_games.alfworld_world(), host_games.with_commands
-    train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
-    both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
-    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
-
-
-def _games(folder: pathlib.Path, settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    paths = sorted(str(path) for kind in ("z8", "ulx") for path in folder.rglob(f"*.{kind}"))
-    if not paths:
-        raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
-    write = host_games.with_commands
-    world = host_games.textworld_world(write=write)
-    both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
-    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
-
-
-def _asked(settings: Settings, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    box = boxes.opened(settings.tools)
-    *both, verifier = job.load_problems(
-        settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
-        layout=settings.format,
-    )  # fmt: skip
-    pool = job.make_pool(verifier)  # where it runs code of others
-
-    def judged(answer: Any, text: str) -> Verdict:
-        return verifier(answer, text) if pool is None else pool.judge(verifier, [answer], [text]).verdicts[0]
-
-    world = host_tools.tool_world(box, judged)
-    rows = ([host_tools.asked(problem, box) for problem in part] for part in both)
-    return [given(world, part, [problem.answer for problem in part], tokenizer, **sizes) for part in rows]
-
-
-def open_place(settings: Settings, tokenizer: Tokenizer) -> list[Given]:
+def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None = None) -> list[Given]:
     """What is trained on and what is held out.
 
-    * ``webshop``: ``items_shuffle*.json``, ``items_ins_v2*.json`` and, if there, ``items_human_ins.json``; a tenth of
-      the products is held out with their instructions.
-    * ``alfworld``: ``json_2.1.1``, of which ``train`` trains and ``valid_unseen`` is held out.
-    * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
-    * with ``tools``: any source of rows of the main job, a tenth of which is held out.
-
     Where the tokenizer has a chat template, prompts and observations are a user's messages.
+
+    Args:
+      opened: one of ``host_places``; by default ``questions`` where there are ``tools``, else ``folders``.
 
     Raises:
       UserError: for another world, or a folder that does not hold one; DataError for a malformed file.
     """
-    kind, _, where = settings.data.partition(":")
     chat = tokenizer.chat_template is not None
     sizes = {
         "action_tokens": settings.action_tokens, "observation_tokens": settings.observation_tokens, "chat": chat,
         "encode": make_reply_encoder(tokenizer) if chat else None,
     }  # fmt: skip
-    if settings.tools:
-        return _asked(settings, sizes, tokenizer)
-    openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
-    if kind not in openers or not pathlib.Path(where).is_dir():
-        raise UserError(f"--data {settings.data}: give {PLACES}, where FOLDER is there")
-    return openers[kind](pathlib.Path(where), settings, sizes, tokenizer)
+    if opened is None:
+        opened = host_places.questions if settings.tools else host_places.folders
+    return opened(settings, sizes, tokenizer)
+
+
+def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> None:
+    columns = max(part.problems.tokens.shape[1] for part in found) + settings.max_new_tokens
+    if columns > most:
+        raise UserError(
+            f"prompts and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's context has "
+            f"{most}; lower it"
+        )
+
+
+def as_loaded(params: Params, key: Key) -> Params:
+    """The parameters of a method without further parts."""
+    return params
+
+
+def alone(stage: Stage, hosted: Hosted) -> tuple[Stage, ...]:
+    """Nothing before the online stage, and nothing behind it."""
+    return (stage,)
 
 
 def make_plan(
@@ -152,37 +115,55 @@ def make_plan(
     method: Callable[..., Online],
     *,
     extras: Callable[[Params, Key], dict[str, Any]] = no_extras,
+    opened: Opener | None = None,
+    start: Callable[[Params, Key], Params] = as_loaded,
+    part: str = "",
+    turns: int | None = None,
+    through: Callable[[HostEpisodes], HostEpisodes] | None = None,
+    stages: Callable[[Stage, Hosted], tuple[Stage, ...]] = alone,
+    more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
 ) -> Plan:
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
     Args:
       method: ``(place, rollout=...) -> Online``: ``arenas.make_grpo`` or ``make_online`` with all but the place bound.
       extras: of the stage.
+      opened: as of ``open_place``.
+      start: ``(the model's parameters, key) -> those of the method``, with its heads.
+      part: where the policy lies in them, if they hold more.
+      turns: of an episode that trains, at most; by default, and when measured, ``settings.max_turns``.
+      through: the training world as the method's ``actor`` wants it, for example ``horizons.on_host``.
+      stages: all stages, of the online one.
+      more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
 
     Raises:
-      UserError: as ``open_place``, or where an episode does not fit the model.
+      UserError: as ``open_place``, without a model's folder, or where an episode does not fit the model.
     """
+    if not pathlib.Path(settings.model).is_dir():
+        raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
+                        "give --model DIR of a Hugging Face model")  # fmt: skip
     model = job.load_model(settings.model)
-    train, held = open_place(settings, model.tokenizer)
-    columns = max(part.problems.tokens.shape[1] for part in (train, held)) + settings.max_new_tokens
-    if columns > model.config.max_positions:
-        raise UserError(
-            f"prompts and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's context has "
-            f"{model.config.max_positions}; lower it"
-        )
+    train, held = open_place(settings, model.tokenizer, opened)
+    _check_columns((train, held), settings, model.config.max_positions)
     player = partial(
-        make_host_episodes, model.policy, max_turns=settings.max_turns, max_new_tokens=settings.max_new_tokens,
-        end_ids=model.tokenizer.eos_ids, slots=settings.slots, pad_id=model.tokenizer.pad_id,
+        make_host_episodes, model.policy, max_new_tokens=settings.max_new_tokens, end_ids=model.tokenizer.eos_ids,
+        slots=settings.slots, pad_id=model.tokenizer.pad_id,
     )  # fmt: skip
-    world = player(train.env, train.tasks, group_size=settings.group_size)
-    tested = player(held.env, held.tasks, group_size=settings.eval_samples)
+    most = settings.max_turns if turns is None else min(turns, settings.max_turns)
+    world = player(train.env, train.tasks, group_size=settings.group_size, max_turns=most)
+    tested = player(held.env, held.tasks, group_size=settings.eval_samples, max_turns=settings.max_turns)
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
         ids = jnp.arange(len(held.tasks), dtype=jnp.int32)
         keys = sample_keys(key, 0, ids, settings.eval_samples)
-        rows = tested.play(params, held.problems.tokens, held.problems.valid, keys, ids).trajectories
-        return arenas.figures(rows, enough=ENOUGH)
+        policy = params[part] if part else params
+        rows = tested.play(policy, held.problems.tokens, held.problems.valid, keys, ids).trajectories
+        found = arenas.figures(rows, enough=ENOUGH)
+        return found if more is None else found | more(rows, episode_rewards({}, rows), held.problems)
 
-    online = method(arenas.Place(model.policy, train.problems), rollout=only_on_host)
-    stage = Stage(online, settings.steps, extras)
-    return Plan(lambda key: model.params, (stage,), measure, on_host=True, world=world)
+    hosted = Hosted(model, train, held, world)
+    stage = Stage(method(hosted.place, rollout=only_on_host), settings.steps, extras)
+    return Plan(
+        lambda key: start(model.params, key), stages(stage, hosted), measure, on_host=True,
+        world=world if through is None else through(world),
+    )  # fmt: skip

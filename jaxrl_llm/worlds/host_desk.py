@@ -129,7 +129,8 @@ def _opening(task: DeskTask) -> list[dict[str, str]]:
 def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
     """The desk; a task is a ``Client``. A reply with calls goes to the tools, one without to the user.
 
-    A user that cannot be reached makes the episode invalid. Several calls of one reply are made in their order.
+    A user that cannot be reached makes the episode invalid. Several calls of one reply are made in their order; the
+    turn's mark is how many of them a tool could answer.
     """
 
     def reset(seed: Any, client: Client) -> Talk:
@@ -148,7 +149,7 @@ def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
             if any(call.name == LAST and not call.problem for call in turn.reply.calls):
                 return ended(talk)
             shown = "\n".join(f"<tool_response>\n{answer.text}\n</tool_response>" for answer in turn.answers)
-            return Said(talk, shown, 0.0, False)
+            return Said(talk, shown, 0.0, False, mark=sum(not answer.error for answer in turn.answers))
         heard = (*talk.heard, {"role": "user", "content": turn.reply.text})
         try:
             said = user(heard)

@@ -1,6 +1,7 @@
 """A stage of preferences that a policy makes itself: the better of its episodes against the worse, by its rewards."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -48,7 +49,7 @@ def _sums(policy: Policy, params: Params, rows: Trajectories) -> Array:
 
 
 def make_stage(
-    arena: arenas.Arena,
+    arena: arenas.Arena | arenas.Place,
     score: Callable[..., Rewards],
     *,
     prompts: int,
@@ -57,14 +58,28 @@ def make_stage(
     rows_per_step: int,
     learning_rate: float,
     beta: float = 0.1,
+    rollout: Callable[..., Trajectories] | None = None,
+    rows_at_once: int | None = None,
 ) -> Stage:
     """DPO on the extremes of ``prompts * group_size`` fresh episodes; the policy at its start is the reference.
 
     What tools say is outside the mask and in no log-probability.
 
     From "Tool-Star", arXiv:2505.16410, section 3.3 (self-critic).
+
+    Args:
+      rollout: of groups of ``group_size``; None: the arena's.
+      rows_at_once: that the reference scores; None: all of them.
     """
-    rollout = arenas.make_rollout(arena, arena.train, group_size=group_size)
+    if rollout is None:
+        rollout = arenas.make_rollout(arena, arena.train, group_size=group_size)
+
+    def referred(params: Params, rows: Trajectories) -> Array:
+        if rows_at_once is None:
+            return _sums(arena.policy, params, rows)
+        few = partial(jax.jit(_sums, static_argnums=0), arena.policy, params)
+        parts = range(0, rows.tokens.shape[0], rows_at_once)
+        return jnp.concatenate([few(jax.tree.map(lambda x, k=k: x[k : k + rows_at_once], rows)) for k in parts])
 
     def make_rows(params: Params, key: Key) -> Preferred:
         draw, play = jax.random.split(key)
@@ -73,7 +88,7 @@ def make_stage(
         rows = rollout(params, arena.train.tokens[ids], arena.train.valid[ids], keys, ids)
         answers = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
         chosen, rejected, kept = extremes(rows, score(answers, rows), group_size=group_size)
-        return Preferred(chosen, rejected, *(_sums(arena.policy, params, x) for x in (chosen, rejected)), kept)
+        return Preferred(chosen, rejected, *(referred(params, x) for x in (chosen, rejected)), kept)
 
     def loss(params, extras, batch):
         chosen, rejected = (_sums(arena.policy, params, x) for x in (batch.chosen, batch.rejected))

@@ -56,6 +56,9 @@ def _host(policy, env=None, tasks=None, **changes):
 
 
 def _equal(left, right, atol):
+    left, right = (
+        x._replace(extras={k: v for k, v in x.extras.items() if k != "turns/mark"}) for x in (left, right)
+    )  # which only worlds in Python have
     assert left.extras.keys() == right.extras.keys()
     for name in left._fields:
         if name == "sampler_logp":

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,10 +13,11 @@ from jaxrl_llm.errors import DataError, UserError
 from jaxrl_llm.rollout.host_worlds import Said
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import boxes
-from jaxrl_llm.tools.calls import of_functions
+from jaxrl_llm.tools.calls import joined, of_functions
 from jaxrl_llm.tools.schema import tool
+from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
-from jaxrl_llm.worlds import host_tools
+from jaxrl_llm.worlds import host_retry, host_tools
 
 TEXTS = ["Bonn lies on the Rhine.", "Ulm lies on the Danube.", "The Rhine flows into the North Sea."]
 
@@ -42,7 +44,7 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
     world, start = begin(boxes.search_box(TEXTS, by_words, count=2))
     heard = world.step(start, "Let me see. " + call("search", query="Bonn lies"))
     shown = "<tool_response>\n[1] Bonn lies on the Rhine.\n[2] Ulm lies on the Danube.\n</tool_response>"
-    assert heard == Said(heard.state, shown, 0.0, False)
+    assert heard == Said(heard.state, shown, 0.0, False, mark=host_tools.CALLED | host_tools.FIRST_TOOL)
     assert world.identity(heard.state) != world.identity(start)
     again = world.step(start, call("search", query="Bonn lies"))
     assert world.identity(again.state) == world.identity(heard.state)  # said otherwise, heard the same
@@ -51,6 +53,60 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
     over = world.step(heard.state, "the Rhine")
     assert over.done and over.valid and over.reward == 1.0
     assert world.step(heard.state, "the Elbe").reward == 0.0
+
+
+def test_after_the_last_call_comes_the_answer():
+    box = boxes.search_box(TEXTS, by_words, count=2)
+    world = host_tools.tool_world(box, verify, calls=1)
+    heard = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), call("search", query="Bonn lies"))
+    assert not heard.done and world.step(heard.state, call("search", query="Rhine")).done
+    assert host_tools.tool_world(box, verify, calls=0).step(host_tools.Place("Rhine"), "the Rhine").reward == 1.0
+    with pytest.raises(ValueError, match="calls=-1 must not be negative"):
+        host_tools.tool_world(box, verify, calls=-1)
+
+
+def test_marks_say_what_was_done_with_the_tools():
+    box = joined([boxes.calculator_box(), boxes.search_box(TEXTS, by_words)])
+    world = host_tools.tool_world(box, verify)
+    fine, wrong = call("calculate", expression="1 + 1"), call("calculate", expression="1 +")
+    said = (fine, call("search", query="Ulm"), fine + wrong, "<tool_call>?</tool_call>", "2")
+    marks = np.asarray([[world.step(host_tools.Place("2"), text).mark for text in said]], np.int32)
+    failed, malformed, first = host_tools.FAILED, host_tools.MALFORMED, host_tools.FIRST_TOOL
+    assert marks.tolist() == [[1 | first, 1 | 2 * first, 1 | failed | first, 1 | malformed, 0]]
+
+    def rows(*turns):
+        chosen = marks[:, list(turns)]
+        taken = np.ones(chosen.shape, bool)
+        zeros = np.zeros(chosen.shape, np.int32)
+        turn = {"turn": zeros, "end": zeros, "identity": zeros, "reward": zeros.astype(np.float32), "taken": taken}
+        whole = turn | {"mark": chosen, "done": np.ones(1, bool), "valid": np.ones(1, bool)}
+        extras = {f"turns/{name}": jnp.asarray(x) for name, x in whole.items()}
+        return Trajectories(*[jnp.zeros((1, 2), jnp.int32)] * 8, extras=extras)
+
+    both, slip, broken = rows(0, 1, 4), rows(0, 2, 4), rows(3, 4)
+    assert [int(host_tools.tools_of(x)[0]) for x in (both, slip, broken)] == [2, 1, 0]
+    assert [int(host_tools.calls_of(x)[0]) for x in (both, slip, broken)] == [2, 2, 1]
+    assert [bool(host_tools.failed(x)[0]) for x in (both, slip, broken)] == [False, True, True]
+    assert [bool(host_tools.formed(x)[0]) for x in (both, slip, broken)] == [True, True, False]
+
+
+def test_one_retrieval_before_the_answer():
+    box, problem = boxes.search_box(TEXTS, by_words, count=1), Problem("own", "Where is Ulm lies", "", {}, 0, "")
+    assert "[1] Ulm lies on the Danube." in host_tools.with_passages(problem, box).prompt
+    assert host_tools.told_nothing(problem, box) is problem
+    with pytest.raises(UserError, match="needs search=CORPUS.jsonl"):
+        host_tools.with_passages(problem, boxes.calculator_box())
+
+
+def test_wrong_answers_are_asked_again():
+    world = host_retry.retry_world(verify)
+    wrong = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), "<answer>Elbe </answer>")
+    assert not wrong.done and wrong.text == host_retry.AGAIN and wrong.reward == 0.0
+    again, right = world.step(wrong.state, "elbe"), world.step(wrong.state, "the Rhine")
+    assert again.mark == wrong.mark != right.mark and right.done and right.reward == 1.0
+    silent = host_retry.retry_world(lambda answer, text: Verdict(1.0, False, "no judge"))
+    heard = silent.step(host_retry.Place("x"), "x")
+    assert not heard.valid and not heard.done and heard.reason == "no judge"
 
 
 def test_a_tool_that_cannot_be_asked_and_a_verdict_that_says_nothing_are_invalid():

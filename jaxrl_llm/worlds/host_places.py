@@ -1,0 +1,206 @@
+"""What ``--data`` of agents' experiments may be: ``open(settings, sizes, tokenizer) -> (trained on, held out)``.
+
+``sizes`` are the keyword arguments of ``host_texts.given``. A place that lacks what it should hold is one ``UserError``
+or ``DataError``.
+"""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxrl_llm import endpoints
+from jaxrl_llm.data import agent_formats, webshop
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.problems import hash_split
+from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.tools import boxes
+from jaxrl_llm.tools.calls import Toolbox
+from jaxrl_llm.train import job
+from jaxrl_llm.verifiers.verdict import Verdict, Verifier
+from jaxrl_llm.worlds import answer_chances, desk_tools, host_desk, host_games, host_retry, host_shop, host_tools
+from jaxrl_llm.worlds.host_texts import Given, given
+
+FOLDERS = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
+HOUSE = (
+    "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
+    "shown what can be done.\n\n"
+)
+APPS = (
+    "You help a supervisor through the apps of the object apis. Each turn, write one block of Python between ```python "
+    "and ```; you are shown what it prints. apis.api_docs tells what the apps can do. When the task is done, call "
+    "apis.supervisor.complete_task, with answer= where a question was asked.\n\n"
+)
+
+
+def _only(folder: pathlib.Path, pattern: str) -> pathlib.Path:
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise UserError(f"--data: {folder} has {len(found)} files {pattern}; it should have one")
+    return found[0]
+
+
+def _parts(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
+    """Tasks to train on, and at most so many that are held out."""
+    train, held = hash_split(rows, identity, data, rows_are="tasks", give="tasks")
+    return train, held[:most]
+
+
+def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    notes = _only(folder, "items_ins_v2*.json")
+    products = webshop.products(_only(folder, "items_shuffle*.json"), notes)
+    written = folder / "items_human_ins.json"
+    if written.is_file():
+        goals = webshop.human_goals(written, products)
+    else:
+        goals = webshop.made_goals(notes, products)
+    shop = host_shop.Shop(products, host_shop.bm25_search(products))
+    both = _parts(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
+    return [host_shop.shop_texts(shop, part, tokenizer, **sizes) for part in both]
+
+
+def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
+        raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
+    world, write = host_games.alfworld_world(), host_games.with_commands
+    train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
+    both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
+    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+
+
+def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    paths = sorted(str(path) for kind in ("z8", "ulx") for path in folder.rglob(f"*.{kind}"))
+    if not paths:
+        raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
+    write = host_games.with_commands
+    world = host_games.textworld_world(write=write)
+    both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
+    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+
+
+def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    """Worlds of text in the folder of a benchmark.
+
+    * ``webshop``: ``items_shuffle*.json``, ``items_ins_v2*.json`` and, if there, ``items_human_ins.json``; a tenth of
+      the products is held out with their instructions.
+    * ``alfworld``: ``json_2.1.1``, of which ``train`` trains and ``valid_unseen`` is held out.
+    * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
+    """
+    openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
+    kind, folder = _place(settings, FOLDERS, tuple(openers))
+    return openers[kind](folder, settings, sizes, tokenizer)
+
+
+def _place(settings: Any, wanted: str, kinds: tuple[str, ...]) -> tuple[str, pathlib.Path]:
+    kind, _, where = settings.data.partition(":")
+    if kind not in kinds or not pathlib.Path(where).is_dir():
+        raise UserError(f"--data {settings.data}: give {wanted}, where FOLDER is there")
+    return kind, pathlib.Path(where)
+
+
+def _rows(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
+    """Rows of the main job, and a judge that may be asked from several threads."""
+    train, held, verifier = job.load_problems(
+        settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
+        layout=settings.format,
+    )  # fmt: skip
+    pool = job.make_pool(verifier)  # where it runs code of others
+
+    def judged(answer: Any, text: str) -> Verdict:
+        return verifier(answer, text) if pool is None else pool.judge(verifier, [answer], [text]).verdicts[0]
+
+    return train, held, judged
+
+
+def questions(
+    settings: Any,
+    sizes: dict[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    calls: int | None = None,
+    ask: Callable[[Problem, Toolbox], Problem] = host_tools.asked,
+    golds: bool = False,
+) -> list[Given]:
+    """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
+
+    Args:
+      calls: as ``host_tools.tool_world``; with 0 nobody is told of tools.
+      ask: what a problem becomes where there are tools.
+      golds: right answers as tokens among the problems' answers, see ``answer_chances``.
+    """
+    if not settings.tools:
+        known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite"
+        raise UserError(f"--data {settings.data} needs --tools: any of {known}, with commas between them")
+    box = boxes.opened(settings.tools)
+    train, held, judged = _rows(settings)
+    ask = host_tools.told_nothing if calls == 0 and ask is host_tools.asked else ask
+    world = host_tools.tool_world(box, judged, calls=calls)
+
+    def part(problems: list[Problem]) -> Given:
+        found = given(world, [ask(p, box) for p in problems], [p.answer for p in problems], tokenizer, **sizes)
+        gold = answer_chances.golds(tokenizer, problems) if golds else {}
+        return found._replace(problems=found.problems._replace(answers={k: jnp.asarray(x) for k, x in gold.items()}))
+
+    return [part(train), part(held)]
+
+
+def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    """Rows of the main job, a tenth of them held out, asked again after every wrong answer."""
+    train, held, judged = _rows(settings)
+    world = host_retry.retry_world(judged)
+    return [given(world, rows, [p.answer for p in rows], tokenizer, **sizes) for rows in (train, held)]
+
+
+def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    """``appworld:FOLDER``, the root that ``appworld download data`` filled: ``train`` trains, ``dev`` is held out.
+
+    ``settings.servers``: addresses of environments, see ``host_games.appworld_world``. The answers of the problems hold
+    the number of their ``scenario``, whose variants are one task in other words.
+    """
+    _, root = _place(settings, "appworld:FOLDER", ("appworld",))
+    train, held = (agent_formats.appworld(root, split) for split in ("train", "dev"))
+    world = host_games.appworld_world(addresses=settings.servers or ("",))
+
+    def part(problems: list[Problem]) -> Given:
+        shown = [p._replace(prompt=APPS + str(p.prompt)) for p in problems]
+        found = given(world, shown, [p.answer["task_id"] for p in problems], tokenizer, **sizes)
+        names = {name: k for k, name in enumerate(dict.fromkeys(p.identity for p in problems))}
+        scenario = jnp.asarray([names[p.identity] for p in problems], jnp.int32)
+        return found._replace(problems=found.problems._replace(answers={"scenario": scenario}))
+
+    return [part(train), part(held[: settings.eval_problems])]
+
+
+def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:
+    train, test = folder / "tasks_train.py", folder / "tasks_test.py"
+    if train.is_file() and test.is_file():
+        return agent_formats.desk_tasks(train), agent_formats.desk_tasks(test)[: settings.eval_problems]
+    tasks = agent_formats.desk_tasks(folder / "tasks.json")
+    return _parts(tasks, lambda task: task.instruction, settings.eval_problems, settings.data)
+
+
+def desk(
+    settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, user: endpoints.Chat, held_user: endpoints.Chat
+) -> list[Given]:
+    """``retail:FOLDER``: tau-bench's ``envs/retail`` or tau2-bench's ``domains/retail``.
+
+    The folder holds the tables (``data`` or ``db.json``), the rules (``wiki.md`` or ``policy.md``), and
+    ``tasks_train.py`` with ``tasks_test.py``, which is held out, or ``tasks.json``, of which a tenth is.
+
+    Args:
+      user: who plays the users of training, ``held_user`` those of the measurement.
+    """
+    _, folder = _place(settings, "retail:FOLDER", ("retail",))
+    rules = next((folder / name for name in ("wiki.md", "policy.md") if (folder / name).is_file()), None)
+    if rules is None:
+        raise UserError(f"--data {settings.data}: the folder has no wiki.md and no policy.md; give the one that does")
+    tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, "retail")
+    service = host_desk.Desk(tables, rules.read_text(encoding="utf-8"), desk_tools.RETAIL)
+    shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
+    both = zip(_desk_tasks(folder, settings), (user, held_user), strict=True)
+    try:
+        return [host_desk.desk_texts(service, tasks, tokenizer, user=who, **shape) for tasks, who in both]
+    except endpoints.Unanswered as error:
+        raise UserError(f"--user: a user did not say its first words: {error}") from error

@@ -1,0 +1,41 @@
+"""Questions of ``--data`` asked again after every wrong answer, with one fixed feedback (unary feedback)."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Int
+
+from jaxrl_llm.rollout.episodes import marks_of, turns_of
+from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
+from jaxrl_llm.types import Trajectories
+from jaxrl_llm.verifiers.answers import final_part
+from jaxrl_llm.verifiers.verdict import Verifier
+
+AGAIN = "Your answer is wrong. Try again."
+RIGHT = 0.5  # a verdict above it
+
+
+class Place(NamedTuple):
+    """Of an episode: what its answers are judged by, and the answers so far."""
+
+    answer: Any
+    said: tuple[str, ...] = ()
+
+
+def retry_world(verify: Verifier) -> SpokenWorld:
+    """A right answer ends the episode and pays 1; a wrong one is answered ``AGAIN``. A mark names the answer."""
+
+    def step(place: Place, text: str) -> Said:
+        found, said = verify(place.answer, text), " ".join(final_part(text).split()).lower()
+        after = place._replace(said=(*place.said, said))
+        right = found.valid and found.value > RIGHT
+        return Said(
+            after, AGAIN, float(right), right, found.valid, reason="" if found.valid else found.reason,
+            mark=text_identity(said),
+        )  # fmt: skip
+
+    return SpokenWorld(lambda seed, task: Place(task), step, lambda place: text_identity(repr(place)))
+
+
+def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"]]:
+    """The number of every turn's answer, equal for equal texts, and whether there is one."""
+    return marks_of(rows), turns_of(rows).taken
