@@ -7,64 +7,65 @@ Claim:     long searches are learned only where training allows many turns; this
 Equations: r = F1 [every turn well formed], -0.5 for calling the question invalid; A = r - mean of the group, whitened
            over the tokens of groups whose rewards differ; loss -w min(rho A, clip(rho, 1 +- 0.4) A), rho = pi / pi_old,
            w = pi_old / mu, 0 above 5, one update a batch. asearcher: limit 8, tokens of weights 4 to 0 updates old;
-           sync: weights never old; short: so, and limit 4; coupled: ratio and clip are around mu, and w = 1; no_filter:
-           groups of equal rewards train as well.
+           sync: weights never old; short: so, limit 4; coupled: ratio and clip around mu, w = 1; no_filter: all groups.
 Left out:  pages that a model summarises; blurring of details and checks of questions by models; thoughts; a judge.
-           Here all of a batch begin with weights 4 updates old, and keys and values outlive a swap of the weights.
+           Here all of a batch begin with weights 4 updates old, and keys and values outlive a swap of the weights; at
+           scale they end with them, too, questions cannot be refused, and hours are not simulated.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
 Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the
            policy takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
            episodes at a time, and half train, in twice the time.
-Run:       python -m experiments.agents.asearcher
+Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment, recipes, shaping
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.planning import independent
-from jaxrl_llm.rollout.versions import STALENESS
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rollout import versions
+from jaxrl_llm.train import estimates, job
 from jaxrl_llm.types import TokenTerms
-from jaxrl_llm.worlds import arenas, toy_manyhop
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_manyhop
 
 
-def decoupled(logp, batch, clip, cap):
-    """With one update a batch the policy is its own proximal policy."""
+def decoupled(logp, entropy, batch, clip, cap):  # with one update a batch the policy is its own proximal policy
     rows = estimates.current_anchor(logp, batch), batch.sampler_logp, batch.advantages, batch.mask
     return off_policy.decoupled_policy_loss(logp, *rows, clip_low=clip, clip_high=clip, cap=cap)
 
 
-def coupled(logp, batch, clip, cap):
-    """One ratio corrects and is clipped."""
+def coupled(logp, entropy, batch, clip, cap):  # one ratio corrects and is clipped
     rows = batch.sampler_logp, batch.advantages, batch.mask
     return policy.clipped_policy_loss(logp, *rows, clip_low=clip, clip_high=clip)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's staleness and bounds; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's staleness and bounds, turns and batch for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 40
-    learning_rate: float = 1e-3
+    steps: int = 200
     eval_every: int = 20
-    prompts_per_step: int = 6
-    group_size: int = 8
+    prompts_per_step: int = 128
+    group_size: int = 16
+    max_turns: int = 32
+    verifier: job.VerifierName = "f1"
     base_steps: int = 300
-    turns: int = 8  # at most, of an episode that trains
+    turns: int = 32  # at most, of an episode that trains
     eta: int = 4  # updates by which the weights that sample may lag
-    loss: Callable[..., TokenTerms] = decoupled  # (logp, batch, clip, cap)
+    loss: Callable[..., TokenTerms] = decoupled  # (logp, entropy, batch, clip, cap)
     clip: float = 0.4
     cap: float = 5.0
     keep: Callable[..., Array] = group.informative_groups  # with rewards that differ
 
 
+EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 6, "group_size": 8, "turns": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "sync": {"eta": 0}, "asearcher": {}, "coupled": {"loss": coupled}, "no_filter": {"keep": group.mean_within},
@@ -76,8 +77,8 @@ CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "policy/staleness", "polic
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose weights are swapped while episodes run."""
-    whole, size, eta = toy_manyhop.make_arena(), settings.group_size, settings.eta
-    arena = arenas.shortened(whole, settings.turns)
+    terms = partial(settings.loss, clip=settings.clip, cap=settings.cap)
+    size, eta, old = settings.group_size, settings.eta, recipes.lagged_extras(settings.eta)
 
     def keep(rows, rewards):
         return settings.keep(rewards.value, rows.group_ids, low=-1.0, high=1.0, valid=rewards.valid)
@@ -86,24 +87,23 @@ def build(settings: Settings) -> experiment.Plan:
         mask = rows.mask & keep(rows, rewards)[:, None]
         return whiten.centred_token_advantages(rewards.value, rows.group_ids, mask, valid=rewards.valid)
 
-    online = arenas.make_online(
-        arena, score=toy_manyhop.score, tx=optax.adam(settings.learning_rate),
-        estimate=estimates.make_estimate(
-            arena.policy, advantages, keep=keep,
-            row_extras=lambda extras, rows, rewards: {STALENESS: rows.extras[STALENESS]},
-        ),
-        loss=estimates.make_batch_loss(
-            arena.policy, lambda logp, entropy, batch: settings.loss(logp, batch, settings.clip, settings.cap),
-            diagnostics=lambda logp, entropy, batch: {f"policy/{STALENESS}": batch.extras[STALENESS]},
-        ),
-        prompts_per_step=settings.prompts_per_step, group_size=size,
-        **arenas.swapping_actor(arena, lag=eta, group_size=size),
-    )  # fmt: skip
-    batch = settings.prompts_per_step * size
+    def method(place, **slots):
+        slots |= {"tx": optax.adam(settings.learning_rate), "prompts_per_step": settings.prompts_per_step}
+        loss = estimates.make_batch_loss(place.policy, terms, diagnostics=versions.shown)
+        estimate = estimates.make_estimate(place.policy, advantages, keep=keep, row_extras=versions.noted(eta))
+        return arenas.make_online(place, estimate=estimate, loss=loss, group_size=size, **slots)
+
+    if settings.data:
+        score = host_tools.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))
+        more = {"opened": host_places.questions, "turns": settings.turns, "more": host_tools.figures, "extras": old}
+        return host_arenas.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
+    whole = toy_manyhop.make_arena()
+    arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
+    online = method(arena, score=toy_manyhop.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
     hours = independent.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
-    stage = experiment.Stage(online, settings.steps, recipes.lagged_extras(eta))
     measure = toy_manyhop.make_measure(whole, samples=3, more=hours)
-    return experiment.Plan(arenas.make_base(whole, steps=settings.base_steps), (stage,), measure)
+    base = arenas.make_base(whole, steps=settings.base_steps)
+    return experiment.Plan(base, (experiment.Stage(online, settings.steps, old),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -13,7 +13,8 @@ Left out:  thoughts; text and a search engine (verifiers/overlap.py has the rewa
 Expect:    eval/f1: deep > prompted, and deep > rag_rl; the reading agent matters: deep > no_reader. Nothing is claimed
            of no_mask.
 Measure:   held-out questions of one and two hops, 30 % wrong hits, 20 % failures; 8 seeds, equal episodes and updates.
-Run:       python -m experiments.agents.deepresearcher
+Run:       python -m experiments.agents.deepresearcher; at scale --model DIR --data FILE --format hotpotqa
+           --tools search=CORPUS.jsonl, whose searches go wrong as often; no_reader sees the beginnings of hits
 """
 
 import dataclasses
@@ -22,22 +23,25 @@ from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, shaping
+from jaxrl_llm import experiment, shaping
 from jaxrl_llm.rollout import episodes
+from jaxrl_llm.train import job
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, toy_multihop, toy_web, toys
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_multihop, toy_web, toys
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's rewards and KL; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 40
-    learning_rate: float = 1e-3
+    steps: int = 150
+    learning_rate: float = 1e-6
     eval_every: int = 20
-    prompts_per_step: int = 12
-    group_size: int = 5
+    prompts_per_step: int = 256
+    group_size: int = 16
+    max_turns: int = 10
+    verifier: job.VerifierName = "deep_research"
     base_steps: int = 400
     wrong_reward: float = 0.0  # no F1 and a right form
     malformed_reward: float = -1.0
@@ -48,6 +52,7 @@ class Settings(recipes.Settings):
     trained: Callable[..., Trajectories] = episodes.chosen_only
 
 
+EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "prompted": {"learning_rate": 0.0},
@@ -62,20 +67,22 @@ CURVES = ("eval/f1", "eval/f1_2", "eval/searches", "eval/formed", "reward/mean",
 
 def build(settings: Settings) -> Plan:
     """One online stage on the web of the arm; every arm is measured on the noisy one."""
+    rewards = {"wrong_reward": settings.wrong_reward, "malformed_reward": settings.malformed_reward}
+    reward = partial(shaping.graded_rewards, **rewards)
+    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    if settings.data:
+        day = partial(host_tools.noisy, beginnings=settings.read is toy_web.first_segment)
+        luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
+        slots = {"score": host_tools.make_score(reward), "trained": host_arenas.trained(settings)}
+        more = {"opened": partial(host_places.questions, luck=tuple(luck)), "more": host_tools.figures}
+        return host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
     arena = toy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
-    rewards = {"wrong_reward": settings.wrong_reward, "malformed_reward": settings.malformed_reward}
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = arenas.make_grpo(
-        arena,
-        settings,
-        kl_weight=settings.kl_weight,
-        rollout=rollout,
-        score=toy_multihop.make_score(partial(shaping.graded_rewards, **rewards), formed=toy_web.well_formed),
-    )
+    online = method(arena, rollout=rollout, score=toy_multihop.make_score(reward, formed=toy_web.well_formed))
     stage = Stage(online, settings.steps, toys.keep_reference)
     measure = toy_multihop.make_measure(toy_web.make_arena(settings.read), samples=4, formed=toy_web.well_formed)
     return Plan(arenas.make_base(toy_web.make_arena(), steps=settings.base_steps), (stage,), measure)

@@ -13,7 +13,8 @@ Left out:  thoughts; text with a retriever (verifiers/overlap.py has the reward 
 Expect:    trained on two hops only: eval/f1, and eval/f1_3 on three hops: research > rag; searches rise from one hop to
            three. no_mask and no_format are looked at, nothing is claimed of them.
 Measure:   held-out questions of one to three hops, documents of their own, BM25; 8 seeds, equal episodes and updates.
-Run:       python -m experiments.agents.research_search
+Run:       python -m experiments.agents.research_search; at scale --model DIR --data FILE --format hotpotqa
+           --tools search=CORPUS.jsonl, where rag has one search for the question in its prompt
 """
 
 import dataclasses
@@ -22,29 +23,33 @@ from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, shaping
+from jaxrl_llm import experiment, shaping
 from jaxrl_llm.rollout import episodes
+from jaxrl_llm.train import job
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, toy_multihop, toys
+from jaxrl_llm.worlds import arenas, host_arenas, host_tools, toy_multihop, toys
+from jaxrl_llm.worlds.host_places import questions
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's group size, rewards and KL; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's group, batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 48
-    learning_rate: float = 1e-3
+    steps: int = 150
+    learning_rate: float = 1e-6
     eval_every: int = 24
-    prompts_per_step: int = 12
+    prompts_per_step: int = 256
     group_size: int = 5
     base_steps: int = 400
     wrong_reward: float = 0.1  # right in form only
+    verifier: job.VerifierName = "f1"
     kl_weight: float = 0.001
     trained: Callable[..., Trajectories] = episodes.chosen_only
     retrieve: Callable[..., Array] = toy_multihop.by_query
 
 
+EMBEDDED = {"steps": 48, "learning_rate": 1e-3, "prompts_per_step": 12}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "rag": {"retrieve": toy_multihop.by_question_once},
@@ -53,25 +58,30 @@ ARMS = {
     "no_mask": {"trained": episodes.with_observations},
     "no_format": {"wrong_reward": 0.0},
 }
+PLACES = {  # at scale
+    toy_multihop.by_query: questions,
+    toy_multihop.by_question_once: partial(questions, calls=0, ask=host_tools.with_passages),
+    toy_multihop.nothing: partial(questions, calls=0),
+}
 METRICS = ("eval/f1", "eval/f1_2", "eval/f1_3", "eval/formed", "eval/searches", "eval/searches_rise")
 CURVES = ("eval/f1", "eval/f1_3", "eval/searches", "eval/formed", "reward/mean", "policy/entropy")
 
 
 def build(settings: Settings) -> Plan:
     """One online stage on questions of two hops; the base has seen all kinds, played badly."""
+    reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
+    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    if settings.data:
+        slots = {"score": host_tools.make_score(reward), "trained": host_arenas.trained(settings)}
+        more = {"opened": PLACES[settings.retrieve], "more": host_tools.figures}
+        return host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
     arena = toy_multihop.make_arena(settings.retrieve)
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = arenas.make_grpo(
-        arena,
-        settings,
-        kl_weight=settings.kl_weight,
-        rollout=rollout,
-        score=toy_multihop.make_score(partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)),
-    )
+    online = method(arena, rollout=rollout, score=toy_multihop.make_score(reward))
     base = arenas.make_base(toy_multihop.make_arena(hops=(1, 2, 3)), steps=settings.base_steps)
     stage = Stage(online, settings.steps, toys.keep_reference)
     return Plan(base, (stage,), toy_multihop.make_measure(arena, samples=4))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl_llm.types import Policy, Trajectories
+from jaxrl_llm.types import Batch, Policy, Rewards, Trajectories
 
 STALENESS = "staleness"  # its name in the ``extras`` of a rollout
 
@@ -47,3 +47,17 @@ def with_staleness(rows: Trajectories, version_of: Callable[[Array], Array], new
     column = jnp.arange(rows.tokens.shape[1], dtype=jnp.int32)
     behind = (newest - version_of(column)).astype(jnp.float32)
     return rows._replace(extras=rows.extras | {STALENESS: jnp.where(rows.mask, behind[None, :], 0.0)})
+
+
+def noted(behind: int) -> Callable[[Any, Trajectories, Rewards], dict[str, Array]]:
+    """The ``row_extras`` of an estimate: what ``with_staleness`` noted; rollouts without a note are ``behind``."""
+
+    def staleness(extras: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+        return {STALENESS: rows.extras.get(STALENESS, jnp.where(rows.mask, jnp.float32(behind), 0.0))}
+
+    return staleness
+
+
+def shown(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
+    """The ``diagnostics`` of a loss: ``policy/staleness``, of what ``noted`` says."""
+    return {f"policy/{STALENESS}": batch.extras[STALENESS]}

@@ -100,6 +100,11 @@ def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> Non
         )
 
 
+def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
+    """``settings.trained(rows, prompt_tokens=...)`` as ``arenas.make_grpo`` wants it, of episodes of these settings."""
+    return lambda rows: settings.trained(rows, prompt_tokens=rows.tokens.shape[1] - settings.max_new_tokens)
+
+
 def as_loaded(params: Params, key: Key) -> Params:
     """The parameters of a method without further parts."""
     return params

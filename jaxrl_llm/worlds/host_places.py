@@ -122,6 +122,7 @@ def questions(
     calls: int | None = None,
     ask: Callable[[Problem, Toolbox], Problem] = host_tools.asked,
     golds: bool = False,
+    luck: tuple[host_tools.Luck | None, host_tools.Luck | None] = (None, None),
 ) -> list[Given]:
     """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
 
@@ -129,6 +130,7 @@ def questions(
       calls: as ``host_tools.tool_world``; with 0 nobody is told of tools.
       ask: what a problem becomes where there are tools.
       golds: right answers as tokens among the problems' answers, see ``answer_chances``.
+      luck: as ``host_tools.tool_world``, in training and when measured.
     """
     if not settings.tools:
         known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite"
@@ -136,14 +138,14 @@ def questions(
     box = boxes.opened(settings.tools)
     train, held, judged = _rows(settings)
     ask = host_tools.told_nothing if calls == 0 and ask is host_tools.asked else ask
-    world = host_tools.tool_world(box, judged, calls=calls)
 
-    def part(problems: list[Problem]) -> Given:
+    def part(problems: list[Problem], luck: host_tools.Luck | None) -> Given:
+        world = host_tools.tool_world(box, judged, calls=calls, luck=luck)
         found = given(world, [ask(p, box) for p in problems], [p.answer for p in problems], tokenizer, **sizes)
         gold = answer_chances.golds(tokenizer, problems) if golds else {}
         return found._replace(problems=found.problems._replace(answers={k: jnp.asarray(x) for k, x in gold.items()}))
 
-    return [part(train), part(held)]
+    return [part(train, luck[0]), part(held, luck[1])]
 
 
 def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:

@@ -5,6 +5,8 @@ that calls nothing is the answer. The mark of a turn (``episodes.marks_of``) say
 functions of rows below read it.
 """
 
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -15,22 +17,28 @@ from jaxrl_llm import reduce
 from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.episodes import marks_of, turns_of
+from jaxrl_llm.rollout.episodes import episode_rewards, marks_of, turns_of
 from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
 from jaxrl_llm.tools import schema
-from jaxrl_llm.tools.calls import Toolbox, Turn, take_turn
+from jaxrl_llm.tools.calls import Answer, Toolbox, Turn, take_turn
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
 
 CALLED, FAILED, MALFORMED, FIRST_TOOL = 1, 2, 4, 8  # of a mark; the next tools are twice the one before
 MOST_TOOLS = 27  # that a mark tells apart
+BEGINNING = 200  # characters of a hit, for agents that read beginnings only
+_HITS = re.compile(r"\n(?=\[\d+\] )")
+
+
+Luck = Callable[[Toolbox, np.random.Generator], Toolbox]
 
 
 class Place(NamedTuple):
-    """Of an episode: what its answer is judged by, and what has been called and heard."""
+    """Of an episode: what its answer is judged by, what has been called and heard, and the numbers of its luck."""
 
     answer: Any
     heard: tuple[str, ...] = ()
+    seed: tuple[int, ...] = ()
 
 
 def _mark(box: Toolbox, turn: Turn) -> int:
@@ -43,7 +51,13 @@ def _mark(box: Toolbox, turn: Turn) -> int:
     return mark
 
 
-def tool_world(box: Toolbox, verify: Verifier, *, calls: int | None = None) -> SpokenWorld:
+def tool_world(
+    box: Toolbox,
+    verify: Verifier,
+    *,
+    calls: int | None = None,
+    luck: Luck | None = None,
+) -> SpokenWorld:
     """Calls are made and answered, a response without one is judged and ends the episode.
 
     A tool that could not be asked, or a verdict that says nothing, makes the episode invalid. Situations are the same
@@ -51,6 +65,7 @@ def tool_world(box: Toolbox, verify: Verifier, *, calls: int | None = None) -> S
 
     Args:
       calls: responses of an episode whose calls are made, at most; the one after them is the answer, whatever it holds.
+      luck: what becomes of the tools in one turn, for example ``noisy``.
     """
     if calls is not None and calls < 0:
         raise ValueError(f"calls={calls} must not be negative")
@@ -62,7 +77,9 @@ def tool_world(box: Toolbox, verify: Verifier, *, calls: int | None = None) -> S
     def step(place: Place, text: str) -> Said:
         if calls is not None and len(place.heard) >= calls:
             return judged(place, text)
-        turn = take_turn(box, text)
+        turn = take_turn(
+            box if luck is None else luck(box, np.random.default_rng([*place.seed, len(place.heard)])), text
+        )
         if not turn.valid:
             return Said(place, "", 0.0, False, False, reason=next(a.text for a in turn.answers if not a.valid))
         if not turn.answers:
@@ -70,7 +87,35 @@ def tool_world(box: Toolbox, verify: Verifier, *, calls: int | None = None) -> S
         shown = "\n".join(f"<tool_response>\n{answer.text}\n</tool_response>" for answer in turn.answers)
         return Said(place._replace(heard=(*place.heard, shown)), shown, 0.0, False, mark=_mark(box, turn))
 
-    return SpokenWorld(lambda seed, task: Place(task), step, lambda place: text_identity(repr(place)))
+    def reset(seed: np.ndarray, task: Any) -> Place:
+        return Place(task, seed=tuple(int(x) for x in seed))
+
+    return SpokenWorld(reset, step, lambda place: text_identity(repr((place.answer, place.heard))))
+
+
+def noisy(
+    box: Toolbox, rng: np.random.Generator, *, astray: float = 0.0, failing: float = 0.0, beginnings: bool = False
+) -> Toolbox:
+    """The tools on a bad day.
+
+    Args:
+      astray: chance that a search does not show its best hit.
+      failing: chance that a tool answers nothing but an error.
+      beginnings: of every hit only the first ``BEGINNING`` characters are shown.
+    """
+
+    def run(name: str, arguments: dict[str, Any]) -> Answer:
+        lost, other = rng.random(2)
+        if lost < failing:
+            return Answer("error: it could not be fetched", error=True)
+        answer = box.run(name, arguments)
+        if name != "search" or answer.error or not answer.valid:
+            return answer
+        hits = _HITS.split(answer.text)[int(other < astray) :]
+        shown = "\n".join(hit[:BEGINNING] if beginnings else hit for hit in hits)
+        return answer._replace(text=shown or "nothing was found")
+
+    return Toolbox(box.tools, run)
 
 
 def _in_front(problem: Problem, said: str) -> Problem:
@@ -131,6 +176,17 @@ def tools_of(rows: Trajectories) -> Int[Array, " B"]:
     """Different tools that an episode called."""
     tools = FIRST_TOOL * 2 ** jnp.arange(MOST_TOOLS, dtype=jnp.int32)
     return jnp.sum(jnp.any(marks_of(rows)[:, :, None] & tools[None, None, :] > 0, axis=1).astype(jnp.int32), axis=1)
+
+
+def make_score(reward: Callable[[Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
+    """The ``score`` of a ``reward(verdict, formed)``; a verdict below 0 says that the answer's form is wrong."""
+
+    def score(answers: Any, rows: Trajectories) -> Rewards:
+        found = episode_rewards(answers, rows)
+        fine = formed(rows) & (found.value >= 0)
+        return Rewards(reward(jnp.maximum(found.value, 0.0), fine), found.valid)
+
+    return score
 
 
 def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:

@@ -15,7 +15,15 @@ SIZES = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "8"
 ROWS = ["--data", "{folder}/rows.jsonl", "--verifier", "f1"]
 SEARCH = [*ROWS, "--tools", "search={folder}/corpus.jsonl"]
 CASES = {  # experiment: its arms, and what it is given
-    "torl": (["no_tool", "penalty", "outputs_too"], [*ROWS, "--tools", "calculator"]),
+    "torl": (["no_tool", "outputs_too"], [*ROWS, "--tools", "calculator"]),
+    "research_search": (["rag", "no_mask"], SEARCH),
+    "deepresearcher": (["deep", "no_reader"], SEARCH),
+    "asearcher": (["asearcher", "coupled"], SEARCH),
+}
+UNMEASURED = {  # what the embedded world alone can tell, or two held-out questions cannot
+    "research_search": {"eval/f1_2", "eval/f1_3", "eval/searches_rise"},
+    "deepresearcher": {"eval/f1_1", "eval/f1_2"},
+    "asearcher": {"eval/exact_many", "eval/searches_many", "flow/hours"},
 }
 
 
@@ -53,4 +61,4 @@ def test_two_steps(slug, folder, tmp_path):
         assert arm.updates == 0 or np.isfinite(arm.metrics["loss/total"]).all(), name
         assert arm.updates == 0 or arm.metrics["world/failed_fraction"] == [0.0], name
         missing = set(module_of(slug).METRICS) - set(arm.metrics)
-        assert not missing, f"{name} does not measure {missing}"
+        assert missing <= UNMEASURED.get(slug, set()), f"{name} does not measure {missing}"
