@@ -46,3 +46,17 @@ def write_shop(folder):
     for name, value in (("items_shuffle", ITEMS), ("items_ins_v2", NOTES), ("items_human_ins", WRITTEN)):
         (folder / f"{name}.json").write_text(json.dumps(value))
     return webshop.products(folder / "items_shuffle.json", folder / "items_ins_v2.json")
+
+
+def forty_mugs(folder):
+    """A folder of WebShop's files with forty products, enough to hold some out."""
+    names = [f"B{k:09d}" for k in range(40)]
+    (folder / "items_shuffle_1000.json").write_text(json.dumps([ITEMS[0] | {"asin": name} for name in names]))
+    (folder / "items_ins_v2_1000.json").write_text(json.dumps({name: NOTES["B000000001"] for name in names}))
+    (folder / "items_human_ins.json").write_text(json.dumps({name: WRITTEN["B000000001"] for name in names}))
+    return folder
+
+
+def first_products(products):
+    """In the place of ``host_shop.bm25_search``: a search that needs no package."""
+    return lambda words, n: list(products)[:n]

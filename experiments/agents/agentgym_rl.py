@@ -11,34 +11,38 @@ Left out:  servers of environments, PPO and REINFORCE++, the KL term, two update
 Expect:    eval/success: scaling > short and scaling > long.
 Measure:   held-out corridors of the key-door world, actions turn by turn, always 12 turns; 8 seeds, equal episodes and
            updates, not equal turns. near: a shortest plan of at most 5 actions, far: more.
-Run:       python -m experiments.agents.agentgym_rl
+Run:       python -m experiments.agents.agentgym_rl; at scale --model DIR --data webshop:FOLDER (alfworld:, textworld:)
 """
 
 import dataclasses
 from functools import partial
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import horizons
+from jaxrl_llm.rollout.host_episodes import only_on_host
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_keydoor
+from jaxrl_llm.worlds import arenas, host_arenas, toy_keydoor
 
 CELLS, MOST_TURNS = 6, 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """Groups and batch are the paper's; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """Sizes of the paper's kind, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
-    steps: int = 60
-    learning_rate: float = 1e-3
+    steps: int = 300
+    learning_rate: float = 1e-6
     eval_every: int = 15
-    prompts_per_step: int = 8
-    group_size: int = 4
+    prompts_per_step: int = 16
+    group_size: int = 8
+    max_turns: int = MOST_TURNS
     base_steps: int = 150
     turns: tuple[int, ...] = (4, 8, 12)
-    period: int = 20  # steps of a stage; the last goes on
+    period: int = 100  # steps of a stage; the last goes on
 
 
+EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8, "group_size": 4, "period": 20}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "period": 1}
 ARMS = {
     "long": {"turns": (12,)},
@@ -52,9 +56,15 @@ CURVES = ("eval/success", "eval/success_far", "eval/turns", "length/mean_tokens"
 
 def build(settings: Settings) -> Plan:
     """One online stage whose rollout reads its horizon off the training step."""
+    turns_at = partial(horizons.staged_turns, turns=settings.turns, period=settings.period)
+    if settings.data:
+        if settings.max_turns < max(settings.turns):
+            raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
+        slots = horizons.scheduled(only_on_host, turns_at)
+        return host_arenas.make_plan(settings, lambda place, rollout: arenas.make_grpo(place, settings, **slots),
+                                     through=horizons.on_host)  # fmt: skip
     arena = toy_keydoor.make_arena(cells=CELLS, turns=MOST_TURNS)
     rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
-    turns_at = partial(horizons.staged_turns, turns=settings.turns, period=settings.period)
     online = arenas.make_grpo(arena, settings, **horizons.scheduled(rollout, turns_at))
     more = toy_keydoor.by_length(arena, cells=CELLS, most=5)
     measure = arenas.make_measure(arena, samples=8, more=more)

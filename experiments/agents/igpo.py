@@ -11,7 +11,8 @@ Left out:  documents and a retriever: a search is one entry of a hidden table, a
 Expect:    eval/success: igpo > grpo and igpo > information_only.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
            turn/signal: share of actions whose advantage is not 0.
-Run:       python -m experiments.agents.igpo
+Run:       python -m experiments.agents.igpo; at scale --model DIR --data FILE --format hotpotqa
+           --tools search=CORPUS.jsonl, where p_k is the geometric mean over the tokens of the right answer
 """
 
 import dataclasses
@@ -22,11 +23,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout import episodes
+from jaxrl_llm.train import job
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_lookup
+from jaxrl_llm.worlds import answer_chances, arenas, host_arenas, host_places, host_tools, toy_lookup
 
 
 def by_turn(settings, rows, rewards) -> Array:
@@ -43,20 +45,24 @@ def by_episode(settings, rows, rewards) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """Both weights are the paper's; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """Both weights are the paper's, as turns and batch for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 100
-    learning_rate: float = 1e-3
+    steps: int = 200
+    learning_rate: float = 1e-6
     eval_every: int = 25
-    prompts_per_step: int = 16
-    group_size: int = 4  # small, so that groups without a success are common
+    prompts_per_step: int = 32
+    group_size: int = 16
+    max_turns: int = 10
+    verifier: job.VerifierName = "f1"
     base_steps: int = 300
     information: float = 1.0
     outcome: float = 1.0
     credit: Callable[..., Array] = by_turn
 
 
+# groups are small, so that those without a success are common
+EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"credit": by_episode},
@@ -70,6 +76,19 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "turn/signal", "policy/en
 
 def build(settings: Settings) -> Plan:
     """One online stage; the rollout also notes what the policy thought of the right answer before each action."""
+
+    def signal(logp, entropy, batch):
+        return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
+
+    credit = partial(settings.credit, settings)
+    method = partial(arenas.make_grpo, settings=settings, advantages=credit, diagnostics=signal)
+    if settings.data:
+        opened = partial(host_places.questions, golds=True)
+
+        def informed(place, rollout):
+            return answer_chances.with_chances(method(place, rollout=rollout))
+
+        return host_arenas.make_plan(settings, informed, opened=opened, more=host_tools.figures)
     arena = toy_lookup.make_arena()
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
@@ -79,13 +98,8 @@ def build(settings: Settings) -> Plan:
         chance = arenas.answer_chances(arena, params, rows, toy_lookup.right_answers(tasks))
         return rows._replace(extras=rows.extras | {"chance": chance})
 
-    def signal(logp, entropy, batch):
-        return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
-
-    credit = partial(settings.credit, settings)
-    online = arenas.make_grpo(arena, settings, advantages=credit, diagnostics=signal, rollout=rollout)
-    measure = arenas.make_measure(arena, samples=8)
-    return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
+    measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
+    return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -12,7 +12,7 @@ Left out:  LoRA, imitation of completed episodes, the documentation as a tool, m
 Expect:    eval/completed: loop > rloo, loop > per_turn, loop > per_trajectory, loop > normalised.
 Measure:   held-out tasks on a database behind calls; 8 seeds, equal episodes; rloo makes a quarter of the updates.
            eval/scenarios: all three variants of a scenario completed.
-Run:       python -m experiments.agents.loop
+Run:       python -m experiments.agents.loop; at scale --model DIR --data appworld:FOLDER --servers http://localhost:8000
 """
 
 import dataclasses
@@ -31,18 +31,19 @@ from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train import actor_critic, estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
-from jaxrl_llm.worlds import arenas, toy_apis
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, toy_apis
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's clip, filter, group and gradient bound; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's values, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
-    steps: int = 60
-    learning_rate: float = 1e-3
+    steps: int = 100
     eval_every: int = 30
-    prompts_per_step: int = 8
+    prompts_per_step: int = 40
     group_size: int = 6
+    max_turns: int = 40
+    servers: tuple[str, ...] = ()  # addresses of AppWorld's environments, each for one episode at a time
     base_steps: int = 300
     updates_per_rollout: int = 4
     eps: float = 0.1
@@ -52,15 +53,13 @@ class Settings(recipes.Settings):
     spans: Callable[..., Array] = episodes.token_spans  # tokens of equal number share one ratio
 
 
+EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "rloo": {"updates_per_rollout": 1},
-    "loop": {},
-    "per_turn": {"spans": episodes.turn_spans},
+    "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": episodes.turn_spans},
     "per_trajectory": {"spans": episodes.episode_spans},
-    "normalised": {"advantages": group.group_normalized_advantages},
-    "critic": {"advantages": None},
-}
+    "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
+}  # fmt: skip
 METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns")
 CURVES = ("eval/completed", "eval/scenarios", "reward/mean", "policy/clip_fraction", "policy/entropy")
 
@@ -76,10 +75,7 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
         given = logp, batch.old_logp, batch.advantages, batch.mask
         return loop_loss(*given, eps=settings.eps, segment_ids=batch.extras["span"])
 
-    def spans(extras, rows, rewards):
-        return {"span": settings.spans(rows)}
-
-    values = estimates.per_response(settings.advantages)
+    values, spans = estimates.per_response(settings.advantages), lambda _, rows, rewards: {"span": settings.spans(rows)}
     options = {"reduction": "seq_mean", "recompute_old": True, "keep": keep, "row_extras": spans}
     loss = estimates.make_batch_loss(policy, terms, reduction="seq_mean")
     return {"estimate": estimates.make_estimate(policy, values, **options), "loss": loss}
@@ -95,15 +91,22 @@ def by_critic(settings: Settings, policy: Policy) -> dict[str, Callable]:
 
 def build(settings: Settings) -> Plan:
     """One online stage, several updates on the same episodes."""
-    arena, critic = toy_apis.make_arena(), settings.advantages is None
-    online = arenas.make_online(
-        arena, **(by_critic if critic else by_group)(settings, arena.policy), tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, score=toy_apis.returns,
-        updates_per_rollout=settings.updates_per_rollout, max_grad_norm=settings.max_grad_norm,
-    )  # fmt: skip
-    measure = toy_apis.make_measure(arena, samples=4, part="model" if critic else "")
+    critic = settings.advantages is None
+    learning, part, first = (by_critic, "model", arenas.with_value) if critic else (by_group, "", host_arenas.as_loaded)
+
+    def method(place, **slots):
+        return arenas.make_online(
+            place, **learning(settings, place.policy), tx=optax.adam(settings.learning_rate),
+            prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
+            updates_per_rollout=settings.updates_per_rollout, max_grad_norm=settings.max_grad_norm, **slots,
+        )  # fmt: skip
+
+    if settings.data:
+        return host_arenas.make_plan(settings, method, start=first, part=part, **host_places.APPWORLD)
+    arena = toy_apis.make_arena()
+    measure = toy_apis.make_measure(arena, samples=4, part=part)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(online, settings.steps),), measure)
+    return Plan(base, (Stage(method(arena, score=toy_apis.returns), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -11,11 +11,12 @@ Left out:  the KL penalty; the estimator is fitted once, as in the paper. Its ep
 Expect:    eval/success: spa > ppo, and spa > uniform; strong walks about: eval/turns strong > spa.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal online episodes and updates.
            eval/moved: share of actions that changed the situation.
-Run:       python -m experiments.agents.spa_rl
+Run:       python -m experiments.agents.spa_rl; at scale --model DIR --data webshop:FOLDER (alfworld:, textworld:)
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import optax
@@ -26,7 +27,7 @@ from jaxrl_llm.advantages import turns
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train import actor_critic
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, attribution, toy_keydoor
+from jaxrl_llm.worlds import arenas, attribution, host_arenas, toy_keydoor
 
 
 def learned(arena, params, rows, rewards, counted) -> Array:
@@ -42,22 +43,25 @@ def uniform(arena, params, rows, rewards, counted) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's weights; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's weights, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
-    steps: int = 80
-    learning_rate: float = 1e-3
+    steps: int = 200
+    learning_rate: float = 1e-6
     eval_every: int = 20
     prompts_per_step: int = 32
     base_steps: int = 150
     fit_steps: int = 200
+    fit_episodes: int = 512
+    fit_rate: float = 1e-5  # at scale
     weight: float = 1.0  # alpha, of the progress
     grounding: float = 0.5  # beta
     attribute: Callable[..., Array] = learned
 
 
-EMBEDDED = {"grounding": 0.05}  # ten executable actions shall not be worth more than the door
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "prompts_per_step": 4}
+# ten executable actions shall not be worth more than the door
+EMBEDDED = {"grounding": 0.05, "steps": 80, "learning_rate": 1e-3, "fit_rate": 1e-3}
+SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "fit_episodes": 8, "prompts_per_step": 4}
 ARMS = {
     "ppo": {"attribute": terminal, "grounding": 0.0},
     "spa": {},
@@ -72,29 +76,34 @@ CURVES = ("eval/success", "eval/turns", "eval/moved", "reward/mean", "policy/ent
 
 def build(settings: Settings) -> Plan:
     """The estimator fitted where it is used, then PPO on the rewards of turns."""
-    arena = toy_keydoor.make_arena()
     weights = {"weight": settings.weight, "grounding": settings.grounding}
+    fit = partial(attribution.fit_stage, steps=settings.fit_steps, learning_rate=settings.fit_rate,
+                  table=settings.fit_episodes)  # fmt: skip
+    fitted = settings.attribute is learned
 
-    def paid(params, extras, rows, rewards):
-        found = episodes.turns_of(rows)
-        counted = found.taken & rewards.valid[:, None]
-        progress = settings.attribute(arena, params, rows, rewards, counted)
-        grounded = turns.moved(found.identity, counted)
-        return episodes.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
+    def method(place, **slots):
+        def paid(params, extras, rows, rewards):
+            found = episodes.turns_of(rows)
+            counted = found.taken & rewards.valid[:, None]
+            progress = settings.attribute(place, params, rows, rewards, counted)
+            grounded = turns.moved(found.identity, counted)
+            return episodes.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
 
-    online = arenas.make_online(
-        arena,
-        estimate=actor_critic.make_value_estimate(arena.policy, token_rewards=paid),
-        loss=actor_critic.make_actor_critic_loss(arena.policy),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=1,
-        actor=recipes.model_of,
-    )
-    fit = [attribution.fit_stage(arena, steps=settings.fit_steps)] if settings.attribute is learned else []
+        estimate = actor_critic.make_value_estimate(place.policy, token_rewards=paid)
+        loss, tx = actor_critic.make_actor_critic_loss(place.policy), optax.adam(settings.learning_rate)
+        slots |= {"prompts_per_step": settings.prompts_per_step, "group_size": 1, "actor": recipes.model_of}
+        return arenas.make_online(place, estimate=estimate, loss=loss, tx=tx, **slots)
+
+    def stages(stage, hosted):
+        rows = settings.prompts_per_step
+        return (*([fit(hosted.place, rollout=hosted.rollout, rows_per_step=rows)] if fitted else []), stage)
+
+    if settings.data:
+        return host_arenas.make_plan(settings, method, start=attribution.with_estimator, part="model", stages=stages)
+    arena = toy_keydoor.make_arena()
     start = attribution.make_start(arena, base_steps=settings.base_steps)
-    measure = arenas.make_measure(arena, samples=16, part="model")
-    return Plan(start, (*fit, Stage(online, settings.steps)), measure)
+    measure, ppo = arenas.make_measure(arena, samples=16, part="model"), Stage(method(arena), settings.steps)
+    return Plan(start, (*([fit(arena)] if fitted else []), ppo), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

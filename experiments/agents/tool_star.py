@@ -11,38 +11,43 @@ Left out:  the synthesis of data, inference-time tools, the web, the KL term; on
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   sums over two entries of a hidden table; 8 seeds, equal updates; the critic plays as many episodes as the
            GRPO steps in its place. eval/both: share of episodes that call both tools.
-Run:       python -m experiments.agents.tool_star
+Run:       python -m experiments.agents.tool_star; at scale --model DIR --data FILE --format hotpotqa
+           --tools python,search=CORPUS.jsonl, where the model itself is the cold start
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.train import job
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, self_critic, toy_tools
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, self_critic, toy_tools
 
 
-def critic(settings, arena, online: Stage) -> Stage:
+def critic(settings, arena, online: Stage, **played) -> Stage:
     return self_critic.make_stage(
-        arena, toy_tools.make_score(bonus=settings.bonus), prompts=settings.critic_steps * settings.prompts_per_step,
+        arena, online.method.score, prompts=settings.critic_steps * settings.prompts_per_step,
         group_size=settings.group_size, steps=settings.critic_steps, rows_per_step=settings.critic_rows,
-        learning_rate=settings.learning_rate, beta=settings.beta,
+        learning_rate=settings.learning_rate, beta=settings.beta, **played,
     )  # fmt: skip
 
 
-def more_grpo(settings, arena, online: Stage) -> Stage:
+def more_grpo(settings, arena, online: Stage, **played) -> Stage:
     return online._replace(steps=settings.critic_steps)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's bonus and beta; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's bonus and beta, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
-    steps: int = 32  # of GRPO, before the critic and after it
-    learning_rate: float = 1e-3
+    steps: int = 100  # of GRPO, before the critic and after it
+    learning_rate: float = 1e-6
     eval_every: int = 16
-    prompts_per_step: int = 8
+    prompts_per_step: int = 128
     group_size: int = 8
+    verifier: job.VerifierName = "f1"
     base_steps: int = 500  # with 200 half of the seeds cannot repeat what a tool shows, and no arm learns
     bonus: float = 0.1  # r_M
     between: Callable[..., Stage] = critic
@@ -51,6 +56,7 @@ class Settings(recipes.Settings):
     beta: float = 0.1
 
 
+EMBEDDED = {"steps": 32, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {
     "steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "critic_steps": 2,
     "critic_rows": 2,
@@ -68,6 +74,19 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> Plan:
     """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw both tools."""
+    if settings.data:
+        if settings.base_steps == 0:
+            raise UserError(
+                "--arm no_cold_start is of the embedded world; give --arm accuracy tool_star no_bonus no_critic"
+            )
+        method = partial(arenas.make_grpo, settings=settings, score=host_tools.make_multi_score(bonus=settings.bonus))
+
+        def stages(half, hosted):
+            played = {"rollout": hosted.rollout, "rows_at_once": settings.critic_rows}
+            return half, settings.between(settings, hosted.place, half, **played), half
+
+        more = {"opened": host_places.questions, "more": host_tools.figures}
+        return host_arenas.make_plan(settings, method, stages=stages, **more)
     arena = toy_tools.make_arena()
     online = arenas.make_grpo(arena, settings, score=toy_tools.make_score(bonus=settings.bonus))
     half = Stage(online, settings.steps)

@@ -12,11 +12,12 @@ Expect:    eval/success@5: ufo > single; eval/success@1: ufo > single - 0.03; ev
            eval/answers: ufo < no_decay.
 Measure:   held-out questions that show five letters, one of them right, the first most often; always five turns;
            8 seeds, equal episodes and updates. success@k: right within k turns; answers: turns used, five on failure.
-Run:       python -m experiments.agents.ufo
+Run:       python -m experiments.agents.ufo; at scale --model DIR --data FILE --format gsm8k
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 import optax
@@ -29,7 +30,7 @@ from jaxrl_llm.train import actor_critic, estimates
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, toy_retry, toys
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_retry, toy_retry, toys
 
 
 def ppo(arena: arenas.Arena, **slots) -> Online:
@@ -45,21 +46,22 @@ def grpo(arena: arenas.Arena, **slots) -> Online:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's weights, turns and batch; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's weights, turns and batch, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 150
-    learning_rate: float = 1e-3
+    steps: int = 200
     eval_every: int = 30
     prompts_per_step: int = 8
     group_size: int = 16
     base_steps: int = 300
+    max_turns: int = toy_retry.MOST_TURNS
     turns: int = 5  # at most, in training
     decay: float = 0.5
     repetition: float = 0.5  # weight of the penalty
     learn: Callable[..., Online] = ppo
 
 
+EMBEDDED = {"steps": 150, "learning_rate": 1e-3}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "single": {"turns": 1},
@@ -75,23 +77,22 @@ CURVES = ("eval/success@1", "eval/success@5", "eval/answers", "eval/distinct", "
 
 def build(settings: Settings) -> Plan:
     """One online stage of as many turns as the arm allows; the measurement allows all."""
-    arena = toy_retry.make_arena()
-    shorter = arenas.shortened(arena, settings.turns)
+    answers_of = host_retry.answers_of if settings.data else toy_retry.answers_of
 
     def score(answers, rows):
         outcome = episodes.episode_rewards(answers, rows)
         used = jnp.sum(episodes.turns_of(rows).taken.astype(jnp.int32), axis=1)
         early = shaping.early_rewards(outcome.value, used, decay=settings.decay)
-        penalty = shaping.repetition_penalty(*toy_retry.answers_of(rows), weight=settings.repetition)
+        penalty = shaping.repetition_penalty(*answers_of(rows), weight=settings.repetition)
         return Rewards(early + penalty, outcome.valid)
 
-    online = settings.learn(
-        shorter,
-        score=score,
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=settings.group_size,
-    )
+    sizes = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
+    method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
+    if settings.data:
+        more = {"opened": host_places.retries, "more": host_retry.figures, "turns": settings.turns}
+        return host_arenas.make_plan(settings, method, start=arenas.with_value, part="model", **more)
+    arena = toy_retry.make_arena()
+    online = method(arenas.shortened(arena, settings.turns))
     measure = arenas.make_measure(arena, samples=16, part="model", more=toy_retry.figures)
     return Plan(arenas.make_valued_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 

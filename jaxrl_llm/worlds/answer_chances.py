@@ -1,6 +1,7 @@
 """What a policy thinks of a right answer of several tokens before each of its turns, in episodes of text."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.rollout.episodes import turns_of
 from jaxrl_llm.train.estimates import score_tokens
-from jaxrl_llm.types import Params, Policy, Trajectories
+from jaxrl_llm.train.online import Online, answers_of
+from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 
 BEFORE = "<answer>"  # stands in front of the answer, and is in no probability
 
@@ -71,3 +73,16 @@ def answer_chances(
 
     chance = jax.lax.map(before, jnp.arange(found.taken.shape[1], dtype=jnp.int32)).T
     return jax.lax.stop_gradient(jnp.where(found.taken, chance, 0.0))
+
+
+def with_chances(online: Online) -> Online:
+    """A method whose advantages find ``answer_chances`` among the rows' extras as ``chance``.
+
+    Its problems are of ``host_places.questions`` with ``golds``.
+    """
+
+    def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
+        found = answer_chances(online.policy, params, rows, answers_of(online, rows))
+        return online.estimate(params, extras, rows._replace(extras=rows.extras | {"chance": found}), rewards)
+
+    return online._replace(estimate=estimate)

@@ -155,7 +155,8 @@ def make_plan(
         slots=settings.slots, pad_id=model.tokenizer.pad_id,
     )  # fmt: skip
     most = settings.max_turns if turns is None else min(turns, settings.max_turns)
-    world = player(train.env, train.tasks, group_size=settings.group_size, max_turns=most)
+    groups = getattr(settings, "group_size", 1)  # a method with a critic needs none
+    world = player(train.env, train.tasks, group_size=groups, max_turns=most)
     tested = player(held.env, held.tasks, group_size=settings.eval_samples, max_turns=settings.max_turns)
 
     def measure(params: Params, key: Key) -> dict[str, Array]:

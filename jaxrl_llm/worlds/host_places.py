@@ -9,16 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array
 
-from jaxrl_llm import endpoints
+from jaxrl_llm import endpoints, reduce
 from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.episodes import turns_of
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.train import job
+from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 from jaxrl_llm.worlds import answer_chances, desk_tools, host_desk, host_games, host_retry, host_shop, host_tools
 from jaxrl_llm.worlds.host_texts import Given, given
@@ -173,6 +176,24 @@ def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Giv
         return found._replace(problems=found.problems._replace(answers={"scenario": scenario}))
 
     return [part(train), part(held[: settings.eval_problems])]
+
+
+def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
+    """Of measured episodes of ``apps``: tasks completed, scenarios of which all variants are, reward and turns."""
+    whole, number = rewards.value > 0.999, problems.answers["scenario"][rows.problem_ids]
+    scenarios = jnp.arange(problems.answers["scenario"].shape[0], dtype=jnp.int32)
+    mine = number[None, :] == scenarios[:, None]
+    together = jnp.all(whole[None, :] | ~mine, axis=1).astype(jnp.float32)
+    taken = jnp.sum(turns_of(rows).taken.astype(jnp.float32), axis=1)
+    return {
+        "eval/completed": reduce.scalars(whole.astype(jnp.float32)),
+        "eval/scenarios": reduce.scalars(together, jnp.any(mine, axis=1)),
+        "eval/return": reduce.scalars(rewards.value, rewards.valid),
+        "eval/turns": reduce.scalars(taken),
+    }
+
+
+APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``host_arenas.make_plan``
 
 
 def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:

@@ -6,9 +6,10 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm.rollout.episodes import marks_of, turns_of
 from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.answers import final_part
 from jaxrl_llm.verifiers.verdict import Verifier
+from jaxrl_llm.worlds import toy_retry
 
 AGAIN = "Your answer is wrong. Try again."
 RIGHT = 0.5  # a verdict above it
@@ -39,3 +40,8 @@ def retry_world(verify: Verifier) -> SpokenWorld:
 def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"]]:
     """The number of every turn's answer, equal for equal texts, and whether there is one."""
     return marks_of(rows), turns_of(rows).taken
+
+
+def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
+    """``toy_retry.figures`` of measured episodes."""
+    return toy_retry.figures(rows, rewards, answers_of)

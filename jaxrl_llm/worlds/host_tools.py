@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import reduce
+from jaxrl_llm import reduce, shaping
 from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
@@ -185,6 +185,17 @@ def make_score(reward: Callable[[Array, Array], Array]) -> Callable[[Any, Trajec
         found = episode_rewards(answers, rows)
         fine = formed(rows) & (found.value >= 0)
         return Rewards(reward(jnp.maximum(found.value, 0.0), fine), found.valid)
+
+    return score
+
+
+def make_multi_score(*, bonus: float) -> Callable[[Any, Trajectories], Rewards]:
+    """The ``score`` of ``shaping.multi_tool_rewards``: a bonus where a right answer called several tools."""
+
+    def score(answers: Any, rows: Trajectories) -> Rewards:
+        found, fine = episode_rewards(answers, rows), formed(rows)
+        right = jnp.maximum(found.value, 0.0)
+        return Rewards(shaping.multi_tool_rewards(right, fine, tools_of(rows) > 1, bonus=bonus), found.valid)
 
     return score
 

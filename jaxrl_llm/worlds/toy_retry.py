@@ -7,6 +7,7 @@ answered ``x=``, which says nothing else; the right one ends the episode: reward
 """
 
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -84,7 +85,9 @@ def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"
     return said, found.taken & (said >= FIRST) & (said < FIRST + LETTERS)
 
 
-def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+def figures(
+    rows: Trajectories, rewards: Rewards, answers: Callable[[Trajectories], tuple[Array, Array]] = answers_of
+) -> dict[str, Array]:
     """``eval/success@k``: right within k turns; turns used, failures count all; share of answers not given before."""
     found = turns_of(rows)
     used = jnp.sum(found.taken.astype(jnp.int32), axis=1)
@@ -94,7 +97,7 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     }
     return found_by | {
         "eval/answers": reduce.scalars(used.astype(jnp.float32), rewards.valid),
-        "eval/distinct": reduce.scalars(shaping.distinct_share(*answers_of(rows)), rewards.valid),
+        "eval/distinct": reduce.scalars(shaping.distinct_share(*answers(rows)), rewards.valid),
     }
 
 

@@ -12,7 +12,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.worlds import host_arenas, host_shop
 from tests.models_for_tests import byte_model, byte_tokenizer
-from tests.shop_for_tests import ITEMS, NOTES, WRITTEN
+from tests.shop_for_tests import first_products, forty_mugs
 
 SIZES = ["--max-turns", "2", "--action-tokens", "8", "--observation-tokens", "60", "--max-new-tokens", "80"]
 
@@ -20,12 +20,8 @@ SIZES = ["--max-turns", "2", "--action-tokens", "8", "--observation-tokens", "60
 @pytest.fixture()
 def shop(tmp_path, monkeypatch):
     """Forty mugs; a search that needs no package."""
-    names = [f"B{k:09d}" for k in range(40)]
-    (tmp_path / "items_shuffle_1000.json").write_text(json.dumps([ITEMS[0] | {"asin": name} for name in names]))
-    (tmp_path / "items_ins_v2_1000.json").write_text(json.dumps({name: NOTES["B000000001"] for name in names}))
-    (tmp_path / "items_human_ins.json").write_text(json.dumps({name: WRITTEN["B000000001"] for name in names}))
-    monkeypatch.setattr(host_shop, "bm25_search", lambda products: lambda words, n: list(products)[:n])
-    return tmp_path
+    monkeypatch.setattr(host_shop, "bm25_search", first_products)
+    return forty_mugs(tmp_path)
 
 
 def test_places_hold_products_out(shop, tmp_path):
