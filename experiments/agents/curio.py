@@ -7,7 +7,8 @@ Claim:     one reward at the end does not teach a dialogue to find out who the u
 Equations: r_k = R [last turn] + w r_int,k; diff_acc: g b_{k+1}(u*) - b_k(u*); diff_log_acc: of log b(u*); diff_ent: of
            -H(b); acc: b_{k+1}(u*); ent: -H(b_{k+1}); info_gain: KL(b_{k+1} || b_k); rlhf: w = 0. GAE over turns.
            exact_ent: diff_ent with a user model that knows what a suggestion is worth.
-Left out:  language models as user, user model and reward model; the KL penalty; the conversation's quality.
+Left out:  language models as user, user model and reward model, and so --model: no data set has users of known types
+           and a user model's beliefs; the KL penalty; the conversation's quality.
 Expect:    eval/success: diff_acc > rlhf, diff_log_acc > rlhf and diff_acc > diff_ent, which suggests instead of asking:
            eval/suggested diff_ent > diff_acc.
 Measure:   users of 8 types, answers wrong one time in ten, five turns; 8 seeds, equal episodes and updates.

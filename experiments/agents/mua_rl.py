@@ -13,38 +13,43 @@ Left out:  a language model as the user: here it is a script; synthesis of the t
 Expect:    eval/pass1: mua_rl > cold_start, mua_rl > static; eval/pass4: mua_rl > static.
 Measure:   held-out requests of users who hold back, eight trials each; 8 seeds, equal episodes and updates. pass^k:
            chance that k trials of a request all succeed; eval/fickle: success where the user changes the mind.
-Run:       python -m experiments.agents.mua_rl
+Run:       python -m experiments.agents.mua_rl; at scale --model DIR --data retail:FOLDER --user http://localhost:8000/v1
+           --user-model NAME, who plays the users who hold back; static has a script that says everything
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, toy_retail, toys
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, toy_retail, toys
 
 
-def agent_only(arena: arenas.Arena, rows: Trajectories) -> Trajectories:
+def agent_only(new_tokens: int, rows: Trajectories) -> Trajectories:
     return rows
 
 
-def everybody(arena: arenas.Arena, rows: Trajectories) -> Trajectories:
+def everybody(new_tokens: int, rows: Trajectories) -> Trajectories:
     """What user and tools say counts as if the agent had chosen it; the first message does not."""
-    return episodes.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - arena.new_tokens)
+    return episodes.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's group and KL weight; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's group and KL weight, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 50
-    learning_rate: float = 1e-3
+    steps: int = 100
+    learning_rate: float = 1e-6
     eval_every: int = 25
-    prompts_per_step: int = 4
+    prompts_per_step: int = 32
     group_size: int = 8
+    max_turns: int = 30
+    eval_samples: int = 8  # trials of a request, 4 at least
+    user: str = ""  # address of the model that plays users, https://HOST/v1, and its name
+    user_model: str = ""
     base_steps: int = 300
     kl_weight: float = 0.001
     rl: bool = True
@@ -53,6 +58,7 @@ class Settings(recipes.Settings):
     trained: Callable[..., Trajectories] = agent_only
 
 
+EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "cold_start": {"rl": False},
@@ -67,9 +73,16 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
+    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    if settings.data:
+        slots = {"trained": partial(settings.trained, settings.max_new_tokens),
+                 "score": partial(host_places.served, bonus=settings.bonus)}  # fmt: skip
+        more = {"opened": partial(host_places.desk, openly=settings.openly), "more": host_places.passed(settings)}
+        plan = host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
+        return plan if settings.rl else plan._replace(stages=())
     arena = toy_retail.make_arena()
     ground = toy_retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
-    online = arenas.make_grpo(ground, settings, kl_weight=settings.kl_weight, trained=partial(settings.trained, arena))
+    online = method(ground, trained=partial(settings.trained, arena.new_tokens))
     stages = (Stage(online, settings.steps, toys.keep_reference),) if settings.rl else ()
     base = arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, stages, toy_retail.make_measure(arena, samples=8))

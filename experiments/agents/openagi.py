@@ -9,7 +9,7 @@ Equations: of n candidates one is chosen, the most probable or, with chance e = 
            no_baseline: R, b = 0; anything: without the grammar. zero_shot: the base; sft: taught ten
            plans, from which all others start; more_sft: taught them for as many updates more.
 Left out:  beams (candidates are drawn) and the released code's draw, which prefers the least probable candidate;
-           language models, expert models and their scores.
+           language models (so no --model), expert models and their scores.
 Expect:    eval/score: rltf > sft > zero_shot, rltf > more_sft, rltf > code, rltf > anything.
 Measure:   pictures damaged by up to three operations, 64 held-out tasks, the most probable of 8 plans; 8 seeds, equal
            candidates and updates. eval/valid: plans that can be run; eval/right: plans that restore all.

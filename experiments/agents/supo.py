@@ -10,7 +10,7 @@ Equations: after a turn with more than L tokens in context the policy writes a s
            a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the last line of the context is the
            summary; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
 Left out:  taking out the turn that made the context too long (rollout.summaries has it): in this world a page is not
-           shown twice; text.
+           shown twice; text, and so --model: worlds in Python only append to a context, which a summary cuts short.
 Expect:    eval/more: supo > truncated, supo > rule, supo > long - 0.05; supo gains by more summaries, eval/gained > 0.
            Of no_mask and per_part nothing is claimed.
 Measure:   held-out ledgers of 1 to 8 pages, 2 in a context; trained with 2 summaries, enough for 6 pages; eval/more:

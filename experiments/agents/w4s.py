@@ -7,7 +7,7 @@ Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0
            last turn (arm rlao). Each turn has m candidates: the best goes on, all of them train. sft_best: weight 1 for
            r = 1 and 0 else; no_best: the first candidate goes on; untrained; archive: untrained, reads workflows at
            random of all so far (as ADAS) instead of the last three.
-Left out:  language, analysis before a workflow and turns to repair one; data are collected once. Three turns are read
+Left out:  language (so no --model), analysis and turns to repair; data are collected once. Three turns are read
            (paper: five), workflows drawn at temperature 1 (paper: 0.5). The best in validation counts at the end
            (released code: in test). Training is short: all arms still rise at its end; and the untrained one writes
            much the same whatever it reads, so that an archive can hardly help it.

@@ -15,7 +15,7 @@ Expect:    flow/relative (samples a second over those of colocated): async > 1.2
 Measure:   simulated: 6 batches of log-normal lengths, rates of Qwen2.5-7B on 16 instances of 4 v5e chips, every arm
            with its best division of them. Trained: running sums, always eta updates behind; colocated, apart and
            streamed train alike. 8 seeds, equal rollouts and updates.
-Run:       python -m experiments.systems.asyncflow
+Run:       python -m experiments.systems.asyncflow; at scale --model DIR --data FILE --format gsm8k
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from jaxrl_llm import experiment, recipes
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import toy_sums as toy
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.planning import chips, shapes, streams
+from jaxrl_llm.planning import streams
 from jaxrl_llm.train import estimates
 from jaxrl_llm.worlds import toy_steps, toys
 
@@ -37,14 +37,12 @@ WORLD = toy_steps.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """Sizes for the small model; the simulated one is a flag of its own."""
+class Settings(recipes.OnlineSettings):
+    """Sizes of the paper's kind, for --data and a model of one's own; the simulated model is a flag of its own."""
 
-    steps: int = 120
+    data: str = ""  # rows of problems, or a task; empty: running sums and a decoder made here
+    steps: int = 200
     eval_every: int = 30
-    learning_rate: float = 1e-3
-    prompts_per_step: int = 8
-    group_size: int = 8
     base_steps: int = 1000
     simulated: str = "Qwen2.5-7B"
     chip: str = "v5e"
@@ -56,6 +54,7 @@ class Settings(recipes.Settings):
     eta: int = 1  # updates by which the weights that sample may lag
 
 
+EMBEDDED = {"steps": 120, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "instances": 4}
 ARMS = {
     "colocated": {"division": streams.colocated, "streamed": False, "eta": 0}, "apart": {"streamed": False, "eta": 0},
@@ -63,46 +62,38 @@ ARMS = {
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
 CURVES = ("eval/accuracy", "reward/mean", "kl/sampler_mean", "flow/relative", "flow/idle", "flow/generating")
-BATCHES, GROUPS, PROMPT = (6, 64, 8), 64, 512  # batches, groups and responses that are simulated
 
 
 @lru_cache(maxsize=8)
-def make_measure(model, chip, tensor, instances, parts, division, streamed, eta):
+def make_measure(accuracy, flow):
     """Accuracy of the policy, and what the arm's stages yield for the seed's lengths."""
-    rate = streams.rates(shapes.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=PROMPT + 512)
-    same = {"parts": parts, "prompt": PROMPT}
-    here = partial(streams.flow, shares=division(instances), streamed=streamed, staleness=eta, **same)
-    base = partial(streams.flow, shares=streams.colocated(instances), streamed=False, staleness=0, **same)
-
-    def measure(params, key):
-        lengths = streams.draw_lengths(key, BATCHES, median=800.0, spread=0.7, most=8192.0)
-        found, first = here(lengths, rate), base(lengths, rate)
-        return toy_steps.measure(params, key) | {
-            "flow/relative": found.rows_per_second / first.rows_per_second,
-            "flow/idle": found.idle,
-            "flow/generating": found.generating,
-        }
-
-    return measure
+    return lambda params, key: flow(key) | accuracy(params, key)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """GRPO from a stale policy, and the simulated stages of the arm."""
-    online = toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 2048), toys.score_of(WORLD, toy.right),
-        estimate=estimates.make_estimate(WORLD.policy, estimates.per_response(group.group_normalized_advantages)),
-        loss=estimates.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=estimates.sampler_anchor),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
-        **recipes.lagged_actor(settings.eta),
-    )  # fmt: skip
+    late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
-    flow = settings.division, settings.streamed, settings.eta
-    return experiment.Plan(
-        toys.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3),
-        (experiment.Stage(online, settings.steps, recipes.lagged_extras(settings.eta)),),
-        make_measure(settings.simulated, settings.chip, *sizes, *flow),
-    )
+    flow = streams.make_flow(settings.simulated, settings.chip, *sizes, settings.division, settings.streamed,
+                             settings.eta)  # fmt: skip
+
+    def method(make, policy):
+        values = estimates.per_response(group.group_normalized_advantages)
+        loss = estimates.make_policy_loss(policy, clipped_policy_loss, anchor=estimates.sampler_anchor, **same)
+        estimate, tx = estimates.make_estimate(policy, values, **same), optax.adam(settings.learning_rate)
+        return make(estimate=estimate, loss=loss, tx=tx, **recipes.lagged_actor(settings.eta))
+
+    if settings.data:
+        bench = recipes.bench(settings)
+        online = method(partial(recipes.make_online, settings, bench), bench.model.policy)
+        plan = recipes.one_stage(settings, bench, online, extras=late)
+        return plan._replace(measure=make_measure(plan.measure, flow))
+    prompts, score = toy.draw_prompts(jax.random.key(1), 2048), toys.score_of(WORLD, toy.right)
+    groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
+    online = method(partial(toys.make_online, WORLD, prompts, score, **groups), WORLD.policy)
+    base = toys.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
+    stage = experiment.Stage(online, settings.steps, late)
+    return experiment.Plan(base, (stage,), make_measure(toy_steps.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

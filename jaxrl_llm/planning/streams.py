@@ -1,5 +1,7 @@
 """Generation, scoring and training as a stream of micro-batches: who waits for whom, and how many samples a second."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -8,10 +10,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import events
+from jaxrl_llm.planning import chips, events, shapes
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS, active_parameters, cache_bytes
 from jaxrl_llm.planning.layout import Sizes, held
+from jaxrl_llm.types import Key
 
 STAGES = 3  # generate, score, train; and then the weights are sent
 
@@ -170,3 +173,41 @@ def draw_lengths(
     """Log-normal response lengths, cut off at ``most``; ``spread`` is the deviation of the logarithm."""
     drawn = median * jnp.exp(spread * jax.random.normal(key, shape, jnp.float32))
     return jnp.clip(jnp.ceil(drawn), 1.0, most)
+
+
+@lru_cache(maxsize=8)
+def make_flow(
+    model: str,
+    chip: str,
+    tensor: int,
+    instances: int,
+    parts: int,
+    division: Callable[[int], Array],
+    streamed: bool,
+    staleness: int,
+    *,
+    batches: tuple[int, int, int] = (6, 64, 8),
+    prompt: int = 512,
+) -> Callable[[Key], dict[str, Array]]:
+    """``key -> figures``: throughput over that of all stages on all instances in turn, idle and generating shares.
+
+    Args:
+      model: simulated, of ``shapes``, on instances of ``tensor`` chips.
+      parts: micro-batches of a batch.
+      division: ``instances -> shares`` that ``flow`` chooses among: ``splits`` or ``colocated``.
+      batches: batches, groups and responses of a group, whose lengths are drawn.
+    """
+    rate = rates(shapes.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=prompt + 512)
+    same = {"parts": parts, "prompt": prompt}
+
+    def figures(key: Key) -> dict[str, Array]:
+        lengths = draw_lengths(key, batches, median=800.0, spread=0.7, most=8192.0)
+        found = flow(lengths, rate, shares=division(instances), streamed=streamed, staleness=staleness, **same)
+        first = flow(lengths, rate, shares=colocated(instances), streamed=False, staleness=0, **same)
+        return {
+            "flow/relative": found.rows_per_second / first.rows_per_second,
+            "flow/idle": found.idle,
+            "flow/generating": found.generating,
+        }
+
+    return figures

@@ -8,7 +8,7 @@ may be, and what lies there, is said by ``host_places``.
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -100,6 +100,12 @@ def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> Non
         )
 
 
+@lru_cache(maxsize=1)
+def _loaded(folder: str) -> job.Model:
+    """All arms share the weights, and what is compiled for the policy."""
+    return job.load_model(folder)
+
+
 def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
     """``settings.trained(rows, prompt_tokens=...)`` as ``arenas.make_grpo`` wants it, of episodes of these settings."""
     return lambda rows: settings.trained(rows, prompt_tokens=rows.tokens.shape[1] - settings.max_new_tokens)
@@ -147,7 +153,7 @@ def make_plan(
     if not pathlib.Path(settings.model).is_dir():
         raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
                         "give --model DIR of a Hugging Face model")  # fmt: skip
-    model = job.load_model(settings.model)
+    model = _loaded(settings.model)
     train, held = open_place(settings, model.tokenizer, opened)
     _check_columns((train, held), settings, model.config.max_positions)
     player = partial(

@@ -11,19 +11,19 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import endpoints, reduce
+from jaxrl_llm import endpoints, reduce, statistics
 from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.episodes import turns_of
+from jaxrl_llm.rollout.episodes import episode_rewards, marks_of, turns_of
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.train import job
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
-from jaxrl_llm.worlds import answer_chances, desk_tools, host_desk, host_games, host_retry, host_shop, host_tools
+from jaxrl_llm.worlds import answer_chances, host_desk, host_games, host_retry, host_shop, host_tools
 from jaxrl_llm.worlds.host_texts import Given, given
 
 FOLDERS = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
@@ -204,26 +204,63 @@ def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[An
     return _parts(tasks, lambda task: task.instruction, settings.eval_problems, settings.data)
 
 
-def desk(
-    settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, user: endpoints.Chat, held_user: endpoints.Chat
-) -> list[Given]:
+def _user(settings: Any) -> endpoints.Chat:
+    if not settings.user or not settings.user_model:
+        raise UserError(
+            "--data retail: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
+        )
+    return endpoints.make_chat(
+        settings.user, settings.user_model, cache=f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
+    )
+
+
+def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:
     """``retail:FOLDER``: tau-bench's ``envs/retail`` or tau2-bench's ``domains/retail``.
 
     The folder holds the tables (``data`` or ``db.json``), the rules (``wiki.md`` or ``policy.md``), and
-    ``tasks_train.py`` with ``tasks_test.py``, which is held out, or ``tasks.json``, of which a tenth is.
+    ``tasks_train.py`` with ``tasks_test.py``, which is held out, or ``tasks.json``, of which a tenth is. Users are
+    played by the model ``settings.user_model`` behind the address ``settings.user``.
 
     Args:
-      user: who plays the users of training, ``held_user`` those of the measurement.
+      openly: users of training say everything in their first message (``host_desk.plain_user``).
     """
     _, folder = _place(settings, "retail:FOLDER", ("retail",))
     rules = next((folder / name for name in ("wiki.md", "policy.md") if (folder / name).is_file()), None)
     if rules is None:
         raise UserError(f"--data {settings.data}: the folder has no wiki.md and no policy.md; give the one that does")
     tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, "retail")
-    service = host_desk.Desk(tables, rules.read_text(encoding="utf-8"), desk_tools.RETAIL)
+    service = host_desk.Desk(tables, rules.read_text(encoding="utf-8"))
     shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
-    both = zip(_desk_tasks(folder, settings), (user, held_user), strict=True)
+    both, user = _desk_tasks(folder, settings), _user(settings)
     try:
-        return [host_desk.desk_texts(service, tasks, tokenizer, user=who, **shape) for tasks, who in both]
+        return [
+            host_desk.desk_texts(service, tasks, tokenizer, user=who, **shape)
+            for tasks, who in zip(both, (host_desk.plain_user if openly else user, user), strict=True)
+        ]
     except endpoints.Unanswered as error:
-        raise UserError(f"--user: a user did not say its first words: {error}") from error
+        raise UserError(f"--user {settings.user}: a user did not say its first words: {error}") from error
+
+
+def served(answers: Any, rows: Trajectories, *, bonus: float = 0.0) -> Rewards:
+    """The ``score`` of talks of ``desk``: what the talk was worth, and ``bonus`` for every call a tool could answer."""
+    found = episode_rewards(answers, rows)
+    return found._replace(value=found.value + bonus * jnp.sum(marks_of(rows), axis=1).astype(jnp.float32))
+
+
+def passed(settings: Any) -> Callable[[Trajectories, Rewards, Problems], dict[str, Array]]:
+    """Of measured talks of ``desk``: pass^1 and pass^4 over ``settings.eval_samples`` trials, and turns.
+
+    Raises:
+      UserError: for fewer than four trials.
+    """
+    trials = settings.eval_samples
+    if trials < 4:
+        raise UserError(f"--eval-samples {trials}: pass^4 needs 4 trials of a request at least")
+
+    def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
+        right = jnp.sum((rewards.valid & (rewards.value > 0.5)).astype(jnp.float32).reshape(-1, trials), axis=1)
+        taken = jnp.sum(turns_of(rows).taken.astype(jnp.float32), axis=1)
+        shown = {f"eval/pass{k}": reduce.scalars(statistics.pass_hat_k(right, trials, k)) for k in (1, 4)}
+        return shown | {"eval/turns": reduce.scalars(taken)}
+
+    return figures

@@ -4,20 +4,25 @@ import importlib
 import json
 import sys
 import types
+from functools import partial
 
 import numpy as np
 import pytest
 
+from jaxrl_llm import endpoints
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.tools import boxes
-from jaxrl_llm.worlds import host_shop
+from jaxrl_llm.worlds import desk_tools, host_desk, host_shop
 from tests.models_for_tests import byte_model
+from tests.rollout.test_host_desk import START
 from tests.shop_for_tests import first_products, forty_mugs
 
 SIZES = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "8", "--max-new-tokens", "24",
          "--slots", "4", "--eval-problems", "2"]  # fmt: skip
 ROWS = ["--data", "{folder}/rows.jsonl", "--verifier", "f1"]
 SEARCH = [*ROWS, "--tools", "search={folder}/corpus.jsonl"]
+USER = ["--user", "http://localhost:1/v1", "--user-model", "someone"]
 CASES = {  # experiment: its arms, and what it is given
     "torl": (["no_tool", "outputs_too"], [*ROWS, "--tools", "calculator"]),
     "research_search": (["rag", "no_mask"], SEARCH),
@@ -29,11 +34,14 @@ CASES = {  # experiment: its arms, and what it is given
     "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
+    "mua_rl": (["mua_rl", "static", "cold_start"], ["--data", "retail:{folder}/desk", *USER, "--eval-samples", "4"]),
+    "asyncflow": (["async"], [*ROWS, "--eval-samples", "2"]),
 }
 UNMEASURED = {  # what the embedded world alone can tell, or two held-out questions cannot
     "research_search": {"eval/f1_2", "eval/f1_3", "eval/searches_rise"},
     "deepresearcher": {"eval/f1_1", "eval/f1_2"},
     "agentgym_rl": {"eval/success_near", "eval/success_far", "policy/entropy"},
+    "mua_rl": {"eval/fickle"},
     "ufo": {"eval/success@3", "eval/success@4", "eval/success@5"},
     "asearcher": {"eval/exact_many", "eval/searches_many", "flow/hours"},
 }
@@ -54,6 +62,7 @@ def folder(tmp_path_factory):
     texts = [{"contents": f"{k} and {k} make {2 * k}"} for k in range(20)]
     (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, texts)))
     write_apps(folder / "data")
+    write_desk(folder / "desk")
     (folder / "shop").mkdir()
     forty_mugs(folder / "shop")
     return folder
@@ -71,6 +80,16 @@ def write_apps(data):
             specs = {"instruction": "Which song?", "supervisor": who, "datetime": "2023-05-18T12:00:00"}
             (data / "tasks" / name / "specs.json").write_text(json.dumps(specs))
             (truth / "metadata.json").write_text(json.dumps({"difficulty": 1}))
+
+
+def write_desk(desk):
+    """tau-bench's files of two users, one of them held out, who want nothing changed."""
+    (desk / "data").mkdir(parents=True)
+    for name, rows in START.items():
+        (desk / "data" / f"{name}.json").write_text(json.dumps(rows))
+    (desk / "wiki.md").write_text("Be kind.")
+    for split, said in (("train", "How are you?"), ("test", "Who are you?")):
+        (desk / f"tasks_{split}.py").write_text(f"TASKS = [Task(instruction={said!r}, actions=[])]")
 
 
 class AppWorld:
@@ -95,7 +114,12 @@ class AppWorld:
 
 @pytest.fixture(autouse=True)
 def plain_packages(monkeypatch):
-    """In the place of what the searches and AppWorld need."""
+    """In the place of what the searches, AppWorld and users need; and a desk of one tool, whose prompt is short."""
+    few = [(tool, run) for tool, run in desk_tools.RETAIL if tool.name == "calculate"]
+    monkeypatch.setattr(host_desk, "Desk", partial(host_desk.Desk, tools=few))
+    monkeypatch.setattr(
+        endpoints, "make_chat", lambda *given, **more: lambda heard: "Hello" if len(heard) == 2 else "?"
+    )
     monkeypatch.setattr(boxes, "bm25", lambda texts: lambda query, count: range(count))
     monkeypatch.setattr(host_shop, "bm25_search", first_products)
     monkeypatch.setitem(sys.modules, "appworld", types.SimpleNamespace(AppWorld=AppWorld))
@@ -113,3 +137,39 @@ def test_two_steps(slug, folder, tmp_path):
         assert arm.updates == 0 or arm.metrics["world/failed_fraction"] == [0.0], name
         missing = set(module_of(slug).METRICS) - set(arm.metrics)
         assert missing <= UNMEASURED.get(slug, set()), f"{name} does not measure {missing}"
+
+
+@pytest.mark.parametrize(
+    ("slug", "given", "message"),
+    [
+        ("torl", "{model}", "without --data: these arms train a decoder of their own in an embedded world"),
+        ("torl", "{rows}", "needs a model of text: --model nano is no folder; give --model DIR"),
+        ("torl", "{model} --data {folder}/none.jsonl", "none.jsonl"),
+        ("torl", "{model} --data {folder}/corpus.jsonl", "prompt"),
+        ("torl", "{model} {rows} --tools oven", "'oven' is no tool; choose python"),
+        ("igpo", "{model} {rows}", "rows.jsonl needs --tools: any of python, calculator"),
+        ("asearcher", "{model} {rows} --tools search=none", "the corpus none cannot be read"),
+        (
+            "research_search --arm rag", "{model} {rows} --tools calculator",
+            "--tools: an arm that retrieves before the answer needs search=CORPUS.jsonl",
+        ),
+        ("agentgym_rl", "{model} --data shop:{folder}", "give webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"),
+        ("agentgym_rl", "{model} --data webshop:{folder}/shop --max-turns 2", "--max-turns 2 is below --turns"),
+        ("spa_rl", "{model} --data webshop:none", "--data webshop:none: give webshop:FOLDER"),
+        ("loop", "{model} --data appworld:none", "--data appworld:none: give appworld:FOLDER, where FOLDER is"),
+        ("mua_rl", "{model} --data retail:{folder}/desk", "needs --user ADDRESS and --user-model NAME"),
+        ("mua_rl", "{model} --data retail:{folder}", "the folder has no wiki.md and no policy.md"),
+        ("mua_rl", "{model} --data retail:{folder}/desk --eval-samples 2", "--eval-samples 2: pass.4 needs 4"),
+        (
+            "tool_star --arm no_cold_start", "{model} {rows} --tools calculator",
+            "no_cold_start is of the embedded world; give --arm accuracy",
+        ),
+        ("ufo", "{model} {rows} --max-new-tokens 9000", "need .* columns, the model's context"),
+        ("supo", "--data x", "unknown flag|Unrecognized|--data"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_before_any_work(slug, given, message, folder):
+    slug, *arm = slug.split()
+    names = {"folder": folder, "rows": f"--data {folder}/rows.jsonl", "model": f"--model {folder}"}
+    with pytest.raises(UserError, match=message):
+        cli.run(module_of(slug), ["--plan", *arm, *given.format(**names).split()])

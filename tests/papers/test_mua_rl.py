@@ -135,11 +135,11 @@ def test_only_the_agent_is_trained():
     used = np.asarray(rows.segment_ids)[:, 3:].reshape(4, -1, 4) > 0
     np.testing.assert_array_equal(acting[..., :3], used[..., :3])
     assert not acting[..., 3].any() and not np.asarray(rows.mask)[:, :3].any()
-    both = np.asarray(mua_rl.everybody(arena, rows).mask)[:, 3:].reshape(4, -1, 4)
+    both = np.asarray(mua_rl.everybody(arena.new_tokens, rows).mask)[:, 3:].reshape(4, -1, 4)
     np.testing.assert_array_equal(both, used)
     logp = jnp.full(rows.mask.shape, -0.5)
     for trained, count in ((mua_rl.agent_only, acting.sum()), (mua_rl.everybody, used.sum())):
-        mask = trained(arena, rows).mask
+        mask = trained(arena.new_tokens, rows).mask
         slope = jax.grad(lambda x, m=mask: jnp.sum(clipped_policy_loss(x, logp, jnp.ones_like(x), m).loss))(logp)
         np.testing.assert_allclose(slope, np.where(mask, -1.0, 0.0), atol=1e-6)
         assert int(np.count_nonzero(slope)) == count
