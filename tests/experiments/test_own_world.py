@@ -131,10 +131,11 @@ def test_two_steps(slug, folder, tmp_path):
     chosen, given = CASES[slug]
     given = [word.format(folder=folder) for word in given]
     arguments = ["--smoke", "--seeds", "1", "--arm", *chosen, "--out", str(tmp_path), "--model", str(folder)]
-    found = cli.run(module_of(slug), [*arguments, *SIZES, *given])
+    sizes = SIZES if slug != "asyncflow" else ["--max-new-tokens", "8", "--eval-problems", "2"]  # it has no episodes
+    found = cli.run(module_of(slug), [*arguments, *sizes, *given])
     for name, arm in found.arms.items():
         assert arm.updates == 0 or np.isfinite(arm.metrics["loss/total"]).all(), name
-        assert arm.updates == 0 or arm.metrics["world/failed_fraction"] == [0.0], name
+        assert arm.updates == 0 or arm.metrics.get("world/failed_fraction", [0.0]) == [0.0], name
         missing = set(module_of(slug).METRICS) - set(arm.metrics)
         assert missing <= UNMEASURED.get(slug, set()), f"{name} does not measure {missing}"
 
