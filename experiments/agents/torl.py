@@ -65,11 +65,11 @@ CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/ent
 
 def build(settings: Settings) -> Plan:
     """One online stage in the world with so many calls, from a base that saw two."""
+    failed = host_tools.failed if settings.data else toy_calc.failed
 
     def score(answers, rows):
         found = episodes.episode_rewards(answers, rows)
-        failed = (host_tools if settings.data else toy_calc).failed(rows)
-        value = shaping.execution_rewards(found.value > 0.5, failed, penalty=settings.penalty)
+        value = shaping.execution_rewards(found.value > 0.5, failed(rows), penalty=settings.penalty)
         return Rewards(value, found.valid)
 
     def trained(rows):

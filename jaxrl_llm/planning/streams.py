@@ -1,7 +1,7 @@
 """Generation, scoring and training as a stream of micro-batches: who waits for whom, and how many samples a second."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -199,11 +199,12 @@ def make_flow(
     """
     rate = rates(shapes.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=prompt + 512)
     same = {"parts": parts, "prompt": prompt}
+    here = partial(flow, shares=division(instances), streamed=streamed, staleness=staleness, **same)
+    base = partial(flow, shares=colocated(instances), streamed=False, staleness=0, **same)
 
     def figures(key: Key) -> dict[str, Array]:
         lengths = draw_lengths(key, batches, median=800.0, spread=0.7, most=8192.0)
-        found = flow(lengths, rate, shares=division(instances), streamed=streamed, staleness=staleness, **same)
-        first = flow(lengths, rate, shares=colocated(instances), streamed=False, staleness=0, **same)
+        found, first = here(lengths, rate), base(lengths, rate)
         return {
             "flow/relative": found.rows_per_second / first.rows_per_second,
             "flow/idle": found.idle,

@@ -53,7 +53,9 @@ def noted(behind: int) -> Callable[[Any, Trajectories, Rewards], dict[str, Array
     """The ``row_extras`` of an estimate: what ``with_staleness`` noted; rollouts without a note are ``behind``."""
 
     def staleness(extras: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
-        return {STALENESS: rows.extras.get(STALENESS, jnp.where(rows.mask, jnp.float32(behind), 0.0))}
+        if STALENESS in rows.extras:
+            return {STALENESS: rows.extras[STALENESS]}
+        return {STALENESS: jnp.where(rows.mask, jnp.float32(behind), 0.0)}
 
     return staleness
 

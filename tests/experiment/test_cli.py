@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli, main, results
+from jaxrl_llm.experiment import Results, cli, main, results
 from tests.experiment import tiny
+from tests.experiment.made import arm as one_arm
 from tests.experiment.made import results as made
 
 NAME = tiny.__name__
@@ -134,6 +135,8 @@ def test_claims_are_judged_only_on_whole_runs():
     whole = made(baseline=[0.1, 0.2, 0.3], method=[0.3, 0.4, 0.5], warm=[0.0, 0.0, 0.0])
     assert cli.judge(tiny, whole, smoke=False).verdict == "reproduced"
     assert cli.judge(tiny, whole, smoke=True).verdict == "inconclusive"
+    other = Results({name: one_arm([0.1, 0.2], metric="eval/f1") for name in tiny.ARMS})
+    assert cli.judge(tiny, other, smoke=False).statement.endswith("[not judged: no arm measures eval/accuracy]")
     part = cli.judge(tiny, made(baseline=[0.1, 0.2], method=[0.3, 0.4]), smoke=False)
     assert part.verdict == "inconclusive" and "without warm" in part.statement
 

@@ -87,6 +87,7 @@ def test_what_the_tool_says_is_context_and_not_trained_on():
     params, keys = ARENA.policy.init(jax.random.key(0)), sample_keys(jax.random.key(1), 0, ids, 4)
     rows = roll(params, tokens[ids], ARENA.train.valid[ids], keys, ids)
     shown, found = np.asarray(toy_calc.outputs(rows)), episodes.turns_of(rows)
+    np.testing.assert_array_equal(episodes.shown(rows), shown)
     count = np.asarray(found.taken).sum(1) - np.asarray(found.done)
     assert (shown.sum(1) == 2 * (count > 0)).all() and shown.any()  # the first call is answered, by two tokens
     assert not (shown & np.asarray(rows.mask)).any() and not np.asarray(rows.sampler_logp)[shown].any()

@@ -153,7 +153,7 @@ def _talk(actions, task=TASK, user=host_desk.plain_user):
 def test_a_talk_that_does_what_the_user_wants():
     cancel, told = _call(*CANCEL), "You get back $1,020.0. Goodbye"
     said = _talk([cancel])
-    assert said.text.startswith('<tool_response>\n{"order_id": "#W1"') and not said.done
+    assert said.text.startswith('<tool_response>\n{"order_id": "#W1"') and not said.done and said.mark == 1
     assert _talk([cancel, "Shall I?"]).text == "Yes."
     assert _talk(["Shall I?", cancel, told])[2:5] == (1.0, True, True)
     for wrong, reason in (
@@ -175,7 +175,7 @@ def test_bad_calls_are_answered_and_change_nothing():
         ("<tool_call>{", "the call is no JSON"),
     ):
         said = _talk([action])
-        assert text in said.text and not said.done and said.valid
+        assert text in said.text and not said.done and said.valid and said.mark == 0
 
 
 def test_the_situation_is_database_and_talk():

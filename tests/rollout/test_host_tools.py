@@ -98,6 +98,27 @@ def test_one_retrieval_before_the_answer():
         host_tools.with_passages(problem, boxes.calculator_box())
 
 
+def test_a_bad_day():
+    box = boxes.search_box(TEXTS, by_words, count=2)
+
+    def asked(**day):
+        return host_tools.noisy(box, np.random.default_rng(0), **day).run("search", {"query": "Bonn lies"})
+
+    whole = box.run("search", {"query": "Bonn lies"})
+    assert asked() == whole and whole.text.count("[") == 2
+    assert asked(astray=1.0).text == whole.text.partition("\n")[2]
+    lost = asked(failing=1.0)
+    assert lost.error and lost.valid and "could not be fetched" in lost.text
+    world = host_tools.tool_world(box, verify, luck=lambda box, rng: host_tools.noisy(box, rng, failing=0.5))
+    start, search = world.reset(np.asarray([3, 4], np.uint32), "Rhine"), call("search", query="Bonn lies")
+    said = [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]
+    assert said == [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]  # luck repeats
+    assert 0 < sum("fetched" in text for text in said) < 16
+    long = boxes.search_box(["word " * 100], lambda query, count: [0])
+    short = host_tools.noisy(long, np.random.default_rng(0), beginnings=True).run("search", {"query": "x"})
+    assert len(short.text) == host_tools.BEGINNING
+
+
 def test_wrong_answers_are_asked_again():
     world = host_retry.retry_world(verify)
     wrong = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), "<answer>Elbe </answer>")
