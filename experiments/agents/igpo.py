@@ -5,7 +5,8 @@ Claim:     in groups of which no episode succeeds GRPO has nothing to learn from
            probability by each turn is a reward without a verifier of steps, and beats outcome rewards.
 Equations: r_k = p_{k+1} - p_k, p_k the policy's own probability of the right answer before turn k; the last turn has
            r = R; A_k = sum_{j>=k} (r_j - mean) / std over all turns of the group. grpo: one normalised reward an
-           episode; outcome_only: r_k = 0 before the last turn; information_only: without R.
+           episode; outcome_only: r_k = 0 before the last turn; information_only: without R; log_gain: r_k = log p_{k+1}
+           - log p_k; gigpo: no information, turns compared with those of the group in the same situation.
 Left out:  documents and a retriever: a search is one entry of a hidden table, an answer one token; the penalty of
            format; the KL term.
 Expect:    eval/success: igpo > grpo and igpo > information_only.
@@ -35,13 +36,21 @@ def by_turn(settings, rows, rewards) -> Array:
     found = episodes.turns_of(rows)
     counted = found.taken & rewards.valid[:, None]
     weights = {"information": settings.information, "outcome": settings.outcome}
-    paid = turns.information_gain_rewards(rows.extras["chance"], rewards.value, counted, **weights)
+    paid = settings.gain(rows.extras["chance"], rewards.value, counted, **weights)
     return episodes.over_turns(turns.pooled_turn_advantages(paid, rows.group_ids, counted), found, rows.mask)
 
 
 def by_episode(settings, rows, rewards) -> Array:
     values = group.group_normalized_advantages(rewards.value, rows.group_ids, valid=rewards.valid)
     return group.per_token(values, rows.mask)
+
+
+def by_situation(settings, rows, rewards) -> Array:
+    found = episodes.turns_of(rows)
+    counted = found.taken & rewards.valid[:, None]
+    returns = episodes.returns_to_go(found, gamma=settings.gamma)
+    values = turns.gigpo_advantages(rewards.value, returns, found.identity, rows.group_ids, counted)
+    return episodes.over_turns(values, found, rows.mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +67,8 @@ class Settings(host_arenas.Settings):
     base_steps: int = 300
     information: float = 1.0
     outcome: float = 1.0
+    gamma: float = 0.95  # of GiGPO's returns
+    gain: Callable[..., Array] = turns.information_gain_rewards
     credit: Callable[..., Array] = by_turn
 
 
@@ -69,6 +80,8 @@ ARMS = {
     "igpo": {},
     "outcome_only": {"information": 0.0},
     "information_only": {"outcome": 0.0},
+    "log_gain": {"gain": turns.log_information_gain_rewards},
+    "gigpo": {"credit": by_situation},
 }
 METRICS = ("eval/success", "eval/turns", "eval/moved", "turn/signal")
 CURVES = ("eval/success", "eval/turns", "reward/mean", "turn/signal", "policy/entropy")

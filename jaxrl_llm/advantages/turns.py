@@ -250,6 +250,37 @@ def information_gain_rewards(
     return jnp.where(valid, jnp.where(more, information * gained, last), 0.0)
 
 
+def log_information_gain_rewards(
+    chance: Float[Array, "B K"],
+    rewards: Float[Array, " B"],
+    valid: Bool[Array, "B K"],
+    *,
+    information: float = 1.0,
+    outcome: float = 1.0,
+    floor: float = 1e-6,
+) -> Float[Array, "B K"]:
+    """``information_gain_rewards`` with gains of the logarithm, ``information (log p_{k+1} - log p_k)``.
+
+    A turn that doubles the chance is worth the same wherever it starts, where the difference of the probabilities
+    counts the last doublings most. Of an answer of several tokens it is the mean gain of a token's log-probability.
+
+    Args:
+      floor: smaller chances count as this one, which bounds the reward of a turn.
+
+    An ablation of "Information Gain-based Policy Optimization" (IGPO), arXiv:2510.14967.
+
+    >>> import jax.numpy as jnp
+    >>> chance, all_ = jnp.array([[0.125, 0.125, 0.5]]), jnp.ones((1, 3), bool)
+    >>> found = log_information_gain_rewards(chance, jnp.array([1.0]), all_)
+    >>> [round(float(x), 4) for x in found[0]]
+    [0.0, 1.3863, 1.0]
+    """
+    if not 0 < floor < 1:
+        raise ValueError(f"floor={floor} must lie in (0, 1), a probability that is not 0")
+    logs = jnp.log(jnp.clip(jnp.where(valid, chance.astype(jnp.float32), 1.0), floor))
+    return information_gain_rewards(logs, rewards, valid, information=information, outcome=outcome)
+
+
 def improvement_rewards(
     scores: Float[Array, " B"], previous: Float[Array, " B"], best: Float[Array, " B"], *, above_last: float = 0.5
 ) -> Float[Array, " B"]:

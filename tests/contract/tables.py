@@ -336,6 +336,7 @@ ROWS = {
     "advantages.turns.uniform_progress": Row(),
     "advantages.turns.spa_rewards": Row(),
     "advantages.turns.information_gain_rewards": Row(),
+    "advantages.turns.log_information_gain_rewards": Row(),
     "advantages.turns.improvement_rewards": Row(),
     "advantages.turns.pooled_turn_advantages": Row(),
     "advantages.beliefs.right_belief": Row(inputs={"beliefs": _beliefs}),

@@ -23,6 +23,29 @@ def test_worked_example():
     np.testing.assert_allclose(own, [[0.0, 0.57735, -0.57735]], atol=1e-4)
 
 
+def test_gains_of_logarithms():
+    # 0.1 doubles twice: ln 2 each time, where the probabilities gain 0.1 and 0.2; then the outcome
+    found = turns.log_information_gain_rewards(jnp.array([[0.1, 0.2, 0.4]]), jnp.array([2.0]), ALL)
+    np.testing.assert_allclose(found, [[0.693147, 0.693147, 2.0]], atol=1e-5)
+    # a chance of 0 counts as the floor: ln(0.01 / 1e-6)
+    found = turns.log_information_gain_rewards(jnp.array([[0.0, 0.01, 0.0]]), jnp.array([1.0]), ALL)
+    np.testing.assert_allclose(found, [[9.21034, -9.21034, 1.0]], atol=1e-4)
+    rng = np.random.default_rng(1)
+    chance, rewards, count = rng.random((9, 4)), rng.normal(size=9), rng.integers(1, 5, 9)
+    expected = np.zeros((9, 4))
+    for i in range(9):
+        for k in range(count[i]):
+            gain = np.log(max(chance[i, min(k + 1, 3)], 0.2)) - np.log(max(chance[i, k], 0.2))
+            expected[i, k] = 0.5 * gain if k < count[i] - 1 else 3.0 * rewards[i]
+    valid = np.arange(4)[None, :] < count[:, None]
+    given = jnp.asarray(np.where(valid, chance, np.nan), jnp.float32), jnp.asarray(rewards, jnp.float32)
+    weights = {"information": 0.5, "outcome": 3.0, "floor": 0.2}
+    found = turns.log_information_gain_rewards(*given, jnp.asarray(valid), **weights)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    with pytest.raises(ValueError, match="floor=0.0 must lie in"):
+        turns.log_information_gain_rewards(*given, jnp.asarray(valid), floor=0.0)
+
+
 def test_agrees_with_a_loop():
     rng = np.random.default_rng(0)
     chance, rewards, ids, count = rng.random((9, 4)), rng.normal(size=9), np.arange(9) % 3, rng.integers(1, 5, 9)
