@@ -1,11 +1,13 @@
 """Episodes compared with those that called the tool as often (Stratified GRPO).
 
-Paper:     "Stratified GRPO: Handling Structural Heterogeneity in Reinforcement Learning of LLM Search Agents".
+Paper:     "Stratified GRPO: Handling Structural Heterogeneity in Reinforcement Learning of LLM Search Agents",
+           arXiv:2510.06214.
 Claim:     episodes with different numbers of searches are not alike, and one baseline for all of them favours the
            structure that happens to pay now; normalising within strata, blended with the group, beats GRPO.
 Equations: A_i = alpha (R_i - mean_k) / std_k + (1 - alpha) (R_i - mean) / std, k the number of searches of episode i.
            grpo: alpha = 0; half: 0.5; strata_only: 1; shuffled (control): strata of the same number of labels that say
-           nothing about the episode.
+           nothing about the episode; reinforce: A_i = R_i - mean of the group, one baseline and no division (with one
+           update a rollout ratios are 1, and clipping does nothing).
 Left out:  documents and a retriever: a search is one entry of a hidden table; the KL term.
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
@@ -34,6 +36,15 @@ def by_row(found: episodes.Turns) -> Array:
     return jnp.arange(found.done.shape[0], dtype=jnp.int32) % (found.taken.shape[1] + 1)
 
 
+def by_strata(settings, rows, rewards) -> Array:
+    given = rewards.value, rows.group_ids, settings.strata(episodes.turns_of(rows))
+    return stratified_advantages(*given, blend=settings.blend, valid=rewards.valid)
+
+
+def global_baseline(settings, rows, rewards) -> Array:
+    return group.dr_grpo_advantages(rewards.value, rows.group_ids, valid=rewards.valid)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(host_arenas.Settings):
     """The blend of a re-implementation, for --data with --tools and a model of one's own, or a decoder made here."""
@@ -46,6 +57,7 @@ class Settings(host_arenas.Settings):
     base_steps: int = 300
     blend: float = 0.8
     strata: Callable[[episodes.Turns], Array] = toy_lookup.calls
+    compare: Callable[..., Array] = by_strata
 
 
 EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 8}
@@ -56,6 +68,7 @@ ARMS = {
     "half": {"blend": 0.5},
     "strata_only": {"blend": 1.0},
     "shuffled": {"strata": by_row},
+    "reinforce": {"compare": global_baseline},
 }
 METRICS = ("eval/success", "eval/turns", "eval/moved", "calls/mean")
 CURVES = ("eval/success", "eval/turns", "reward/mean", "calls/mean", "policy/entropy")
@@ -65,9 +78,7 @@ def build(settings: Settings) -> Plan:
     """One online stage over episodes with one advantage for each."""
 
     def advantages(rows, rewards):
-        strata = settings.strata(episodes.turns_of(rows))
-        values = stratified_advantages(rewards.value, rows.group_ids, strata, blend=settings.blend, valid=rewards.valid)
-        return group.per_token(values, rows.mask)
+        return group.per_token(settings.compare(settings, rows, rewards), rows.mask)
 
     def called(extras, rows, rewards):
         count = toy_lookup.calls(episodes.turns_of(rows)).astype(jnp.float32)

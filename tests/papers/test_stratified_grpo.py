@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.advantages.group import dr_grpo_advantages, group_normalized_advantages
 from jaxrl_llm.advantages.turns import stratified_advantages
 from jaxrl_llm.worlds import toy_lookup
 
@@ -25,6 +25,17 @@ def test_worked_examples():
     assert _found([1.0, 1.0, 0.0, 0.0], [0, 0, 1, 1], 0.5) == [0.5, 0.5, -0.5, -0.5]
     # alone in a stratum
     assert _found([1.0, 0.0, 1.0, 0.5], [0, 0, 1, 2], 1.0) == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_one_baseline_adds_an_offset_to_each_stratum():
+    """Under the group's mean an episode pays for its stratum: R - mean = (R - mean_k) + (mean_k - mean)."""
+    rewards = jnp.array([1.0, 0.0, 1.0, 0.5])  # strata of means 0.5 and 0.75, the group's is 0.625
+    found = dr_grpo_advantages(rewards, FOUR)
+    np.testing.assert_allclose(found, [0.375, -0.625, 0.375, -0.125], atol=1e-6)
+    within = dr_grpo_advantages(rewards, PAIRS)
+    np.testing.assert_allclose(found - within, [-0.125, -0.125, 0.125, 0.125], atol=1e-6)
+    # the strata's baselines have the smaller variance, by the variance of the offsets: 0.125 squared
+    np.testing.assert_allclose(jnp.var(found) - jnp.var(within), 0.015625, atol=1e-6)
 
 
 def test_agrees_with_a_loop():
