@@ -6,8 +6,8 @@ Claim:     episodes of one task come through the same situations; comparing what
 Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes of the task, A_S = (G_ik - mean_S) /
            std_S over the turns S of the group in the situation of turn k, G_ik = r_k + gamma G_ik+1. grpo: w = 0;
            no_std: neither is divided; step_only: without A_E; by_turn (control): S holds the turns of equal number
-           instead of equal situation.
-Left out:  the penalty of invalid actions, grouping of similar (not equal) situations, PPO's critic, the KL term.
+           instead of equal situation; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a value head.
+Left out:  the penalty of invalid actions, grouping of similar (not equal) situations, the KL term.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
            step/shared: share of turns whose situation was met more than once in the group.
@@ -24,6 +24,7 @@ from jaxtyping import Array
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout import episodes
+from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.worlds import arenas, host_arenas, toy_keydoor
 
@@ -50,7 +51,7 @@ class Settings(host_arenas.Settings):
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
     anchor: Callable[[episodes.Turns], Array] = situation
-    normalise: Callable[..., Array] = group.group_normalized_advantages
+    normalise: Callable[..., Array] | None = group.group_normalized_advantages  # None: a value head, no groups
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "eval_every": 15, "prompts_per_step": 4}
@@ -61,13 +62,14 @@ ARMS = {
     "no_std": {"normalise": group.dr_grpo_advantages},
     "step_only": {"episode": 0.0},
     "by_turn": {"anchor": number},
+    "critic": {"normalise": None},
 }
 METRICS = ("eval/success", "eval/turns", "eval/revisits", "step/shared")
 CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/entropy")
 
 
-def build(settings: Settings) -> Plan:
-    """One online stage over episodes with an advantage for every turn."""
+def by_groups(settings: Settings) -> Callable[..., Online]:
+    """Episodes with an advantage for every turn."""
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
 
     def advantages(rows, rewards):
@@ -84,17 +86,23 @@ def build(settings: Settings) -> Plan:
         sizes = turns.anchor_sizes(settings.anchor(found), rows.group_ids, found.taken)
         return {"shared": episodes.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
-    method = partial(
-        arenas.make_grpo,
-        settings=settings,
-        advantages=advantages,
-        row_extras=shared,
+    return partial(
+        arenas.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
         diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
-    )
+    )  # fmt: skip
+
+
+def build(settings: Settings) -> Plan:
+    """One online stage."""
+    critic = settings.normalise is None
+    ppo = partial(arenas.make_ppo, settings=settings, group_size=settings.group_size)
+    method = ppo if critic else by_groups(settings)
     if settings.data:
-        return host_arenas.make_plan(settings, method)
+        valued = {"start": arenas.with_value, "part": "model"} if critic else {}
+        return host_arenas.make_plan(settings, method, **valued)
     arena = toy_keydoor.make_arena()
-    measure, base = arenas.make_measure(arena, samples=16), arenas.make_base(arena, steps=settings.base_steps)
+    base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
+    measure = arenas.make_measure(arena, samples=16, part="model" if critic else "")
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 

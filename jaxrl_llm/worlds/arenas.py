@@ -24,11 +24,11 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import episodes, versions
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, offline, seeds
+from jaxrl_llm.train import actor_critic, estimates, offline, seeds
 from jaxrl_llm.train.estimates import score_tokens
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
 
 
 # compared by identity: an arena is made once, and caches of what is built on it find it by itself
@@ -77,7 +77,8 @@ def shortened(arena: Arena, turns: int) -> Arena:
     """
     if not 1 <= turns <= arena.turns:
         raise UserError(f"--turns {turns} must lie in [1, {arena.turns}], the turns that this world has room for")
-    return dataclasses.replace(arena, turns=turns)
+    # the same arena where nothing changes, so that what was made for it is found again
+    return arena if turns == arena.turns else dataclasses.replace(arena, turns=turns)
 
 
 def make_rollout(arena: Arena, problems: Problems, *, group_size: int, temperature: float = 1.0):
@@ -162,6 +163,36 @@ def make_grpo(
         "tx": optax.adam(settings.learning_rate),
         "prompts_per_step": settings.prompts_per_step,
         "group_size": settings.group_size,
+    }
+    return make_online(arena, **parts | slots)
+
+
+def make_ppo(
+    arena: Arena | Place,
+    settings: Any,
+    *,
+    group_size: int = 1,
+    token_rewards: Callable[..., Array] | None = None,
+    token_loss: Callable[..., TokenTerms] = clipped_policy_loss,
+    reduction: str = "token_mean",
+    **slots: Any,
+) -> Online:
+    """PPO on whole episodes: GAE over a value head, clipped ratios and values, Adam; ``slots`` replace any part.
+
+    The parameters are those of ``make_valued_base``.
+
+    Args:
+      settings: ``learning_rate`` and ``prompts_per_step``.
+      group_size: episodes of a task; a critic needs no more than one.
+      token_rewards, token_loss, reduction: as in ``train.actor_critic``; no rewards: the outcome at the last token.
+    """
+    parts = {
+        "estimate": actor_critic.make_value_estimate(arena.policy, token_rewards=token_rewards, reduction=reduction),
+        "loss": actor_critic.make_actor_critic_loss(arena.policy, token_loss=token_loss, reduction=reduction),
+        "tx": optax.adam(settings.learning_rate),
+        "prompts_per_step": settings.prompts_per_step,
+        "group_size": group_size,
+        "actor": recipes.model_of,
     }
     return make_online(arena, **parts | slots)
 

@@ -63,11 +63,13 @@ def test_two_steps_in_a_shop(shop, tmp_path):
     folder.mkdir()
     byte_model(folder, "qwen2", max_positions=700)
     arguments = ["--model", str(folder), "--data", f"webshop:{shop}", *SIZES, "--slots", "3", "--eval-problems", "2"]
-    chosen = ["--smoke", "--seeds", "1", "--arm", "grpo", "gigpo", "--out", str(tmp_path / "out")]
+    chosen = ["--smoke", "--seeds", "1", "--arm", "grpo", "gigpo", "critic", "--out", str(tmp_path / "out")]
     found = cli.run(gigpo, [*chosen, *arguments])
-    for arm in found.arms.values():
+    for name, arm in found.arms.items():
         assert np.isfinite(arm.metrics["loss/total"]).all() and arm.metrics["world/failed_fraction"] == [0.0]
-        assert arm.metrics["eval/success"] == [0.0] and set(gigpo.METRICS) <= set(arm.metrics)
+        lacks = {"step/shared"} if name == "critic" else set()  # who has a critic has no groups
+        assert arm.metrics["eval/success"] == [0.0] and set(gigpo.METRICS) - lacks <= set(arm.metrics)
+    assert any(name.startswith("value/") for name in found.arms["critic"].metrics)
     with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
         cli.run(gigpo, [*chosen, *arguments, "--max-new-tokens", "600"])
 

@@ -11,7 +11,7 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import offline
-from jaxrl_llm.worlds import arenas, attribution, toy_keydoor
+from jaxrl_llm.worlds import arenas, attribution, keydoor, toy_keydoor
 
 ALL = jnp.ones((1, 3), bool)
 
@@ -59,6 +59,54 @@ def test_terminal_progress_without_grounding_is_the_reward_at_the_end():
     assert found.tolist() == [[0.0, 0.0, 1.0]]
     advantages, _ = gae_advantages(found, jnp.zeros((1, 3)), jnp.zeros((1,)), ALL, lam=1.0)
     assert advantages.tolist() == [[1.0, 1.0, 1.0]]
+
+
+def _walked(cells, agent, key, door, actions):
+    """The situations before each action of one corridor, as the world numbers them, and what each action was paid."""
+    env = keydoor.make_env(toy_keydoor.encode, (), height=1, width=cells)
+    start = {"agent": agent, "key": key, "door": door}
+    place = env.reset(jax.random.key(0), {name: jnp.int32(cell) for name, cell in start.items()})
+    seen, paid, after = [], [], []
+    for action in actions:
+        seen.append(int(env.identity(place)))
+        answer = env.step(place, jnp.asarray(toy_keydoor.encode(action), jnp.int32), jnp.int32(1))
+        place, held = answer.state, bool(answer.state.held)
+        paid.append(float(answer.reward))
+        # the sub-goals by hand, from the places alone
+        here = 1 if int(place.agent) == int(place.key) else 0
+        after.append(4 if answer.done else (3 if abs(int(place.agent) - door) == 1 else 2) if held else here)
+    return seen, paid, after
+
+
+def _turns(seen, paid):
+    """Episodes of up to eight turns."""
+    table = np.zeros((2, len(seen), 8))
+    for b in range(len(seen)):
+        table[0, b, : len(seen[b])], table[1, b, : len(paid[b])] = seen[b], paid[b]
+    taken = jnp.asarray(np.arange(8)[None, :] < np.array([len(x) for x in seen])[:, None])
+    identity, none = jnp.asarray(table[0], jnp.int32), jnp.zeros(taken.shape, jnp.int32)
+    reward, all_ = jnp.asarray(table[1], jnp.float32), taken[:, 0]
+    return episodes.Turns(none, none, taken, reward, identity, all_, all_), taken
+
+
+def test_the_oracle_pays_for_sub_goals():
+    # A . K . . D: two steps to the key, pick, two steps beside the door, open
+    seen, paid, _ = _walked(6, 0, 2, 5, "rrprro")
+    found = toy_keydoor.subgoal_progress(*_turns([seen], [paid]))
+    np.testing.assert_allclose(found, [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0]])
+    # back and forth is paid once; the key beside the door is two sub-goals at once; out of turns
+    walks = [(6, 0, 2, 5, "rrlrpp"), (6, 3, 4, 5, "rpo"), (6, 0, 4, 5, "lrrrrplr")]
+    played = [_walked(*walk) for walk in walks]
+    found = np.asarray(toy_keydoor.subgoal_progress(*_turns(*([p[i] for p in played] for i in (0, 1)))))
+    expected = np.zeros((3, 8))
+    for b, (_, paid, after) in enumerate(played):
+        best = 0
+        for k, now in enumerate(after):
+            last = k == len(after) - 1
+            reached = best if last and not paid[k] else max(best, now)  # nothing is seen behind the last action
+            expected[b, k], best = (reached - best) / 4, reached
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(found.sum(1), [0.5, 1.0, 0.75])
 
 
 @pytest.mark.slow
