@@ -6,12 +6,12 @@ Claim:     for an agent in a world with state, leave-one-out advantages with sev
            advantage by the deviation of its group does worse.
 Equations: A_k = R_k - mean_{j != k} R_j, |A_k| < 0.01 dropped; L_k = -(1/|y_k|) sum_t min(w A_k, clip(w, 1/(1+eps),
            1+eps) A_k), w of a token, a turn or the trajectory. rloo: one update, w = 1; normalised: GRPO's A; critic:
-           A of GAE with a value head.
-Left out:  LoRA, imitation of completed episodes, the documentation as a tool, mini-batches (all updates see all
-           episodes), the early end of an iteration at a bound of KL, the cut of episodes that take too long.
+           A of GAE with a value head; rejection: no RL, -log pi of the base's own episodes that completed their task.
+Left out:  LoRA, the documentation as a tool, mini-batches (all updates see all episodes), the early end of an iteration
+           at a bound of KL, the cut of episodes that take too long.
 Expect:    eval/completed: loop > rloo, loop > per_turn, loop > per_trajectory, loop > normalised.
 Measure:   held-out tasks on a database behind calls; 8 seeds, equal episodes; rloo makes a quarter of the updates.
-           eval/scenarios: all three variants of a scenario completed.
+           eval/scenarios: all three variants of a scenario completed. A step of rejection is one update.
 Run:       python -m experiments.agents.loop; at scale --model DIR --data appworld:FOLDER --servers http://localhost:8000
 """
 
@@ -20,18 +20,18 @@ from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import actor_critic, estimates
+from jaxrl_llm.train import estimates
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, toy_apis
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, imitation, toy_apis
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Settings(host_arenas.Settings):
     max_grad_norm: float = 0.1
     advantages: Callable[..., Array] | None = group.rloo_advantages  # None: a value head's
     spans: Callable[..., Array] = episodes.token_spans  # tokens of equal number share one ratio
+    rejection: bool = False  # imitate the base's own episodes that completed their task instead
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8}
@@ -59,6 +60,7 @@ ARMS = {
     "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": episodes.turn_spans},
     "per_trajectory": {"spans": episodes.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
+    "rejection": {"rejection": True, "eval_every": 120},
 }  # fmt: skip
 METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns")
 CURVES = ("eval/completed", "eval/scenarios", "reward/mean", "policy/clip_fraction", "policy/entropy")
@@ -81,32 +83,31 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
     return {"estimate": estimates.make_estimate(policy, values, **options), "loss": loss}
 
 
-def by_critic(settings: Settings, policy: Policy) -> dict[str, Callable]:
-    """PPO: the same clip, GAE over a value head."""
-    clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
-    estimate = actor_critic.make_value_estimate(policy, reduction="seq_mean")
-    loss = actor_critic.make_actor_critic_loss(policy, token_loss=clip, reduction="seq_mean")
-    return {"estimate": estimate, "loss": loss, "actor": recipes.model_of}
-
-
 def build(settings: Settings) -> Plan:
-    """One online stage, several updates on the same episodes."""
+    """One online stage, several updates on the same episodes; or one that imitates."""
     critic = settings.advantages is None
-    learning, part, first = (by_critic, "model", arenas.with_value) if critic else (by_group, "", host_arenas.as_loaded)
+    part, first = ("model", arenas.with_value) if critic else ("", host_arenas.as_loaded)
+    clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
+    several = {"updates_per_rollout": settings.updates_per_rollout, "max_grad_norm": settings.max_grad_norm}
 
     def method(place, **slots):
-        return arenas.make_online(
-            place, **learning(settings, place.policy), tx=optax.adam(settings.learning_rate),
-            prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
-            updates_per_rollout=settings.updates_per_rollout, max_grad_norm=settings.max_grad_norm, **slots,
-        )  # fmt: skip
+        slots |= several | {"group_size": settings.group_size}
+        if critic:
+            return arenas.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
+        return arenas.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
 
+    if settings.data and settings.rejection:
+        raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
     if settings.data:
         return host_arenas.make_plan(settings, method, start=first, part=part, **host_places.APPWORLD)
     arena = toy_apis.make_arena()
     measure = toy_apis.make_measure(arena, samples=4, part=part)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    return Plan(base, (Stage(method(arena, score=toy_apis.returns), settings.steps),), measure)
+    if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
+        stage = imitation.rejection_stage(arena, settings, toy_apis.completed, updates=settings.updates_per_rollout)
+    else:
+        stage = Stage(method(arena, score=toy_apis.returns), settings.steps)
+    return Plan(base, (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -1,5 +1,7 @@
 """LOOP: its clip, its three spans of a ratio, the filter, and the database its experiment plays with."""
 
+import dataclasses
+import types
 from functools import lru_cache
 
 import jax
@@ -7,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import reduce
+from jaxrl_llm import recipes, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train import estimates
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, toy_apis
+from jaxrl_llm.worlds import arenas, imitation, toy_apis
 
 RNG = np.random.default_rng(0)
 MASK = np.array([[0, 1, 1, 0, 1, 1, 0], [0, 1, 1, 0, 1, 0, 0]], bool)
@@ -118,7 +120,8 @@ def test_calls_change_the_database_and_tests_judge_what_is_left():
 
 @lru_cache(maxsize=1)
 def _played():
-    return jax.jit(lambda key: arenas.play(toy_apis.make_arena(skill=1.0), key, 64))(jax.random.key(0))
+    arena = toy_apis.make_arena(skill=1.0)  # made outside: arenas are kept, and tracers are not to be
+    return jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 
 def test_the_expert_completes_and_only_calls_are_trained_on():
@@ -144,6 +147,50 @@ def _scripted(task):
 
     start = toy_apis.ENV.reset(jax.random.key(0), task), jnp.ones((), bool)
     return jnp.sum(jax.lax.scan(turn, start, None, toy_apis.TURNS)[1])
+
+
+def test_rejection_keeps_what_passed_in_turn():
+    rows = jax.tree.map(lambda x: x[:6], _played())
+    passed = jnp.array([False, True, False, False, True, False])
+    shown = imitation.passing(rows, passed)
+    np.testing.assert_array_equal(shown.rows.tokens, rows.tokens[jnp.array([1, 4, 1, 4, 1, 4])])
+    np.testing.assert_allclose(shown.share, [1 / 3] * 6, atol=1e-6)
+    arena = toy_apis.make_arena(skill=1.0)
+    params, loss = arena.policy.init(jax.random.key(0)), jax.jit(imitation.make_loss(arena.policy))
+    value, metrics = loss(params, {}, shown)
+    # by a loop over the tokens that were chosen, from the whole distribution
+    kept = shown.rows
+    hidden = jax.jit(arena.policy.hidden)(params, kept.tokens, kept.positions, kept.segment_ids)
+    logits, terms = np.asarray(arena.policy.unembed(params, hidden), np.float64), []
+    for b, t in np.argwhere(np.asarray(kept.mask)):
+        row = logits[b, t - 1]
+        terms.append(np.log(np.exp(row - row.max()).sum()) + row.max() - row[int(kept.tokens[b, t])])
+    np.testing.assert_allclose(value, np.mean(terms), atol=1e-4)
+    assert float(metrics["tokens/trained"]) == len(terms) and round(float(metrics["rows/passed"]), 4) == 0.3333
+    # where none passed there is nothing to imitate
+    none = imitation.passing(rows, jnp.zeros((6,), bool))
+    assert float(loss(params, {}, none)[0]) == 0.0
+    with pytest.raises(ValueError, match="updates=0 must be at least 1"):
+        imitation.rejection_stage(arena, None, toy_apis.completed, updates=0)
+
+
+@pytest.mark.slow
+def test_rejection_plays_what_the_online_stage_would():
+    """Episodes of the policy itself, more than there are tasks; with a test that all pass they are all there."""
+    arena = toy_apis.make_arena(skill=1.0)
+    few = dataclasses.replace(arena, train=jax.tree.map(lambda x: x[:3], arena.train))
+    settings = recipes.Settings(steps=2, learning_rate=1e-3)
+    settings = types.SimpleNamespace(**vars(settings), prompts_per_step=2, group_size=3)
+    stage = imitation.rejection_stage(few, settings, lambda turns: turns.valid, updates=4)
+    assert stage.steps == 8 and stage.method.rows_per_step == 6
+    params = arena.policy.init(jax.random.key(0))
+    shown = jax.jit(stage.extras)(params, jax.random.key(1))["rows"]
+    ids = np.asarray(shown.rows.problem_ids).reshape(4, 3)
+    assert (ids == ids[:, :1]).all() and sorted(ids[:3, 0]) == [0, 1, 2] and ids[3, 0] == ids[0, 0]
+    assert shown.share.tolist() == [1.0] * 12
+    # a task that came again was played anew
+    again = np.asarray(shown.rows.tokens).reshape(4, 3, -1)
+    assert (again[0] != again[3]).any()
 
 
 def test_episodes_of_equal_return_are_dropped():
