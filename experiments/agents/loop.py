@@ -84,7 +84,7 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
 
 
 def build(settings: Settings) -> Plan:
-    """One online stage, several updates on the same episodes; or one that imitates."""
+    """Several updates on the same episodes; or imitation."""
     critic = settings.advantages is None
     part, first = ("model", arenas.with_value) if critic else ("", host_arenas.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
@@ -105,9 +105,8 @@ def build(settings: Settings) -> Plan:
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
         stage = imitation.rejection_stage(arena, settings, toy_apis.completed, updates=settings.updates_per_rollout)
-    else:
-        stage = Stage(method(arena, score=toy_apis.returns), settings.steps)
-    return Plan(base, (stage,), measure)
+        return Plan(base, (stage,), measure)
+    return Plan(base, (Stage(method(arena, score=toy_apis.returns), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

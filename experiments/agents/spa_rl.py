@@ -22,7 +22,7 @@ from functools import partial
 import jax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train.plan import Plan, Stage

@@ -6,7 +6,8 @@ Claim:     after a cold start, RL with a hierarchical reward that pays for the j
            stage of DPO, beats RL on accuracy alone, which beats the cold start.
 Equations: R = -1 malformed; 0 wrong; Acc + r_M where right with both tools; Acc where else right; GRPO. The critic:
            best against worst of the policy's own episodes by R, DPO at beta = 0.1. accuracy: r_M = 0 and no critic;
-           no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder.
+           no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder; sft: the cold start goes on for as many
+           updates; single_tool: no calculator, in the cold start, training and measurement.
 Left out:  the synthesis of data, inference-time tools, the web, the KL term; one critic in the middle of GRPO.
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   sums over two entries of a hidden table; 8 seeds, equal updates; the critic plays as many episodes as the
@@ -19,11 +20,13 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+from jaxtyping import Array
+
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import job
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, self_critic, toy_tools
+from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, imitation, self_critic, toy_calc, toy_tools
 
 
 def critic(settings, arena, online: Stage, **played) -> Stage:
@@ -54,6 +57,9 @@ class Settings(host_arenas.Settings):
     critic_steps: int = 16
     critic_rows: int = 32  # pairs of an update
     beta: float = 0.1
+    imitate: bool = False  # the cold start goes on, for as many updates
+    calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate
+    diligence: float = 0.5  # chance that the behaviour of the cold start calls the calculator
 
 
 EMBEDDED = {"steps": 32, "learning_rate": 1e-3, "prompts_per_step": 8}
@@ -67,18 +73,19 @@ ARMS = {
     "no_bonus": {"bonus": 0.0},
     "no_critic": {"between": more_grpo},
     "no_cold_start": {"base_steps": 0},
+    "sft": {"imitate": True},
+    "single_tool": {"calculate": toy_tools.no_calculator, "diligence": 0.0},
 }
 METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 
 def build(settings: Settings) -> Plan:
-    """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw both tools."""
+    """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw the tools of the arm."""
     if settings.data:
-        if settings.base_steps == 0:
-            raise UserError(
-                "--arm no_cold_start is of the embedded world; give --arm accuracy tool_star no_bonus no_critic"
-            )
+        if settings.base_steps == 0 or settings.imitate or settings.diligence == 0:
+            raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
+                            "give --arm accuracy tool_star no_bonus no_critic")  # fmt: skip
         method = partial(arenas.make_grpo, settings=settings, score=host_tools.make_multi_score(bonus=settings.bonus))
 
         def stages(half, hosted):
@@ -87,11 +94,14 @@ def build(settings: Settings) -> Plan:
 
         more = {"opened": host_places.questions, "more": host_tools.figures}
         return host_arenas.make_plan(settings, method, stages=stages, **more)
-    arena = toy_tools.make_arena()
-    online = arenas.make_grpo(arena, settings, score=toy_tools.make_score(bonus=settings.bonus))
-    half = Stage(online, settings.steps)
+    arena = toy_tools.make_arena(calculate=settings.calculate, diligence=settings.diligence)
     measure = arenas.make_measure(arena, samples=8, more=toy_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
+    if settings.imitate:
+        updates = 2 * settings.steps + settings.critic_steps
+        sft = imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate)
+        return Plan(start, (sft,), measure)
+    half = Stage(arenas.make_grpo(arena, settings, score=toy_tools.make_score(bonus=settings.bonus)), settings.steps)
     return Plan(start, (half, settings.between(settings, arena, half), half), measure)
 
 

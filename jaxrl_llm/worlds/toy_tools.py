@@ -5,7 +5,8 @@ task. An action is the name of an entry (answered ``3=``), an expression ``3+4``
 answer, ``A`` to ``J`` for 0 to 9, which ends the episode: reward 1 where it is right. Anything else is answered ``!=``.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -56,11 +57,16 @@ def needed(state: Sum) -> Int[Array, " 3"]:
     return jnp.stack([FIRST_DIGIT + first, state.sign, FIRST_DIGIT + second]).astype(jnp.int32)
 
 
-def _step(state: Sum, action: Array, count: Array) -> Answered:
+def no_calculator(expression: Int[Array, " W"]) -> tuple[Int[Array, ""], Bool[Array, ""]]:
+    """In the place of ``toy_calc.calculate``: every expression is an error, and sums are to be done in the head."""
+    return jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+
+
+def _step(calculate: Callable[..., tuple[Array, Array]], state: Sum, action: Array, count: Array) -> Answered:
     named, said = action[0] - FIRST_NAME, action[0] - FIRST_ANSWER
     alone = count == 1
     looks, answers = alone & (named >= 0) & (named < ENTITIES), alone & (said >= 0) & (said < 10)
-    value, fine = toy_calc.calculate(action)
+    value, fine = calculate(action)
     computes = (count == WRITTEN) & fine
     shown = FIRST_DIGIT + jnp.where(looks, state.table[jnp.clip(named, 0, ENTITIES - 1)], value)
     shown = jnp.where(looks | computes, shown, toy_calc.ERROR)
@@ -87,7 +93,9 @@ def _identity(state: Sum) -> Array:
     return bits * 11 + state.computed
 
 
-ENV = Env(_reset, _step, _identity, WRITTEN, 2)
+def make_env(calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate) -> Env:
+    """The world; ``calculate(action) -> (value, fine)`` is its calculator, or ``no_calculator``."""
+    return Env(_reset, partial(_step, calculate), _identity, WRITTEN, 2)
 
 
 def conduct(rows: Trajectories) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
@@ -122,7 +130,14 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, turns: int = 4, diligence: float = 0.5, slips: float = 0.1, hurry: float = 0.2) -> Arena:
+def make_arena(
+    *,
+    turns: int = 4,
+    diligence: float = 0.5,
+    slips: float = 0.1,
+    hurry: float = 0.2,
+    calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate,
+) -> Arena:
     """A decoder of two layers and 512 questions to train on.
 
     Args:
@@ -130,6 +145,7 @@ def make_arena(*, turns: int = 4, diligence: float = 0.5, slips: float = 0.1, hu
       diligence: chance that the behaviour to imitate gives the expression to the calculator; else it guesses.
       slips: chance that a token of an expression is any digit or sign.
       hurry: chance that it guesses before it has looked up.
+      calculate: as in ``make_env``; without a calculator the behaviour should have no ``diligence``.
     """
 
     def behave(state: Sum, key: Key) -> Array:
@@ -147,4 +163,4 @@ def make_arena(*, turns: int = 4, diligence: float = 0.5, slips: float = 0.1, hu
         return jnp.where(computes, written, jnp.full((WRITTEN,), spoken, jnp.int32))
 
     world = toys.make_world(len(ALPHABET), PROMPT, turns * (WRITTEN + 2), layers=2)
-    return Arena(world.policy, ENV, problems(512, 0), problems(64, 1), turns, behave, ENDS)
+    return Arena(world.policy, make_env(calculate), problems(512, 0), problems(64, 1), turns, behave, ENDS)

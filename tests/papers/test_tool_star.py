@@ -11,7 +11,7 @@ from jaxrl_llm import shaping
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, self_critic, toy_tools
+from jaxrl_llm.worlds import arenas, imitation, self_critic, toy_calc, toy_tools
 
 ARENA = toy_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)
 LETTERS = toy_tools.ALPHABET
@@ -44,6 +44,35 @@ def _rows():
         rows.positions, table, table == 0, table.astype(jnp.float32), table, ~rows.truncated, rows.truncated | True
     )
     return rows._replace(extras={f"turns/{name}": value for name, value in found._asdict().items()})
+
+
+def test_without_a_calculator_every_expression_is_an_error():
+    plain, single = toy_tools.make_env(), toy_tools.make_env(toy_tools.no_calculator)
+    task = jax.tree.map(lambda x: x[0], ARENA.train.answers)
+    state = plain.reset(jax.random.key(0), task)
+    written, count = jnp.asarray([LETTERS.index(c) for c in "3+4"], jnp.int32), jnp.int32(3)
+    assert _text(plain.step(state, written, count).tokens) == "7="
+    answer = single.step(state, written, count)
+    assert _text(answer.tokens) == "!=" and int(answer.state.computed) == 10 and not bool(answer.done)
+    # tables are looked up, and right answers paid, as before
+    asked = int(task["asked"][0])
+    looked, right = (
+        toy_tools.FIRST_NAME + asked,
+        toy_tools.FIRST_ANSWER + toy_calc.calculate(toy_tools.needed(state))[0],
+    )
+    shown, last = (single.step(state, jnp.full((3,), int(x), jnp.int32), jnp.int32(1)) for x in (looked, right))
+    assert _text(shown.tokens) == f"{int(task['table'][asked])}=" and float(last.reward) == 1.0 and bool(last.done)
+
+
+@pytest.mark.slow
+def test_more_of_the_cold_start_imitates_the_behaviour():
+    stage = imitation.behaviour_stage(ARENA, steps=2, learning_rate=1e-3, table=4, rows_per_step=3)
+    params = ARENA.policy.init(jax.random.key(1))
+    table = jax.jit(stage.extras)(params, jax.random.key(2))["rows"]
+    assert table.rows.tokens.shape[0] == 4 and table.share.tolist() == [1.0] * 4
+    played = jax.jit(lambda key: arenas.play(ARENA, key, 4))(jax.random.key(2))
+    np.testing.assert_array_equal(table.rows.tokens, played.tokens)
+    np.testing.assert_array_equal(table.rows.mask, played.mask)
 
 
 def test_extremes_are_best_and_worst_of_each_task():
