@@ -7,7 +7,8 @@ Claim:     an agent trained by RL on the live web, with its wrong hits, long pag
 Equations: r = -1 where the form is broken or no answer comes, else F1 of the sets of words; A_i = (r_i - mean) / std of
            the group; clipped surrogate and 0.001 k3 over the tokens the policy chose. prompted: not trained; rag_rl:
            trained where searches hit and pages load; no_reader: pages are their first segment, in training and after;
-           no_mask: the loss also covers what the tools say. All are measured on the noisy web.
+           no_mask: the loss also covers what the tools say; no_search: trained and measured with a single action, which
+           has to be the answer. All others are measured on the noisy web.
 Left out:  thoughts; text and a search engine (verifiers/overlap.py has the reward of text); several queries or pages
            in one action; the reading agent is a rule, whose notes repeat what is known; caches; contamination filters.
 Expect:    eval/f1: deep > prompted, and deep > rag_rl; the reading agent matters: deep > no_reader. Nothing is claimed
@@ -52,7 +53,7 @@ class Settings(host_arenas.Settings):
     trained: Callable[..., Trajectories] = episodes.chosen_only
 
 
-EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5}
+EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5, "max_turns": 6}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "prompted": {"learning_rate": 0.0},
@@ -60,6 +61,7 @@ ARMS = {
     "deep": {},
     "no_reader": {"read": toy_web.first_segment},
     "no_mask": {"trained": episodes.with_observations},
+    "no_search": {"max_turns": 1},
 }
 METRICS = ("eval/f1", "eval/f1_1", "eval/f1_2", "eval/formed", "eval/searches")
 CURVES = ("eval/f1", "eval/f1_2", "eval/searches", "eval/formed", "reward/mean", "policy/entropy")
@@ -76,7 +78,8 @@ def build(settings: Settings) -> Plan:
         slots = {"score": host_tools.make_score(reward), "trained": host_arenas.trained(settings)}
         more = {"opened": partial(host_places.questions, luck=tuple(luck)), "more": host_tools.figures}
         return host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
-    arena = toy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
+    web = toy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
+    arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, toy_web.make_arena(settings.read)))
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
@@ -84,7 +87,7 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=toy_multihop.make_score(reward, formed=toy_web.well_formed))
     stage = Stage(online, settings.steps, toys.keep_reference)
-    measure = toy_multihop.make_measure(toy_web.make_arena(settings.read), samples=4, formed=toy_web.well_formed)
+    measure = toy_multihop.make_measure(noisy, samples=4, formed=toy_web.well_formed)
     return Plan(arenas.make_base(toy_web.make_arena(), steps=settings.base_steps), (stage,), measure)
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from jaxrl_llm import shaping
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.verifiers import overlap
-from jaxrl_llm.worlds import toy_multihop, toy_web
+from jaxrl_llm.worlds import arenas, toy_multihop, toy_web
 
 
 def test_worked_examples():
@@ -93,6 +94,21 @@ def test_who_searches_and_reads_succeeds(following):
         assert said[-2][1][3:5] == said[-1][0][1:] and said[-2][1][5:] == [toy_multihop.DOT, toy_multihop.EQUALS]
     broken = jnp.asarray([[toy_web.OPEN, toy_multihop.ENTITY, toy_multihop.RELATION], [toy_web.SEARCH, 0, 5]])
     assert not np.asarray(toy_web.well_formed(broken)).any()
+
+
+@pytest.mark.slow
+def test_a_single_action_can_only_answer():
+    """The arm without search: whatever is no answer ends the episode, malformed and without any F1."""
+    arena = toy_web.make_arena()
+    assert arenas.shortened(arena, 6) is arena
+    short = arenas.shortened(arena, 1)
+    with pytest.raises(UserError, match=r"--turns 7 must lie in \[1, 6\]"):
+        arenas.shortened(arena, 7)
+    assert short.turns == 1 and short.new_tokens == 3 + 7 and short.policy is arena.policy
+    rows = jax.jit(lambda key: arenas.play(short, key, 40))(jax.random.key(0))
+    first = np.asarray(rows.tokens)[:, toy_web.NOTES]
+    np.testing.assert_array_equal(np.asarray(rows.truncated), first != toy_multihop.ANSWER)
+    assert (np.asarray(rows.mask).sum(1) == 3).all() and 0 < (first == toy_multihop.ANSWER).sum() < 40
 
 
 def test_the_web_is_noisy(following):
