@@ -15,9 +15,10 @@ LOGP = MU + jnp.log(jnp.array([[0.5, 1.0, 3.0, 20.0]]))  # ratios
 ADVANTAGES = jnp.array([[1.0, -1.0, 1.0, -1.0]])
 
 
-def test_weights_are_capped_above_only_and_have_no_gradient():
-    loss, gradient = jax.value_and_grad(lambda x: jnp.sum(aipo_loss(x, MU, ADVANTAGES, MASK, cap=4.0).loss))(LOGP)
-    weights = np.array([0.5, 1.0, 3.0, 4.0])
+@pytest.mark.parametrize("cap, weights", [(4.0, [0.5, 1.0, 3.0, 4.0]), (2.0, [0.5, 1.0, 2.0, 2.0])])
+def test_weights_are_capped_above_only_and_have_no_gradient(cap, weights):
+    loss, gradient = jax.value_and_grad(lambda x: jnp.sum(aipo_loss(x, MU, ADVANTAGES, MASK, cap=cap).loss))(LOGP)
+    weights = np.array(weights)
     np.testing.assert_allclose(gradient[0], -weights * np.asarray(ADVANTAGES[0]), rtol=1e-6)
     np.testing.assert_allclose(loss, -np.sum(weights * np.asarray(ADVANTAGES * LOGP)[0]), rtol=1e-6)
 
