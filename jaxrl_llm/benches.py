@@ -13,6 +13,7 @@ from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import job
 from jaxrl_llm.types import Problems, Rewards, Trajectories
@@ -31,6 +32,7 @@ class Settings:
     steps: int = 100  # iterations of the last stage
     learning_rate: float = 1e-6
     eval_every: int = 25  # steps between measurements
+    mesh: str = ""  # for example data=2,fsdp=4: where parameters and rows lie; empty: one device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ def bench(settings: OnlineSettings) -> Bench:
 
 
 _OF_BENCH = ("model", "data", "format", "verifier", "chat", "levels", "train_problems", "eval_problems",
-             "max_new_tokens")  # fmt: skip
+             "max_new_tokens", "mesh")  # fmt: skip
 
 
 def bench_identity(settings: OnlineSettings) -> tuple[tuple[str, Any], ...]:
@@ -110,10 +112,20 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
     return *(make(split=split, n=sizes[split], seed=0) for split in ("train", "heldout")), verify
 
 
+@lru_cache(maxsize=1)
+def load_model(name: str, mesh: str) -> job.Model:
+    """``job.load_model``; benches of the same model share its weights.
+
+    Args:
+      mesh: as of the command line; empty: one device.
+    """
+    return job.load_model(name, mesh=meshes.parse_mesh(mesh) if mesh else None)
+
+
 @lru_cache(maxsize=8)
 def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
     settings = OnlineSettings(**dict(identity))
-    model, on_device, answers = job.load_model(settings.model), None, tables.no_answers
+    model, on_device, answers = load_model(settings.model, settings.mesh), None, tables.no_answers
     *sets, verify = _problem_sets(settings)
     if settings.data in _TASKS:
         *_, answers, make_verifier = _TASKS[settings.data]

@@ -74,7 +74,8 @@ def sample_pass_rates(
 @lru_cache(maxsize=32)
 def _pass_rates(identity: tuple, rows: tuple[int, ...], model: str, samples: int, temperature: float) -> np.ndarray:
     settings = OnlineSettings(**dict(identity))
-    found, by = recipes.bench(settings), job.load_model(model)
+    found = recipes.bench(settings)
+    by = found.model if model == settings.model else job.load_model(model, mesh=found.model.mesh)
     size = min(128, len(rows))  # rows in one call; the last one is filled with repeats
     rollout = jax.jit(
         recipes.make_rollout(by, group_size=samples, max_new_tokens=settings.max_new_tokens, temperature=temperature)
@@ -233,11 +234,11 @@ def _prompt_features(identity: tuple) -> Array:
     positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
 
     @jax.jit
-    def last(tokens, valid, positions):
-        return policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))[:, -1]
+    def last(params, tokens, valid, positions):
+        return policy.hidden(params, tokens, positions, valid.astype(jnp.int32))[:, -1]
 
-    size = 256
-    parts = [last(*(x[k : k + size] for x in (tokens, valid, positions))) for k in range(0, tokens.shape[0], size)]
+    size, rows = 256, (tokens, valid, positions)
+    parts = [last(found.model.params, *(x[k : k + size] for x in rows)) for k in range(0, tokens.shape[0], size)]
     return standardised(jnp.concatenate(parts).astype(jnp.float32))
 
 
@@ -340,12 +341,17 @@ def make_supervised(
 ) -> Offline:
     """A stage of supervised fine-tuning on ``supervised_rows``."""
 
-    def loss(params: Params, extras: dict[str, Any], part: SupervisedRows):
+    def loss(params: Params, extras: dict[str, Any], part: SupervisedRows, total: Array):
         logp, _ = estimates.score_tokens(policy, params, part)
-        value = reduce.tokens(sft_loss(logp, part.mask).loss, part.mask)
+        value = reduce.tokens(sft_loss(logp, part.mask).loss, part.mask, total=total)
         return value, {"sft/loss": value, "tokens/trained": jnp.sum(part.mask.astype(jnp.float32))}
 
-    return Offline(lambda extras: rows, make_uniform(), rows_per_step, loss, tx)
+    return Offline(lambda extras: rows, make_uniform(), rows_per_step, loss, tx, whole=trained_tokens)
+
+
+def trained_tokens(part: SupervisedRows) -> Array:
+    """What the supervised loss of a minibatch divides by."""
+    return reduce.denominator(part.mask, mode="token_mean")
 
 
 def imitated(

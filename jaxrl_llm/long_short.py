@@ -22,7 +22,7 @@ from jaxrl_llm.models import merging
 from jaxrl_llm.recipes import Bench
 from jaxrl_llm.relay import written_twice
 from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import estimates, job
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
@@ -38,7 +38,12 @@ class Tables(NamedTuple):
 
 
 def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
-    """Answers at once, and work that is written twice."""
+    """Answers at once, and work that is written twice.
+
+    Raises:
+      UserError: for a mesh.
+    """
+    job.refuse_mesh(found.model, "a merge reads the whole base model inside the measurement")
     pairs = [(p.prompt, written_twice(p)) for p in problems]
     width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
     return Tables(
@@ -47,20 +52,24 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
     )
 
 
-def _sft(policy: Policy, params: Params, rows: SupervisedRows) -> Array:
+def _sft(policy: Policy, params: Params, rows: SupervisedRows, total: Array | None = None) -> Array:
     logp, _ = estimates.score_tokens(policy, params, rows)
-    return reduce.tokens(sft_loss(logp, rows.mask).loss, rows.mask)
+    return reduce.tokens(sft_loss(logp, rows.mask).loss, rows.mask, total=total)
 
 
 def make_experts(policy: Policy, tables: Tables, *, rows_per_step: int, tx: optax.GradientTransformation) -> Offline:
     """Supervised training of both models on the same problems."""
 
-    def loss(params: Params, extras: dict[str, Any], part: Tables):
-        losses = [_sft(policy, params[name], getattr(part, name)) for name in ("quick", "slow")]
+    def loss(params: Params, extras: dict[str, Any], part: Tables, totals: list[Array]):
+        quick = _sft(policy, params["quick"], part.quick, totals[0])
+        slow = _sft(policy, params["slow"], part.slow, totals[1])
         trained = sum(jnp.sum(rows.mask.astype(jnp.float32)) for rows in part)
-        return losses[0] + losses[1], {"sft/loss": losses[1], "tokens/trained": trained}
+        return quick + slow, {"sft/loss": slow, "tokens/trained": trained}
 
-    return Offline(lambda extras: tables, make_uniform(), rows_per_step, loss, tx)
+    def whole(part: Tables) -> list[Array]:
+        return [curricula.trained_tokens(rows) for rows in part]
+
+    return Offline(lambda extras: tables, make_uniform(), rows_per_step, loss, tx, whole=whole)
 
 
 def reference_extras(params: Params, key: Key) -> dict[str, Params]:
@@ -77,14 +86,16 @@ def make_dpo(
         logp, _ = estimates.score_tokens(policy, params, rows)
         return reduce.sequences(logp, rows.mask)
 
-    def loss(params: Params, extras: dict[str, Any], part: Tables):
+    def loss(params: Params, extras: dict[str, Any], part: Tables, count: int):
         logps = [total(p, rows) for p in (params["slow"], extras["reference"]) for rows in (part.quick, part.slow)]
         terms = dpo_loss(logps[0], logps[1], *(jax.lax.stop_gradient(x) for x in logps[2:]), beta=beta)
         trained = sum(jnp.sum(rows.mask.astype(jnp.float32)) for rows in part)
-        value = reduce.scalars(terms.loss)
+        value = jnp.sum(terms.loss) / count
         return value, {"dpo/loss": value, "tokens/trained": trained}
 
-    return Offline(lambda extras: tables, make_uniform(), rows_per_step, loss, tx)
+    return Offline(
+        lambda extras: tables, make_uniform(), rows_per_step, loss, tx, whole=lambda part: part.quick.mask.shape[0]
+    )
 
 
 def reflections(found: Bench):

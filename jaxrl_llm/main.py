@@ -33,6 +33,7 @@ from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_
 from jaxrl_llm.train.evaluate import Evaluation, evaluate
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
+from jaxrl_llm.train.plan import most_parts
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.stop import Stop
@@ -48,10 +49,7 @@ def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
     if settings.microbatches or settings.strict:  # whose sampler scores all rows at once
         return settings.microbatches or 1
     devices = 1 if mesh is None else meshes.batch_parts(mesh)
-    prompts = settings.prompts_per_step
-    return max(
-        (n for n in range(1, 17) if prompts % n == 0 and prompts // n * settings.group_size % devices == 0), default=1
-    )
+    return most_parts(settings.prompts_per_step, settings.group_size, devices)
 
 
 def rollout_layout(settings: Settings, mesh: Mesh | None) -> Mesh | None:

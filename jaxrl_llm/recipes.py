@@ -34,7 +34,10 @@ __all__ = [
 
 
 def make_rollout(model: job.Model, *, group_size: int, max_new_tokens: int, temperature: float):
-    """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seeds``)."""
+    """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seeds``).
+
+    On a mesh its rows are divided.
+    """
 
     def rollout(params, tokens, valid, keys, problem_ids):
         return generate(
@@ -52,7 +55,7 @@ def make_rollout(model: job.Model, *, group_size: int, max_new_tokens: int, temp
             early_exit=seeds.in_turn(),
         )
 
-    return rollout
+    return job.split_rows(rollout, model.mesh)
 
 
 def rollout_of(

@@ -20,7 +20,7 @@ from jaxrl_llm.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import seeds
+from jaxrl_llm.train import job, seeds
 from jaxrl_llm.train.job import Model
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
@@ -61,8 +61,9 @@ def make_relay(found: Bench) -> Relay:
     """The bench's own base model as the answerer: from a mark on, it can only answer.
 
     Raises:
-      UserError: where answers are judged on the host only.
+      UserError: where answers are judged on the host only, or for a mesh.
     """
+    job.refuse_mesh(found.model, "its frozen answerer is whole in the program that judges")
     return Relay(found.model, found.model.tokenizer.encode(MARK)[0], curricula.device_score(found))
 
 

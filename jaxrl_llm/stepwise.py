@@ -146,7 +146,7 @@ def make_ppo(settings: OnlineSettings, found: Bench, token_rewards: Callable[...
 
 def of_model(method: Offline) -> Offline:
     """The same stage for parameters ``{"model": ..., heads}``."""
-    return method._replace(loss=lambda params, extras, rows: method.loss(params["model"], extras, rows))
+    return method._replace(loss=lambda params, *rest: method.loss(params["model"], *rest))
 
 
 def final_hidden(policy: Policy, params: Params, rows: Trajectories) -> Float[Array, "B T D"]:

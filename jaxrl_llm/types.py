@@ -86,7 +86,7 @@ class Batch(NamedTuple):
     ref_logp: Float[Array, "B T"]
     group_ids: Int[Array, " B"]
     total: Float[Array, ""]
-    extras: dict[str, Array]  # leaves with leading axis B: values, returns, weights, ...
+    extras: dict[str, Array]  # leaves with leading axis B: values, returns, weights, ...; scalars belong to the step
 
 
 class Policy(NamedTuple):

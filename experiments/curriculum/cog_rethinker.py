@@ -94,6 +94,7 @@ def build(settings: Settings) -> experiment.Plan:
     def mixed(rows, rewards):
         return group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0
 
+    slots["whole_batch"] = "its supervised term is a mean over responses" if settings.sft_weight else ""
     online = curricula.make_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     rng = np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]

@@ -93,6 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
         slots = refill.make_refill(estimate, keep, size, overflow=settings.overflow)
         more["extras"] = lambda params, key: {refill.POOL: refill.empty_pool(settings.prompts_per_step * size, width)}
     tx = refill.skip_empty(optax.adam(settings.learning_rate))
+    slots["whole_batch"] = "its mean entropy says which way it is held" if settings.hold else ""
     online = recipes.make_online(settings, found, loss=loss, tx=tx, **slots)
     stage = experiment.Stage(online, settings.steps, **more)
     return curricula.make_plan(settings, found, [stage], more=curricula.by_level)

@@ -96,8 +96,8 @@ def build(settings: Settings) -> experiment.Plan:
         share = jnp.float32(0.9) if fixed is None else fixed(jnp.zeros((), jnp.float32))
         return {"balance": balance.first_balance(params, share)}
 
-    tx = optax.adam(settings.learning_rate)
-    online = recipes.make_online(settings, bench, estimate=estimate, loss=loss, tx=tx, remember=remember)
+    slots = {"tx": optax.adam(settings.learning_rate), "whole_batch": "imitation and meta-gradient are means over it"}
+    online = recipes.make_online(settings, bench, estimate=estimate, loss=loss, remember=remember, **slots)
     plan = recipes.one_stage(settings, bench, online, extras=extras)
     if not settings.ood_levels:
         return plan

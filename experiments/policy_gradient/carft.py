@@ -90,10 +90,7 @@ def build(settings: Settings) -> experiment.Plan:
         return rewards._replace(value=jnp.maximum(rewards.value, 0.1 * read(rows)[1].astype(jnp.float32)))
 
     online = recipes.make_online(
-        settings,
-        bench,
-        score=score,
-        actor=recipes.model_of,
+        settings, bench, score=score, actor=recipes.model_of,
         estimate=actor_critic.make_value_estimate(
             policy, reduction="seq_mean", temperature=settings.temperature, row_extras=annotated
         ),
@@ -101,7 +98,8 @@ def build(settings: Settings) -> experiment.Plan:
             policy, value_weight=0.1, reduction="seq_mean", temperature=settings.temperature, extra_loss=contrast
         ),
         tx=optax.adam(settings.learning_rate),
-    )
+        whole_batch="every response is contrasted with all others" if settings.contrast else "",
+    )  # fmt: skip
     return recipes.with_heads(bench, recipes.one_stage(settings, bench, online), value=1, cot=settings.projection)
 
 

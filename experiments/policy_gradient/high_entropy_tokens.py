@@ -101,6 +101,7 @@ def build(settings: Settings) -> experiment.Plan:
             diagnostics=shares,
         ),
         tx=optax.adam(settings.learning_rate),
+        whole_batch="its tokens are ranked over the batch" if settings.fraction < 1 else "",
     )
     return recipes.one_stage(settings, bench, online)
 

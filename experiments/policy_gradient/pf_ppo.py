@@ -68,7 +68,7 @@ def build(settings: Settings) -> experiment.Plan:
     policy, base, size = bench.model.policy, bench.model.params, settings.group_size
     judge = curricula.train_score(bench)
 
-    def features(rows):
+    def features(base, rows):
         hidden = policy.hidden(base, rows.tokens, rows.positions, rows.segment_ids)
         return jnp.take_along_axis(hidden, heads.last_index(rows.segment_ids)[:, None, None], axis=1)[:, 0]
 
@@ -77,12 +77,13 @@ def build(settings: Settings) -> experiment.Plan:
         rollout = recipes.rollout_of(settings, bench, group_size=size)
         rows = recipes.sample_all(rollout, base, table, key, size)
         truth = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows).value
-        return {"reward_model": reward_model.fit_linear(features(rows), truth, rows.group_ids)}
+        fitted = reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
+        return {"reward_model": fitted, "base": jax.tree.map(jnp.copy, base)}
 
     plain = actor_critic.make_value_estimate(policy, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
-        scores = rewards.value if settings.oracle else extras["reward_model"].scores(features(rows))
+        scores = rewards.value if settings.oracle else extras["reward_model"].scores(features(extras["base"], rows))
         weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=rewards.valid))
         kept = selection.reliability(scores, rewards.value, weights)
         batch = plain(params, extras, rows, rewards._replace(value=scores))

@@ -86,14 +86,15 @@ def build(settings: Settings) -> experiment.Plan:
         temperature=settings.temperature,
         policy_tokens=lambda batch: batch.extras["chosen"],
         value_tokens=lambda batch: batch.extras["judged"],
+        totals=lambda batch: batch.extras["totals"],
     )
 
     def estimate(params, extras, rows, rewards):
-        own = extras["own"]
-        batch = plain(with_critic(params, own), extras, whole(rows), rewards)
+        own, batch = extras["own"], plain(with_critic(params, extras["own"]), extras, whole(rows), rewards)
         chosen, rest = rows.mask & batch.mask, batch.mask & ~rows.mask
         more = {"chosen": chosen, "judged": jnp.where(own, chosen, rest), "own": jnp.full(chosen.shape[:1], own)}
-        return batch._replace(extras=batch.extras | more)
+        totals = tuple(jnp.sum(more[name], dtype=jnp.float32) for name in ("chosen", "judged"))
+        return batch._replace(extras=batch.extras | more | {"totals": totals})
 
     slots = {"rollout": rollout, "estimate": estimate, "tx": optax.adam(settings.learning_rate)}
     slots["score"] = lambda answers, rows: judge(answers, whole(rows))

@@ -87,6 +87,7 @@ def build(settings: Settings) -> experiment.Plan:
         ),
         tx=optax.adam(settings.learning_rate),
         updates_per_rollout=settings.updates_per_rollout,
+        whole_batch="its tokens are ranked over the batch" if weights or settings.loss is entropies.kl_cov_loss else "",
     )
     return recipes.one_stage(settings, bench, online)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm import flags
+from jaxrl_llm import flags, recipes
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, claims, loop, plots, results
@@ -33,6 +33,8 @@ class Options:
     smoke: bool = False  # two steps, two seeds
     plan: bool = False  # show and trace the arms, run nothing
     mesh: str = ""  # for example data=2,fsdp=4: one seed after another on these devices; empty: one device
+    # parts of a batch, gradients summed; 0: of a model of your own up to 16 where the method allows it, else one
+    microbatches: int = 0
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     fresh: bool = False  # do not reuse the finished arms of an earlier run in that folder
     record: bool = False  # also copy results and plot to results/<family>/
@@ -50,7 +52,8 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
                   if w[0] == "--model"), module.Settings().model)  # fmt: skip
     base = arms.preset(module, smoke="--smoke" in arguments, model=model)
     functions = {f.name: getattr(base, f.name) for f in dataclasses.fields(base) if callable(getattr(base, f.name))}
-    shown_fields = [f for f in dataclasses.fields(base) if f.name not in functions]
+    own = {f.name for f in dataclasses.fields(Options)}  # one flag serves an option and a setting of the same name
+    shown_fields = [f for f in dataclasses.fields(base) if f.name not in functions.keys() | own]
     shown = dataclasses.make_dataclass(
         "Flags", [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in shown_fields], frozen=True
     )
@@ -61,7 +64,8 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     )  # fmt: skip
     known = [f.name for f in (*dataclasses.fields(Options), *shown_fields)]
     command = flags.read(both, arguments, prog=command_name(module), names=known)
-    settings = type(base)(**dataclasses.asdict(command.settings), **functions)
+    placed = {"mesh": command.options.mesh}
+    settings = type(base)(**dataclasses.asdict(command.settings), **functions, **placed)
     return command.options, settings, given & {f.name for f in shown_fields}
 
 
@@ -87,15 +91,49 @@ def check_model(base: Any, given: set[str]) -> None:
                         "world; give --data with it, or drop it")  # fmt: skip
 
 
-def build_arms(module: ModuleType, resolved: dict[str, Any]) -> tuple[dict[str, Plan], dict[str, set[str]]]:
+def check_sizes(settings: Any, microbatches: int) -> None:
+    """Refuses a mesh or a number of parts that does not divide the batch, before a model is loaded.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    if microbatches < 0:
+        raise UserError(f"--microbatches {microbatches} must not be negative; 0 chooses")
+    mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
+    sizes = {name: getattr(settings, name, 0) for name in ("prompts_per_step", "rows_per_step")}
+    sizes = {flags.spell(name): size for name, size in sizes.items() if size}  # a stage has the one or the other
+    if sizes and microbatches and all(size % microbatches for size in sizes.values()):
+        given = " and ".join(f"{name} {size}" for name, size in sizes.items())
+        raise UserError(f"--microbatches {microbatches} does not divide {given}; choose a divisor")
+    if mesh is not None and isinstance(settings, recipes.OnlineSettings):
+        if all(size % meshes.batch_parts(mesh) for size in sizes.values()):
+            meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
+
+
+def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
+    """The plan of an arm with its batches in parts, see ``Options.microbatches``.
+
+    Raises:
+      UserError: as ``train.plan.in_parts``.
+    """
+    devices = meshes.batch_parts(meshes.parse_mesh(settings.mesh)) if settings.mesh else 1
+    parts = microbatches or (1 if arms.bundled(settings.model) else 0)
+    return plans.in_parts(plan, parts, devices=devices)
+
+
+def build_arms(
+    module: ModuleType, resolved: dict[str, Any], microbatches: int = 0
+) -> tuple[dict[str, Plan], dict[str, set[str]]]:
     """The plan of every arm, traced, and the fields it read."""
+    for settings in resolved.values():
+        check_sizes(settings, microbatches)
     built, reads = {}, {}
     for name, settings in resolved.items():
         for field in ("steps", "eval_every"):
             if getattr(settings, field) < 1:
                 raise UserError(f"{flags.spell(field)} {getattr(settings, field)} must be at least 1")
         copy, reads[name] = arms.watched(settings)
-        built[name] = module.build(copy)
+        built[name] = in_parts(module.build(copy), settings, microbatches)
         arms.trace(built[name])
         reads[name].add("eval_every")
     return built, reads
@@ -127,7 +165,7 @@ def run_arms(options: Options, resolved, built, identities: dict[str, str], seed
                 print(f"arm {name} ({k}/{len(resolved)}): taken from {path}", flush=True)
                 continue
         print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
-        found[name] = loop.run_arm(built[name], settings, seeds, mesh=options.mesh)
+        found[name] = loop.run_arm(built[name], settings, seeds, mesh=settings.mesh)
         record.write_json(path, {"identity": identities[name], "arm": results.plain(dataclasses.asdict(found[name]))})
     return Results(found)
 
@@ -237,12 +275,10 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     check_run(options)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
-    if options.mesh:
-        meshes.parse_mesh(options.mesh)
     check_model(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
-        built, reads = build_arms(module, resolved)
+        built, reads = build_arms(module, resolved, options.microbatches)
     except ValueError as error:
         if not given or isinstance(error, UserError):
             raise

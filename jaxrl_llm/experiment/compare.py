@@ -117,7 +117,8 @@ def prepare(module: ModuleType, arm: str, common: Common) -> tuple[Any, Plan]:
         raise UserError("has no problems to sample and verify")
     shared = {f.name: getattr(common, f.name) for f in dataclasses.fields(common) if f.name not in OWN}
     settings = arms.override(settings, shared, "the comparison")
-    plan = shortened(module.build(settings), common.steps)
+    cli.check_sizes(settings, 0)
+    plan = shortened(cli.in_parts(module.build(settings), settings), common.steps)
     if _is_plain(plan, common):
         plan = plan._replace(measure=recipes.make_measure(common))
     arms.trace(plan)
@@ -158,6 +159,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     start = first_settings(family, smoke="--smoke" in arguments)
     common = flags.read(Common, arguments, prog=prog, default=start)
     cli.check_run(common)
+    cli.check_sizes(common, 0)
     resolved, built, identities, left_out = {}, {}, {}, {}
     for module, arm in chosen(family, common.methods, common.baseline):
         name = f"{module.__name__.split('.')[-1]}.{arm}"

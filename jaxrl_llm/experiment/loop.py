@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.seeds import over_seeds
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Key, Params, TrainState
 
 EVAL_KEY = 20_000
 SHOWN = ("eval/accuracy", "reward/mean", "loss/total")
@@ -85,30 +85,36 @@ def _run_fused(plan: Plan, seeds: list[int], every: int, measure) -> Iterator[tu
         yield step, metrics, measure(params, eval_keys)
 
 
-def _advance(plan: Plan, stage: Stage, state: TrainState, steps: int, runners: dict, index: int):
+def _advance(plan: Plan, stage: Stage, state: TrainState, steps: int, runners: dict, index: int, place):
     """``steps`` iterations of one seed on the host, metrics ``[steps]``."""
     if isinstance(stage.method, Online):
         if index not in runners:
-            runners[index] = host.make_host_loop(stage.method, plan.host_score, world=plan.world)
+            runners[index] = host.make_host_loop(stage.method, plan.host_score, place=place, world=plan.world)
         state, history = host.run(runners[index], state, int(state.step) + steps)
         return state, {k: np.asarray([row[k] for row in history]) for k in history[0]}
     if (index, steps) not in runners:
-        runners[index, steps] = offline.make_run(stage.method, steps)
+        runners[index, steps] = offline.make_run(stage.method, steps, place=place)
     return runners[index, steps](state)
+
+
+def _start(stage: Stage, params: Params, key: Key, mesh: str) -> TrainState:
+    """The state of a stage, all of it split over the mesh: parameters, moments, and the copies in its extras."""
+    # the state is donated at every step: the first parameters belong to all seeds, so a copy goes in
+    state = jax.tree.map(jnp.copy, plans.start(stage, params, key))
+    return rules.shard(state, meshes.parse_mesh(mesh)) if mesh else state
 
 
 def _run_host(plan: Plan, seed: int, every: int, mesh: str, runners: dict) -> Iterator[tuple[int, dict | None, dict]]:
     """As ``_run_fused`` for one seed."""
     key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
     measure = plan.measure if plan.on_host else runners.setdefault("measure", jax.jit(plan.measure))
+    place = partial(rules.constrain, mesh=meshes.parse_mesh(mesh)) if mesh else None
     params, state, step = plan.init(key), None, 0
     yield 0, None, measure(params, eval_key)
     for index, stage, steps, done in _stretches(plan.stages, every):
         if done == 0:
-            # the state is donated at every step: the first parameters belong to all seeds, so a copy goes in
-            state = jax.tree.map(jnp.copy, plans.start(stage, params, jax.random.fold_in(key, index)))
-            state = rules.shard(state, meshes.parse_mesh(mesh)) if mesh else state
-        state, metrics = _advance(plan, stage, state, steps, runners, index)
+            state = _start(stage, params, jax.random.fold_in(key, index), mesh)
+        state, metrics = _advance(plan, stage, state, steps, runners, index, place)
         params, step = state.params, step + steps
         yield step, metrics, measure(params, eval_key)
 

@@ -113,6 +113,7 @@ def make_actor_critic_loss(
     head: str = "value",
     policy_tokens: Callable[[Batch], Array] = all_tokens,
     value_tokens: Callable[[Batch], Array] = all_tokens,
+    totals: Callable[[Batch], tuple[Array, Array]] | None = None,
     token_weights: Callable[[Batch], Array] | None = None,
     extra_loss: Callable[[Params, Array, Batch], tuple[Array, Metrics]] | None = None,
 ) -> Callable[[Params, Batch], tuple[Array, Metrics]]:
@@ -122,14 +123,16 @@ def make_actor_critic_loss(
       length_tokens: the divisor of the reduction ``constant``.
       policy_tokens: ``batch -> bool [B, T]``, tokens whose policy loss counts; ``value_tokens`` likewise. Each loss
         divides by its own tokens.
+      totals: ``batch -> (policy, value)``, how many those are in the whole step, where it may be trained in parts.
       token_weights: ``batch -> [B, T]`` multiplies both losses.
       extra_loss: ``(params, hidden, batch) -> (scalar, metrics)`` added as it is.
     """
 
-    def weighed(terms, batch, mask):
+    def weighed(terms, batch, mask, place):
         loss = terms.loss if token_weights is None else token_weights(batch) * terms.loss
         # a choice of tokens has its own count; all of them have that of the whole step
-        total = batch.total if mask is batch.mask else None
+        chosen = None if totals is None else totals(batch)[place]
+        total = batch.total if mask is batch.mask else chosen
         return reduce.tokens(loss, mask, mode=reduction, total=total, length_tokens=length_tokens)
 
     def loss(params, batch):
@@ -137,7 +140,7 @@ def make_actor_critic_loss(
         acting, judged = policy_tokens(batch), value_tokens(batch)
         own = token_loss(logp, batch.old_logp, batch.advantages, acting)
         worth = clipped_value_loss(values, batch.extras["values"], batch.extras["returns"], judged)
-        value = weighed(own, batch, acting) + value_weight * weighed(worth, batch, judged)
+        value = weighed(own, batch, acting, 0) + value_weight * weighed(worth, batch, judged, 1)
         metrics = reduce.metrics(own.aux | {"entropy": entropy}, acting, prefix="policy")
         metrics |= reduce.metrics(worth.aux, judged, prefix="value")
         if extra_loss is not None:

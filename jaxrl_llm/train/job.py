@@ -71,13 +71,14 @@ VERIFIERS: dict[str, Verifier] = {  # how the answers of a file may be compared
 
 
 class Model(NamedTuple):
-    """A loaded model folder."""
+    """A loaded model folder, and where its parameters and rows lie: one device without a mesh."""
 
     folder: pathlib.Path
     policy: Policy
     params: Params
     config: ModelConfig
     tokenizer: Tokenizer
+    mesh: Mesh | None = None
 
 
 class Tables(NamedTuple):
@@ -138,7 +139,7 @@ def load_model(
             f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
             f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
         )
-    return Model(folder, policy, params, config, tokenizer)
+    return Model(folder, policy, params, config, tokenizer, mesh)
 
 
 def load_problems(
@@ -256,6 +257,12 @@ def make_rollout(
         )
 
     return rollout
+
+
+def refuse_mesh(model: Model, why: str) -> None:
+    """Raises UserError where a method that cannot be split over devices meets a model that is."""
+    if model.mesh is not None:
+        raise UserError(f"--mesh: this method runs on one device ({why}); drop the flag")
 
 
 def split_rows(rollout: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:

@@ -1,7 +1,6 @@
 """The offline loop: a fixed table of rows (documents, preference pairs), minibatches, updates; fused like the other."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +19,13 @@ class Offline(NamedTuple):
     rows: Callable[[dict[str, Any]], Any]  # extras -> the table: a tree whose leaves are [N, ...]
     sampler: Sampler  # over the N rows
     rows_per_step: int
-    loss: Callable[..., tuple[Array, Metrics]]  # (params, extras, minibatch of the table)
+    loss: Callable[..., tuple[Array, Metrics]]  # (params, extras, minibatch of the table), and what ``whole`` says
     tx: optax.GradientTransformation
     max_grad_norm: float | None = 1.0
     trained: str = ""  # the part of the parameters that trains, see ``train.step.make_update``
+    # minibatch -> what its loss divides by, for example its tokens: the losses and metrics of parts then add up
+    whole: Callable[[Any], Any] | None = None
+    microbatches: int = 1  # more than one needs ``whole``
 
 
 def init_state(offline: Offline, params: Params, key: Key, *, extras: dict[str, Any] | None = None) -> TrainState:
@@ -41,12 +43,20 @@ def init_state(offline: Offline, params: Params, key: Key, *, extras: dict[str, 
 
 
 def iterate(offline: Offline, state: TrainState) -> tuple[TrainState, Metrics]:
-    """Draws a minibatch and updates once."""
+    """Draws a minibatch and updates once.
+
+    Raises:
+      ValueError: for parts of a minibatch whose losses do not add up.
+    """
+    if offline.microbatches > 1 and offline.whole is None:
+        raise ValueError(f"microbatches={offline.microbatches} needs whole=, what the loss divides by")
     ids, sampler = offline.sampler.draw(state.sampler, jax.random.fold_in(state.key, state.step), offline.rows_per_step)
     batch = jax.tree.map(lambda x: x[ids], offline.rows(state.extras))
+    total = () if offline.whole is None else (offline.whole(batch),)
     update = make_update(
-        lambda params, rows: offline.loss(params, state.extras, rows),
+        lambda params, rows: offline.loss(params, state.extras, rows, *total),
         offline.tx,
+        microbatches=offline.microbatches,
         max_grad_norm=offline.max_grad_norm,
         trained=offline.trained,
     )
@@ -60,14 +70,23 @@ def scan_steps(offline: Offline, state: TrainState, steps: int) -> tuple[TrainSt
 
 
 def make_run(
-    offline: Offline, steps: int, *, seeds: bool = False
+    offline: Offline,
+    steps: int,
+    *,
+    seeds: bool = False,
+    place: Callable[[TrainState], TrainState] | None = None,
 ) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """A compiled function that advances a state by ``steps`` updates; the state is donated.
 
     Args:
       seeds: every leaf of the state has a leading seed axis, and so have the metrics.
+      place: inside ``jit``, keeps the new state where it was, see ``host.make_host_loop``.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
-    body = partial(scan_steps, offline, steps=steps)
+
+    def body(state: TrainState) -> tuple[TrainState, Metrics]:
+        state, metrics = scan_steps(offline, state, steps)
+        return (state if place is None else place(state)), metrics
+
     return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0)

@@ -47,6 +47,7 @@ class Online(NamedTuple):
     # (state after the updates, batch, trajectories, rewards) -> its new extras: memories, averages, stale copies
     remember: Callable[..., dict[str, Any]] | None = None
     trained: str = ""  # the part of the parameters that trains, see ``train.step.make_update``
+    whole_batch: str = ""  # why the losses of parts of a batch, each of whole groups, do not add up; empty: they do
 
 
 class Drawn(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host_episodes import HostEpisodes
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train.offline import Offline
@@ -48,6 +49,46 @@ def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None 
     """The state at the beginning of a stage; ``extras`` where they are already made."""
     make = online.init_state if isinstance(stage.method, Online) else offline.init_state
     return make(stage.method, params, key, extras=stage.extras(params, key) if extras is None else extras)
+
+
+def most_parts(prompts: int, group_size: int, devices: int) -> int:
+    """The most parts of a batch (at most 16) that hold whole groups and whose rows divide over the devices.
+
+    >>> most_parts(24, 4, 1), most_parts(24, 4, 16)
+    (12, 6)
+    """
+    return max((n for n in range(1, 17) if prompts % n == 0 and prompts // n * group_size % devices == 0), default=1)
+
+
+def in_parts(plan: Plan, parts: int, *, devices: int = 1) -> Plan:
+    """The plan with the batch of every update in parts whose gradients are added up.
+
+    Args:
+      parts: of whole groups, or of a supervised minibatch; where that has fewer rows, each is a part. 0: ``most_parts``
+        of the stages that sample, and one where parts do not add up.
+      devices: that the rows of a part divide over.
+
+    Raises:
+      UserError: for a number that does not divide a stage's batch, or a method whose parts do not add up.
+    """
+    stages = (stage._replace(method=_divided(stage.method, parts, devices)) for stage in plan.stages)
+    return plan._replace(stages=tuple(stages))
+
+
+def _divided(method: Online | Offline, parts: int, devices: int) -> Online | Offline:
+    if isinstance(method, Online):
+        groups, why = method.prompts_per_step, method.whole_batch
+        if parts == 0:
+            return method._replace(microbatches=1 if why else most_parts(groups, method.group_size, devices))
+    else:
+        groups, why = method.rows_per_step, "" if method.whole else "its supervised loss is a mean over a minibatch"
+        parts = min(parts or 1, groups) if parts % groups == 0 else parts
+    if parts > 1 and why:
+        raise UserError(f"--microbatches {parts}: this method takes its batch whole ({why}); drop the flag")
+    if groups % parts:
+        kind = "prompts" if isinstance(method, Online) else "supervised rows"
+        raise UserError(f"--microbatches {parts} does not divide the {groups} {kind} of a step; choose a divisor")
+    return method._replace(microbatches=parts)
 
 
 def rollouts(plan: Plan) -> int:

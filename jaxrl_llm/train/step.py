@@ -14,9 +14,9 @@ from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
 
 
-def split_batch(batch: Batch, parts: int) -> Batch:
-    """Every row array as ``[parts, B / parts, ...]``; the scalar ``total`` is repeated: it belongs to the step."""
-    rows = batch.tokens.shape[0]
+def split_rows(tree: Any, parts: int) -> Any:
+    """Every row array as ``[parts, B / parts, ...]``; scalars are repeated: they belong to the step."""
+    rows = next((x.shape[0] for x in jax.tree.leaves(tree) if x.ndim), 0)
     if rows % parts:
         raise ValueError(f"microbatches={parts} does not divide the batch of {rows} sequences")
 
@@ -25,7 +25,17 @@ def split_batch(batch: Batch, parts: int) -> Batch:
             return jnp.broadcast_to(x, (parts,))
         return x.reshape(parts, rows // parts, *x.shape[1:])
 
-    return jax.tree.map(split, batch)
+    return jax.tree.map(split, tree)
+
+
+def split_batch(batch: Batch, parts: int) -> Batch:
+    """``split_rows`` with groups numbered anew in each part: ids lie below the number of its rows."""
+    split = split_rows(batch, parts)
+
+    def numbered(ids: Array) -> Array:
+        return jnp.unique(ids, return_inverse=True, size=ids.shape[0])[1].astype(ids.dtype)
+
+    return split._replace(group_ids=jax.vmap(numbered)(split.group_ids))
 
 
 def trained_first(batch: Batch) -> Batch:
@@ -56,11 +66,14 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
     Because the loss divides by ``batch.total`` of the whole step, parts *add up*; nothing is averaged twice. Groups
     that train come first, and a part without a masked token costs nothing.
     Metrics are per part means weighted by the part's share of masked tokens; names ending in ``_max`` keep the largest.
+    Of another tree of rows than a ``Batch`` the parts' metrics are added up as the losses are.
     """
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     if microbatches == 1:
         (loss, metrics), grads = grad_fn(params, batch)
         return grads, loss, parity.finished(metrics)
+    if not isinstance(batch, Batch):
+        return _added(grad_fn, params, split_rows(batch, microbatches))
     parts = split_batch(trained_first(batch), microbatches)
     whole = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32)), 1.0)
 
@@ -73,11 +86,22 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
     def body(carry, part):
         return jax.lax.cond(jnp.any(part.mask), one, lambda carry, part: carry, carry, part), None
 
-    first = jax.tree.map(lambda x: x[0], parts)
-    shapes = jax.eval_shape(grad_fn, params, first)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (shapes[1], shapes[0][0], shapes[0][1]))
-    (grads, loss, metrics), _ = jax.lax.scan(body, zeros, parts)
+    (grads, loss, metrics), _ = jax.lax.scan(body, _nothing(grad_fn, params, parts), parts)
     return grads, loss, parity.finished(metrics)
+
+
+def _nothing(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Params, Array, Metrics]:
+    """Gradient, loss and metrics of no part at all."""
+    (loss, metrics), grads = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], parts))
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (grads, loss, metrics))
+
+
+def _added(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Params, Array, Metrics]:
+    def body(carry, part):
+        (loss, metrics), grads = grad_fn(params, part)
+        return _add(carry, (grads, loss, metrics)), None
+
+    return jax.lax.scan(body, _nothing(grad_fn, params, parts), parts)[0]
 
 
 def trained_part(params: Params, trained: str) -> Params:
@@ -99,8 +123,8 @@ def make_update(
     The step counter is left alone: it counts iterations, the loop advances it.
 
     Args:
-      loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``. With one
-        microbatch the batch may be any tree of rows.
+      loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``. The batch may
+        be any tree of rows whose losses are sums over rows.
       max_grad_norm: global-norm bound, applied after accumulation; None for no bound.
       ema_decay: where given, ``extras["ema"]`` follows the parameters: ``ema = d ema + (1 - d) params``.
       trained: the key of the only part of ``params`` that trains (``lora``); the rest is an input without gradient,

@@ -126,6 +126,8 @@ def make_online(
     }  # fmt: skip
     if "rollout" not in slots:  # a world in Python is no program
         parts["rollout"] = make_rollout(arena, arena.train, group_size=group_size)
+    if isinstance(arena, Arena):
+        parts["whole_batch"] = "its world is embedded and small"
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array
 from jaxrl_llm import recipes
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.episodes import episode_rewards
 from jaxrl_llm.rollout.host_episodes import HostEpisodes, make_host_episodes, only_on_host
@@ -101,9 +102,9 @@ def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> Non
 
 
 @lru_cache(maxsize=1)
-def _loaded(folder: str) -> job.Model:
+def _loaded(folder: str, mesh: str) -> job.Model:
     """All arms share the weights, and what is compiled for the policy."""
-    return job.load_model(folder)
+    return job.load_model(folder, mesh=meshes.parse_mesh(mesh) if mesh else None)
 
 
 def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
@@ -153,7 +154,7 @@ def make_plan(
     if not pathlib.Path(settings.model).is_dir():
         raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
                         "give --model DIR of a Hugging Face model")  # fmt: skip
-    model = _loaded(settings.model)
+    model = _loaded(settings.model, settings.mesh)
     train, held = open_place(settings, model.tokenizer, opened)
     _check_columns((train, held), settings, model.config.max_positions)
     player = partial(

@@ -213,7 +213,7 @@ def make_online(
 
     parts = {
         "policy": world.policy, "problems": table, "sampler": make_uniform(), "prompts_per_step": prompts_per_step,
-        "group_size": group_size, "rollout": roll, "score": score,
+        "group_size": group_size, "rollout": roll, "score": score, "whole_batch": "its world is embedded and small",
     }  # fmt: skip
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
 

@@ -37,6 +37,10 @@ def smoke(tmp_path_factory):
         (["--record", "--smoke"], "--record keeps whole runs only: drop --smoke or --record"),
         (["--record", "--arm", "warm"], "--record keeps every arm: drop --arm or --record"),
         (["--mesh", "rows=2"], "rows"),
+        (["--mesh", "data=3"], "--mesh data=3 needs 3 devices, which does not divide the 8 there are"),
+        (["--microbatches", "-1"], "--microbatches -1 must not be negative"),
+        (["--arm", "method", "--microbatches", "3"], "--microbatches 3 does not divide the 4 prompts of a step"),
+        (["--microbatches", "2"], "--microbatches 2: this method takes its batch whole (its supervised loss is a mean"),
         (["--out", "/proc/nobody"], "--out /proc/nobody cannot be written"),
     ],
     ids=lambda x: "_".join(x).replace("/", "") if isinstance(x, list) else "",
@@ -55,7 +59,17 @@ def test_help_lists_every_setting_but_functions(capsys):
         main(NAME, ["--help"])
     said = capsys.readouterr().out
     assert stop.value.code == 0
-    for flag in ("--arm", "--seeds", "--smoke", "--plan", "--mesh", "--steps", "--learning-rate", "--warm-steps"):
+    for flag in (
+        "--arm",
+        "--seeds",
+        "--smoke",
+        "--plan",
+        "--mesh",
+        "--microbatches",
+        "--steps",
+        "--learning-rate",
+        "--warm-steps",
+    ):
         assert flag in said
     assert "--advantages" not in said
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 from jaxrl_llm import reduce
+from jaxrl_llm.advantages.group import group_sum
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.estimates import make_policy_loss, sampler_anchor
 from jaxrl_llm.train.step import accumulate, make_update, trained_first
@@ -98,6 +99,21 @@ def test_donated_state_is_gone_and_the_second_step_compiles_nothing():
 def test_parts_that_do_not_divide_are_named():
     with pytest.raises(ValueError, match="microbatches=3"):
         accumulate(_loss(), small_model()[1], _batch(), 3)
+
+
+def test_a_loss_that_compares_the_members_of_a_group_may_be_split():
+    """Groups are numbered anew in each part; what is a scalar of ``extras`` belongs to the step."""
+
+    def loss(scale, batch):
+        sums = reduce.sequences(batch.advantages * scale, batch.mask)
+        gap = sums - group_sum(sums, batch.group_ids) / 2
+        return jnp.sum(gap**2) / batch.extras["count"], {}
+
+    ids = jnp.asarray([3, 3, 0, 0, 7, 7, 5, 5], jnp.int32)
+    batch = _batch()._replace(group_ids=ids, extras={"count": jnp.float32(8)})
+    whole, split = (accumulate(loss, jnp.float32(1.5), batch, parts) for parts in (1, 4))
+    assert float(whole[1]) > 0.1
+    np.testing.assert_allclose(split[:2], whole[:2], rtol=1e-5)
 
 
 def test_parts_of_groups_that_do_not_train_are_skipped_and_change_nothing():

@@ -1,0 +1,122 @@
+"""Experiments in parts and over devices: ``--microbatches`` and ``--mesh`` change how a step is computed, not what."""
+
+import importlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from experiments.efficiency import hawkeye, l2s_merging
+from experiments.policy_gradient import agro, dr_grpo, high_entropy_tokens
+from jaxrl_llm import benches, recipes
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, cli, compare, loop
+from jaxrl_llm.train import online as methods
+from jaxrl_llm.train import plan as plans
+from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.step import accumulate
+from tests.experiments.test_smoke import FILES, _ids, _name
+
+FAMILIES = ("policy_gradient", "efficiency", "curriculum", "systems", "reward_models")
+OURS = [p for p in FILES if p.parent.name in FAMILIES]
+
+
+def _smoke(module, **changes):
+    base = arms.preset(module, smoke=True, model=module.Settings().model)
+    settings = arms.resolve(module, base, ())[compare.method_arm(module)]
+    return arms.override(settings, changes, "the test")
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        (dr_grpo, ["--microbatches", "3"], "--microbatches 3 does not divide --prompts-per-step 2; choose a divisor"),
+        (
+            l2s_merging,
+            ["--microbatches", "3"],
+            "--microbatches 3 does not divide --prompts-per-step 2 and --rows-per-step 4",
+        ),
+        (dr_grpo, ["--mesh", "data=2,fsdp=4"], "--prompts-per-step=2 does not divide over .* = 8 devices"),
+        (dr_grpo, ["--mesh", "fsdp=two"], "--mesh fsdp=two: fsdp='two' is not a positive number"),
+    ],
+)
+def test_a_number_that_does_not_divide_is_refused_before_a_model_is_loaded(module, arguments, said, monkeypatch):
+    monkeypatch.setattr(benches.job, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(UserError, match=said):
+        cli.run(module, ["--smoke", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "said"),
+    [
+        (
+            high_entropy_tokens,
+            ["--arm", "top_20", "--microbatches", "2"],
+            r"whole \(its tokens are ranked over the batch",
+        ),
+        (hawkeye, ["--mesh", "data=2"], "runs on one device .its frozen answerer"),
+        (l2s_merging, ["--mesh", "data=2"], "runs on one device .a merge reads"),
+    ],
+)
+def test_a_method_that_cannot_says_so(module, arguments, said):
+    with pytest.raises(UserError, match=said):
+        cli.run(module, ["--smoke", *arguments])
+
+
+def test_weights_copies_and_moments_lie_on_the_mesh():
+    settings = _smoke(agro, mesh="data=2,fsdp=2")
+    plan, up = agro.build(settings), P(None, "fsdp", "tensor")
+    assert recipes.bench(settings).model.params["layers"]["up"].sharding.spec == up
+    state = loop._start(plan.stages[0], plan.init(None), jax.random.key(0), settings.mesh)
+    copies = state.params, state.extras["behaviour"], state.extras["reference"], state.opt_state[0].mu
+    assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 4
+    assert len(state.params["layers"]["up"].sharding.device_set) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", [agro, dr_grpo], ids=lambda m: m.__name__.split(".")[-1])
+def test_two_steps_on_a_mesh_and_in_parts_measure_what_one_device_measures(module, tmp_path):
+    common = ["--smoke", "--arm", compare.method_arm(module), "--seeds", "1", "--prompts-per-step", "4"]
+    common += ["--levels", "3", "--data", "chain", "--max-new-tokens", "32"]  # of which the model solves some
+    here = cli.run(module, [*common, "--out", str(tmp_path / "one")])
+    there = cli.run(
+        module, [*common, "--mesh", "data=2,fsdp=2", "--microbatches", "2", "--out", str(tmp_path / "mesh")]
+    )
+    (one,), (split,) = here.arms.values(), there.arms.values()
+    assert one.metrics["grad/norm"][0] > 0.01 and set(one.metrics) == set(split.metrics)
+    for name, value in one.metrics.items():
+        np.testing.assert_allclose(split.metrics[name], value, rtol=2e-3, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", OURS, ids=_ids)
+def test_parts_have_the_gradient_of_the_whole_batch(path):
+    """Of every method whose parts are said to add up; rewards are drawn, so that there is something to learn."""
+    module = importlib.import_module(_name(path))
+    settings = _smoke(module)
+    if hasattr(settings, "prompts_per_step"):
+        settings = arms.override(settings, {"prompts_per_step": 4}, "the test")
+    plan = module.build(settings)
+    stages = [s for s in plan.stages if isinstance(s.method, Online) and not s.method.whole_batch]
+    if not stages:
+        pytest.skip("no batch that is sampled, or none that can be split")
+    stage, key = stages[-1], jax.random.key(0)
+    method = plans.in_parts(plan._replace(stages=(stage,)), 2).stages[0].method
+
+    @jax.jit
+    def gradients(state):
+        drawn = methods.begin(method, state)
+        rewards = method.score(methods.answers_of(method, drawn.trajectories), drawn.trajectories)
+        drawn_values = jax.random.bernoulli(key, 0.5, rewards.value.shape).astype(jnp.float32)
+        batch = method.estimate(state.params, state.extras, drawn.trajectories, rewards._replace(value=drawn_values))
+        split = partial(accumulate, method.loss, state.params, batch)
+        return split(1)[:2], split(method.microbatches)[:2]
+
+    (grads, loss), (parts, added) = gradients(plans.start(stage, plan.init(key), key))
+    np.testing.assert_allclose(added, loss, rtol=1e-4, atol=1e-6)
+    size = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(grads))
+    assert size > 0
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * size), parts, grads)
