@@ -78,7 +78,8 @@ def build(settings: Settings) -> experiment.Plan:
             temperature=settings.temperature,
         ),
         tx=optax.adam(settings.learning_rate),
-        # other slots of train.online.Online go here: sampler=, score=, rollout=, remember=, ...
+        # other slots of train.online.Online go here: sampler=, score=, rollout=, remember=, ...; a loss that ranks or
+        # averages over the whole batch says so: whole_batch="why", and is not trained in parts (--microbatches)
     )
     # several stages, a reference model or another measurement: make the experiment.Plan here instead
     return recipes.one_stage(settings, bench, online)

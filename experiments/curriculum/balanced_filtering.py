@@ -70,17 +70,16 @@ def build(settings: Settings) -> experiment.Plan:
         values = group.group_normalized_advantages(rewards.value, trajectories.group_ids, valid=rewards.valid)
         return group.per_token(values, trajectories.mask)
 
-    def loss(params, batch):
-        value, metrics = policy_loss(params, batch)
+    def figures(batch, metrics):
         kept, updated = scalars(batch.extras["kept"].astype(float)), (batch.total > 0).astype(float)
-        return value, metrics | {"filter/kept_fraction": kept, "filter/updated": updated}
+        return {"filter/kept_fraction": kept, "filter/updated": updated}
 
     def pool(params, key):
         width = bench.train.tokens.shape[1] + settings.max_new_tokens
         return {refill.POOL: refill.empty_pool(settings.prompts_per_step * settings.group_size, width)}
 
     policy, temperature = bench.model.policy, settings.temperature
-    policy_loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
+    loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
     if settings.refill:
         estimate = estimates.make_estimate(policy, advantages, temperature=temperature)
         slots = refill.make_refill(estimate, keep, settings.group_size)
@@ -90,7 +89,7 @@ def build(settings: Settings) -> experiment.Plan:
             row_extras=lambda extras, trajectories, rewards: {"kept": keep(trajectories, rewards)},
         )}  # fmt: skip
     tx = refill.skip_empty(optax.adam(settings.learning_rate))
-    online = recipes.make_online(settings, bench, loss=loss, tx=tx, **slots)
+    online = recipes.make_online(settings, bench, loss=loss, tx=tx, figures=figures, **slots)
     return recipes.one_stage(settings, bench, online, **({"extras": pool} if settings.refill else {}))
 
 

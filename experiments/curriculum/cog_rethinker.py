@@ -85,16 +85,18 @@ def build(settings: Settings) -> experiment.Plan:
 
     def loss(params, batch):
         value, metrics = policy_loss(params, batch)
-        plain = batch.extras["plain"]
+        plain, taught = batch.extras["plain"], jnp.any(batch.extras["plain"].mask, axis=1)
         logp, _ = estimates.score_tokens(model.policy, params, plain)
-        taught = jnp.any(plain.mask, axis=1)
         sft = reduce.scalars(reduce.sequences(sft_loss(logp, plain.mask).loss, plain.mask, mode="mean"), taught)
-        return value + settings.sft_weight * sft, metrics | {"sft/rows": jnp.sum(taught.astype(jnp.float32))}
+        return value + settings.sft_weight * sft, metrics
+
+    def figures(batch, metrics):
+        return {"sft/rows": jnp.sum(jnp.any(batch.extras["plain"].mask, axis=1), dtype=jnp.float32)}
 
     def mixed(rows, rewards):
         return group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0
 
-    slots["whole_batch"] = "its supervised term is a mean over responses" if settings.sft_weight else ""
+    slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
     online = curricula.make_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     rng = np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]

@@ -80,12 +80,11 @@ def build(settings: Settings) -> experiment.Plan:
     def keep(trajectories, rewards):
         return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
-    def loss(params, batch):
-        value, metrics = policy_loss(params, batch)
+    def figures(batch, metrics):
         gap = jnp.abs(metrics["policy/entropy"] - settings.target)
-        return value, metrics | {"entropy/gap": gap, "filter/updated": (batch.total > 0).astype(float)}
+        return {"entropy/gap": gap, "filter/updated": (batch.total > 0).astype(float)}
 
-    policy_loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature, extra_terms=terms)
+    loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature, extra_terms=terms)
     estimate = estimates.make_estimate(policy, estimates.per_response(settings.advantages), temperature=temperature)
     slots, more = {"estimate": estimate}, {}
     if settings.overflow is not None:
@@ -94,7 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
         more["extras"] = lambda params, key: {refill.POOL: refill.empty_pool(settings.prompts_per_step * size, width)}
     tx = refill.skip_empty(optax.adam(settings.learning_rate))
     slots["whole_batch"] = "its mean entropy says which way it is held" if settings.hold else ""
-    online = recipes.make_online(settings, found, loss=loss, tx=tx, **slots)
+    online = recipes.make_online(settings, found, loss=loss, tx=tx, figures=figures, **slots)
     stage = experiment.Stage(online, settings.steps, **more)
     return curricula.make_plan(settings, found, [stage], more=curricula.by_level)
 

@@ -85,15 +85,15 @@ def build(settings: Settings) -> experiment.Plan:
         own, other = mixed.ratio_loss(*arguments), settings.outside_loss(*arguments)
         return mixed.combined(own, other, batch.extras["outside"])
 
-    def loss(params, batch):
-        value, metrics = plain(params, batch)
-        return value, metrics | {"outside/right": reduce.scalars(batch.extras["right"], batch.extras["outside"])}
+    def figures(batch, metrics):
+        return {"outside/right": reduce.scalars(batch.extras["right"], batch.extras["outside"])}
 
     advantages = estimates.per_response(group.dr_grpo_advantages)
     same = {"reduction": "constant", "temperature": settings.temperature}
     bonus = {"extra_terms": lambda _, entropy, batch: 0.001 * entropy_bonus_terms(entropy, batch.mask)}
-    plain = estimates.make_batch_loss(model.policy, terms_of, length_tokens=new, **same, **bonus)
-    slots |= {"estimate": estimates.make_estimate(model.policy, advantages, row_extras=outside, **same), "loss": loss}
+    loss = estimates.make_batch_loss(model.policy, terms_of, length_tokens=new, **same, **bonus)
+    slots |= {"estimate": estimates.make_estimate(model.policy, advantages, row_extras=outside, **same)}
+    slots |= {"loss": loss, "figures": figures}
     plan = recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots))
     if settings.data != "chain":  # a model for rows of your own knows what a second attempt is
         return plan

@@ -73,7 +73,7 @@ def build(settings: Settings) -> experiment.Plan:
     else:
         plain = estimates.make_estimate(policy, estimates.per_response(settings.advantages), **same)
         make_loss = partial(estimates.make_policy_loss, policy, token_loss)
-    of_tokens = make_loss(length_tokens=settings.max_new_tokens, **same)
+    loss = make_loss(length_tokens=settings.max_new_tokens, **same)
 
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
@@ -81,13 +81,12 @@ def build(settings: Settings) -> experiment.Plan:
         extreme = (right <= 1) | (right >= settings.group_size - 1)
         return batch._replace(extras=batch.extras | {"extreme": extreme})
 
-    def loss(params, batch):
-        value, metrics = of_tokens(params, batch)
+    def figures(batch, metrics):
         size = jnp.abs(jnp.where(batch.mask, batch.advantages, 0.0))
         extreme = jnp.sum(jnp.where(batch.extras["extreme"][:, None], size, 0.0))
-        return value, metrics | {"credit/extreme": extreme / jnp.maximum(jnp.sum(size), 1e-9)}
+        return {"credit/extreme": extreme / jnp.maximum(jnp.sum(size), 1e-9)}
 
-    slots = {"estimate": estimate, "loss": loss, "tx": optax.adam(settings.learning_rate)}
+    slots = {"estimate": estimate, "loss": loss, "figures": figures, "tx": optax.adam(settings.learning_rate)}
     if not critic:
         return recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots))
     online = recipes.make_online(settings, bench, actor=recipes.model_of, **slots)

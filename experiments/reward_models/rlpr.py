@@ -89,17 +89,15 @@ def build(settings: Settings) -> experiment.Plan:
         moved = settings.forget * state.extras["spread"] + (1 - settings.forget) * mean
         return {"spread": jnp.where(first, mean, moved), "step": state.extras["step"] + 1}
 
+    def figures(batch, metrics):
+        return {"filter/kept": jnp.sum(batch.extras["kept"]) / batch.mask.shape[0]}
+
     online = curricula.make_grpo(
-        settings, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact)
-    )
-    metrics = online.loss
-
-    def loss(params, batch):
-        value, figures = metrics(params, batch)
-        return value, figures | {"filter/kept": jnp.sum(batch.extras["kept"]) / batch.mask.shape[0]}
-
+        settings, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact),
+        figures=figures,
+    )  # fmt: skip
     start = {"spread": jnp.zeros((), jnp.float32), "step": jnp.zeros((), jnp.int32)}
-    stage = experiment.Stage(online._replace(loss=loss), settings.steps, lambda params, key: start)
+    stage = experiment.Stage(online, settings.steps, lambda params, key: start)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)
     plan = curricula.make_plan(settings, found, [warm, stage])
     return plan._replace(measure=free_answers.make_measure(settings))

@@ -47,6 +47,8 @@ class Online(NamedTuple):
     # (state after the updates, batch, trajectories, rewards) -> its new extras: memories, averages, stale copies
     remember: Callable[..., dict[str, Any]] | None = None
     trained: str = ""  # the part of the parameters that trains, see ``train.step.make_update``
+    # (batch, metrics of its update) -> further ones of the whole batch; those of a loss are token means of its parts
+    figures: Callable[[Batch, Metrics], Metrics] | None = None
     whole_batch: str = ""  # why the losses of parts of a batch, each of whole groups, do not add up; empty: they do
 
 
@@ -135,7 +137,8 @@ def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) ->
         metrics = {k: jnp.max(x, axis=0) if k.endswith("_max") else jnp.mean(x, axis=0) for k, x in stacked.items()}
     values, valid = _prompt_means(online, rewards)
     sampler = online.sampler.update(drawn.sampler, drawn.ids, values, valid)
-    metrics = metrics | rollout_metrics(trajectories, rewards)
+    more = {} if online.figures is None else online.figures(batch, metrics)
+    metrics = metrics | more | rollout_metrics(trajectories, rewards)
     state = state._replace(step=state.step + 1, sampler=sampler)
     if online.remember is not None:
         state = state._replace(extras=online.remember(state, batch, trajectories, rewards))

@@ -80,7 +80,8 @@ def test_weights_copies_and_moments_lie_on_the_mesh():
 @pytest.mark.parametrize("module", [agro, dr_grpo], ids=lambda m: m.__name__.split(".")[-1])
 def test_two_steps_on_a_mesh_and_in_parts_measure_what_one_device_measures(module, tmp_path):
     common = ["--smoke", "--arm", compare.method_arm(module), "--seeds", "1", "--prompts-per-step", "4"]
-    common += ["--levels", "3", "--data", "chain", "--max-new-tokens", "32"]  # of which the model solves some
+    # of these the model solves some: without a reward Adam would make steps of what is rounding alone
+    common += ["--group-size", "4", "--levels", "3", "--data", "chain", "--max-new-tokens", "32"]
     here = cli.run(module, [*common, "--out", str(tmp_path / "one")])
     there = cli.run(
         module, [*common, "--mesh", "data=2,fsdp=2", "--microbatches", "2", "--out", str(tmp_path / "mesh")]
@@ -88,13 +89,14 @@ def test_two_steps_on_a_mesh_and_in_parts_measure_what_one_device_measures(modul
     (one,), (split,) = here.arms.values(), there.arms.values()
     assert one.metrics["grad/norm"][0] > 0.01 and set(one.metrics) == set(split.metrics)
     for name, value in one.metrics.items():
-        np.testing.assert_allclose(split.metrics[name], value, rtol=2e-3, atol=1e-5, err_msg=name)
+        close = {"rtol": 2e-3, "atol": 1e-3 if name.startswith("kl/") else 1e-5}
+        np.testing.assert_allclose(split.metrics[name], value, **close, err_msg=name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OURS, ids=_ids)
 def test_parts_have_the_gradient_of_the_whole_batch(path):
-    """Of every method whose parts are said to add up; rewards are drawn, so that there is something to learn."""
+    """Of every method whose parts are said to add up; every second response is right."""
     module = importlib.import_module(_name(path))
     settings = _smoke(module)
     if hasattr(settings, "prompts_per_step"):
@@ -110,13 +112,13 @@ def test_parts_have_the_gradient_of_the_whole_batch(path):
     def gradients(state):
         drawn = methods.begin(method, state)
         rewards = method.score(methods.answers_of(method, drawn.trajectories), drawn.trajectories)
-        drawn_values = jax.random.bernoulli(key, 0.5, rewards.value.shape).astype(jnp.float32)
-        batch = method.estimate(state.params, state.extras, drawn.trajectories, rewards._replace(value=drawn_values))
+        turns = (jnp.arange(rewards.value.shape[0]) % 2).astype(jnp.float32)
+        batch = method.estimate(state.params, state.extras, drawn.trajectories, rewards._replace(value=turns))
         split = partial(accumulate, method.loss, state.params, batch)
         return split(1)[:2], split(method.microbatches)[:2]
 
     (grads, loss), (parts, added) = gradients(plans.start(stage, plan.init(key), key))
     np.testing.assert_allclose(added, loss, rtol=1e-4, atol=1e-6)
     size = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(grads))
-    assert size > 0
+    assert size > 1e-4, "there is nothing to learn"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * size), parts, grads)
