@@ -70,6 +70,10 @@ def test_two_steps_in_a_shop(shop, tmp_path):
         lacks = {"step/shared"} if name == "critic" else set()  # who has a critic has no groups
         assert arm.metrics["eval/success"] == [0.0] and set(gigpo.METRICS) - lacks <= set(arm.metrics)
     assert any(name.startswith("value/") for name in found.arms["critic"].metrics)
+    divided = ["--arm", "grpo", "--mesh", "data=2,fsdp=2", "--microbatches", "2", "--out", str(tmp_path / "mesh")]
+    split = cli.run(gigpo, ["--smoke", "--seeds", "1", *divided, *arguments]).arms["grpo"].metrics
+    for name in ("reward/mean", "policy/entropy", "length/mean_tokens"):
+        np.testing.assert_allclose(split[name], found.arms["grpo"].metrics[name], rtol=1e-3, err_msg=name)
     with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
         cli.run(gigpo, [*chosen, *arguments, "--max-new-tokens", "600"])
 
