@@ -148,7 +148,7 @@ def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
         score=on_device,
         host_score=job.make_scorer(model.tokenizer, sets[0], **judged),
         heldout_score=job.make_scorer(model.tokenizer, sets[1], **judged),
-        callback=job.make_callback(model.tokenizer, sets[0], **judged),
+        callback=job.make_callback(model.tokenizer, sets[0], **judged, mesh=model.mesh),
     )
 
 

@@ -359,7 +359,12 @@ def make_scorer(
 
 
 def make_callback(
-    tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
+    tokenizer: Tokenizer,
+    problems: Sequence[Problem],
+    verifier: Verifier,
+    pool: VerifierPool | None = None,
+    *,
+    mesh: Mesh | None = None,
 ) -> Callable[[Any, Trajectories], Rewards]:
     """``score(answers, trajectories)`` inside a compiled program of one host, which waits for this process's verdicts.
 
@@ -377,7 +382,11 @@ def make_callback(
 
         return Rewards(*jax.pure_callback(answer, shapes, seen, vmap_method="sequential"))
 
-    return score
+    if mesh is None:
+        return score
+    # a callback is of the first device alone, and what follows of all
+    everywhere = partial(jax.lax.with_sharding_constraint, shardings=meshes.replicated(mesh))
+    return jax.jit(lambda *given: everywhere(score(*everywhere(given))))
 
 
 def side_by_side(tokenizer: Tokenizer, problems: Sequence[Problem], before: Evaluation, after: Evaluation, n: int = 4):

@@ -12,13 +12,20 @@ from jax.sharding import PartitionSpec as P
 from experiments.efficiency import hawkeye, l2s_merging
 from experiments.policy_gradient import agro, dr_grpo, high_entropy_tokens
 from jaxrl_llm import benches, recipes
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import rules
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, compare, loop
+from jaxrl_llm.train import job
 from jaxrl_llm.train import online as methods
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.step import accumulate
+from jaxrl_llm.types import Trajectories
+from jaxrl_llm.verifiers.verdict import Verdict
 from tests.experiments.test_smoke import FILES, _ids, _name
+from tests.models_for_tests import nano
 
 FAMILIES = ("policy_gradient", "efficiency", "curriculum", "systems", "reward_models")
 OURS = [p for p in FILES if p.parent.name in FAMILIES]
@@ -74,6 +81,18 @@ def test_weights_copies_and_moments_lie_on_the_mesh():
     copies = state.params, state.extras["behaviour"], state.extras["reference"], state.opt_state[0].mu
     assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 4
     assert len(state.params["layers"]["up"].sharding.device_set) == 4
+
+
+def test_verdicts_of_a_callback_reach_every_device():
+    """Also outside ``jit``: what begins a stage runs there."""
+    mesh = meshes.parse_mesh("data=4")
+    grid, line = jnp.ones((4, 3), jnp.int32), jnp.arange(4, dtype=jnp.int32)
+    rows = Trajectories(grid, grid, grid, grid > 0, grid.astype(jnp.float32), line < 0, line, line)
+    problems = [Problem("t", "p", "s", k, 1, "p") for k in range(4)]
+    judge = job.make_callback(nano()[3], problems, lambda k, text: Verdict(float(k), k > 0, ""), mesh=mesh)
+    rewards = judge((), rules.shard_batch(rows, mesh))
+    split = rules.shard_batch(line.astype(jnp.float32), mesh)
+    assert (rewards.value + split).tolist() == [0, 2, 4, 6] and rewards.valid.tolist() == [False, True, True, True]
 
 
 @pytest.mark.slow
