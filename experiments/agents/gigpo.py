@@ -71,15 +71,7 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/en
 def by_groups(settings: Settings) -> Callable[..., Online]:
     """Episodes with an advantage for every turn."""
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
-
-    def advantages(rows, rewards):
-        found = episodes.turns_of(rows)
-        counted = found.taken & rewards.valid[:, None]
-        returns = episodes.returns_to_go(found, gamma=settings.gamma)
-        values = turns.gigpo_advantages(
-            rewards.value, returns, settings.anchor(found), rows.group_ids, counted, **weights
-        )
-        return episodes.over_turns(values, found, rows.mask)
+    advantages = partial(arenas.by_situation, gamma=settings.gamma, anchor=settings.anchor, **weights)
 
     def shared(extras, rows, rewards):
         found = episodes.turns_of(rows)

@@ -46,11 +46,7 @@ def by_episode(settings, rows, rewards) -> Array:
 
 
 def by_situation(settings, rows, rewards) -> Array:
-    found = episodes.turns_of(rows)
-    counted = found.taken & rewards.valid[:, None]
-    returns = episodes.returns_to_go(found, gamma=settings.gamma)
-    values = turns.gigpo_advantages(rewards.value, returns, found.identity, rows.group_ids, counted)
-    return episodes.over_turns(values, found, rows.mask)
+    return arenas.by_situation(rows, rewards, gamma=settings.gamma)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +72,10 @@ class Settings(host_arenas.Settings):
 EMBEDDED = {"steps": 100, "learning_rate": 1e-3, "prompts_per_step": 16, "group_size": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "grpo": {"credit": by_episode},
-    "igpo": {},
-    "outcome_only": {"information": 0.0},
-    "information_only": {"outcome": 0.0},
-    "log_gain": {"gain": turns.log_information_gain_rewards},
-    "gigpo": {"credit": by_situation},
-}
+    "grpo": {"credit": by_episode}, "igpo": {},
+    "outcome_only": {"information": 0.0}, "information_only": {"outcome": 0.0},
+    "log_gain": {"gain": turns.log_information_gain_rewards}, "gigpo": {"credit": by_situation},
+}  # fmt: skip
 METRICS = ("eval/success", "eval/turns", "eval/moved", "turn/signal")
 CURVES = ("eval/success", "eval/turns", "reward/mean", "turn/signal", "policy/entropy")
 
@@ -93,15 +86,11 @@ def build(settings: Settings) -> Plan:
     def signal(logp, entropy, batch):
         return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
 
-    credit = partial(settings.credit, settings)
-    method = partial(arenas.make_grpo, settings=settings, advantages=credit, diagnostics=signal)
+    credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
+    method = partial(arenas.make_grpo, settings=settings, **credit)
     if settings.data:
-        opened = partial(host_places.questions, golds=True)
-
-        def informed(place, rollout):
-            return answer_chances.with_chances(method(place, rollout=rollout))
-
-        return host_arenas.make_plan(settings, informed, opened=opened, more=host_tools.figures)
+        noted, opened = lambda *x, **y: answer_chances.with_chances(method(*x, **y)), host_places.questions
+        return host_arenas.make_plan(settings, noted, opened=partial(opened, golds=True), more=host_tools.figures)
     arena = toy_lookup.make_arena()
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm import recipes, reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.advantages.turns import moved
+from jaxrl_llm.advantages.turns import gigpo_advantages, moved
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
@@ -167,6 +167,22 @@ def make_grpo(
         "group_size": settings.group_size,
     }
     return make_online(arena, **parts | slots)
+
+
+def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: Any = None, **weights: Any) -> Array:
+    """GiGPO's advantages of tokens: each turn among those of its group that began in the same situation.
+
+    Args:
+      gamma: of the returns of turns.
+      anchor: ``(turns) -> [B, K]``: what makes two situations the same; by default the identity that the world gives.
+      weights: of ``advantages.turns.gigpo_advantages``.
+    """
+    found = episodes.turns_of(rows)
+    counted = found.taken & rewards.valid[:, None]
+    returns = episodes.returns_to_go(found, gamma=gamma)
+    same = found.identity if anchor is None else anchor(found)
+    values = gigpo_advantages(rewards.value, returns, same, rows.group_ids, counted, **weights)
+    return episodes.over_turns(values, found, rows.mask)
 
 
 def make_ppo(
