@@ -38,6 +38,7 @@ class Options:
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     fresh: bool = False  # do not reuse the finished arms of an earlier run in that folder
     record: bool = False  # also copy results and plot to results/<family>/
+    add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
 
 
 def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[str]]:
@@ -190,7 +191,7 @@ def said(prog: str, arguments: list[str]) -> str:
     for word in words:
         if word == "--out":
             next(words, None)
-        elif word not in ("--record", "--fresh") and not word.startswith("--out="):
+        elif word not in ("--record", "--fresh", "--add") and not word.startswith("--out="):
             kept.append(word)
     return " ".join([prog, *kept])
 
@@ -266,6 +267,31 @@ def check_run(options: Any) -> None:
         raise UserError(f"--seeds {options.seeds} must be at least 1")
     if options.record and options.smoke:
         raise UserError("--record keeps whole runs only: drop --smoke or --record")
+    if options.add and not options.record:
+        raise UserError("--add completes a record: give --record with it, or drop it")
+
+
+def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[str, ArmResult]:
+    """Arms of a record that a run with these settings, seeds and versions would make again.
+
+    Fields that only one of both has do not count: they came, or went, with other arms.
+
+    Raises:
+      UserError: where there is no record, or one of other settings, seeds or versions.
+    """
+    if not path.is_file():
+        raise UserError(f"--add: there is no {path} to add to; drop --add")
+    whole, found = results.read(path)
+    if whole["versions"] != (now := record.versions()):
+        moved = [name for name in now if whole["versions"].get(name) != now[name]]
+        raise UserError(f"--add: {path} was made with another {', '.join(moved)}; drop --add")
+    kept = {name: arm for name, arm in found.arms.items() if name in resolved}
+    for name, arm in kept.items():
+        wanted = results.plain({f.name: getattr(resolved[name], f.name) for f in dataclasses.fields(resolved[name])})
+        moved = [field for field, value in arm.settings.items() if field in wanted and wanted[field] != value]
+        if moved or len(arm.seeds) != seeds:
+            raise UserError(f"--add: arm {name} of {path} has another {', '.join(moved) or '--seeds'}; drop --add")
+    return kept
 
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
@@ -285,14 +311,17 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         flags_given = " ".join(f"{flags.spell(name)} {getattr(base, name)}" for name in sorted(given))
         raise UserError(f"{flags_given}: {str(error).splitlines()[0]}") from error
     check_flags(resolved, base, given, reads)
-    smoke_seeds = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
+    number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
     if options.plan:
-        show_plan(resolved, built, base, smoke_seeds)
+        show_plan(resolved, built, base, number)
         return None
     name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
-    identities = {name: identity(module, settings, smoke_seeds) for name, settings in resolved.items()}
-    found = run_arms(options, resolved, built, identities, list(range(smoke_seeds)), out)
+    kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
+    new = {name: settings for name, settings in resolved.items() if name not in kept}
+    identities = {name: identity(module, settings, number) for name, settings in new.items()}
+    ran = run_arms(options, new, built, identities, list(range(number)), out).arms | kept
+    found = Results({name: ran[name] for name in resolved})
     command = said(command_name(module), arguments)
     write(module, options, base, found, judge(module, found, smoke=options.smoke), out, command)
     return found

@@ -132,7 +132,8 @@ def check_record(module: ModuleType) -> str:
     record, found = results.read(path)
     renew = f"run {command_name(module)} --record"
     if list(record["arms"]) != list(module.ARMS):
-        return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}"
+        more = " --add" if set(record["arms"]) < set(module.ARMS) else ""
+        return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
     for name, changes in module.ARMS.items():
         kept: dict[str, Any] = record["arms"][name]["settings"]
         moved = [field for field, value in changes.items() if kept.get(field) != results.plain(value)]

@@ -36,6 +36,8 @@ def smoke(tmp_path_factory):
         (["--arm", "warm", "--warm-steps", "5"], "--warm-steps is set by every chosen arm (warm) itself; drop it"),
         (["--record", "--smoke"], "--record keeps whole runs only: drop --smoke or --record"),
         (["--record", "--arm", "warm"], "--record keeps every arm: drop --arm or --record"),
+        (["--add"], "--add completes a record: give --record with it, or drop it"),
+        (["--record", "--add"], "--add: there is no results/experiment/tiny.json to add to; drop --add"),
         (["--mesh", "rows=2"], "rows"),
         (["--mesh", "data=3"], "--mesh data=3 needs 3 devices, which does not divide the 8 there are"),
         (["--microbatches", "-1"], "--microbatches -1 must not be negative"),
@@ -167,6 +169,34 @@ def test_a_record_lies_beside_its_plot(tmp_path, monkeypatch):
     assert tiny.claim(read).verdict == record["claim"]["verdict"] == "reproduced"
     assert record["claim"]["parts"][0]["text"].startswith("eval/accuracy, method - baseline > 0: +0.2 [")
     assert (tmp_path / "results" / "experiment" / "tiny.png").is_file()
+
+
+def test_arms_are_added_to_a_record(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cli.run(tiny, ["--record", "--seeds", "2"])
+    path = tmp_path / "results" / "experiment" / "tiny.json"
+    text = path.read_text()
+    cut = json.loads(text)
+    del cut["arms"]["method"]
+    path.write_text(json.dumps(cut))
+    capsys.readouterr()
+    found = cli.run(tiny, ["--record", "--add", "--fresh", "--seeds", "2"])
+    assert "arm method (1/1)" in capsys.readouterr().out
+    assert list(found.arms) == list(tiny.ARMS)
+    again, before = json.loads(path.read_text()), json.loads(text)
+    for record in (again, before):
+        record["arms"]["method"].pop("seconds")
+    assert again == before
+    for change, line in (
+        ({"seeds": [0]}, "arm baseline of results/experiment/tiny.json has another --seeds"),
+        ({"settings": cut["arms"]["baseline"]["settings"] | {"steps": 7}}, "has another steps; drop --add"),
+    ):
+        path.write_text(json.dumps(cut | {"arms": {"baseline": cut["arms"]["baseline"] | change}}))
+        with pytest.raises(UserError, match=line):
+            cli.run(tiny, ["--record", "--add", "--seeds", "2"])
+    path.write_text(json.dumps(cut | {"versions": cut["versions"] | {"jax": "0.0.1"}}))
+    with pytest.raises(UserError, match="was made with another jax; drop --add"):
+        cli.run(tiny, ["--record", "--add", "--seeds", "2"])
 
 
 def test_what_the_library_refuses_names_the_flags_that_were_given(tmp_path, monkeypatch):
