@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
 from jaxrl_llm.rollout.sample import check_sampling, draw
-from jaxrl_llm.types import Key, Params, Policy, Trajectories
+from jaxrl_llm.types import Cache, Key, Params, Policy, Trajectories
 
 
 def _ends(tokens: Int[Array, " B"], eos_ids: Sequence[int]) -> Bool[Array, " B"]:
@@ -70,6 +70,7 @@ def generate(
     stop: stops.StopStrings | None = None,
     grammar: grammars.Grammar | None = None,
     prefill_columns: int = 0,
+    cache_stages: int = 1,
 ) -> Trajectories:
     """Samples ``group_size`` responses to each left-padded prompt.
 
@@ -87,16 +88,19 @@ def generate(
       grammar: responses keep to it, and log-probabilities are over what it allows: train with
         ``rollout.grammar.make_score``.
       prefill_columns: prompts are read so many columns at a time, for the memory of long ones; 0: at once.
+      cache_stages: the cache grows in so many steps, each with a loop of its own: a token reads the columns there are
+        so far instead of all that there will be. Compiles a decode step for each.
 
     Returns:
       ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it.
     """
     how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, stop, grammar)
     check_columns(prefill_columns)
+    ends = stage_ends(max_new_tokens, cache_stages)
     prompts, width = prompt_tokens.shape
     check_keys(keys, prompts * group_size)
     cache, logits, positions, segments, following = _prefill(
-        policy, params, prompt_tokens, prompt_valid, group_size, width + max_new_tokens - 1, prefill_columns
+        policy, params, prompt_tokens, prompt_valid, group_size, width + ends[0], prefill_columns
     )
     pick = partial(_pick, how, _step_keys(keys, 0, max_new_tokens))
     tokens, logp, mask, alive = _decode(
@@ -111,6 +115,7 @@ def generate(
         new=max_new_tokens,
         pad_id=pad_id,
         early_exit=early_exit,
+        ends=ends,
     )
     return _assemble(
         prompt_tokens, positions, segments, following, tokens, logp, mask, alive, group_size, pad_id, problem_ids
@@ -158,7 +163,7 @@ def go_on(
     pick = partial(_pick, how, _step_keys(keys, done, max_new_tokens))
     tokens, logp, mask, alive = _decode(
         policy, params, cache, logits, following, rows.truncated, pick, width=width, new=max_new_tokens, pad_id=pad_id,
-        early_exit=True,
+        early_exit=True, ends=stage_ends(max_new_tokens, 1),
     )  # fmt: skip
     steps = following[:, None] + jnp.arange(max_new_tokens, dtype=jnp.int32)[None, :]
 
@@ -212,6 +217,21 @@ def check_columns(prefill_columns: int) -> None:
     """ValueError for a number of columns that is none."""
     if prefill_columns < 0:
         raise ValueError(f"prefill_columns={prefill_columns} must not be negative; 0 reads a prompt at once")
+
+
+def stage_ends(new: int, stages: int) -> tuple[int, ...]:
+    """The number of tokens in the cache at the end of each stage; the last token of a response is never in it.
+
+    >>> stage_ends(128, 4), stage_ends(2, 8)
+    ((32, 64, 96, 127), (1,))
+
+    Raises:
+      ValueError: for less than one stage.
+    """
+    if stages < 1:
+        raise ValueError(f"cache_stages={stages} must be at least 1")
+    last = new - 1  # the last token needs no forward pass after it
+    return tuple(sorted({min(-(-new * k // stages), last) for k in range(1, stages + 1)} - {0})) or (0,)
 
 
 def check_keys(keys: Key, rows: int) -> None:
@@ -269,7 +289,13 @@ def _pick(how: Choice, step_keys: Key, t, logits, written):
     return token, (alive & ~ended, reading, *written)
 
 
-def _decode(policy, params, cache, logits, following, alive, pick, *, width, new, pad_id, early_exit):
+def _grown(policy: Policy, cache: Cache, rows: int, length: int) -> Cache:
+    """The same cache with room for ``length`` columns."""
+    empty = policy.init_cache(rows, length)
+    return jax.tree.map(lambda large, x: jax.lax.dynamic_update_slice(large, x, (0,) * x.ndim), empty, cache)
+
+
+def _decode(policy, params, cache, logits, following, alive, pick, *, width, new, pad_id, early_exit, ends):
     """Tokens, log-probabilities, mask ``[B, new]`` and which rows never ended."""
 
     def one(t, carry):
@@ -288,16 +314,18 @@ def _decode(policy, params, cache, logits, following, alive, pick, *, width, new
         jnp.zeros((rows, new), bool),
     )
     carry = (cache, logits, (alive, unread(rows), *blank))
-    last = new - 1  # the last token needs no forward pass after it
-    if early_exit:
-        _, carry = jax.lax.while_loop(
-            lambda c: (c[0] < last) & jnp.any(c[1][2][0]),
-            lambda c: (c[0] + 1, one(c[0], c[1])),
-            (jnp.int32(0), carry),
-        )
-    else:
-        carry, _ = jax.lax.scan(lambda c, t: (one(t, c), None), carry, jnp.arange(last, dtype=jnp.int32))
-    _, (alive, _, tokens, logp, mask) = pick(last, carry[1], carry[2])
+    for start, end in zip((0, *ends), ends, strict=False):
+        if start:
+            carry = (_grown(policy, carry[0], rows, width + end), *carry[1:])
+        if early_exit:
+            _, carry = jax.lax.while_loop(
+                lambda c, end=end: (c[0] < end) & jnp.any(c[1][2][0]),
+                lambda c: (c[0] + 1, one(c[0], c[1])),
+                (jnp.int32(start), carry),
+            )
+        else:
+            carry, _ = jax.lax.scan(lambda c, t: (one(t, c), None), carry, jnp.arange(start, end, dtype=jnp.int32))
+    _, (alive, _, tokens, logp, mask) = pick(new - 1, carry[1], carry[2])
     return tokens, logp, mask, alive
 
 

@@ -79,6 +79,17 @@ def test_scan_and_early_exit_agree():
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("qwen3", marks=pytest.mark.slow)])  # windows and none
+def test_a_cache_that_grows_gives_the_same(family):
+    whole = _sample(family, new=7)
+    lengths = np.asarray(whole.mask.sum(axis=1))
+    assert lengths.min() < 3 < 7 == lengths.max()  # some end in the first stage, some in none
+    for options in ({"cache_stages": 3}, {"cache_stages": 9, "early_exit": False}):
+        grown = _sample(family, new=7, **options)
+        jax.tree.map(np.testing.assert_array_equal, grown._replace(sampler_logp=0), whole._replace(sampler_logp=0))
+        np.testing.assert_allclose(grown.sampler_logp, whole.sampler_logp, atol=1e-5)
+
+
 def test_sample_depends_on_run_step_prompt_and_sample_only():
     """Trap 21: reordering, dropping prompts or adding columns of padding changes no sample."""
     whole = _sample()
@@ -177,6 +188,7 @@ def test_frequencies_follow_the_tempered_distribution():
         ({"top_p": 0.0}, "top_p"),
         ({"min_p": 2.0}, "min_p"),
         ({"prefill_columns": -1}, "prefill_columns"),
+        ({"cache_stages": 0}, "cache_stages"),
     ],
 )
 def test_mistakes_are_named(options, name):
