@@ -267,8 +267,6 @@ def check_run(options: Any) -> None:
         raise UserError(f"--seeds {options.seeds} must be at least 1")
     if options.record and options.smoke:
         raise UserError("--record keeps whole runs only: drop --smoke or --record")
-    if options.add and not options.record:
-        raise UserError("--add completes a record: give --record with it, or drop it")
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -307,6 +305,8 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     check_run(options)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
+    if options.add and not options.record:
+        raise UserError("--add completes a record: give --record with it, or drop it")
     check_model(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:

@@ -163,7 +163,7 @@ def test_two_steps(slug, folder, tmp_path):
         ("mua_rl", "{model} --data retail:{folder}/desk --eval-samples 2", "--eval-samples 2: pass.4 needs 4"),
         (
             "tool_star --arm no_cold_start", "{model} {rows} --tools calculator",
-            "no_cold_start is of the embedded world; give --arm accuracy",
+            "no_cold_start, sft and single_tool are of the embedded world; give --arm accuracy",
         ),
         ("ufo", "{model} {rows} --max-new-tokens 9000", "need .* columns, the model's context"),
         ("supo", "--data x", "unknown flag|Unrecognized|--data"),
