@@ -8,16 +8,16 @@ may be, and what lies there, is said by ``host_places``.
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import recipes
+from jaxrl_llm.benches import load_model
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.episodes import episode_rewards
 from jaxrl_llm.rollout.host_episodes import HostEpisodes, make_host_episodes, only_on_host
@@ -101,12 +101,6 @@ def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> Non
         )
 
 
-@lru_cache(maxsize=1)
-def _loaded(folder: str, mesh: str) -> job.Model:
-    """All arms share the weights, and what is compiled for the policy."""
-    return job.load_model(folder, mesh=meshes.parse_mesh(mesh) if mesh else None)
-
-
 def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
     """``settings.trained(rows, prompt_tokens=...)`` as ``arenas.make_grpo`` wants it, of episodes of these settings."""
     return lambda rows: settings.trained(rows, prompt_tokens=rows.tokens.shape[1] - settings.max_new_tokens)
@@ -154,7 +148,7 @@ def make_plan(
     if not pathlib.Path(settings.model).is_dir():
         raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
                         "give --model DIR of a Hugging Face model")  # fmt: skip
-    model = _loaded(settings.model, settings.mesh)
+    model = load_model(settings.model, settings.mesh)
     train, held = open_place(settings, model.tokenizer, opened)
     _check_columns((train, held), settings, model.config.max_positions)
     player = partial(
