@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
-from jaxrl_llm.train.step import LossFn
+from jaxrl_llm.train.step import LossFn, numbered
 from jaxrl_llm.types import Batch, Metrics, Params
 
 
@@ -35,7 +35,7 @@ def per_device_loss(loss: LossFn, mesh: Mesh) -> LossFn:
     parts = batch_parts(mesh)
 
     def alone(flat: Array, unravel: Any, batch: Batch) -> tuple[Array, Array, Metrics]:
-        value, metrics = loss(unravel(flat), batch)
+        value, metrics = loss(unravel(flat), batch._replace(group_ids=numbered(batch.group_ids)))
         tokens = jnp.sum(batch.mask.astype(jnp.float32))
         return jax.tree.map(lambda x: x[None], (value, tokens, metrics))
 

@@ -28,13 +28,14 @@ def split_rows(tree: Any, parts: int) -> Any:
     return jax.tree.map(split, tree)
 
 
+def numbered(ids: Array) -> Array:
+    """The groups of a part of a batch numbered anew: ids lie below the number of its rows."""
+    return jnp.unique(ids, return_inverse=True, size=ids.shape[0])[1].astype(ids.dtype)
+
+
 def split_batch(batch: Batch, parts: int) -> Batch:
-    """``split_rows`` with groups numbered anew in each part: ids lie below the number of its rows."""
+    """``split_rows`` with groups ``numbered`` anew in each part."""
     split = split_rows(batch, parts)
-
-    def numbered(ids: Array) -> Array:
-        return jnp.unique(ids, return_inverse=True, size=ids.shape[0])[1].astype(ids.dtype)
-
     return split._replace(group_ids=jax.vmap(numbered)(split.group_ids))
 
 

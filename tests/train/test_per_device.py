@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.estimates import make_policy_loss
+from jaxrl_llm.train.estimates import make_policy_loss, score_tokens
 from jaxrl_llm.train.per_device import per_device_loss
 from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.step import accumulate
@@ -62,6 +62,22 @@ def test_the_gradient_is_one_sum():
     size = sum(x.size for x in jax.tree.leaves(params))
     assert sum(f"f32[{size}]" in shapes for shapes in sums) == 1
     assert not any(len(re.findall(r"f32\[\d+,\d+", shapes)) for shapes in sums)  # no matrix by itself
+
+
+def test_groups_are_numbered_below_the_rows_of_a_device():
+    policy, params, _ = small_model()
+
+    def loss(params, rows):
+        logp, _ = score_tokens(policy, params, rows)
+        alone = jnp.sum(jnp.where(rows.mask, logp * rows.advantages, 0.0), axis=1)
+        groups = jax.ops.segment_sum(alone, rows.group_ids, num_segments=rows.tokens.shape[0])  # beyond: dropped
+        return jnp.sum(groups**2) / rows.total, {}
+
+    rows = batch()
+    wanted = compiled(loss, params, rows)(params, rows)
+    found = compiled(per_device_loss(loss, meshes.parse_mesh("data=4")), params, rows)(params, rows)
+    assert float(wanted[1]) > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), found, wanted)
 
 
 def test_rows_must_divide():
