@@ -119,7 +119,7 @@ def load_model(name: str, mesh: str) -> job.Model:
     Args:
       mesh: as of the command line; empty: one device.
     """
-    return job.load_model(name, mesh=meshes.parse_mesh(mesh) if mesh else None)
+    return job.load_model(name, mesh=meshes.given_mesh(mesh))
 
 
 @lru_cache(maxsize=8)

@@ -307,7 +307,7 @@ def main(settings: Settings) -> int:
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
         check(settings)
-    mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
+    mesh = meshes.given_mesh(settings.mesh)
     if mesh is not None:
         meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
     if settings.rollout_mesh:

@@ -55,6 +55,11 @@ def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
     return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
 
 
+def given_mesh(spec: str) -> Mesh | None:
+    """``parse_mesh`` of a flag that may be empty: None is one device."""
+    return parse_mesh(spec) if spec else None
+
+
 def batch_parts(mesh: AnyMesh) -> int:
     """How many ways the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in BATCH)

@@ -100,7 +100,7 @@ def check_sizes(settings: Any, microbatches: int) -> None:
     """
     if microbatches < 0:
         raise UserError(f"--microbatches {microbatches} must not be negative; 0 chooses")
-    mesh = meshes.parse_mesh(settings.mesh) if settings.mesh else None
+    mesh = meshes.given_mesh(settings.mesh)
     sizes = {name: getattr(settings, name, 0) for name in ("prompts_per_step", "rows_per_step")}
     sizes = {flags.spell(name): size for name, size in sizes.items() if size}  # a stage has the one or the other
     if sizes and microbatches and all(size % microbatches for size in sizes.values()):
