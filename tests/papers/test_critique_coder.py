@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import critique, curricula, recipes
-from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.errors import UserError
 from tests.verifiers.test_labels import _rows
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=8, max_new_tokens=16)
@@ -25,6 +26,12 @@ def test_labels_compare_answers():
     ]
     # a wrong candidate may be right by luck: guesses and slips that cancel
     assert 0.45 < shares[0] < 0.65 and shares[1] > 0.85
+
+
+def test_slips_are_of_chains_only():
+    rng = np.random.default_rng(0)
+    with pytest.raises(UserError, match="not of countdown: --data chain"):
+        chain.flawed(rng, countdown.make(rng, 3))
 
 
 def test_shares_are_exact_and_the_same_every_time():

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks.countdown import apply
+from jaxrl_llm.errors import UserError
 
 LEVELS = (1, 2, 3, 4, 5)  # how many operations
 MODULI = (7, 10, 11)
@@ -53,7 +54,13 @@ def direct(problem: Problem) -> str:
 
 
 def flawed(rng: np.random.Generator, problem: Problem) -> str:
-    """One slip in a random step, carried on; or, in a fifth of the cases, a guess without scratchpad."""
+    """One slip in a random step, carried on; or, in a fifth of the cases, a guess without scratchpad.
+
+    Raises:
+      UserError: for a problem of another task.
+    """
+    if problem.task != "chain":
+        raise UserError(f"attempts with a slip are made of arithmetic chains, not of {problem.task}: --data chain")
     a = problem.answer
     if rng.random() < 0.2:
         return f"#{rng.integers(a['modulus'])}"
