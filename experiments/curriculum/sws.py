@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from jaxrl_llm import curricula, experiment, recipes, synthesis
 from jaxrl_llm.advantages import group
+from jaxrl_llm.data.tasks import chain_concepts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,8 @@ CURVES = ("eval/accuracy", "eval/accuracy_6", "reward/mean", "group/degenerate_f
 def build(settings: Settings) -> experiment.Plan:
     """The second round: one online stage from the first round's parameters, on the old and the arm's new problems."""
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
+    if settings.aim is not None:
+        chain_concepts.check_chains(problems)  # before the first round is trained
     first = synthesis.first_round(settings, settings.epochs)
     if settings.aim is not None:
         aim = settings.aim(problems, first, settings.new_problems)

@@ -5,9 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import sws
 from jaxrl_llm import curricula, recipes, synthesis
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.tasks import chain, chain_concepts
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.samplers import weakness
 
 
@@ -89,3 +91,9 @@ def test_aims():
     assert synthesis.at_failures(problems, first, 10).budgets == {2: 0, 3: 10}
     learnt = first._replace(history=np.ones((4, 2)))
     assert synthesis.at_weakness(problems, learnt, 10) == synthesis.everywhere(problems, learnt, 10)
+
+
+def test_other_problems_are_refused_before_the_first_round():
+    settings = sws.Settings(data="countdown", levels=(3,), train_problems=8, eval_problems=8, max_new_tokens=16)
+    with pytest.raises(UserError, match="not of countdown: --data chain"):
+        sws.build(settings)

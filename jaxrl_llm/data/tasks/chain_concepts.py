@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 
 OPERATORS = "+-*"
 
@@ -13,6 +14,13 @@ OPERATORS = "+-*"
 def names(levels: Sequence[int]) -> tuple[str, ...]:
     """All concepts of chains with these numbers of operations."""
     return (*(f"m{m}" for m in chain.MODULI), *OPERATORS, *(f"depth{k}" for k in levels))
+
+
+def check_chains(problems: Sequence[Problem]) -> None:
+    """UserError unless all problems are arithmetic chains, the only ones whose concepts are known."""
+    others = sorted({p.task for p in problems} - {"chain"})
+    if others:
+        raise UserError(f"concepts are known of arithmetic chains, not of {', '.join(others)}: --data chain")
 
 
 def concepts_of(problem: Problem) -> tuple[str, ...]:
