@@ -102,6 +102,8 @@ class Policy(NamedTuple):
     * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.
     * ``hidden_groups(params, prompts, responses) -> (hidden[P, L, D], hidden[P * G, N, D])`` where the model has it:
       both are ``(tokens, positions, segment_ids)``, and the ``G`` responses beside each other follow one prompt.
+    * ``unstack(params) -> params`` where the model has it: the same for ``extend`` and ``unembed`` alone, so laid out
+      that a loop of many steps reads them where they lie; see ``for_steps``.
     """
 
     init: Callable[..., Params]
@@ -112,6 +114,11 @@ class Policy(NamedTuple):
     repeat_cache: Callable[..., Cache]
     vocab_size: int
     hidden_groups: Callable[..., tuple[Array, Array]] | None = None
+    unstack: Callable[[Params], Params] | None = None
+
+    def for_steps(self, params: Params) -> Params:
+        """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""
+        return params if self.unstack is None else self.unstack(params)
 
 
 class Sampler(NamedTuple):

@@ -14,16 +14,20 @@ UNROLLED = 6  # so few layers have an array each: the products read it where it 
 def init_cache(config: ModelConfig, dtype, int8: bool, batch: int, length: int) -> Cache:
     """An empty cache: keys and values ``[B, G, C, K]`` of each layer, with ``int8`` their scales ``[B, G, C]``.
 
-    The layers are a tuple, or more than ``UNROLLED`` of them the first axis of one array.
+    The layers are a tuple, or more than ``UNROLLED`` of them the first axis of one array. In a tuple keys are
+    ``[B, G, K, C]``: what the product of one query with all of them reads without turning it (four times as fast on a
+    CPU; an accelerator chooses the order in memory itself).
     """
     layers, shape = config.num_layers, (batch, config.num_kv_heads, length, config.head_dim)
+    turned = (*shape[:2], *shape[:1:-1])
 
     def empty(shape: tuple[int, ...], dtype) -> Array | tuple[Array, ...]:
         if layers > UNROLLED:
             return jnp.zeros((layers, *shape), dtype)
         return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
-    cache = {name: empty(shape, jnp.int8 if int8 else dtype) for name in ("k", "v")}
+    shapes = {"k": shape if layers > UNROLLED else turned, "v": shape}
+    cache = {name: empty(of, jnp.int8 if int8 else dtype) for name, of in shapes.items()}
     if int8:
         cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
     return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
@@ -59,7 +63,7 @@ def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | 
     parts = dict(zip((name, f"{name}_scale"), quantised(new), strict=True)) if scaled else {name: new}
     whole = []
     for part, value in parts.items():
-        kept, of_layer = _put(cache[part], value, layer, column)
+        kept, of_layer = _put(cache[part], value, layer, column, turned=part == "k")
         cache = cache | {part: kept}
         whole.append(of_layer)
     if scaled:
@@ -67,10 +71,14 @@ def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | 
     return cache, whole[0].astype(new.dtype)
 
 
-def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int):
+def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, turned: bool):
     start = (0, 0, column, 0)[: value.ndim]
     if isinstance(arrays, tuple):
-        kept = jax.lax.dynamic_update_slice(arrays[layer], value.astype(arrays[layer].dtype), start)
-        return (*arrays[:layer], kept, *arrays[layer + 1 :]), kept
+        value = value.astype(arrays[layer].dtype)
+        if turned:
+            kept = jax.lax.dynamic_update_slice(arrays[layer], jnp.swapaxes(value, 2, 3), (0, 0, 0, column))
+        else:
+            kept = jax.lax.dynamic_update_slice(arrays[layer], value, start)
+        return (*arrays[:layer], kept, *arrays[layer + 1 :]), jnp.swapaxes(kept, 2, 3) if turned else kept
     kept = jax.lax.dynamic_update_slice(arrays, value.astype(arrays.dtype)[None], (layer, *start))
     return kept, jax.lax.dynamic_index_in_dim(kept, layer, 0, keepdims=False)

@@ -193,6 +193,14 @@ def hidden_and_router(
     return _run(config, how, True, params, tokens, positions, segment_ids)
 
 
+def _unstacked(config: ModelConfig, params: Params) -> Params:
+    """Few layers apart, as ``_extend`` takes them: within a loop each would be cut out of its stack at every step."""
+    if config.num_layers > caches.UNROLLED or isinstance(params["layers"], tuple):
+        return params
+    layers = scanned(config, params)
+    return params | {"layers": tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(config.num_layers))}
+
+
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
@@ -215,13 +223,12 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
-    layers = scanned(config, params)
     if config.num_layers > caches.UNROLLED:
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, stored), _ = jax.lax.scan(step, (x, stored), (layers, indices))
+        (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
-        for index in range(config.num_layers):
-            (x, stored), _ = step((x, stored), (jax.tree.map(lambda a, i=index: a[i], layers), index))
+        for index, layer in enumerate(_unstacked(config, params)["layers"]):
+            (x, stored), _ = step((x, stored), (layer, index))
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 
@@ -277,4 +284,5 @@ def make_policy(
         repeat_cache=caches.repeat_cache,
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
+        unstack=partial(_unstacked, config),
     )

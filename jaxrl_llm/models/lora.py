@@ -108,7 +108,7 @@ def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:
         return {"base": policy.init(keys[0]), "lora": init(config, lora, keys[1])}
 
     reading = {name: run(function) for name, function in policy._asdict().items() if name in _READS_PARAMS and function}
-    return policy._replace(init=start, **reading)
+    return policy._replace(init=start, unstack=None, **reading)
 
 
 def _stored_modules(config: ModelConfig) -> dict[str, str]:

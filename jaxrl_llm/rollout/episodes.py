@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.advantages.returns import discounted_returns
-from jaxrl_llm.rollout.generate import _ends, _prefill
+from jaxrl_llm.rollout.choice import is_end
+from jaxrl_llm.rollout.generate import _prefill
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -211,7 +212,7 @@ def make_episodes(
             raise ValueError(f"{name}={value} must be at least 1")
     if env.action_tokens < 1 or env.observation_tokens < 1:
         raise ValueError(f"action_tokens={env.action_tokens}, observation_tokens={env.observation_tokens}: at least 1")
-    ends = partial(_ends, eos_ids=tuple(end_ids)) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=tuple(end_ids)) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
 
     def rollout(
         params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array, turns: Array | None = None
@@ -221,6 +222,7 @@ def make_episodes(
         rows = prompts * group_size
         if keys.shape != (rows,):
             raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
+        params = policy.for_steps(params)
         cache, logits, positions, segments, following = _prefill(
             policy, params, tokens, valid, group_size, width + max_new_tokens - 1
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.rollout.generate import _ends
+from jaxrl_llm.rollout.choice import is_end
 from jaxrl_llm.rollout.sample import draw
 from jaxrl_llm.types import Cache, Key, Params, Policy
 
@@ -72,7 +72,7 @@ def make_programs(
     temperature: float,
 ) -> Programs:
     """Compiles lazily, once for all worlds of a policy and these sizes; ``decode_tokens`` is ``k``."""
-    ends = partial(_ends, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
     decode = partial(
         _decode, policy, ends, partial(draw, temperature=temperature), (action_tokens, max_new_tokens, decode_tokens),
         pad_id,

@@ -47,6 +47,16 @@ def support(
     return keep | (rank == 0)
 
 
+def first_largest(x: Float[Array, "B V"]) -> Int[Array, " B"]:
+    """``argmax`` of every row as two plain reductions, which a CPU runs several times faster than its one of pairs.
+
+    >>> first_largest(jnp.array([[1.0, 3.0, 3.0], [-jnp.inf, -jnp.inf, -jnp.inf]])).tolist()
+    [1, 0]
+    """
+    ids = jnp.arange(x.shape[1], dtype=jnp.int32)
+    return jnp.min(jnp.where(x == jnp.max(x, axis=1, keepdims=True), ids, x.shape[1] - 1), axis=1)
+
+
 def draw(
     logits: Float[Array, "B V"],
     keys: Key,
@@ -81,6 +91,6 @@ def draw(
     if drawn is not False:
         noise = jax.vmap(lambda k: jax.random.gumbel(k, logits.shape[1:], jnp.float32))(keys)
         allowed = allowed + (noise if drawn is True else jnp.where(drawn, noise, 0.0))
-    tokens = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
+    tokens = first_largest(allowed)
     picked = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
     return tokens, picked - jax.nn.logsumexp(scaled, axis=-1)

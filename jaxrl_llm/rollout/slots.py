@@ -13,21 +13,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
-from jaxrl_llm.rollout.generate import (
-    Choice,
-    Reading,
-    _assemble,
-    _prefill,
-    check_columns,
-    check_keys,
-    choose,
-    make_choice,
-    unread,
-)
+from jaxrl_llm.rollout.choice import Choice, Reading, choose, make_choice, unread
+from jaxrl_llm.rollout.decode import rows_axis, take_rows
+from jaxrl_llm.rollout.generate import _assemble, _prefill, check_columns, check_keys
 from jaxrl_llm.types import Cache, Key, Params, Policy, Trajectories
 
 
@@ -174,6 +166,7 @@ def make_engine(
             more = waiting | (jnp.sum(p.slots.alive.astype(jnp.int32)) > leave)
             return more if last is None else more & (p.step < last)
 
+        params = policy.for_steps(params)
         return jax.lax.while_loop(goes_on, lambda p: _step(policy, how, params, admit(params, p)), progress)
 
     return Engine(partial(_start, policy, how, group_size, slots, together, max_new_tokens), run, result)
@@ -186,26 +179,13 @@ def finished(progress: Progress) -> Bool[Array, " Q"]:
 
 def shrunk(policy: Policy, progress: Progress, slots: int) -> Progress:
     """The same in fewer slots; at most so many responses may be unfinished, the others would be lost."""
-    now, rows = progress.slots, _rows(policy)
+    now = progress.slots
     if slots > now.alive.shape[0]:
         raise ValueError(f"slots={slots} are more than the {now.alive.shape[0]} there are")
     kept = jnp.argsort(~now.alive, stable=True)[:slots]
-    cache = jax.tree.map(lambda x, axis: jnp.take(x, kept, axis=axis), now.cache, rows)
+    cache = take_rows(policy, now.cache, kept)
     others = jax.tree.map(lambda x: x[kept], now._replace(cache=()))
     return progress._replace(slots=others._replace(cache=cache))
-
-
-def _rows(policy: Policy) -> PyTree:
-    """Of every array of the policy's cache: which axis is rows."""
-    few, many = (jax.eval_shape(partial(policy.init_cache, rows, 5)) for rows in (2, 3))
-
-    def differs(a, b) -> int:
-        found = [i for i, (x, y) in enumerate(zip(a.shape, b.shape, strict=True)) if x != y]
-        if len(found) != 1:
-            raise ValueError(f"an array {a.shape} of the cache has no axis for rows: it cannot be refilled")
-        return found[0]
-
-    return jax.tree.map(differs, few, many)
 
 
 def _start(
@@ -305,7 +285,7 @@ def _filled(policy: Policy, cache: Cache, slot: Array, prompts: Cache, prompt: A
 
     Only ``segment_ids`` says what is empty, so of all else just the prompt's columns are written.
     """
-    rows = _rows(policy)
+    rows = rows_axis(policy)
     gap = cache["segment_ids"].shape[1] - prompts["segment_ids"].shape[1]
     prompts = prompts | {"segment_ids": jnp.pad(prompts["segment_ids"], ((0, 0), (0, gap)))}
 

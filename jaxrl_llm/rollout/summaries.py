@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout.choice import is_end
 from jaxrl_llm.rollout.episodes import Env, _act, _append, _loop, _record, _Row, _start
-from jaxrl_llm.rollout.generate import _ends, _prefill
+from jaxrl_llm.rollout.generate import _prefill
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
@@ -284,7 +285,7 @@ def _make(
     for name, value in (("max_turns", max_turns), ("group_size", group_size)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-    ends = partial(_ends, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
 
     def rollout(params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
         width, rows = tokens.shape[1], tokens.shape[0] * group_size
@@ -295,6 +296,7 @@ def _make(
         new, ring = new_tokens(context, env, **sizes), widest(context, env, **sizes)
         room = max(env.observation_tokens + len(context.instruction), width + context.summary_tokens)
         wide = _with_room(env, room)
+        params = policy.for_steps(params)
         cache, logits, positions, segments, following = _prefill(policy, params, tokens, valid, group_size, ring)
         lined, there = (jnp.repeat(x, group_size, axis=0) for x in given.right_padded(tokens, valid, pad_id=pad_id))
         prompt = _Prompt(lined, jnp.sum(there.astype(jnp.int32), axis=1))

@@ -196,3 +196,20 @@ def test_what_padding_holds_does_not_matter(filler):
     )
     assert np.isfinite(changed).all()
     np.testing.assert_allclose(changed[np.asarray(real)], plain[np.asarray(real)], atol=1e-6)
+
+
+@pytest.mark.parametrize("layers", [2, 7])  # beside each other, stacked
+def test_parameters_laid_out_for_a_loop_give_the_same(layers):
+    config = small_config(num_layers=layers)
+    policy = make_policy(config)
+    params, tokens = policy.init(jax.random.key(0)), jnp.array([[3, 4, 5]], jnp.int32)
+    parts = (tokens, jnp.arange(3, dtype=jnp.int32)[None], jnp.ones((1, 3), jnp.int32), jnp.int32(0))
+    apart = policy.for_steps(params)
+    assert isinstance(apart["layers"], tuple) == (layers == 2)
+    assert policy._replace(unstack=None).for_steps(params) is params
+    for given in (apart, policy.for_steps(apart)):
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            policy.extend(given, policy.init_cache(1, 3), *parts),
+            policy.extend(params, policy.init_cache(1, 3), *parts),
+        )

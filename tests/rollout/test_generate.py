@@ -8,7 +8,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.sample import draw, support
+from jaxrl_llm.rollout.sample import draw, first_largest, support
 from tests.models_for_tests import FAMILIES, small_model
 
 EOS = (2, 5)
@@ -84,10 +84,49 @@ def test_a_cache_that_grows_gives_the_same(family):
     whole = _sample(family, new=7)
     lengths = np.asarray(whole.mask.sum(axis=1))
     assert lengths.min() < 3 < 7 == lengths.max()  # some end in the first stage, some in none
-    for options in ({"cache_stages": 3}, {"cache_stages": 9, "early_exit": False}):
+    for options in (
+        {"cache_stages": 3},
+        {"cache_stages": 9, "early_exit": False},
+        {"cache_stages": 2, "row_stages": 3},
+    ):
         grown = _sample(family, new=7, **options)
         jax.tree.map(np.testing.assert_array_equal, grown._replace(sampler_logp=0), whole._replace(sampler_logp=0))
         np.testing.assert_allclose(grown.sampler_logp, whole.sampler_logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family, stages",
+    [("qwen3", 2), ("qwen3", 9), pytest.param("gemma2", 3, marks=pytest.mark.slow)],
+)
+def test_a_batch_that_shrinks_gives_the_same(family, stages):
+    """Whatever ends first: every row keeps its key, its temperature, its cache and its place."""
+    warmth = jnp.linspace(0.6, 1.6, 9).astype(jnp.float32)
+    settings = {"new": 12, "temperature": warmth, "top_p": jnp.full((9,), 0.95, jnp.float32)}
+    whole = _sample(family, **settings)
+    lengths = np.asarray(whole.mask.sum(axis=1))
+    assert len(set(lengths.tolist())) > 2 and (np.diff(lengths) > 0).any() and (np.diff(lengths) < 0).any()
+    shrunk = _sample(family, row_stages=stages, **settings)
+    jax.tree.map(np.testing.assert_array_equal, shrunk._replace(sampler_logp=0), whole._replace(sampler_logp=0))
+    np.testing.assert_allclose(shrunk.sampler_logp, whole.sampler_logp, atol=1e-5)
+
+
+def test_a_batch_that_shrinks_runs_fewer_rows():
+    """Counted where the tokens are: no batch is larger than its stage allows."""
+    policy, params, _ = small_model()
+    seen = []
+
+    def extend(params, cache, tokens, *rest):
+        jax.debug.callback(lambda t: seen.append(t.shape), tokens)
+        return policy.extend(params, cache, tokens, *rest)
+
+    keys = sample_keys(jax.random.key(0), 4, jnp.asarray([10, 11, 12], jnp.int32), 3)
+    out = generate(
+        policy._replace(extend=extend), params, PROMPTS, VALID, keys, group_size=3, max_new_tokens=9, eos_ids=EOS,
+        row_stages=9,
+    )  # fmt: skip
+    jax.effects_barrier()
+    alive = np.asarray(out.mask).sum(axis=0)[4:]
+    assert [rows for rows, columns in seen if columns == 1] == [rows for rows in alive[:-1] if rows]
 
 
 def test_sample_depends_on_run_step_prompt_and_sample_only():
@@ -170,6 +209,12 @@ def test_prompts_read_in_parts_give_the_same():
         np.testing.assert_allclose(found.sampler_logp, whole.sampler_logp, atol=1e-5)
 
 
+def test_first_largest_is_argmax():
+    x = jnp.round(4 * jax.random.normal(jax.random.key(0), (64, 33)))  # with ties
+    x = x.at[0].set(-jnp.inf).at[1, 5].set(jnp.inf)
+    np.testing.assert_array_equal(first_largest(x), jnp.argmax(x, axis=1))
+
+
 def test_frequencies_follow_the_tempered_distribution():
     n = 20000
     tokens, logp = draw(jnp.tile(LOGITS, (n, 1)), jax.random.split(jax.random.key(1), n), temperature=2.0)
@@ -189,6 +234,8 @@ def test_frequencies_follow_the_tempered_distribution():
         ({"min_p": 2.0}, "min_p"),
         ({"prefill_columns": -1}, "prefill_columns"),
         ({"cache_stages": 0}, "cache_stages"),
+        ({"row_stages": 0}, "row_stages"),
+        ({"row_stages": 2, "early_exit": False}, "row_stages"),
     ],
 )
 def test_mistakes_are_named(options, name):
