@@ -73,7 +73,7 @@ def run_ours(kind: str, steps: int) -> list[float]:
     def rollout(params, tokens, valid, keys, ids):
         return generate(
             policy, params, tokens, valid, keys, group_size=shared.GROUP, max_new_tokens=shared.NEW,
-            eos_ids=shared.end_ids(kind), problem_ids=ids,
+            eos_ids=shared.end_ids(kind), problem_ids=ids, **shared.STAGES,
         )  # fmt: skip
 
     def score(trajectories):

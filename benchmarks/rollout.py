@@ -5,9 +5,10 @@
 A random model of 4 layers, width 256, ff 1024, 8 heads / 4 KV heads, vocabulary 2048, float32; 16 prompts x 4 samples,
 32 prompt and at most 128 new tokens. ``fixed``: no id ends a response. ``geometric``: 20 ids do, about one token in a
 hundred. ``queue`` is geometric with 64 prompts x 4, more responses than slots. ``per_core``: lock-step with every core
-a device that has its own rows (``rollout.per_device``); the others are one device with as many threads. The sides run
-by turns as processes of their own on the same cores; compilation is left out. Seconds are wall time and, since other
-work on the machine does not count there, the time of the processor. The record goes to results/benchmarks/rollout.json.
+a device that has its own rows (``rollout.per_device``), and a cache that grows and a batch that shrinks in four stages
+each; the others are one device with as many threads. The sides run by turns as processes of their own on the same
+cores; compilation is left out. Seconds are wall time and, since other work on the machine does not count there, the
+time of the processor. The record goes to results/benchmarks/rollout.json.
 """
 
 import argparse
@@ -25,6 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks" / "rollout.json"
 PROMPTS, GROUP, WIDTH, NEW, VOCAB, ENDS = 16, 4, 32, 128, 2048, 20
 SHAPE = {"num_layers": 4, "num_heads": 8, "num_kv_heads": 4, "head_dim": 32}
+STAGES = {"cache_stages": 4, "row_stages": 4}  # of ``per_core``
 KINDS = (("fixed", 1), ("geometric", 1), ("queue", 4))  # and how many times as many prompts
 
 
@@ -100,7 +102,7 @@ def run_ours(slots: int, repeats: int, cores: bool = False) -> dict:
         prompts = jnp.asarray(prompt_rows(times), jnp.int32)
         settings = {"group_size": GROUP, "max_new_tokens": NEW, "eos_ids": end_ids(kind)}
         sides = {"lock_step": generate, "slots": partial(generate_in_slots, slots=slots)}
-        for side, rollout in {"per_core": generate}.items() if cores else sides.items():
+        for side, rollout in {"per_core": partial(generate, **STAGES)}.items() if cores else sides.items():
 
             def rows(params, tokens, valid, keys, ids, rollout=rollout, settings=settings):
                 return rollout(policy, params, tokens, valid, keys, problem_ids=ids, **settings)

@@ -27,7 +27,7 @@ from jaxrl_llm.planning import live
 from jaxrl_llm.rollout import view
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.samplers.epochs import make_epochs
-from jaxrl_llm.settings import Settings, check, located, parse, run_folder
+from jaxrl_llm.settings import Settings, by_device, check, located, parse, run_folder
 from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, relayout, report, transcripts
 from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.evaluate import Evaluation, evaluate
@@ -117,7 +117,7 @@ def make_rollout(
     Where rollouts have a layout of their own, its weights are those of ``make_move``.
     """
     layout = rollout_layout(settings, mesh)
-    apart = layout is not None and settings.slots > 0
+    apart = layout is not None and by_device(settings)
     if apart or layout != mesh:
         make = job.policy_maker(None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention)
         policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
@@ -129,6 +129,8 @@ def make_rollout(
         temperature=settings.temperature,
         stop=settings.stop,
         slots=settings.slots,
+        cache_stages=settings.cache_stages,
+        row_stages=settings.row_stages,
         **training,
     )
     rollout = per_device(rollout, layout) if apart else job.split_rows(rollout, layout)
@@ -147,7 +149,7 @@ def make_move(settings: Settings, model: job.Model, mesh: Mesh | None, *, few_bi
         layout,
         compute_dtype=jnp.dtype(settings.compute),
         few_bits=few_bits,
-        whole=settings.slots > 0,
+        whole=by_device(settings),
     )
 
 

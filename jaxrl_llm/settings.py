@@ -45,6 +45,8 @@ class Settings:
     # responses that decode at once, on a mesh of each device, the next takes the place of one that ended; 0: all of
     # them, in lock-step
     slots: int = 0
+    cache_stages: int = 1  # steps in which a rollout's cache grows: a token reads the columns there are so far
+    row_stages: int = 1  # steps in which a rollout's batch shrinks as responses end, on a mesh that of each device
     int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
     # training samples from weights in few bits, made anew at every step; tokens are then weighted by min(ratio, 2)
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
@@ -70,6 +72,7 @@ def check(settings: Settings) -> None:
     """Raises UserError for a number out of range."""
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
+    least |= {"cache_stages": 1, "row_stages": 1}
     least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
@@ -89,6 +92,10 @@ def check(settings: Settings) -> None:
             raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
     if settings.strict and settings.microbatches > 1:
         raise UserError(f"--strict scores whole batches; drop --microbatches {settings.microbatches}")
+    for name in ("cache_stages", "row_stages"):
+        other = "--strict, which has no cache" if settings.strict else f"--slots {settings.slots}"
+        if (settings.strict or settings.slots) and (value := getattr(settings, name)) > 1:
+            raise UserError(f"{flags.spell(name)} {value} is of rollouts in lock-step; drop it, or {other}")
     if settings.optimiser == "muon" and settings.lora:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
     if settings.rollout_weights:
@@ -113,11 +120,17 @@ def check_layouts(settings: Settings) -> None:
     elif not settings.hosts:
         raise UserError(f"{given} is another layout of the devices of --mesh, which is empty; give both, or drop it")
     repeated = [f"{axis}={sizes[axis]}" for axis in ("context", "tensor") if sizes[axis] > 1]
-    if settings.slots and repeated:
+    if by_device(settings) and repeated:
+        flag = f"--slots {settings.slots}" if settings.slots else f"--row-stages {settings.row_stages}"
         raise UserError(
-            f"--slots {settings.slots} are those of each device by itself, of which {','.join(repeated)} in {given} "
-            f"would repeat each other's rows; give --rollout-mesh data={math.prod(sizes.values())}, or drop --slots"
+            f"{flag} is of each device by itself, of which {','.join(repeated)} in {given} would repeat each other's "
+            f"rows; give --rollout-mesh data={math.prod(sizes.values())}, or drop {flag}"
         )
+
+
+def by_device(settings: Settings) -> bool:
+    """Whether every device of a mesh runs a rollout of its own, for its rows alone."""
+    return settings.slots > 0 or settings.row_stages > 1
 
 
 def located(settings: Settings) -> Settings:

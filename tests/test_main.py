@@ -77,8 +77,9 @@ def test_slots_train_on_the_same_samples(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
-def test_slots_of_every_device_of_a_mesh(rank):
-    settings = Settings(max_new_tokens=6, slots=2, mesh="data=2,fsdp=2", lora=rank)
+@pytest.mark.parametrize("how", [{"slots": 2}, {"row_stages": 2, "cache_stages": 2}], ids=["slots", "stages"])
+def test_rollouts_of_every_device_of_a_mesh(rank, how):
+    settings = Settings(max_new_tokens=6, mesh="data=2,fsdp=2", lora=rank)
     found = []
     for spec in ("", settings.mesh):
         mesh = parse_mesh(spec) if spec else None
@@ -87,7 +88,7 @@ def test_slots_of_every_device_of_a_mesh(rank):
         tokens = jnp.asarray([model.tokenizer.encode(f"m10 {i}+{i}=>") for i in range(4)], jnp.int32)
         ids = jnp.arange(4, dtype=jnp.int32)
         given = (tokens, tokens >= 0, jax.random.split(jax.random.key(0), 8), ids)
-        one = dataclasses.replace(settings, slots=2 if spec else 0)
+        one = dataclasses.replace(settings, **how if spec else {})
         found.append(jax.jit(make_rollout(one, model, 2, mesh))(params, *given))
     jax.tree.map(np.testing.assert_array_equal, *(rows._replace(sampler_logp=0) for rows in found))
 
@@ -226,8 +227,15 @@ def _bad(tmp_path, case):
         ),
         "rollout mesh and slots": (
             ["--mesh", "fsdp=4", "--rollout-mesh", "data=2,tensor=2", "--slots", "4"],
-            "give --rollout-mesh data=4, or drop --slots",
+            "give --rollout-mesh data=4, or drop --slots 4",
         ),
+        "rollout mesh and stages": (
+            ["--mesh", "fsdp=4", "--rollout-mesh", "data=2,tensor=2", "--row-stages", "4"],
+            "give --rollout-mesh data=4, or drop --row-stages 4",
+        ),
+        "stages of slots": (["--slots", "4", "--row-stages", "2"], "--row-stages 2 is of rollouts in lock-step"),
+        "strict stages": (["--strict", "--cache-stages", "2"], "drop it, or --strict"),
+        "no stage": (["--row-stages", "0"], "--row-stages 0"),
         "strict rollout mesh": (["--strict", "--rollout-mesh", "data=2"], "drop --rollout-mesh data=2"),
         "no write permission": (["--out", str(file / "run")], "cannot be written"),
         "nothing to resume": (["--resume", str(tmp_path)], "no settings.json"),
@@ -257,6 +265,7 @@ CASES = (
     "negative gap", "muon and adapter", "large seed", "no folder to resume",
     "rollout mesh alone", "rollout mesh of others", "rollout mesh axis", "rollout mesh rows",
     "rollout mesh and slots", "strict rollout mesh",
+    "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

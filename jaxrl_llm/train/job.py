@@ -220,6 +220,8 @@ def make_rollout(
     temperature: float,
     stop: Sequence[str] = (),
     slots: int = 0,
+    cache_stages: int = 1,
+    row_stages: int = 1,
     few_bits: str = "",
     strict: Callable[..., tuple[Array, Array]] | None = None,
 ) -> Callable[..., Trajectories]:
@@ -228,13 +230,16 @@ def make_rollout(
     Args:
       stop: texts that end a response beside the end ids; a response keeps them, and so do its tokens.
       slots: responses that decode at once, see ``rollout.slots``; 0: all of them, in lock-step. The samples are alike.
+      cache_stages, row_stages: of rollouts in lock-step, see ``rollout.generate``.
       few_bits: one of ``quantised.TYPES``: the rollout reads a copy of the weights in it; empty: the weights.
       strict: the trainer's scoring function, which then samples, see ``rollout.strict``; None: the cache does.
     """
     found = None
     if stop:
         found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
-    decode = partial(generate_in_slots, slots=slots) if slots else generate
+    decode = partial(generate, cache_stages=cache_stages, row_stages=row_stages)
+    if slots:
+        decode = partial(generate_in_slots, slots=slots)
     if strict is not None:
         decode = partial(generate_strict, score=strict)
 
