@@ -18,7 +18,7 @@ from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 
 METRICS = ("eval/accuracy", "eval/tokens", "eval/wrong_tokens")
-CURVES = ("eval/accuracy", "eval/tokens", "reward/mean", "policy/entropy")
+PANELS = ("eval/accuracy", "eval/tokens", "policy/entropy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     record.write_json(out / "results.json", whole)
     table = results.table(found, METRICS)
     (out / "table.md").write_text(table)
-    plots.plot(out / "plot.png", found, CURVES, f"{family}: {common.data}, {common.steps} steps")
+    plots.plot_rows(out / "plot.png", found, PANELS, f"{family}: {common.data}, {common.steps} steps")
     if common.record:
         cli.keep_copy(whole, out / "plot.png", pathlib.Path("results/compare"), family)
     print(f"\n{table}\nresults in {out}")

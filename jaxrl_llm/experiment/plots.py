@@ -1,4 +1,7 @@
-"""One figure an experiment: curves per arm, mean over seeds with its 95 % band, every seed as a thin line."""
+"""One figure an experiment: curves per arm, mean over seeds with its 95 % band, every seed as a thin line.
+
+And one figure a comparison: a row for every method, with its interval and its paired difference to the baseline.
+"""
 
 import pathlib
 import warnings
@@ -43,6 +46,45 @@ def _lines(axis, results: Results, metric: str, colours) -> None:
         axis.fill_between(steps, mean - half, mean + half, alpha=0.15, color=colours[name], lw=0)
         axis.plot(steps, mean, lw=1.8, color=colours[name], label=name)
     axis.set_xlabel("step")
+
+
+def _rows(axis, values: dict[str, np.ndarray], names: list[str]) -> None:
+    """A row for every name: one dot a seed, the mean with its interval."""
+    for k, name in enumerate(names):
+        found, colour = interval(values[name]), "tab:blue" if k else "black"
+        axis.plot(values[name], np.full(len(values[name]), k), ".", ms=4, alpha=0.35, color=colour)
+        ends = np.nan_to_num([[found.mean - found.low], [found.high - found.mean]])
+        axis.errorbar([found.mean], [k], xerr=ends, fmt="o", ms=5, capsize=3, color=colour)
+    axis.grid(alpha=0.3)
+
+
+def plot_rows(path: pathlib.Path, results: Results, metrics, title: str) -> None:
+    """Final values of many methods: the baseline above, the others by their mean of the first metric.
+
+    The second panel is the difference to the baseline in the first metric, seed by seed.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    baseline, *others = results.arms
+    found = {m: {n: np.asarray(arm.metrics.get(m, []), float) for n, arm in results.arms.items()} for m in metrics}
+    first = found[metrics[0]]
+    names = [baseline, *sorted(others, key=lambda name: -np.nan_to_num(interval(first[name]).mean, nan=-np.inf))]
+    paired = {n: first[n] - first[baseline] if len(first[n]) == len(first[baseline]) else np.empty(0) for n in names}
+    panels = {metrics[0]: first, f"{metrics[0]} - {baseline}": paired} | {m: found[m] for m in metrics[1:]}
+    size = (3.6 * len(panels) + 1.5, 0.27 * len(names) + 1.4)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for axis, (metric, values) in zip(axes.flat, panels.items(), strict=True):
+        _rows(axis, values, names)
+        axis.axvline(interval(values[baseline]).mean, ls="--", lw=1, color="black")
+        axis.set_title(metric, fontsize=9)
+    axes.flat[0].set_yticks(range(len(names)), names, fontsize=8)
+    axes.flat[0].invert_yaxis()
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def plot(path: pathlib.Path, results: Results, metrics, title: str) -> None:

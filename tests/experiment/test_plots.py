@@ -37,3 +37,20 @@ def test_metrics_that_an_arm_lacks_leave_room(tmp_path):
     found = Results({"base": arm([0.2, 0.3]), "other": arm([5.0], metric="eval/tokens")})
     plots.plot(tmp_path / "plot.png", found, ("eval/accuracy", "eval/tokens", "none", "neither"), "four panels")
     assert (tmp_path / "plot.png").stat().st_size > 5000
+
+
+def test_rows_of_a_comparison_are_sorted_below_the_baseline(tmp_path, monkeypatch):
+    """The order of the rows, and the differences seed by seed: read off what is drawn."""
+    drawn = []
+    monkeypatch.setattr(plots, "_rows", lambda axis, values, names: drawn.append((values, list(names))))
+    arms = {"base": [0.2, 0.3], "worse": [0.1, 0.25], "better": [0.5, 0.3], "failed": [NAN, NAN]}
+    found = Results({name: arm(values) for name, values in arms.items()} | {"lacks": arm([5.0], metric="other")})
+    plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
+    assert [names for _, names in drawn] == [["base", "better", "worse", "failed", "lacks"]] * 3
+    paired = drawn[1][0]
+    np.testing.assert_allclose(paired["better"], [0.3, 0.0], atol=1e-9)
+    np.testing.assert_allclose(paired["worse"], [-0.1, -0.05], atol=1e-9)
+    assert paired["base"].tolist() == [0.0, 0.0] and paired["lacks"].size == 0
+    monkeypatch.undo()
+    plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
