@@ -237,9 +237,8 @@ def make_rollout(
     found = None
     if stop:
         found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
-    decode = partial(generate, cache_stages=cache_stages, row_stages=row_stages)
-    if slots:
-        decode = partial(generate_in_slots, slots=slots)
+    in_stages = partial(generate, cache_stages=cache_stages, row_stages=row_stages)
+    decode = partial(generate_in_slots, slots=slots) if slots else in_stages
     if strict is not None:
         decode = partial(generate_strict, score=strict)
 
@@ -247,19 +246,10 @@ def make_rollout(
         if few_bits:
             params = quantised.quantise(model.config, params, few_bits)
         return decode(
-            model.policy,
-            params,
-            tokens,
-            valid,
-            keys,
-            group_size=group_size,
-            max_new_tokens=max_new_tokens,
-            eos_ids=model.tokenizer.eos_ids,
-            pad_id=model.tokenizer.pad_id,
-            temperature=temperature,
-            problem_ids=problem_ids,
-            stop=found,
-        )
+            model.policy, params, tokens, valid, keys, group_size=group_size, max_new_tokens=max_new_tokens,
+            eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, temperature=temperature,
+            problem_ids=problem_ids, stop=found,
+        )  # fmt: skip
 
     return rollout
 
