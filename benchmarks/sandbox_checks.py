@@ -28,9 +28,9 @@ CHECKS = ("assert ordered([3, 1, 2]) == [1, 2, 3]", "assert ordered([]) == []", 
 
 def tests(count: int) -> list[Test]:
     """Every third program is wrong."""
-    wrong = ("sorted(items)", "sorted(items)", "items")
+    returned = ("sorted(items)", "sorted(items)", "items")
     return [
-        Test(f"def ordered(items):\n    return {wrong[k % 3]}  # {k}\n", CHECKS, entries=("ordered",))
+        Test(f"def ordered(items):\n    return {returned[k % 3]}  # {k}\n", CHECKS, entries=("ordered",))
         for k in range(count)
     ]
 

@@ -13,7 +13,7 @@ from jaxrl_llm.types import Key
 
 
 def is_end(tokens: Int[Array, " B"], eos_ids: Sequence[int]) -> Bool[Array, " B"]:
-    """Which tokens are one of the ids that end a response."""
+    """Which tokens are one of the ids that end a response; of none, none."""
     return jnp.any(tokens[:, None] == jnp.asarray(list(eos_ids), jnp.int32)[None, :], axis=1)
 
 

@@ -212,7 +212,7 @@ def make_episodes(
             raise ValueError(f"{name}={value} must be at least 1")
     if env.action_tokens < 1 or env.observation_tokens < 1:
         raise ValueError(f"action_tokens={env.action_tokens}, observation_tokens={env.observation_tokens}: at least 1")
-    ends = partial(is_end, eos_ids=tuple(end_ids)) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=tuple(end_ids))
 
     def rollout(
         params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array, turns: Array | None = None

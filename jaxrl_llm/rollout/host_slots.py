@@ -72,7 +72,7 @@ def make_programs(
     temperature: float,
 ) -> Programs:
     """Compiles lazily, once for all worlds of a policy and these sizes; ``decode_tokens`` is ``k``."""
-    ends = partial(is_end, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=end_ids)
     decode = partial(
         _decode, policy, ends, partial(draw, temperature=temperature), (action_tokens, max_new_tokens, decode_tokens),
         pad_id,

@@ -285,7 +285,7 @@ def _make(
     for name, value in (("max_turns", max_turns), ("group_size", group_size)):
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-    ends = partial(is_end, eos_ids=end_ids) if end_ids else lambda tokens: jnp.zeros(tokens.shape, bool)
+    ends = partial(is_end, eos_ids=end_ids)
 
     def rollout(params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
         width, rows = tokens.shape[1], tokens.shape[0] * group_size
