@@ -7,15 +7,15 @@ Claim:     trained end to end, summaries let an agent solve as much with a small
 Equations: after a turn with more than L tokens in context the policy writes a summary z and goes on from prompt and z,
            at most S times; A_i = (R_i - mean) / std over the rollouts of a group, at all sub-trajectories of i; J = sum
            o_i min(rho A, clip(rho, 0.8, 1.28) A) / tokens, o_i = 0 for a rollout without an answer. long: GRPO without
-           a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the last line of the context is the
-           summary; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
-Left out:  taking out the turn that made the context too long (rollout.summaries has it): in this world a page is not
-           shown twice; text, and so --model: worlds in Python only append to a context, which a summary cuts short.
+           a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the summary is the beginning of what was
+           shown last; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
+Left out:  taking out the turn that made the context too long, in the embedded world, where a page is not shown twice;
+           at scale --drop does. S, turns and group of the paper are not known here; its searches had L = 65,536.
 Expect:    eval/more: supo > truncated, supo > rule, supo > long - 0.05; supo gains by more summaries, eval/gained > 0.
            Of no_mask and per_part nothing is claimed.
 Measure:   held-out ledgers of 1 to 8 pages, 2 in a context; trained with 2 summaries, enough for 6 pages; eval/more:
            measured with 3, enough for all (what trains without them has none); 8 seeds, equal episodes and updates.
-Run:       python -m experiments.agents.supo
+Run:       python -m experiments.agents.supo; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
 """
 
 import dataclasses
@@ -25,13 +25,13 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import summaries
-from jaxrl_llm.train import estimates, split
+from jaxrl_llm.rollout import contexts
+from jaxrl_llm.train import estimates, job, split
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_ledger
+from jaxrl_llm.worlds import arenas, host_arenas, host_contexts, host_places, host_tools, toy_ledger
 
 
 def per_part(rewards: Array, group_ids: Array, present: Array) -> Array:
@@ -42,28 +42,34 @@ def per_part(rewards: Array, group_ids: Array, present: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's group and clipping; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's context, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
-    steps: int = 60
-    learning_rate: float = 1e-3
-    eval_every: int = 30
-    prompts_per_step: int = 8
+    steps: int = 200
+    eval_every: int = 20
+    prompts_per_step: int = 32
     group_size: int = 8
+    verifier: job.VerifierName = "f1"
+    max_turns: int = 64
+    max_new_tokens: int = 262144
     base_steps: int = 400
-    context_tokens: int | None = 7  # L
+    context_tokens: int | None = 65536  # L
+    summary_tokens: int = 2048
     summaries: int = 2  # S in training
     more_summaries: int = 3  # and when measured
-    rule: Callable[..., tuple[Array, Array]] | None = None
+    drop: bool = False  # the turn that made the context too long
+    rule: Callable[[int], Callable[..., tuple[Array, Array]]] | None = None
     keep: Callable[..., Array] = split.finished_rollouts
     advantages: Callable[..., Array] = turns.shared_advantages
 
 
+EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "eval_every": 30, "prompts_per_step": 8, "context_tokens": 7,
+            "summary_tokens": toy_ledger.SUMMARY_TOKENS}  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "long": {"context_tokens": None, "summaries": 0, "more_summaries": 0, "keep": split.every_rollout},
     "truncated": {"summaries": 0, "more_summaries": 0, "keep": split.every_rollout},
-    "rule": {"rule": toy_ledger.keep_last_line},
+    "rule": {"rule": contexts.beginning},
     "supo": {},
     "no_mask": {"keep": split.every_rollout},
     "per_part": {"advantages": per_part},
@@ -74,18 +80,25 @@ CURVES = ("eval/more", "eval/far", "eval/right_summaries", "length/truncated_fra
 
 def build(settings: Settings) -> Plan:
     """One online stage on the sub-trajectories; every arm starts from a base that saw both kinds of contexts."""
+    how = {"rule": settings.rule and settings.rule(settings.summary_tokens), "drop": settings.drop}
+    limit, times = settings.context_tokens, (settings.summaries, settings.more_summaries)
+
+    def method(place, *, width, **slots):
+        estimate = split.make_split_estimate(
+            place.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1, width=width
+        )
+        loss = estimates.make_policy_loss(place.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
+        return arenas.make_grpo(place, settings, estimate=estimate, loss=loss, **slots)
+
+    if settings.data:
+        sight = host_contexts.sight(limit, times, settings.summary_tokens, **how)
+        more = {"opened": host_places.questions, "more": host_tools.figures}
+        return host_arenas.make_plan(settings, method, sight=sight, **more)
     arena = toy_ledger.make_arena()
-    trained, more = (
-        toy_ledger.context_of(settings.context_tokens, times, settings.rule)
-        for times in (settings.summaries, settings.more_summaries)
-    )
+    trained, more = (toy_ledger.context_of(limit, count, **how) for count in times)
     rollout = toy_ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
-    estimate = split.make_split_estimate(
-        arena.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1,
-        width=summaries.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns),
-    )  # fmt: skip
-    loss = estimates.make_policy_loss(arena.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
-    online = arenas.make_grpo(arena, settings, rollout=rollout, estimate=estimate, loss=loss)
+    width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
+    online = method(arena, width=width, rollout=rollout)
     base = arenas.make_base(arena, steps=settings.base_steps, played=toy_ledger.make_played())
     measure = toy_ledger.make_measure(arena, trained, more, samples=4, far=6)
     return Plan(base, (Stage(online, settings.steps),), measure)

@@ -5,11 +5,10 @@ tokens at a time without coming back to the host; whoever waits for the world do
 worlds answer in threads (``rollout.hands``). An episode that is over leaves its slot to the next one of the batch. What
 comes back are the ``Trajectories`` of ``rollout.episodes``: token ids are only appended, and keys are folded by the
 column of the episode, so that neither the slot nor the time at which a world answers changes what is sampled.
+Where an episode outgrows its context the policy writes a summary, and its slot begins again with the prompt and that.
 """
 
 import collections
-import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,14 +18,15 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl_llm.rollout.contexts import Context, check, widest
 from jaxrl_llm.rollout.hands import Done, Hands
-from jaxrl_llm.rollout.host_record import Record, trajectories_of
+from jaxrl_llm.rollout.host_record import Record, trajectories_of, written_of
 from jaxrl_llm.rollout.host_slots import Device, Layout, make_programs
-from jaxrl_llm.rollout.host_worlds import Heard, HostEnv
+from jaxrl_llm.rollout.host_turns import UNBEGUN, Episode, Rules, close_world, most_tokens, ruled, take_turn
+from jaxrl_llm.rollout.host_worlds import HostEnv
 from jaxrl_llm.rollout.sample import check_sampling
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
-_UNBEGUN = object()  # the state before the world has begun
 _POLL_S = 0.05  # how often deadlines are looked at while nothing else happens
 
 
@@ -54,13 +54,10 @@ def only_on_host(*_: Any) -> Trajectories:
     raise ValueError("this method's world is in Python: train it with host.make_host_loop(online, world=...)")
 
 
-class _Rules(NamedTuple):
-    """What ends an action, and an episode."""
-
-    end_ids: tuple[int, ...]
-    turn_s: float | None
-    episode_s: float | None
-    clock: Callable[[], float]
+@jax.jit
+def _seeds(keys: Key) -> Array:
+    """Of the worlds, as in ``rollout.episodes``."""
+    return jax.vmap(lambda k: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(k, 0x3A7D), 0)))(keys)
 
 
 def _check(numbers: dict[str, int], seconds: dict[str, float | None]) -> None:
@@ -82,6 +79,7 @@ def make_host_episodes(
     max_new_tokens: int,
     end_ids: Sequence[int],
     slots: int,
+    context: Context = Context(),
     pad_id: int = 0,
     temperature: float = 1.0,
     decode_tokens: int = 8,
@@ -95,7 +93,8 @@ def make_host_episodes(
 
     An exception of the world, an invalid answer, or a deadline that passes makes the episode invalid, with a reason;
     the others go on. ``extras`` hold the ``Turns`` of ``rollout.episodes``. A world that waits costs nothing; one that
-    computes much in Python holds up the host, and belongs into a process of its own.
+    computes much in Python holds up the host, and belongs into a process of its own. With a limited ``context`` these
+    are the episodes of ``summaries.make_episodes``, in caches no longer than the longest sub-trajectory.
 
     ``figures``: ``world/occupancy``, the share of the slots' time in which they held an episode that was not over;
     ``world/decoding``, the share of the decoded places that were some episode's token; ``world/waiting``, the share of
@@ -105,6 +104,7 @@ def make_host_episodes(
     Args:
       tasks: of the whole ``Problems`` table, one a row.
       slots: episodes under way at the same time.
+      context: how much of an episode is seen at once; its ``rule`` gets NumPy arrays.
       decode_tokens: tokens of an action that are decoded before the host looks again: a world is asked that much
         later, and the host is less in the way.
       read_tokens: sizes of the pieces in which observations are read; each is a program, compiled at the first call.
@@ -123,85 +123,52 @@ def make_host_episodes(
         },
         {"turn_s": turn_s, "episode_s": episode_s},
     )  # fmt: skip
-    layout = Layout(slots, group_size, max_new_tokens, pad_id, sizes, min(rows_at_once, slots))
-    rules = _Rules(tuple(end_ids), turn_s, episode_s, clock)
+    seen = min(max_new_tokens, widest(context, env, prompt_tokens=0, turns=max_turns))
+    layout = Layout(slots, group_size, max_new_tokens, seen, pad_id, sizes, min(rows_at_once, slots))
+    rules = Rules(context, tuple(end_ids), turn_s, episode_s, clock)
     programs = make_programs(
-        policy, action_tokens=env.action_tokens, max_new_tokens=max_new_tokens, decode_tokens=decode_tokens,
+        policy, action_tokens=most_tokens(env, context), max_new_tokens=max_new_tokens, decode_tokens=decode_tokens,
         end_ids=rules.end_ids, pad_id=pad_id, temperature=temperature,
     )  # fmt: skip
-    seeds = jax.jit(
-        jax.vmap(lambda k: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(k, 0x3A7D), 0)))  # as ``episodes``
-    )
-
     def play(
         params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array, turns: Array | int | None = None
     ) -> Played:
         rows = tokens.shape[0] * group_size
         if keys.shape != (rows,):
             raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
+        check(context, tokens.shape[1])
         limit = max_turns if turns is None else min(int(turns), max_turns)
         ids = np.repeat(np.asarray(problem_ids, np.int32), group_size)
         device = Device(layout, programs, params, programs.prefill(params, tokens, valid), keys, tokens.shape[1])
         record = Record.of(rows, layout, max_turns, policy.vocab_size)
-        given = [(seed, tasks[int(i)]) for seed, i in zip(np.asarray(seeds(keys)), ids, strict=True)]
+        given = [(seed, tasks[int(i)]) for seed, i in zip(np.asarray(_seeds(keys)), ids, strict=True)]
+        shown = [line[there].tolist() for line, there in zip(np.asarray(tokens), np.asarray(valid), strict=True)]
         with Hands() as hands:
-            driver = _Driver(env, rules, device, record, given, hands, limit)
+            driver = _Driver(env, rules, device, record, given, shown, hands, limit)
             driver.run()
         if not record.valid.any():
             warnings.warn(f"no episode was valid; the first: {next(iter(record.failures.values()))}", stacklevel=2)
-        return Played(trajectories_of(record, tokens, valid, ids, layout), driver.figures(), record.failures)
+        found = trajectories_of(record, tokens, valid, ids, layout)
+        if context.tokens is not None:
+            found.extras["summaries/written"] = written_of(record, tokens)
+        return Played(found, driver.figures(), record.failures)
 
     return HostEpisodes(play, programs.compiled)
-
-
-@dataclasses.dataclass
-class _Episode:
-    """What is going on in a slot."""
-
-    row: int
-    begun: float
-    asked: float = 0.0  # when the world was asked, where it has not answered yet
-    ticket: int = 0  # of that call; 0: it is the policy's turn
-    state: Any = _UNBEGUN
-    columns: int = 0  # behind the prompt
-    turn: int = 0
-    action: list[int] = dataclasses.field(default_factory=list)
-
-
-def _in_32_bits(number: int) -> int:
-    return (int(number) + 2**31) % 2**32 - 2**31
-
-
-def _step(env: HostEnv, state: Any, action: list[int], vocabulary: int) -> tuple[int, Heard]:
-    """In the world's thread: an answer that makes no sense fails here, as an exception does."""
-    identity = _in_32_bits(env.identity(state))
-    heard = env.step(state, action)
-    tokens, reward = [int(token) for token in heard.tokens], float(heard.reward)
-    if heard.valid and not math.isfinite(reward):
-        raise ValueError(f"reward={reward} is not finite")
-    if tokens and not (0 <= min(tokens) and max(tokens) < vocabulary):
-        raise ValueError(f"an observation has tokens outside the vocabulary of {vocabulary}")
-    return identity, heard._replace(tokens=tokens, reward=reward, mark=_in_32_bits(heard.mark))
-
-
-def _close(close: Callable[[Any], None], state: Any) -> None:
-    try:
-        close(state)
-    except Exception as error:  # the episode is over, and whatever it was worth
-        warnings.warn(f"a world did not close: {type(error).__name__}: {error}", stacklevel=1)
 
 
 class _Driver:
     """Plays a batch to its end."""
 
     def __init__(
-        self, env: HostEnv, rules: _Rules, device: Device, record: Record, given: list, hands: Hands, limit: int
-    ):
+        self, env: HostEnv, rules: Rules, device: Device, record: Record, given: list, shown: list, hands: Hands,
+        limit: int,
+    ):  # fmt: skip
         self.env, self.rules, self.device, self.record = env, rules, device, record
-        self.given, self.hands, self.limit = given, hands, limit
+        self.given, self.prompts, self.hands, self.limit = given, shown, hands, limit
+        self.most = most_tokens(env, rules.context)
         self.slots, self.new = device.layout.slots, device.layout.max_new_tokens
         self.queue = collections.deque(range(len(given)))
-        self.live: dict[int, _Episode] = {}
+        self.live: dict[int, Episode] = {}
         self.began = self.ended = rules.clock()
         self.lived = self.waited = 0.0  # seconds, of all episodes together
         self.decoded = self.places = 0
@@ -231,7 +198,7 @@ class _Driver:
         seated = [(slot, self.queue.popleft()) for slot in free[: len(self.queue)]]
         self.device.seat(seated)
         for slot, row in seated:
-            self.live[slot] = _Episode(row, self.rules.clock())
+            self.live[slot] = Episode(row, self.rules.clock())
             self.ask(slot, self.env.reset, *self.given[row])
 
     def ask(self, slot: int, function: Callable, *arguments: Any) -> None:
@@ -252,14 +219,14 @@ class _Driver:
             done = self.hands.done(0.0)
         self.device.read(observed)
 
-    def answered(self, done: Done, episode: _Episode) -> list:
+    def answered(self, done: Done, episode: Episode) -> list:
         """One answer; what is to be read of it."""
         self.waited += self.rules.clock() - episode.asked
         episode.ticket, row, turn = 0, episode.row, episode.turn
         if done.error is not None:
             self.fail(done.slot, f"{type(done.error).__name__}: {done.error}")
             return []
-        if episode.state is _UNBEGUN:
+        if episode.state is UNBEGUN:
             episode.state = done.value
             return []
         identity, heard = done.value
@@ -273,43 +240,86 @@ class _Driver:
         if heard.done or heard.cut or turn + 1 >= self.limit:
             self.over(done.slot)
             return []
-        episode.turn, episode.action = turn + 1, []
-        return self.shown(done.slot, episode, heard.tokens[: self.env.observation_tokens])
+        action, episode.turn, episode.action = len(episode.action), turn + 1, []
+        tokens, context = heard.tokens[: self.env.observation_tokens], self.rules.context
+        behind = len(self.prompt_of(episode)) + episode.place + len(tokens)
+        if context.tokens is None or behind <= context.tokens:
+            return self.shown(done.slot, episode, tokens)
+        if episode.part > context.summaries:
+            self.over(done.slot)
+            return []
+        if context.rule is not None:
+            return self.resumed(done.slot, episode, ruled(context, tokens, self.env.observation_tokens))
+        if context.drop:  # what the device has seen of it is written over before anything can look there
+            self.record.remove(episode.row, episode.columns - action, episode.columns)
+            episode.place, tokens = episode.place - action, []
+        episode.writing = True
+        return self.shown(done.slot, episode, [*tokens, *context.instruction])
 
-    def shown(self, slot: int, episode: _Episode, tokens: list[int]) -> list:
+    def prompt_of(self, episode: Episode) -> list[int]:
+        """The tokens that its episode begins with."""
+        return self.prompts[episode.row // self.device.layout.group_size]
+
+    def written(self, episode: Episode, tokens: list[int], logp: np.ndarray | None = None) -> list[int]:
+        """The record of tokens behind what is there, as many as there is room for, which are returned."""
+        tokens, at = tokens[: self.new - episode.columns], episode.columns
+        place = len(self.prompt_of(episode)) + episode.place
+        self.record.append(episode.row, at, episode.turn, tokens, logp, part=episode.part, place=place)
+        if logp is not None:
+            self.record.wrote[episode.row, at : at + len(tokens)] = episode.writing
+        episode.columns, episode.place = at + len(tokens), episode.place + len(tokens)
+        return tokens
+
+    def shown(self, slot: int, episode: Episode, tokens: list[int]) -> list:
         """The record of an observation; the device need not read it where nothing can follow."""
-        at = episode.columns
-        tokens = tokens[: self.new - at]
-        self.record.append(episode.row, at, episode.turn, tokens)
-        episode.columns += len(tokens)
+        place, tokens = episode.place, self.written(episode, tokens)
         if episode.columns >= self.new:
             self.over(slot)
             return []
-        return [(slot, episode.row, at, tokens)] if tokens else []
+        return [(slot, episode.row, place, tokens)] if tokens else []
+
+    def resumed(self, slot: int, episode: Episode, summary: list[int]) -> list:
+        """The next sub-trajectory: the prompt, which the device still has, and the summary."""
+        prompt, episode.part = self.prompt_of(episode), episode.part + 1
+        episode.writing, episode.action, episode.place = False, [], -len(prompt)
+        self.written(episode, prompt)
+        if episode.columns >= self.new:
+            self.over(slot)
+            return []
+        self.device.seat([(slot, episode.row)])
+        return self.shown(slot, episode, [*summary, *self.rules.context.resume])
 
     def decode(self) -> None:
         """Some tokens for all whose turn it is; complete actions go to their worlds."""
         acting = {slot: episode for slot, episode in self.live.items() if not episode.ticket}
         if not acting:
             return
-        step, row, length = np.zeros((3, self.slots), np.int32)
+        step, place, row, length = np.zeros((4, self.slots), np.int32)
         active = np.zeros(self.slots, bool)
         for slot, episode in self.live.items():  # also of those who wait: the device pads where their next token comes
-            step[slot], row[slot], length[slot] = episode.columns, episode.row, len(episode.action)
-            active[slot] = slot in acting
-        tokens, logp, taken, steps = self.device.decode(step, row, length, active)
+            step[slot], place[slot], row[slot] = episode.columns, episode.place, episode.row
+            length[slot], active[slot] = self.most - self.longest(episode) + len(episode.action), slot in acting
+        tokens, logp, taken, steps = self.device.decode(step, place, row, length, active)
         self.decoded, self.places = self.decoded + int(taken.sum()), self.places + int(steps) * self.slots
+        observed = []
         for slot, episode in acting.items():
             count = int(taken[slot].sum())
-            new = [int(token) for token in tokens[slot, :count]]
-            self.record.append(episode.row, episode.columns, episode.turn, new, logp[slot, :count])
-            episode.columns, episode.action = episode.columns + count, episode.action + new
-            if new[-1] in self.rules.end_ids or len(episode.action) >= self.env.action_tokens:
+            new = self.written(episode, [int(token) for token in tokens[slot, :count]], logp[slot, :count])
+            episode.action = episode.action + new
+            ended = new[-1] in self.rules.end_ids or len(episode.action) >= self.longest(episode)
+            if ended and not episode.writing:
                 self.record.taken[episode.row, episode.turn] = True
                 self.record.end[episode.row, episode.turn] = episode.columns - 1
-                self.ask(slot, _step, self.env, episode.state, episode.action, self.record.vocabulary)
+                self.ask(slot, take_turn, self.env, episode.state, episode.action, self.record.vocabulary)
             elif episode.columns >= self.new:
                 self.over(slot)
+            elif ended:
+                observed += self.resumed(slot, episode, episode.action)
+        self.device.read(observed)
+
+    def longest(self, episode: Episode) -> int:
+        """Tokens of what it may write now."""
+        return self.rules.context.summary_tokens if episode.writing else self.env.action_tokens
 
     def expire(self) -> None:
         """Episodes whose time is up fail; a world that was being waited for is left to itself."""
@@ -337,5 +347,5 @@ class _Driver:
         """The slot is free; its world closes in its thread, before the next one begins there."""
         episode = self.live.pop(slot)
         self.lived += self.rules.clock() - episode.begun
-        if self.env.close is not None and episode.state is not _UNBEGUN:
-            self.hands.call(slot, _close, self.env.close, episode.state)
+        if self.env.close is not None and episode.state is not UNBEGUN:
+            self.hands.call(slot, close_world, self.env.close, episode.state)

@@ -19,7 +19,9 @@ class Record:
     tokens: np.ndarray  # [B, N]
     logp: np.ndarray
     mask: np.ndarray
-    used: np.ndarray
+    part: np.ndarray  # sub-trajectory, from 1; 0 is padding
+    place: np.ndarray  # position in it
+    wrote: np.ndarray  # a summary
     turn_of: np.ndarray
     end: np.ndarray  # [B, K], columns behind the prompt
     taken: np.ndarray
@@ -36,24 +38,37 @@ class Record:
         grid, table = (rows, layout.max_new_tokens), (rows, turns)
         return cls(
             vocabulary, np.full(grid, layout.pad_id, np.int32), np.zeros(grid, np.float32), np.zeros(grid, bool),
-            np.zeros(grid, bool), np.full(grid, -1, np.int32), np.zeros(table, np.int32), np.zeros(table, bool),
-            np.zeros(table, np.float32), np.zeros(table, np.int32), np.zeros(table, np.int32), np.zeros(rows, bool),
-            np.ones(rows, bool), {},
+            np.zeros(grid, np.int32), np.zeros(grid, np.int32), np.zeros(grid, bool), np.full(grid, -1, np.int32),
+            np.zeros(table, np.int32), np.zeros(table, bool), np.zeros(table, np.float32), np.zeros(table, np.int32),
+            np.zeros(table, np.int32), np.zeros(rows, bool), np.ones(rows, bool), {},
         )  # fmt: skip
 
-    def append(self, row: int, at: int, turn: int, tokens: Sequence[int], logp: np.ndarray | None = None) -> None:
-        """Tokens that were chosen (with ``logp``) or forced."""
+    def append(
+        self, row: int, at: int, turn: int, tokens: Sequence[int], logp: np.ndarray | None, *, part: int, place: int
+    ) -> None:
+        """Tokens that were chosen (with ``logp``) or forced, from position ``place`` of their sub-trajectory."""
         here = slice(at, at + len(tokens))
-        self.tokens[row, here], self.used[row, here], self.turn_of[row, here] = tokens, True, turn
+        self.tokens[row, here], self.part[row, here], self.turn_of[row, here] = tokens, part, turn
+        self.place[row, here] = np.arange(place, place + len(tokens))
         if logp is not None:
             self.logp[row, here], self.mask[row, here] = logp, True
+
+    def remove(self, row: int, start: int, end: int) -> None:
+        """These columns are padding again; their tokens can still be read."""
+        here = slice(start, end)
+        self.part[row, here], self.place[row, here], self.turn_of[row, here] = 0, 0, -1
+        self.logp[row, here], self.mask[row, here] = 0.0, False
+
+
+def written_of(record: Record, prompts: Array) -> Array:
+    """Which columns are tokens of summaries, behind prompts ``[P, L]``."""
+    return jnp.asarray(np.pad(record.wrote, ((0, 0), (prompts.shape[1], 0))))
 
 
 def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarray, layout: Layout) -> Trajectories:
     """The record beside its prompts ``[P, L]``; ``ids`` are the problems of the rows."""
     there, width, group = np.asarray(valid), prompts.shape[1], layout.group_size
     index = np.maximum(np.cumsum(there, axis=1) - 1, 0).astype(np.int32)
-    steps = there.sum(axis=1)[:, None].repeat(group, axis=0) + np.arange(layout.max_new_tokens)[None, :]
 
     def beside(left: np.ndarray, right: np.ndarray) -> Array:
         return jnp.asarray(np.concatenate([np.repeat(left.astype(right.dtype), group, axis=0), right], axis=1))
@@ -66,8 +81,8 @@ def trajectories_of(record: Record, prompts: Array, valid: Array, ids: np.ndarra
     }
     return Trajectories(
         tokens=beside(np.where(there, np.asarray(prompts), layout.pad_id), record.tokens),
-        segment_ids=beside(there, record.used.astype(np.int32)),
-        positions=beside(index, np.where(record.used, steps, 0).astype(np.int32)),
+        segment_ids=beside(there, record.part),
+        positions=beside(index, record.place),
         mask=beside(nothing, record.mask),
         sampler_logp=beside(nothing, record.logp),
         truncated=jnp.asarray(~record.done & record.valid),

@@ -180,6 +180,7 @@ class Layout(NamedTuple):
     slots: int
     group_size: int
     max_new_tokens: int
+    seen_tokens: int  # behind the prompt, in a cache
     pad_id: int
     read_tokens: tuple[int, ...]  # ascending
     rows_at_once: int
@@ -193,7 +194,7 @@ class Device:
         self.prompts, self.keys, self.width = prompts, keys, width
         self.following = np.asarray(prompts.following)
         # behind the last column that is ever seen there is room for the padding of the longest piece
-        length = width + layout.max_new_tokens - 2 + layout.read_tokens[-1]
+        length = width + min(layout.max_new_tokens - 2, layout.seen_tokens) + layout.read_tokens[-1]
         self.slots, self.blank = programs.open(prompts, layout.slots, length, keys)
         for size in layout.read_tokens:  # compiled now, not when the first long observation comes
             self._read([], size)
@@ -213,7 +214,7 @@ class Device:
             )  # fmt: skip
 
     def read(self, observed: list[tuple[int, int, int, list[int]]]) -> None:
-        """Appends tokens: ``(slot, row, columns behind the prompt, tokens)``."""
+        """Appends tokens: ``(slot, row, how many lie between the prompt and them in the cache, tokens)``."""
         largest = self.layout.read_tokens[-1]
         while observed:
             for some in _pieces(observed, self.layout.rows_at_once):
@@ -234,10 +235,13 @@ class Device:
             self._rows(positions, 0),
         )  # fmt: skip
 
-    def decode(self, step: np.ndarray, row: np.ndarray, length: np.ndarray, active: np.ndarray) -> tuple:
-        """Tokens, log-probabilities, which were taken ``[S, k]``, and how many columns were decoded."""
-        position = self.following[row // self.layout.group_size] + step
-        given = (jnp.asarray(x, jnp.int32) for x in (step, self.width + step, position, length))
+    def decode(self, step: np.ndarray, place: np.ndarray, row: np.ndarray, length: np.ndarray, active: np.ndarray):
+        """Tokens, log-probabilities, which were taken ``[S, k]``, and how many columns were decoded.
+
+        ``step`` counts the columns of the record, ``place`` those of the cache, both behind the prompt.
+        """
+        position = self.following[row // self.layout.group_size] + place
+        given = (jnp.asarray(x, jnp.int32) for x in (step, self.width + place, position, length))
         self.slots, *out = self.programs.decode(self.params, self.slots, *given, jnp.asarray(active))
         return jax.device_get(tuple(out))
 

@@ -1,10 +1,8 @@
 """Episodes longer than what the policy sees at once: it writes a summary, and goes on from the prompt and the summary.
 
-An episode becomes several sub-trajectories: the first ends with a summary, the next begins with the prompt and that
-summary, the last ends with the answer. They lie behind one another in one row as packed segments, with positions of
-their own, so that none sees another; tokens and log-probabilities are appended as in ``rollout.episodes``, whose loop
-this is. The key-value cache is a ring of the length of the longest sub-trajectory: memory does not grow with the
-episode. ``sub_trajectories`` makes training rows of them.
+The rows and their parts are those of ``rollout.contexts``; tokens and log-probabilities are appended as in
+``rollout.episodes``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
+memory does not grow with the episode.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,54 +11,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, PyTree
 
 from jaxrl_llm.rollout import given
 from jaxrl_llm.rollout.choice import is_end
+from jaxrl_llm.rollout.contexts import Context, check, new_tokens, widest
 from jaxrl_llm.rollout.episodes import Env, _act, _append, _loop, _record, _Row, _start
 from jaxrl_llm.rollout.generate import _prefill
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
-
-
-class Context(NamedTuple):
-    """How much of an episode is seen at once, and what takes the place of the rest; ``Context()`` is all of it.
-
-    After a turn the context is full where it has more than ``tokens`` tokens. Then the instruction is shown, the policy
-    writes a summary, which ends as an action does or after ``summary_tokens``, and sees the prompt and the summary. A
-    full context without a summary left ends the episode as truncated.
-    """
-
-    tokens: int | None = None  # L; None: no limit
-    summaries: int = 0  # S: at most, in one episode
-    summary_tokens: int = 1  # of the longest summary
-    instruction: tuple[int, ...] = ()  # v_sum, what asks for a summary
-    # ``(observation, count) -> (summary [summary_tokens], count)`` of the last observation, in place of the policy
-    rule: Callable[[Array, Array], tuple[Array, Array]] | None = None
-    # the turn that made the context too long is taken out again before the summary; the world does not take it back
-    drop: bool = False
-
-
-def widest(context: Context, env: Env, *, prompt_tokens: int, turns: int) -> int:
-    """Tokens of the longest sub-trajectory there can be.
-
-    >>> from jaxrl_llm.rollout.episodes import Env
-    >>> env = Env(None, None, None, action_tokens=1, observation_tokens=2)
-    >>> widest(Context(10, 2, 2, (7,)), env, prompt_tokens=1, turns=14)
-    16
-    """
-    turn = env.action_tokens + env.observation_tokens
-    if context.tokens is None:
-        return prompt_tokens + turns * turn
-    return context.tokens + turn + (len(context.instruction) + context.summary_tokens if context.summaries else 0)
-
-
-def new_tokens(context: Context, env: Env, *, prompt_tokens: int, turns: int) -> int:
-    """Columns after the prompt that always suffice."""
-    again = len(context.instruction) + 2 * context.summary_tokens + prompt_tokens
-    most = turns * (env.action_tokens + env.observation_tokens) + context.summaries * again
-    whole = widest(context, env, prompt_tokens=prompt_tokens, turns=turns)
-    return min(most, (context.summaries + 1) * whole - prompt_tokens)
 
 
 class _View(NamedTuple):
@@ -106,10 +65,17 @@ class _Prompt(NamedTuple):
 
     tokens: Array  # [B, P] from the left
     count: Array
+    resume: tuple[int, ...]  # behind the summary
 
 
 def _restart(row: _Row, view: _View, where: Array, prompt: _Prompt, summary: Array, count: Array):
     """Where told so, a new sub-trajectory: the prompt and the summary."""
+    if prompt.resume:
+        resume = jnp.broadcast_to(jnp.asarray(prompt.resume, jnp.int32)[None, :], (count.shape[0], len(prompt.resume)))
+        summary, count = (
+            _joined(summary, count, resume, summary.shape[1] + len(prompt.resume)),
+            count + len(prompt.resume),
+        )
     tokens = _joined(prompt.tokens, prompt.count, summary, row.pending.shape[1])
     row = _show(row, where, tokens, prompt.count + count)
     return row, view._replace(
@@ -192,20 +158,6 @@ def _with_room(env: Env, width: int) -> Env:
         return answer._replace(tokens=jnp.pad(answer.tokens, (0, width - env.observation_tokens)), count=shown)
 
     return env._replace(step=step, observation_tokens=width)
-
-
-def _check(context: Context, prompt_tokens: int) -> None:
-    if context.tokens is None:
-        if context.summaries:
-            raise ValueError(f"summaries={context.summaries} of a context without a limit; set tokens")
-        return
-    if context.summaries < 0 or context.summary_tokens < 1:
-        raise ValueError(f"summaries={context.summaries}, summary_tokens={context.summary_tokens}: at least 0 and 1")
-    if context.rule is not None and context.drop:
-        raise ValueError("rule and drop: a rule reads the observation that drop takes out; leave one")
-    least = prompt_tokens + (context.summary_tokens if context.summaries else 0)
-    if context.tokens < least:
-        raise ValueError(f"tokens={context.tokens} of context are less than the {least} of prompt and summary")
 
 
 def make_episodes(
@@ -291,15 +243,16 @@ def _make(
         width, rows = tokens.shape[1], tokens.shape[0] * group_size
         if keys.shape != (rows,):
             raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
-        _check(context, width)
+        check(context, width)
         sizes = {"prompt_tokens": width, "turns": max_turns}
         new, ring = new_tokens(context, env, **sizes), widest(context, env, **sizes)
-        room = max(env.observation_tokens + len(context.instruction), width + context.summary_tokens)
+        behind = context.summary_tokens + len(context.resume)
+        room = max(env.observation_tokens + len(context.instruction), width + behind)
         wide = _with_room(env, room)
         params = policy.for_steps(params)
         cache, logits, positions, segments, following = _prefill(policy, params, tokens, valid, group_size, ring)
         lined, there = (jnp.repeat(x, group_size, axis=0) for x in given.right_padded(tokens, valid, pad_id=pad_id))
-        prompt = _Prompt(lined, jnp.sum(there.astype(jnp.int32), axis=1))
+        prompt = _Prompt(lined, jnp.sum(there.astype(jnp.int32), axis=1), context.resume)
         mine = jax.tree.map(lambda x: jnp.repeat(x[problem_ids], group_size, axis=0), tasks)
         world_keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, 0x3A7D), 0))(keys)
         start = _start(wide, jax.vmap(env.reset)(world_keys, mine), rows, new, max_turns, pad_id)
@@ -346,50 +299,3 @@ def _packed(found: Trajectories, view: _View, width: int) -> Trajectories:
         positions=jnp.concatenate([found.positions[:, :width], view.places], axis=1),
         extras=found.extras | {"summaries/written": jnp.concatenate([before, view.wrote], axis=1)},
     )
-
-
-def sub_trajectories(rows: Trajectories, *, most: int, width: int) -> Trajectories:
-    """Every sub-trajectory as a row: ``B * most`` rows of ``width`` columns, those of a rollout side by side.
-
-    Rows of sub-trajectories that there are not are padding. ``group_ids``, ``problem_ids`` and ``truncated`` are those
-    of the rollout; ``extras``, whose columns are the rollout's, are left out.
-
-    Args:
-      most: at most in one rollout: the summaries and one.
-      width: see ``widest``; what is longer would be cut.
-    """
-    width = min(width, rows.tokens.shape[1])
-
-    def part(number: Array) -> tuple[Array, ...]:
-        keep = rows.segment_ids == number
-        order = jnp.argsort(~keep, axis=1, stable=True)[:, :width]
-        there = jnp.take_along_axis(keep, order, axis=1)
-
-        def gather(x: Array) -> Array:
-            return jnp.where(there, jnp.take_along_axis(x, order, axis=1), jnp.zeros((), x.dtype))
-
-        picked = (rows.tokens, rows.positions, rows.mask, rows.sampler_logp)
-        return (*(gather(x) for x in picked), there.astype(jnp.int32))
-
-    def side_by_side(x: Array) -> Array:
-        return jnp.moveaxis(x, 0, 1).reshape(-1, width)
-
-    found = jax.vmap(part)(jnp.arange(1, most + 1, dtype=jnp.int32))
-    tokens, positions, mask, logp, segments = (side_by_side(x) for x in found)
-    owners = {name: jnp.repeat(getattr(rows, name), most) for name in ("truncated", "group_ids", "problem_ids")}
-    return Trajectories(tokens, segments, positions, mask, logp, **owners)
-
-
-def present(parts: Trajectories, *, most: int) -> Bool[Array, "B K"]:
-    """Which sub-trajectories of each rollout there are: the policy chose something in them."""
-    return jnp.any(parts.mask, axis=1).reshape(-1, most)
-
-
-def summaries_of(rows: Trajectories) -> Int[Array, " B"]:
-    """How many summaries each rollout went on from."""
-    return jnp.maximum(jnp.max(rows.segment_ids, axis=1) - 1, 0)
-
-
-def context_sizes(rows: Trajectories) -> Int[Array, " B"]:
-    """Tokens of the longest context of each rollout."""
-    return jnp.max(jnp.where(rows.segment_ids > 0, rows.positions + 1, 0), axis=1)

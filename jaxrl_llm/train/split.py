@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rollout import summaries
+from jaxrl_llm.rollout import contexts
 from jaxrl_llm.train import estimates
 from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 
@@ -34,7 +34,7 @@ def make_split_estimate(
     keep: Callable[[Trajectories, Rewards], Array] = every_rollout,
     **settings: Any,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
-    """``estimates.make_estimate`` with the sub-trajectories of ``rollout.summaries`` as the rows of the batch.
+    """``estimates.make_estimate`` with the sub-trajectories of ``rollout.contexts`` as the rows of the batch.
 
     A rollout in one piece is the same as without: the other rows are padding, and in no sum.
 
@@ -42,14 +42,14 @@ def make_split_estimate(
       advantages: ``(rewards [B], group_ids [B], present [B, most]) -> [B, most]``, for example
         ``turns.shared_advantages``.
       most: sub-trajectories of a rollout, at most.
-      width: columns of the longest, ``summaries.widest``.
+      width: columns of the longest, ``contexts.widest``.
       keep: ``(rollouts, rewards) -> bool [B]``: those that enter loss and denominator.
       settings: further ones of ``make_estimate``; what they see are sub-trajectories.
     """
 
     def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
-        parts = summaries.sub_trajectories(rows, most=most, width=width)
-        there = summaries.present(parts, most=most) & rewards.valid[:, None]
+        parts = contexts.sub_trajectories(rows, most=most, width=width)
+        there = contexts.present(parts, most=most) & rewards.valid[:, None]
         values = advantages(rewards.value, rows.group_ids, there).reshape(-1)
         kept = jnp.repeat(keep(rows, rewards), most)
         whole = estimates.make_estimate(

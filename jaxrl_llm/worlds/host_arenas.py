@@ -19,6 +19,7 @@ from jaxrl_llm.benches import load_model
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.contexts import Context
 from jaxrl_llm.rollout.episodes import episode_rewards
 from jaxrl_llm.rollout.host_episodes import HostEpisodes, make_host_episodes, only_on_host
 from jaxrl_llm.rollout.keys import sample_keys
@@ -26,10 +27,11 @@ from jaxrl_llm.train import job
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, host_places
+from jaxrl_llm.worlds import arenas, host_contexts, host_places
 from jaxrl_llm.worlds.host_texts import Given
 
 ENOUGH = 0.999  # of the most that can be had: what counts as success
+ALL = host_contexts.Contexts(Context(), Context())  # the whole of an episode is seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +94,15 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
     return opened(settings, sizes, tokenizer)
 
 
-def _check_columns(found: Sequence[Given], settings: Settings, most: int) -> None:
-    columns = max(part.problems.tokens.shape[1] for part in found) + settings.max_new_tokens
+def _check_columns(found: Sequence[Given], settings: Settings, seen: host_contexts.Contexts, most: int) -> int:
+    """Columns of the longest sub-trajectory, see ``host_contexts.checked``."""
+    width = host_contexts.checked(seen, found, settings.max_turns)
+    prompt = max(part.problems.tokens.shape[1] for part in found)
+    columns, limit = min(prompt + settings.max_new_tokens, width), seen.trained.tokens
     if columns > most:
-        raise UserError(
-            f"prompts and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's context has "
-            f"{most}; lower it"
-        )
+        flag = f"--max-new-tokens {settings.max_new_tokens}" if limit is None else f"a context of {limit} tokens"
+        raise UserError(f"prompts and {flag} need {columns} columns, the model's context has {most}; lower it")
+    return width
 
 
 def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
@@ -128,6 +132,7 @@ def make_plan(
     through: Callable[[HostEpisodes], HostEpisodes] | None = None,
     stages: Callable[[Stage, Hosted], tuple[Stage, ...]] = alone,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
+    sight: host_contexts.Sight | None = None,
 ) -> Plan:
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
@@ -141,6 +146,8 @@ def make_plan(
       through: the training world as the method's ``actor`` wants it, for example ``horizons.on_host``.
       stages: all stages, of the online one.
       more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
+      sight: what is seen of episodes at once; ``method`` then gets the ``width`` of the longest sub-trajectory, too,
+        and the contexts of training and of more summaries are both measured (``host_contexts.figures``).
 
     Raises:
       UserError: as ``open_place``, without a model's folder, or where an episode does not fit the model.
@@ -150,26 +157,33 @@ def make_plan(
                         "give --model DIR of a Hugging Face model")  # fmt: skip
     model = load_model(settings.model, settings.mesh)
     train, held = open_place(settings, model.tokenizer, opened)
-    _check_columns((train, held), settings, model.config.max_positions)
+    seen = ALL if sight is None else sight(model.tokenizer)
+    width = _check_columns((train, held), settings, seen, model.config.max_positions)
     player = partial(
         make_host_episodes, model.policy, max_new_tokens=settings.max_new_tokens, end_ids=model.tokenizer.eos_ids,
         slots=settings.slots, pad_id=model.tokenizer.pad_id,
     )  # fmt: skip
     most = settings.max_turns if turns is None else min(turns, settings.max_turns)
     groups = getattr(settings, "group_size", 1)  # a method with a critic needs none
-    world = player(train.env, train.tasks, group_size=groups, max_turns=most)
-    tested = player(held.env, held.tasks, group_size=settings.eval_samples, max_turns=settings.max_turns)
+    world = player(train.env, train.tasks, group_size=groups, max_turns=most, context=seen.trained)
+    tested = [
+        player(held.env, held.tasks, group_size=settings.eval_samples, max_turns=settings.max_turns, context=context)
+        for context in dict.fromkeys(seen)
+    ]
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
         ids = jnp.arange(len(held.tasks), dtype=jnp.int32)
         keys = sample_keys(key, 0, ids, settings.eval_samples)
-        policy = params[part] if part else params
-        rows = tested.play(policy, held.problems.tokens, held.problems.valid, keys, ids).trajectories
-        found = arenas.figures(rows, enough=ENOUGH)
-        return found if more is None else found | more(rows, episode_rewards({}, rows), held.problems)
+        given = params[part] if part else params, held.problems.tokens, held.problems.valid, keys, ids
+        played = [world.play(*given).trajectories for world in tested]
+        found = arenas.figures(played[0], enough=ENOUGH)
+        if sight is not None:
+            found |= host_contexts.figures(played[0], played[-1], enough=ENOUGH)
+        return found if more is None else found | more(played[0], episode_rewards({}, played[0]), held.problems)
 
     hosted = Hosted(model, train, held, world)
-    stage = Stage(method(hosted.place, rollout=only_on_host), settings.steps, extras)
+    parts = {} if sight is None else {"width": width}
+    stage = Stage(method(hosted.place, rollout=only_on_host, **parts), settings.steps, extras)
     return Plan(
         lambda key: start(model.params, key), stages(stage, hosted), measure, on_host=True,
         world=world if through is None else through(world),

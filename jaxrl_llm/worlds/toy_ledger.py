@@ -7,7 +7,7 @@ summary is a line like those of the ledger: ``3,`` says that the total is 3 so f
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import episodes, summaries
+from jaxrl_llm.rollout import contexts, episodes, summaries
 from jaxrl_llm.rollout.episodes import Answered, Env
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import seeds
@@ -27,7 +27,7 @@ ALPHABET = "_L01234,!rABCDES"  # the first is padding
 READ, FIRST_ANSWER, FIRST_DIGIT, ASKED = (ALPHABET.index(c) for c in "rA0S")
 MORE, LAST = (ALPHABET.index(c) for c in ",!")
 SUMMARY_TOKENS = 2
-ALL = summaries.Context()
+ALL = contexts.Context()
 
 
 class Ledger(NamedTuple):
@@ -80,14 +80,9 @@ def _reset(key: Key, task: dict[str, Array]) -> Ledger:
 ENV = Env(_reset, _step, lambda state: state.read * MODULUS + state.total, action_tokens=1, observation_tokens=2)
 
 
-def keep_last_line(shown: Array, count: Array) -> tuple[Array, Array]:
-    """The rule of a summary: the last page as it stands."""
-    return shown[:SUMMARY_TOKENS], jnp.minimum(count, SUMMARY_TOKENS)
-
-
-def context_of(tokens: int | None, times: int, rule: Callable[..., tuple] | None = None) -> summaries.Context:
-    """A context of so many tokens, with summaries so many times."""
-    return summaries.Context(tokens, times, SUMMARY_TOKENS, (ASKED,), rule)
+def context_of(tokens: int | None, times: int, **how: Any) -> contexts.Context:
+    """A context of so many tokens, with summaries so many times; ``how`` are further fields of ``Context``."""
+    return contexts.Context(tokens, times, SUMMARY_TOKENS, (ASKED,), **how)
 
 
 IMITATED = context_of(7, 4)
@@ -128,7 +123,7 @@ def make_arena(skill: Skill = Skill()) -> arenas.Arena:
 
 
 @lru_cache(maxsize=4)
-def make_played(skill: Skill = Skill(), context: summaries.Context = IMITATED) -> Callable[..., Trajectories]:
+def make_played(skill: Skill = Skill(), context: contexts.Context = IMITATED) -> Callable[..., Trajectories]:
     """What ``arenas.make_base`` imitates: half of the episodes seen as a whole, half with summaries.
 
     The total of a summary is right as often as an answer.
@@ -160,7 +155,7 @@ def make_played(skill: Skill = Skill(), context: summaries.Context = IMITATED) -
 
 
 def make_rollout(
-    arena: arenas.Arena, context: summaries.Context, tasks: Problems, *, group_size: int
+    arena: arenas.Arena, context: contexts.Context, tasks: Problems, *, group_size: int
 ) -> Callable[..., Trajectories]:
     """Episodes with this context, in the form that is fast for many seeds."""
     return summaries.make_episodes(
@@ -181,7 +176,7 @@ def right_summaries(tasks: dict[str, Array], rows: Trajectories) -> tuple[Bool[A
 
 @lru_cache(maxsize=8)
 def make_measure(
-    arena: arenas.Arena, context: summaries.Context, more: summaries.Context, *, samples: int, far: int
+    arena: arenas.Arena, context: contexts.Context, more: contexts.Context, *, samples: int, far: int
 ) -> Callable[[Params, Key], dict[str, Array]]:
     """Success on held-out ledgers with the context of training, and with one of more summaries.
 
@@ -191,7 +186,7 @@ def make_measure(
     held = arena.heldout
     ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
 
-    def episodes_of(seen: summaries.Context, params: Params, key: Key):
+    def episodes_of(seen: contexts.Context, params: Params, key: Key):
         rows = make_rollout(arena, seen, held, group_size=samples)(
             params, held.tokens, held.valid, sample_keys(key, 0, ids, samples), ids
         )
@@ -207,8 +202,8 @@ def make_measure(
             "eval/more": reduce.scalars(reached),
             "eval/gained": reduce.scalars(reached) - reduce.scalars(rewards),
             "eval/far": reduce.scalars(reached, tasks["pages"] > far),
-            "eval/summaries": reduce.scalars(summaries.summaries_of(longer).astype(jnp.float32)),
-            "eval/context": jnp.max(summaries.context_sizes(longer)).astype(jnp.float32),
+            "eval/summaries": reduce.scalars(contexts.summaries_of(longer).astype(jnp.float32)),
+            "eval/context": jnp.max(contexts.context_sizes(longer)).astype(jnp.float32),
             "eval/overlong": reduce.scalars(rows.truncated.astype(jnp.float32)),
             "eval/right_summaries": reduce.tokens(right.astype(jnp.float32), first),
         }

@@ -29,6 +29,10 @@ CASES = {  # experiment: its arms, and what it is given
     "deepresearcher": (["deep", "no_reader"], SEARCH),
     "asearcher": (["asearcher", "coupled"], SEARCH),
     "igpo": (["igpo"], SEARCH),
+    "supo": (
+        ["supo", "long", "rule"],
+        [*SEARCH, "--context-tokens", "1150", "--summary-tokens", "3", "--max-new-tokens", "2400", "--max-turns", "4"],
+    ),
     "agentgym_rl": (["scaling"], ["--data", "webshop:{folder}/shop", "--turns", "1", "2"]),
     "spa_rl": (["spa"], ["--data", "webshop:{folder}/shop"]),
     "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
@@ -42,6 +46,7 @@ UNMEASURED = {  # what the embedded world alone can tell, or two held-out questi
     "deepresearcher": {"eval/f1_1", "eval/f1_2"},
     "agentgym_rl": {"eval/success_near", "eval/success_far", "policy/entropy"},
     "mua_rl": {"eval/fickle"},
+    "supo": {"eval/far", "eval/right_summaries"},
     "ufo": {"eval/success@3", "eval/success@4", "eval/success@5"},
     "asearcher": {"eval/exact_many", "eval/searches_many", "flow/hours"},
 }
@@ -166,7 +171,17 @@ def test_two_steps(slug, folder, tmp_path):
             "no_cold_start, sft and single_tool are of the embedded world; give --arm accuracy",
         ),
         ("ufo", "{model} {rows} --max-new-tokens 9000", "need .* columns, the model's context"),
-        ("supo", "--data x", "unknown flag|Unrecognized|--data"),
+        ("supo", "{model} {rows}", "rows.jsonl needs --tools: any of python, calculator"),
+        (
+            "supo --arm supo", "{model} {rows} --tools calculator --context-tokens 700",
+            "the context is too small: tokens=700 of context are less than the 2[0-9]+ of prompt and summary; the lon",
+        ),
+        (
+            "supo --arm supo", "{model} {rows} --tools calculator --context-tokens 9000",
+            "prompts and a context of 9000 tokens need [0-9]+ columns, the model's context has 1400; lower it",
+        ),
+        ("supo --arm rule", "{model} {rows} --tools calculator --drop", "rule and drop: a rule reads the observation"),
+        ("w4s", "--data x", "unknown flag|Unrecognized|--data"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_before_any_work(slug, given, message, folder):

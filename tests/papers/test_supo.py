@@ -12,7 +12,7 @@ from experiments.agents import supo
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import episodes, summaries
+from jaxrl_llm.rollout import contexts, episodes, summaries
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import estimates, split
 from jaxrl_llm.types import Rewards
@@ -23,7 +23,7 @@ POLICY = toys.make_world(len(toy_ledger.ALPHABET), 1, 3 * toy_ledger.TURNS).poli
 ARENA = dataclasses.replace(toy_ledger.make_arena(toy_ledger.Skill(1.0, 1.0)), policy=POLICY)
 LIMIT, TIMES, MOST, GROUP = 7, 2, 3, 4
 CONTEXT = toy_ledger.context_of(LIMIT, TIMES)
-WIDTH = summaries.widest(CONTEXT, ARENA.env, prompt_tokens=1, turns=ARENA.turns)
+WIDTH = contexts.widest(CONTEXT, ARENA.env, prompt_tokens=1, turns=ARENA.turns)
 IDS = jnp.arange(24, dtype=jnp.int32)
 
 
@@ -116,21 +116,21 @@ def test_contexts_are_those_of_a_plain_reader(rows):
         ends.append((part, said is None))
     counts = np.bincount([part for part, _ in ends])
     assert counts[1] and counts[2] and counts[3] and any(cut for _, cut in ends)
-    assert np.array_equal(summaries.summaries_of(rows), [part - 1 for part, _ in ends])
-    assert int(jnp.max(summaries.context_sizes(rows))) <= WIDTH
+    assert np.array_equal(contexts.summaries_of(rows), [part - 1 for part, _ in ends])
+    assert int(jnp.max(contexts.context_sizes(rows))) <= WIDTH
     assert int(jnp.sum(rows.extras["summaries/written"])) > 2 * counts[3]
 
 
 def test_log_probabilities_add_up(params, rows):
     """What the sampler recorded of a rollout is what the trainer scores of its sub-trajectories, each by itself."""
-    parts = summaries.sub_trajectories(rows, most=MOST, width=WIDTH)
+    parts = contexts.sub_trajectories(rows, most=MOST, width=WIDTH)
     own, _ = jax.jit(partial(estimates.score_tokens, POLICY))(params, parts)
     own, mask = np.where(parts.mask, own, 0.0), np.asarray(parts.mask)
     np.testing.assert_allclose(own, np.where(mask, parts.sampler_logp, 0.0), atol=1e-4)
     whole = np.where(rows.mask, rows.sampler_logp, 0.0).sum(1)
     np.testing.assert_allclose(own.reshape(-1, MOST * WIDTH).sum(1), whole, atol=1e-3)
-    there = np.asarray(summaries.present(parts, most=MOST))
-    assert np.array_equal(there.sum(1), np.asarray(summaries.summaries_of(rows)) + 1)
+    there = np.asarray(contexts.present(parts, most=MOST))
+    assert np.array_equal(there.sum(1), np.asarray(contexts.summaries_of(rows)) + 1)
     assert mask.sum() == np.asarray(rows.mask).sum()
     assert not np.asarray(parts.segment_ids).reshape(-1, MOST, WIDTH)[~there].any()
 
@@ -187,7 +187,7 @@ def test_gradient(params, rows):
 
             return jnp.max(jnp.abs(jax.grad(loss)(logits)), axis=2) > 0
 
-        return batches, [slope(batch) for batch in batches], summaries.sub_trajectories(rows, most=MOST, width=WIDTH)
+        return batches, [slope(batch) for batch in batches], contexts.sub_trajectories(rows, most=MOST, width=WIDTH)
 
     (masked, every), (less, all_), parts = found(rows, judged)
     chosen, uneven = np.asarray(parts.mask), np.asarray(every.advantages) != 0
@@ -217,7 +217,7 @@ def _echo(limit, drop):
         )
 
     env = episodes.Env(lambda key, task: task, step, lambda state: state, action_tokens=2, observation_tokens=2)
-    return env, summaries.Context(limit, 4, 3, (6, 6), drop=drop)
+    return env, contexts.Context(limit, 4, 3, (6, 6), drop=drop)
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_a_turn_is_taken_out_again(drop):
     logp, _ = jax.jit(partial(estimates.score_tokens, world.policy))(params, rows)
     mask, taken = np.asarray(rows.mask), np.asarray(episodes.turns_of(rows).taken)
     np.testing.assert_allclose(np.asarray(logp)[mask], np.asarray(rows.sampler_logp)[mask], atol=1e-4)
-    assert (taken.sum(1) == 8).all() and np.asarray(summaries.summaries_of(rows)).min() > 1
+    assert (taken.sum(1) == 8).all() and np.asarray(contexts.summaries_of(rows)).min() > 1
     for b in range(6):
         parts, places = np.asarray(rows.segment_ids[b]), np.asarray(rows.positions[b])
         for k in range(1, parts.max() + 1):
@@ -260,7 +260,7 @@ def test_the_expert_needs_summaries():
     np.testing.assert_array_equal(np.asarray(rows.truncated), pages > 6)
     tasks = jax.tree.map(lambda x: x[rows.problem_ids], ARENA.heldout.answers)
     right, first = toy_ledger.right_summaries(tasks, rows)
-    assert int(jnp.sum(first)) >= int(jnp.sum(summaries.summaries_of(rows))) > 64
+    assert int(jnp.sum(first)) >= int(jnp.sum(contexts.summaries_of(rows))) > 64
     np.testing.assert_array_equal(right, first)
     wrong, _ = toy_ledger.right_summaries(tasks, rows._replace(tokens=jnp.where(first, 0, rows.tokens)))
     assert not np.asarray(wrong).any()
@@ -270,7 +270,7 @@ def test_the_expert_needs_summaries():
 def test_the_base_sees_both_kinds_of_contexts():
     played = toy_ledger.make_played(toy_ledger.Skill(1.0, 1.0))
     rows = jax.jit(lambda key: played(ARENA, key, 64))(jax.random.key(0))
-    counts, tokens = np.asarray(summaries.summaries_of(rows)), np.asarray(rows.tokens)
+    counts, tokens = np.asarray(contexts.summaries_of(rows)), np.asarray(rows.tokens)
     assert counts[:32].max() >= 3 and not counts[32:].any() and not np.asarray(rows.truncated).any()
     for b in range(64):
         last = toy_ledger.ALPHABET[tokens[b][np.asarray(rows.mask[b])][-1]]
@@ -279,7 +279,7 @@ def test_the_base_sees_both_kinds_of_contexts():
 
 @pytest.mark.slow
 def test_a_rule_keeps_the_last_line(params):
-    context = toy_ledger.context_of(LIMIT, 3, toy_ledger.keep_last_line)
+    context = toy_ledger.context_of(LIMIT, 3, rule=contexts.beginning(2))
     rollout = toy_ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
     rows = jax.jit(rollout)(params, *_given(ARENA.train, IDS, 1))
     tokens, parts, places = (np.asarray(x) for x in (rows.tokens, rows.segment_ids, rows.positions))
@@ -292,10 +292,10 @@ def test_a_rule_keeps_the_last_line(params):
 def test_wrong_contexts():
     given = _given(ARENA.train, IDS[:1], 1)
     for context, words in (
-        (summaries.Context(None, 2), "summaries=2"),
-        (summaries.Context(2, 1, 2), "tokens=2"),
-        (summaries.Context(10, -1), "summaries=-1"),
-        (toy_ledger.context_of(10, 1, toy_ledger.keep_last_line)._replace(drop=True), "leave one"),
+        (contexts.Context(None, 2), "summaries=2"),
+        (contexts.Context(2, 1, 2), "tokens=2"),
+        (contexts.Context(10, -1), "summaries=-1"),
+        (toy_ledger.context_of(10, 1, rule=contexts.beginning(2), drop=True), "leave one"),
     ):
         rollout = toy_ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
         with pytest.raises(ValueError, match=words):
