@@ -7,27 +7,29 @@ Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0
            last turn (arm rlao). Each turn has m candidates: the best goes on, all of them train. sft_best: weight 1 for
            r = 1 and 0 else; no_best: the first candidate goes on; untrained; archive: untrained, reads workflows at
            random of all so far (as ADAS) instead of the last three.
-Left out:  language (so no --model), analysis and turns to repair; data are collected once. Three turns are read
-           (paper: five), workflows drawn at temperature 1 (paper: 0.5). The best in validation counts at the end
-           (released code: in test). Training is short: all arms still rise at its end; and the untrained one writes
-           much the same whatever it reads, so that an archive can hardly help it.
+Left out:  analysis and turns to repair; data are collected once. Three turns are read (paper: five; at scale all, and
+           candidates are searches of their own), workflows drawn at temperature 1 (paper: 0.5). The best in validation
+           counts at the end (released code: in test). Embedded training is short: all arms still rise at its end; and
+           the untrained one writes much the same whatever it reads, so that an archive can hardly help it.
 Expect:    eval/test@10: rlao > untrained, rlao > archive, rlao > sft_best.
 Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
            held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
            best of k turns; runs: programs within the executor's limit; better: turns that beat all before.
-Run:       python -m experiments.agents.w4s
+Run:       python -m experiments.agents.w4s; at scale --model DIR --data FILE --executor http://localhost:8000/v1
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import selection
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import meta_agent, toy_workflows, toys
+from jaxrl_llm.worlds import host_arenas, host_workflows, meta_agent, toy_workflows, toys
 
 
 def exponential(rewards: Array, tau: float) -> Array:
@@ -38,27 +40,34 @@ def best_only(rewards: Array, tau: float) -> Array:
     return (rewards == 1.0).astype(jnp.float32)
 
 
-def regression(settings) -> tuple[Stage, ...]:
+def regression(settings, hosted=None) -> tuple[Stage, ...]:
     """Data are collected once, then trained on."""
-    rows = meta_agent.make_rows(settings.searches, settings.turns, settings.candidates, settings.choose)
-    stage = meta_agent.make_stage(
-        rows, lambda rewards: settings.weigh(rewards, settings.tau), steps=settings.steps,
-        rows_per_step=settings.rows_per_step, learning_rate=settings.learning_rate,
-    )  # fmt: skip
-    return (stage,)
+    how = {"steps": settings.steps, "rows_per_step": settings.rows_per_step, "learning_rate": settings.learning_rate}
+    many, weigh = (settings.searches, settings.candidates), partial(settings.weigh, tau=settings.tau)
+    if hosted is not None:
+        return (host_workflows.regression_stage(hosted, weigh, searches=many[0], candidates=many[1], **how),)
+    rows = meta_agent.make_rows(many[0], settings.turns, many[1], settings.choose)
+    return (meta_agent.make_stage(rows, weigh, **how),)
 
 
-def nothing(settings) -> tuple[Stage, ...]:
+def nothing(settings, hosted=None) -> tuple[Stage, ...]:
     return ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper's tau, candidates and turns; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 120
-    learning_rate: float = 1e-3
     eval_every: int = 60
+    eval_samples: int = 4  # searches that are measured
+    max_turns: int = 10
+    executor: str = ""  # address of the model that workflows ask, https://HOST/v1, and its name
+    executor_model: str = ""
+    heat: float = 0.7  # its temperature
+    calls: int = 16  # of a workflow on one question, at most
+    validation_items: int = 32
+    sandboxes: int = 8
     rows_per_step: int = 64
     base_steps: int = 120
     searches: int = 512  # to train on
@@ -71,6 +80,7 @@ class Settings(recipes.Settings):
     teach: Callable[..., tuple[Stage, ...]] = regression
 
 
+EMBEDDED = {"learning_rate": 1e-3}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rows_per_step": 4, "searches": 4, "candidates": 2}
 ARMS = {
     "untrained": {"teach": nothing},
@@ -85,6 +95,11 @@ CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/bette
 
 def build(settings: Settings) -> Plan:
     """A base that scribbles workflows, then the arm's teaching; measured by searches of its own."""
+    if settings.data:
+        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
+            raise UserError("arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best")
+        more = {"opened": host_workflows.workflows, "more": host_workflows.figures, "turns": settings.turns}
+        return host_arenas.make_plan(settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more)
     base = toys.make_base(toy_workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
     measure = meta_agent.make_measure(window=settings.window)
     return Plan(base, settings.teach(settings), measure)

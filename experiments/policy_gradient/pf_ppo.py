@@ -6,9 +6,10 @@ Claim:     a reward model is surest about very good and very bad responses; trai
            correlation of reward and truth on what is kept, measured beforehand, says which filter to take.
 Equations: weights of a prompt's responses: BR 0.4 for the best by reward, 0.1 for the others; BW 1 for best and worst;
            BoN 1 for the best; power |R|^2; each loss, and the whitening of advantages, times the expected count of a
-           draw with replacement by weight. PPO with GAE, the reward model's score at the last token. oracle: the true
-           reward, no filter.
-Left out:  the KL reward, one response a prompt (PPO-S).
+           draw with replacement by weight. PPO with GAE; reward: the model's score at the last token, less
+           beta (log pi - log base) at each. oracle: the true reward, no filter.
+Left out:  one response a prompt (PPO-S). Of beta 0, 0.05 and 0.2 the embedded one is the first with which arm ppo keeps
+           the true reward that it gains in training: below it exploits the reward model.
 Expect:    eval/accuracy: br > ppo and bw > ppo; filter/reliability: bw > ppo.
 Measure:   held-out arithmetic chains; the reward model is a linear head on the frozen base model's last state, fitted
            by Bradley-Terry to the base model's own samples before training; 8 seeds, equal rollouts and updates.
@@ -24,9 +25,10 @@ import optax
 from jaxtyping import Array
 
 from jaxrl_llm import curricula, experiment, recipes
-from jaxrl_llm.advantages import selection, whiten
+from jaxrl_llm.advantages import returns, selection, whiten
+from jaxrl_llm.losses import kl
 from jaxrl_llm.models import heads
-from jaxrl_llm.train import actor_critic, reward_model
+from jaxrl_llm.train import actor_critic, estimates, reward_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,26 +39,22 @@ class Settings(recipes.OnlineSettings):
     prompts_per_step: int = 256
     group_size: int = 5
     weigh: Callable[..., Array] = selection.equal_weights
+    kl_weight: float = 0.05  # of the base at every token, in the reward
     oracle: bool = False  # the true reward in place of the model's
     fit_problems: int = 512  # that the reward model is fitted on
 
 
 EMBEDDED = {
     "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 9, "max_new_tokens": 26,
-    "learning_rate": 2e-4, "eval_problems": 64, "fit_problems": 48,
+    "learning_rate": 2e-4, "eval_problems": 64, "fit_problems": 48, "kl_weight": 0.2,
 }  # fmt: skip
-SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
-    "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "fit_problems": 4,
-}  # fmt: skip
+SMOKE = {"steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
+         "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "fit_problems": 4}  # fmt: skip
 ARMS = {
-    "ppo": {},
-    "bon": {"weigh": selection.best_weights},
-    "bw": {"weigh": selection.best_worst_weights},
-    "br": {"weigh": selection.best_random_weights},
-    "power": {"weigh": selection.power_weights},
+    "ppo": {}, "bon": {"weigh": selection.best_weights}, "bw": {"weigh": selection.best_worst_weights},
+    "br": {"weigh": selection.best_random_weights}, "power": {"weigh": selection.power_weights},
     "oracle": {"oracle": True},
-}
+}  # fmt: skip
 METHOD = "br"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
@@ -80,7 +78,12 @@ def build(settings: Settings) -> experiment.Plan:
         fitted = reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
         return {"reward_model": fitted, "base": jax.tree.map(jnp.copy, base)}
 
-    plain = actor_critic.make_value_estimate(policy, temperature=settings.temperature)
+    def paid(params, extras, rows, rewards):
+        score, heat = returns.at_last_token(rewards.value, rows.mask), settings.temperature
+        reference, _ = estimates.score_tokens(policy, extras["base"], rows, temperature=heat)
+        return kl.kl_in_reward(score, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
+
+    plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
         scores = rewards.value if settings.oracle else extras["reward_model"].scores(features(extras["base"], rows))

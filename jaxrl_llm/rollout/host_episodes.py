@@ -130,6 +130,7 @@ def make_host_episodes(
         policy, action_tokens=most_tokens(env, context), max_new_tokens=max_new_tokens, decode_tokens=decode_tokens,
         end_ids=rules.end_ids, pad_id=pad_id, temperature=temperature,
     )  # fmt: skip
+
     def play(
         params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array, turns: Array | int | None = None
     ) -> Played:

@@ -115,14 +115,14 @@ def as_loaded(params: Params, key: Key) -> Params:
     return params
 
 
-def alone(stage: Stage, hosted: Hosted) -> tuple[Stage, ...]:
+def alone(stage: Stage | None, hosted: Hosted) -> tuple[Stage, ...]:
     """Nothing before the online stage, and nothing behind it."""
     return (stage,)
 
 
 def make_plan(
     settings: Settings,
-    method: Callable[..., Online],
+    method: Callable[..., Online] | None = None,
     *,
     extras: Callable[[Params, Key], dict[str, Any]] = no_extras,
     opened: Opener | None = None,
@@ -130,14 +130,15 @@ def make_plan(
     part: str = "",
     turns: int | None = None,
     through: Callable[[HostEpisodes], HostEpisodes] | None = None,
-    stages: Callable[[Stage, Hosted], tuple[Stage, ...]] = alone,
+    stages: Callable[[Stage | None, Hosted], tuple[Stage, ...]] = alone,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
     sight: host_contexts.Sight | None = None,
 ) -> Plan:
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
     Args:
-      method: ``(place, rollout=...) -> Online``: ``arenas.make_grpo`` or ``make_online`` with all but the place bound.
+      method: ``(place, rollout=...) -> Online``: ``arenas.make_grpo`` or ``make_online`` with all but the place bound;
+        None where ``stages`` needs no online stage.
       extras: of the stage.
       opened: as of ``open_place``.
       start: ``(the model's parameters, key) -> those of the method``, with its heads.
@@ -183,7 +184,7 @@ def make_plan(
 
     hosted = Hosted(model, train, held, world)
     parts = {} if sight is None else {"width": width}
-    stage = Stage(method(hosted.place, rollout=only_on_host, **parts), settings.steps, extras)
+    stage = method and Stage(method(hosted.place, rollout=only_on_host, **parts), settings.steps, extras)
     return Plan(
         lambda key: start(model.params, key), stages(stage, hosted), measure, on_host=True,
         world=world if through is None else through(world),

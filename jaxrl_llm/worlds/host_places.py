@@ -103,7 +103,7 @@ def _place(settings: Any, wanted: str, kinds: tuple[str, ...]) -> tuple[str, pat
     return kind, pathlib.Path(where)
 
 
-def _rows(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
+def rows_of(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
     """Rows of the main job, and a judge that may be asked from several threads."""
     train, held, verifier = job.load_problems(
         settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
@@ -139,7 +139,7 @@ def questions(
         known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite"
         raise UserError(f"--data {settings.data} needs --tools: any of {known}, with commas between them")
     box = boxes.opened(settings.tools)
-    train, held, judged = _rows(settings)
+    train, held, judged = rows_of(settings)
     ask = host_tools.told_nothing if calls == 0 and ask is host_tools.asked else ask
 
     def part(problems: list[Problem], luck: host_tools.Luck | None) -> Given:
@@ -153,7 +153,7 @@ def questions(
 
 def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """Rows of the main job, a tenth of them held out, asked again after every wrong answer."""
-    train, held, judged = _rows(settings)
+    train, held, judged = rows_of(settings)
     world = host_retry.retry_world(judged)
     return [given(world, rows, [p.answer for p in rows], tokenizer, **sizes) for rows in (train, held)]
 

@@ -23,6 +23,7 @@ SIZES = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "8"
 ROWS = ["--data", "{folder}/rows.jsonl", "--verifier", "f1"]
 SEARCH = [*ROWS, "--tools", "search={folder}/corpus.jsonl"]
 USER = ["--user", "http://localhost:1/v1", "--user-model", "someone"]
+EXECUTOR = ["--executor", "http://localhost:1/v1", "--executor-model", "someone"]
 CASES = {  # experiment: its arms, and what it is given
     "torl": (["no_tool", "outputs_too"], [*ROWS, "--tools", "calculator"]),
     "research_search": (["rag", "no_mask"], SEARCH),
@@ -38,6 +39,7 @@ CASES = {  # experiment: its arms, and what it is given
     "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
+    "w4s": (["rlao", "untrained", "sft_best"], [*ROWS, *EXECUTOR, "--validation-items", "1"]),
     "mua_rl": (["mua_rl", "static", "cold_start"], ["--data", "retail:{folder}/desk", *USER, "--eval-samples", "4"]),
     "asyncflow": (["async"], [*ROWS, "--eval-samples", "2"]),
 }
@@ -47,6 +49,7 @@ UNMEASURED = {  # what the embedded world alone can tell, or two held-out questi
     "agentgym_rl": {"eval/success_near", "eval/success_far", "policy/entropy"},
     "mua_rl": {"eval/fickle"},
     "supo": {"eval/far", "eval/right_summaries"},
+    "w4s": {"eval/test@10"},
     "ufo": {"eval/success@3", "eval/success@4", "eval/success@5"},
     "asearcher": {"eval/exact_many", "eval/searches_many", "flow/hours"},
 }
@@ -181,7 +184,13 @@ def test_two_steps(slug, folder, tmp_path):
             "prompts and a context of 9000 tokens need [0-9]+ columns, the model's context has 1400; lower it",
         ),
         ("supo --arm rule", "{model} {rows} --tools calculator --drop", "rule and drop: a rule reads the observation"),
-        ("w4s", "--data x", "unknown flag|Unrecognized|--data"),
+        ("w4s --arm rlao", "{model} {rows}", "workflows need --executor ADDRESS and --executor-model NAME"),
+        ("w4s --arm archive", "{model} {rows}", "arms no_best and archive are of the embedded world; give --arm unt"),
+        (
+            "w4s --arm rlao", "{model} {rows} --executor x --executor-model y --eval-problems 4",
+            "--validation-items 32: [0-9]+ questions are held out, so none is left to test",
+        ),
+        ("openagi", "--data x", "unknown flag|Unrecognized|--data"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_before_any_work(slug, given, message, folder):
