@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import flags
+from jaxrl_llm.experiment import cli
 from jaxrl_llm.models import weights
 from jaxrl_llm.planning import cli as planning
 from jaxrl_llm.settings import Settings
@@ -23,6 +24,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "docs/performance.md",
     "docs/plans.md",
+    "docs/agents.md",
     "docs/asynchronous.md",
     "docs/traps.md",
 )
@@ -65,6 +67,8 @@ def test_commands_exist(page, words):
             assert importlib.util.find_spec(module) is not None
             if module == "jaxrl_llm.distributed.plan":
                 flags.read(planning.Settings, rest, prog="")
+            if module.startswith("experiments.agents."):
+                cli.parse(importlib.import_module(module), rest)
         case ["pip", "install", *_]:
             pass
         case _:

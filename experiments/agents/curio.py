@@ -7,49 +7,54 @@ Claim:     one reward at the end does not teach a dialogue to find out who the u
 Equations: r_k = R [last turn] + w r_int,k; diff_acc: g b_{k+1}(u*) - b_k(u*); diff_log_acc: of log b(u*); diff_ent: of
            -H(b); acc: b_{k+1}(u*); ent: -H(b_{k+1}); info_gain: KL(b_{k+1} || b_k); rlhf: w = 0. GAE over turns.
            exact_ent: diff_ent with a user model that knows what a suggestion is worth.
-Left out:  language models as user, user model and reward model, and so --model: no data set has users of known types
-           and a user model's beliefs; the KL penalty; the conversation's quality.
+Left out:  the KL penalty; the conversation's quality; embedded, language models as user, user model and reward model.
+           At scale the user model is the model as it was; lines of FILE are {"profile": TEXT, "type": TEXT}.
 Expect:    eval/success: diff_acc > rlhf, diff_log_acc > rlhf and diff_acc > diff_ent, which suggests instead of asking:
            eval/suggested diff_ent > diff_acc.
 Measure:   users of 8 types, answers wrong one time in ten, five turns; 8 seeds, equal episodes and updates.
            eval/belief: what an exact user model believes of the true type at the end; eval/asked: questions;
            eval/suggested: share of them that suggest the answer.
-Run:       python -m experiments.agents.curio
+Run:       python -m experiments.agents.curio; at scale --model DIR --data FILE --user http://localhost:8000/v1
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import optax
+import jax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import beliefs
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import episodes
 from jaxrl_llm.train import actor_critic
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, toy_dialogue
+from jaxrl_llm.worlds import arenas, host_arenas, host_users, toy_dialogue, toys
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.Settings):
-    """The paper does not give the weight; the model is a decoder of 32 numbers a token made here."""
+class Settings(host_arenas.Settings):
+    """For --data and a model of one's own, or a decoder made here; the paper does not give the weight."""
 
     steps: int = 200
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-6
     eval_every: int = 40
     prompts_per_step: int = 64
+    max_turns: int = 10
+    user: str = ""  # address of the model that plays users, https://HOST/v1, and its name
+    user_model: str = ""
     base_steps: int = 300
     gamma: float = 1.0
     weight: float = 1.0
     intrinsic: Callable[..., Array] = beliefs.shaped_rewards
-    user_model: Callable[..., tuple[Array, Array]] = toy_dialogue.trusting
+    believe: Callable[..., tuple[Array, Array]] = toy_dialogue.trusting  # of the embedded user model
 
 
+EMBEDDED = {"learning_rate": 1e-3}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 4}
 ARMS = {
     "rlhf": {"weight": 0.0},
@@ -59,7 +64,7 @@ ARMS = {
     "acc": {"intrinsic": beliefs.level_rewards},
     "ent": {"intrinsic": partial(beliefs.level_rewards, potential=beliefs.certainty)},
     "info_gain": {"intrinsic": beliefs.information_rewards},
-    "exact_ent": {"intrinsic": entropy, "user_model": toy_dialogue.exact},
+    "exact_ent": {"intrinsic": entropy, "believe": toy_dialogue.exact},
 }
 METRICS = ("eval/success", "eval/belief", "eval/asked", "eval/suggested")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
@@ -67,24 +72,34 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> Plan:
     """One online stage of actor and critic on rewards of turns."""
+
+    def method(place, believed, **slots):
+        def paid(params, extras, rows, rewards):
+            found, answers = episodes.turns_of(rows), jax.tree.map(lambda x: x[rows.problem_ids], place.train.answers)
+            counted = found.taken & rewards.valid[:, None]
+            if settings.weight == 0:
+                return episodes.at_ends(found.reward, found)
+            before, after = believed(extras, rows, answers)
+            curious = settings.intrinsic(before, after, answers["kind"], counted, gamma=settings.gamma)
+            return episodes.at_ends(found.reward + settings.weight * curious, found)
+
+        estimate = actor_critic.make_value_estimate(place.policy, token_rewards=paid, gamma=settings.gamma)
+        return arenas.make_ppo(place, settings, estimate=estimate, **slots)
+
+    if settings.data:
+        if settings.believe is not toy_dialogue.trusting:
+            raise UserError("arm exact_ent is of the embedded world; leave it out")
+
+        def own(place, **slots):
+            def believed(extras, rows, answers):
+                return host_users.user_beliefs(place.policy, extras["reference"]["model"], rows, answers)
+
+            return method(place, believed, **slots)
+
+        more = {"opened": host_users.users, "more": host_users.figures, "extras": toys.keep_reference}
+        return host_arenas.make_plan(settings, own, start=arenas.with_value, part="model", **more)
     arena = toy_dialogue.make_arena()
-
-    def paid(params, extras, rows, rewards):
-        found = episodes.turns_of(rows)
-        counted = found.taken & rewards.valid[:, None]
-        kinds = arena.train.answers["kind"][rows.problem_ids]
-        curious = settings.intrinsic(*settings.user_model(rows), kinds, counted, gamma=settings.gamma)
-        return episodes.at_ends(found.reward + settings.weight * curious, found)
-
-    online = arenas.make_online(
-        arena,
-        estimate=actor_critic.make_value_estimate(arena.policy, token_rewards=paid, gamma=settings.gamma),
-        loss=actor_critic.make_actor_critic_loss(arena.policy),
-        tx=optax.adam(settings.learning_rate),
-        prompts_per_step=settings.prompts_per_step,
-        group_size=1,
-        actor=recipes.model_of,
-    )
+    online = method(arena, lambda extras, rows, answers: settings.believe(rows))
     start = arenas.make_valued_base(arena, steps=settings.base_steps)
     measure = arenas.make_measure(arena, samples=4, part="model", more=toy_dialogue.figures)
     return Plan(start, (Stage(online, settings.steps),), measure)

@@ -71,11 +71,9 @@ class _Prompt(NamedTuple):
 def _restart(row: _Row, view: _View, where: Array, prompt: _Prompt, summary: Array, count: Array):
     """Where told so, a new sub-trajectory: the prompt and the summary."""
     if prompt.resume:
-        resume = jnp.broadcast_to(jnp.asarray(prompt.resume, jnp.int32)[None, :], (count.shape[0], len(prompt.resume)))
-        summary, count = (
-            _joined(summary, count, resume, summary.shape[1] + len(prompt.resume)),
-            count + len(prompt.resume),
-        )
+        more = len(prompt.resume)
+        behind = jnp.broadcast_to(jnp.asarray(prompt.resume, jnp.int32)[None, :], (count.shape[0], more))
+        summary, count = _joined(summary, count, behind, summary.shape[1] + more), count + more
     tokens = _joined(prompt.tokens, prompt.count, summary, row.pending.shape[1])
     row = _show(row, where, tokens, prompt.count + count)
     return row, view._replace(

@@ -19,18 +19,18 @@ from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 BEFORE = "<answer>"  # stands in front of the answer, and is in no probability
 
 
-def golds(tokenizer: Tokenizer, problems: Sequence[Problem]) -> dict[str, np.ndarray]:
-    """``gold [N, A]``: ``BEFORE`` and the first right answer; ``gold_kind``: 1 for the former, 2 the latter, 0 none."""
-    before, rows = tokenizer.encode(BEFORE), []
+def golds(tokenizer: Tokenizer, problems: Sequence[Problem], before: str = BEFORE) -> dict[str, np.ndarray]:
+    """``gold [N, A]``: ``before`` and the first right answer; ``gold_kind``: 1 for the former, 2 the latter, 0 none."""
+    first, rows = tokenizer.encode(before), []
     for problem in problems:
         value = problem.answer["value"]
         rows.append(tokenizer.encode(str(value[0] if isinstance(value, list | tuple) else value)))
-    width = len(before) + max(map(len, rows))
+    width = len(first) + max(map(len, rows))
     tokens = np.full((len(rows), width), tokenizer.pad_id, np.int32)
     kind = np.zeros((len(rows), width), np.int32)
     for k, row in enumerate(rows):
-        tokens[k, : len(before) + len(row)] = [*before, *row]
-        kind[k, : len(before) + len(row)] = [1] * len(before) + [2] * len(row)
+        tokens[k, : len(first) + len(row)] = [*first, *row]
+        kind[k, : len(first) + len(row)] = [1] * len(first) + [2] * len(row)
     return {"gold": tokens, "gold_kind": kind}
 
 

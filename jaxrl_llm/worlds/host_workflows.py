@@ -259,7 +259,7 @@ def held_task(problems: Sequence[Problem], validation: int) -> Task:
     if len(problems) <= validation:
         raise UserError(
             f"--validation-items {validation}: {len(problems)} questions are held out, so none is left to test; lower "
-            "it, or raise --eval-problems"
+            "it, raise --eval-problems, or give more rows"
         )
     return Task(tuple(problems[:validation]), tuple(problems[validation:]))
 

@@ -39,6 +39,7 @@ CASES = {  # experiment: its arms, and what it is given
     "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
+    "curio": (["rlhf", "diff_acc", "info_gain"], ["--data", "{folder}/users.jsonl", *USER]),
     "w4s": (["rlao", "untrained", "sft_best"], [*ROWS, *EXECUTOR, "--validation-items", "1"]),
     "mua_rl": (["mua_rl", "static", "cold_start"], ["--data", "retail:{folder}/desk", *USER, "--eval-samples", "4"]),
     "asyncflow": (["async"], [*ROWS, "--eval-samples", "2"]),
@@ -50,6 +51,7 @@ UNMEASURED = {  # what the embedded world alone can tell, or two held-out questi
     "mua_rl": {"eval/fickle"},
     "supo": {"eval/far", "eval/right_summaries"},
     "w4s": {"eval/test@10"},
+    "curio": {"eval/belief", "eval/suggested"},
     "ufo": {"eval/success@3", "eval/success@4", "eval/success@5"},
     "asearcher": {"eval/exact_many", "eval/searches_many", "flow/hours"},
 }
@@ -69,6 +71,9 @@ def folder(tmp_path_factory):
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     texts = [{"contents": f"{k} and {k} make {2 * k}"} for k in range(20)]
     (folder / "corpus.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    users = [{"profile": f"User {k} likes it {'calm' if k % 2 else 'loud'}.", "type": "Yoga" if k % 2 else "Boxing"}
+             for k in range(40)]  # fmt: skip
+    (folder / "users.jsonl").write_text("\n".join(map(json.dumps, users)))
     write_apps(folder / "data")
     write_desk(folder / "desk")
     (folder / "shop").mkdir()
@@ -148,6 +153,24 @@ def test_two_steps(slug, folder, tmp_path):
         assert missing <= UNMEASURED.get(slug, set()), f"{name} does not measure {missing}"
 
 
+@pytest.mark.slow
+def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
+    """In a world that goes on after any answer: two summaries where two are allowed, and three when measured."""
+    module = module_of("supo")
+    monkeypatch.setattr(module.host_places, "questions", module.host_places.retries)
+    monkeypatch.setattr(module.host_tools, "figures", lambda *_: {})
+    sizes = ["--context-tokens", "100", "--summary-tokens", "3", "--max-turns", "6", "--action-tokens", "4",
+             "--observation-tokens", "32", "--max-new-tokens", "1200", "--eval-problems", "2"]  # fmt: skip
+    base = ["--smoke", "--seeds", "1", "--out", str(tmp_path), "--model", str(folder), *ROWS[:1]]
+    given = [*base, ROWS[1].format(folder=folder), *ROWS[2:], *sizes]
+    found = cli.run(module, [*given, "--arm", "supo", "truncated", "rule", "no_mask"])
+    for name, written in {"supo": 3.0, "truncated": 0.0, "rule": 3.0, "no_mask": 3.0}.items():
+        metrics = found.arms[name].metrics
+        assert metrics["eval/summaries"] == [written], name
+        assert metrics["eval/overlong"] == [1.0] and metrics["world/failed_fraction"] == [0.0], name
+        assert np.isfinite(metrics["loss/total"]).all() and metrics["eval/context"][0] > 90, name
+
+
 @pytest.mark.parametrize(
     ("slug", "given", "message"),
     [
@@ -190,6 +213,9 @@ def test_two_steps(slug, folder, tmp_path):
             "w4s --arm rlao", "{model} {rows} --executor x --executor-model y --eval-problems 4",
             "--validation-items 32: [0-9]+ questions are held out, so none is left to test",
         ),
+        ("curio --arm rlhf", "{model} --data {folder}/users.jsonl", "needs --user ADDRESS and --user-model NAME"),
+        ("curio --arm rlhf", "{rows} {model} --user x --user-model y", "rows.jsonl:1: lacks profile; it has prompt"),
+        ("curio --arm exact_ent", "{model} --data {folder}/users.jsonl", "arm exact_ent is of the embedded world"),
         ("openagi", "--data x", "unknown flag|Unrecognized|--data"),
     ],
 )  # fmt: skip
