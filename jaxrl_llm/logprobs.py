@@ -101,12 +101,13 @@ def mean_logprobs(
 
 def chunked(
     hidden: Float[Array, "B T D"],
-    unembed: Callable[[Array], Array],
+    unembed: Callable[..., Array],
     tokens: Int[Array, "B T"],
     *,
     temperature: float = 1.0,
     chunk: int = 128,
     segment_ids: Int[Array, "B T"] | None = None,
+    beside: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
 
@@ -116,6 +117,7 @@ def chunked(
       hidden: final hidden states of the same ``tokens``.
       unembed: hidden states ``[..., D]`` to logits ``[..., V]``.
       chunk: time steps whose logits exist at once.
+      beside: a number of each time step that ``unembed`` gets, too: ``unembed(hidden, beside)``.
     """
     _check_temperature(temperature)
     if chunk < 1:
@@ -126,18 +128,19 @@ def chunked(
     pad = count * size - steps
 
     @jax.checkpoint
-    def score(h: Array, targets: Array) -> tuple[Array, Array]:
-        logits = _scaled(unembed(h), temperature)
+    def score(h: Array, targets: Array, *more: Array) -> tuple[Array, Array]:
+        logits = _scaled(unembed(h, *more), temperature)
         return _pick(logits, targets), _entropy(logits)
 
     h = jnp.pad(hidden[:, :-1], ((0, 0), (0, pad), (0, 0)))
-    targets = jnp.pad(tokens[:, 1:], ((0, 0), (0, pad)))
+    given = [tokens[:, 1:], *([] if beside is None else [beside[:, :-1]])]
+    given = [jnp.pad(x, ((0, 0), (0, pad))) for x in given]
     if count == 1:
-        logp, entropy = score(h, targets)
+        logp, entropy = score(h, *given)
     else:
         parts = (
             jnp.moveaxis(h.reshape(h.shape[0], count, size, h.shape[2]), 1, 0),
-            jnp.moveaxis(targets.reshape(h.shape[0], count, size), 1, 0),
+            *(jnp.moveaxis(x.reshape(h.shape[0], count, size), 1, 0) for x in given),
         )
         _, (logp, entropy) = jax.lax.scan(lambda _, part: (None, score(*part)), None, parts)
         logp, entropy = (jnp.moveaxis(x, 0, 1).reshape(h.shape[0], count * size) for x in (logp, entropy))

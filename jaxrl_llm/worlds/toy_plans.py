@@ -68,7 +68,7 @@ def grammar() -> grammars.Grammar:
     """Plans whose kinds chain."""
     kinds = [("image", "image")] * len(DAMAGES) + [("image", "text")] * 2
     modules = [grammars.Module(tuple(encode(name)), *kind) for name, kind in zip(EXPERTS, kinds, strict=True)]
-    return grammars.plan_grammar(modules, start="image", end=END, vocabulary=len(ALPHABET), most=MOST)
+    return grammars.plan_grammar(modules, start="image", end=END, most=MOST)
 
 
 @lru_cache(maxsize=1)

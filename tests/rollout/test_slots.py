@@ -93,7 +93,7 @@ def test_stop_strings_and_settings_of_their_own():
 @pytest.mark.slow
 def test_a_grammar():
     modules = [Module((3, 4), "a", "b"), Module((6,), "b", "a"), Module((7, 8, 9), "a", "a")]
-    grammar = plan_grammar(modules, start="a", end=EOS[0], vocabulary=24, most=3)
+    grammar = plan_grammar(modules, start="a", end=EOS[0], most=3)
     _same(_in_slots(4, halvings=0, grammar=grammar), _lock_step(grammar=grammar))
 
 
