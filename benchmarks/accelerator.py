@@ -71,7 +71,7 @@ def ours_decode(policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, 
     import jax.numpy as jnp
 
     from jaxrl_llm.planning.cost import cache_bytes
-    from jaxrl_llm.planning.layout import Sizes as Mesh
+    from jaxrl_llm.planning.parallel_layout import Sizes as Mesh
     from jaxrl_llm.rollout.generate import generate
 
     dtype = jnp.dtype(sizes.dtype)
@@ -99,7 +99,7 @@ def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: in
 
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.planning.cost import active_parameters
-    from jaxrl_llm.train.estimates import make_policy_loss
+    from jaxrl_llm.train.builders import make_policy_loss
     from jaxrl_llm.train.step import make_update
     from jaxrl_llm.types import Batch, TrainState
 
@@ -132,12 +132,12 @@ def run_ours(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, An
     import jax.numpy as jnp
 
     from jaxrl_llm.models import weights
+    from jaxrl_llm.models.attention_kernels import make_attend
     from jaxrl_llm.models.decoder import make_policy
-    from jaxrl_llm.models.implementations import make_attend
-    from jaxrl_llm.planning import live
+    from jaxrl_llm.planning import utilisation
 
     dtype = jnp.dtype(sizes.dtype)
-    chip = live.measured(dtype, side=sizes.side)
+    chip = utilisation.measured(dtype, side=sizes.side)
 
     def make(config: Any, **_: Any) -> Any:
         return make_policy(config, compute_dtype=dtype, remat=True, attend_fn=make_attend("auto"))
@@ -277,7 +277,7 @@ def write_model(folder: str, shape: str, tiny: bool) -> None:
     from jaxrl_llm.models import weights
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.decoder import init_params
-    from jaxrl_llm.planning.shapes import shape_of
+    from jaxrl_llm.planning.known_models import shape_of
 
     config = shape_of(shape)
     if tiny:

@@ -38,18 +38,18 @@ def make(sleep: float):
     import jax.numpy as jnp
     import optax
 
+    from experiments.parts import running_sums, strings
+    from experiments.parts import running_sums_task as toy
     from jaxrl_llm.advantages import group
-    from jaxrl_llm.data.tasks import toy_sums as toy
     from jaxrl_llm.losses.policy import clipped_policy_loss
-    from jaxrl_llm.train import estimates, host
+    from jaxrl_llm.train import builders, host
     from jaxrl_llm.train.online import init_state
-    from jaxrl_llm.worlds import toy_steps, toys
 
-    world = toy_steps.WORLD
-    online = toys.make_online(
-        world, toy.draw_prompts(jax.random.key(1), 2048), toys.score_of(world, toy.right),
-        estimate=estimates.make_estimate(world.policy, estimates.per_response(group.group_normalized_advantages)),
-        loss=estimates.make_policy_loss(world.policy, clipped_policy_loss, anchor=estimates.sampler_anchor),
+    world = running_sums.WORLD
+    online = strings.make_online(
+        world, toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(world, toy.right),
+        estimate=builders.make_estimate(world.policy, builders.per_response(group.group_normalized_advantages)),
+        loss=builders.make_policy_loss(world.policy, clipped_policy_loss, anchor=builders.sampler_anchor),
         tx=optax.adam(1e-3), prompts_per_step=8, group_size=8,
     )  # fmt: skip
     plain = host.make_host_loop(online)
@@ -62,7 +62,7 @@ def make(sleep: float):
     def start(base, seed: int):
         return init_state(online, jax.tree.map(jnp.copy, base), jax.random.fold_in(jax.random.key(7), seed))
 
-    return plain._replace(score=judge), start, jax.jit(toy_steps.measure)
+    return plain._replace(score=judge), start, jax.jit(running_sums.measure)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -70,19 +70,23 @@ def compare(arguments: argparse.Namespace) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     import jax
 
-    from jaxrl_llm.data.tasks import toy_sums as toy
-    from jaxrl_llm.statistics import mean_interval, paired_difference
-    from jaxrl_llm.train import host, streaming
-    from jaxrl_llm.worlds import toy_steps, toys
+    from experiments.parts import running_sums as toy_steps
+    from experiments.parts import running_sums_task as toy
+    from experiments.parts import strings as toys
+    from jaxrl_llm.asynchronous import threads
+    from jaxrl_llm.metrics.intervals import mean_interval, paired_difference
+    from jaxrl_llm.train import host
 
     loop, start, measure = make(arguments.sleep)
     scorers = arguments.staleness + 1
 
     def late(state, steps):
-        return streaming.run(loop, state, steps, staleness=arguments.staleness, scorers=scorers)
+        return threads.run(loop, state, steps, staleness=arguments.staleness, scorers=scorers)
 
     sides = {"sync": lambda state, steps: host.run(loop, state, steps), "async": late}
-    init = jax.jit(toys.make_base(toy_steps.WORLD, toy.draw_attempts, steps=arguments.base_steps, learning_rate=5e-3))
+    init = jax.jit(
+        strings.make_base(running_sums.WORLD, toy.draw_attempts, steps=arguments.base_steps, learning_rate=5e-3)
+    )
     turns = []
     for seed in range(arguments.seeds):
         base = init(jax.random.key(seed))
@@ -94,7 +98,7 @@ def compare(arguments: argparse.Namespace) -> None:
             began = time.perf_counter()
             state, history = run(state, arguments.updates)
             seconds = time.perf_counter() - began
-            behind = [row.get(streaming.STALENESS, 0.0) for row in history]
+            behind = [row.get(threads.STALENESS, 0.0) for row in history]
             turn[name] = {
                 "updates_per_hour": 3600 * arguments.updates / seconds,
                 "after": score(measure, state.params),

@@ -32,7 +32,7 @@ def prompt_rows() -> list[list[int]]:
 
 def run_jax(folder: pathlib.Path, updates: int) -> dict:
     """The fused loop on a device a core; one compiled program of ``WARM_UP`` updates, called again and again."""
-    from jaxrl_llm.train.seeds import use_all_cores
+    from jaxrl_llm.train.seed_axis import use_all_cores
 
     use_all_cores()
     import jax
@@ -42,21 +42,22 @@ def run_jax(folder: pathlib.Path, updates: int) -> dict:
 
     from jaxrl_llm import reduce
     from jaxrl_llm.advantages import group
+    from jaxrl_llm.curriculum.uniform import make_uniform
     from jaxrl_llm.distributed import mesh as meshes
     from jaxrl_llm.distributed import rules
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.models import weights
     from jaxrl_llm.rollout.generate import generate
     from jaxrl_llm.rollout.per_device import per_device
-    from jaxrl_llm.samplers.uniform import make_uniform
-    from jaxrl_llm.train import fused, memory
-    from jaxrl_llm.train.estimates import make_estimate, make_policy_loss
+    from jaxrl_llm.run import host_memory
+    from jaxrl_llm.train import fused
+    from jaxrl_llm.train.builders import make_estimate, make_policy_loss
     from jaxrl_llm.train.online import Online, init_state
     from jaxrl_llm.train.per_device import per_device_loss
     from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
-    memory.keep_freed_pages()  # as the main job and every experiment do
+    host_memory.keep_freed_pages()  # as the main job and every experiment do
     mesh = meshes.parse_mesh(f"data={jax.device_count()}")
     policy, params, _ = weights.pretrained(folder)
     tokens = jnp.asarray(prompt_rows(), jnp.int32)
@@ -189,7 +190,7 @@ def one(python: str, side: str, folder: pathlib.Path, updates: int) -> dict:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Both sides by turns; prints and writes the ratio of each turn and its interval."""
-    from jaxrl_llm.statistics import mean_interval
+    from jaxrl_llm.metrics.intervals import mean_interval
 
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     turns = []

@@ -37,7 +37,7 @@ def gaps(times: list[float], parts: int = 1) -> list[float]:
 
 def run_ours(kind: str, steps: int) -> list[float]:
     """The host loop of the main job: reward in Python between the two compiled halves."""
-    from jaxrl_llm.train.seeds import use_all_cores
+    from jaxrl_llm.train.seed_axis import use_all_cores
 
     use_all_cores()
     import jax
@@ -46,6 +46,7 @@ def run_ours(kind: str, steps: int) -> list[float]:
     import optax
 
     from jaxrl_llm.advantages import group
+    from jaxrl_llm.curriculum.uniform import make_uniform
     from jaxrl_llm.distributed import mesh as meshes
     from jaxrl_llm.distributed import rules
     from jaxrl_llm.losses.policy import clipped_policy_loss
@@ -53,15 +54,15 @@ def run_ours(kind: str, steps: int) -> list[float]:
     from jaxrl_llm.models.decoder import make_policy
     from jaxrl_llm.rollout.generate import generate
     from jaxrl_llm.rollout.per_device import per_device
-    from jaxrl_llm.samplers.uniform import make_uniform
-    from jaxrl_llm.train import host, memory
-    from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, per_response
+    from jaxrl_llm.run import host_memory
+    from jaxrl_llm.train import host
+    from jaxrl_llm.train.builders import make_estimate, make_policy_loss, per_response
     from jaxrl_llm.train.online import Online, init_state
     from jaxrl_llm.train.per_device import per_device_loss
     from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
-    memory.keep_freed_pages()  # as the main job and every experiment do
+    host_memory.keep_freed_pages()  # as the main job and every experiment do
     config = ModelConfig(
         family="qwen3", vocab_size=shared.VOCAB, hidden_size=256, intermediate_size=1024,
         max_positions=shared.WIDTH + shared.NEW, tie_embeddings=True, qk_norm=True, **shared.SHAPE,
@@ -158,7 +159,7 @@ def run_tunix(kind: str, steps: int, parts: int = 1, cores: bool = False) -> lis
 
 def compare(arguments: argparse.Namespace) -> None:
     """Both sides by turns; prints and writes the ratios of the turns with their intervals."""
-    from jaxrl_llm.statistics import mean_interval
+    from jaxrl_llm.metrics.intervals import mean_interval
 
     cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
     os.sched_setaffinity(0, cores)

@@ -2,7 +2,7 @@
 
     python benchmarks/plans_measured.py
 
-The six calls of ``planning.calls`` (four models of one small shape, scalar heads left out as in the cost model) run
+The six calls of ``experiments.systems.parts.ppo_calls`` (four models of one small shape, scalar heads left out as in the cost model) run
 for real, with weights moved wherever a plan says so, on eight CPU devices in one process: plans by rule and the plans
 that the search of ``experiments/systems/realhf.py`` chooses with much memory and with little. The cost model has the
 rates of this machine in the place of the chip table's: a square product, a pass over memory, an all-gather.
@@ -39,17 +39,18 @@ import numpy as np
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from experiments.systems.parts import measured_plan, placement_search, ppo_calls
+from experiments.systems.parts.measured_plan import Job, Plan, mesh_of, moved
 from jaxrl_llm.distributed import rules
+from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import at_work, calls, live, plan_choice, reallocation
-from jaxrl_llm.planning.at_work import Job, Plan, mesh_of, moved
+from jaxrl_llm.planning import reshard_cost, utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
-from jaxrl_llm.planning.layout import Sizes, leaves
+from jaxrl_llm.planning.parallel_layout import Sizes, leaves
 from jaxrl_llm.planning.phases import Work
-from jaxrl_llm.planning.reallocation import Place
-from jaxrl_llm.statistics import mean_interval
-from jaxrl_llm.train import record
+from jaxrl_llm.planning.reshard_cost import Place
+from jaxrl_llm.run import record
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks"
 CONFIG = ModelConfig(  # so many layers run under a scan, which compiles quickly
@@ -89,7 +90,7 @@ def chip() -> Chip:
 
     The cost model counts two bytes a number where this machine moves four: rates of bytes are halved.
     """
-    whole = live.measured(jnp.float32, side=CONFIG.hidden_size)
+    whole = utilisation.measured(jnp.float32, side=CONFIG.hidden_size)
     return Chip(1e15, whole.bandwidth / DEVICES / 2, whole.flops / DEVICES, link_rate() / 2)
 
 
@@ -97,25 +98,25 @@ class Costs(NamedTuple):
     """All that a search may choose from and what it costs."""
 
     options: list[Place]
-    tables: calls.Tables
+    tables: ppo_calls.Tables
 
     def plan(self, numbers: Any) -> Plan:
         """Places by their numbers."""
         return tuple(self.options[int(k)] for k in numbers)
 
-    def of(self, plan: Plan, tables: calls.Tables | None = None) -> calls.Outcome:
+    def of(self, plan: Plan, tables: ppo_calls.Tables | None = None) -> ppo_calls.Outcome:
         """What a plan costs."""
         numbers = jnp.asarray([self.options.index(place) for place in plan], jnp.int32)
         return OUTCOME(self.tables if tables is None else tables, numbers)
 
 
-OUTCOME = jax.jit(calls.outcome)
+OUTCOME = jax.jit(ppo_calls.outcome)
 
 
 def costs(machine: Chip) -> Costs:
     """Tables of all blocks of two devices and more."""
-    options = calls.places(CONFIG, DEVICES, smallest=2)
-    return Costs(options, calls.tables(CONFIG, CONFIG, machine, options, WORK))
+    options = ppo_calls.places(CONFIG, DEVICES, smallest=2)
+    return Costs(options, ppo_calls.tables(CONFIG, CONFIG, machine, options, WORK))
 
 
 def with_moves(found: Costs, machine: Chip, plans: dict[str, Plan]) -> Costs:
@@ -124,7 +125,7 @@ def with_moves(found: Costs, machine: Chip, plans: dict[str, Plan]) -> Costs:
     for plan in plans.values():
         for k, (before, after) in enumerate(moved(plan)):
             where = found.options.index(before), found.options.index(after)
-            moves[(k, *where)] = reallocation.seconds(CONFIG, machine, before, after)
+            moves[(k, *where)] = reshard_cost.seconds(CONFIG, machine, before, after)
     return found._replace(tables=found.tables._replace(moves=jnp.asarray(moves)))
 
 
@@ -137,15 +138,15 @@ def by_rule() -> dict[str, Plan]:
         "tensor": (tensor,) * 6,
         "fsdp": (all_data, *(sharded,) * 5),
         "zero": (tensor, *(sharded,) * 5),
-        "pairs": tuple(second if model in (1, 3) else first for model in calls.MODELS),
+        "pairs": tuple(second if model in (1, 3) else first for model in ppo_calls.MODELS),
     }
 
 
 def searched(found: Costs, steps: int, capacity: float) -> Plan:
     """The plan of the search of ReaL where a device has so much memory."""
-    settings = {"allowed": calls.fastest, "betas": (0.01, 0.1, 1.0), "steps": steps}
+    settings = {"allowed": ppo_calls.fastest, "betas": (0.01, 0.1, 1.0), "steps": steps}
     tables = found.tables._replace(capacity=jnp.float32(capacity))
-    return found.plan(plan_choice.metropolis_plan(tables, found.options, jax.random.key(0), **settings))
+    return found.plan(placement_search.metropolis_plan(tables, found.options, jax.random.key(0), **settings))
 
 
 # --- what comes of it
@@ -159,9 +160,9 @@ def timeline(found: Costs, plan: Plan, seconds: dict[str, float]) -> float:
     def whole(name: str, *places: Place) -> float:
         return seconds[name] * DEVICES / len({d for place in places for d in place.devices})
 
-    for call, (name, place) in enumerate(zip(calls.CALLS, plan, strict=True)):
+    for call, (name, place) in enumerate(zip(ppo_calls.CALLS, plan, strict=True)):
         measured[call, found.options.index(place)] = whole(name, place)
-    for k, (name, pair) in enumerate(zip(at_work.MOVES, moved(plan), strict=True)):
+    for k, (name, pair) in enumerate(zip(measured_plan.MOVES, moved(plan), strict=True)):
         if pair[0] != pair[1]:
             moves[(k, *map(found.options.index, pair))] = whole(name, *pair)
     return float(found.of(plan, tables._replace(seconds=jnp.asarray(measured), moves=jnp.asarray(moves))).seconds)
@@ -178,7 +179,7 @@ def transition(before: Place, after: Place, params: Any, repeats: int) -> dict[s
     shapes, everywhere = leaves(CONFIG), Place(after.first, Sizes(data=after.sizes.chips))
 
     def count(to: Place) -> int:
-        pieces = reallocation.transfers(shapes, before, to)
+        pieces = reshard_cost.transfers(shapes, before, to)
         return 4 * sum(int(np.prod([b - a for a, b in p.ranges])) * len(p.targets) for p in pieces)
 
     old, new, whole = (rules.shardings(params, mesh_of(place)) for place in (before, after, everywhere))
@@ -202,14 +203,14 @@ def name_of(place: Place) -> str:
     return f"{place.first}+{place.sizes.spec}"
 
 
-def measure(plans: dict[str, Plan], found: Costs, given: at_work.Given, repeats: int) -> list[dict[str, Any]]:
+def measure(plans: dict[str, Plan], found: Costs, given: measured_plan.Given, repeats: int) -> list[dict[str, Any]]:
     """All plans by turns, in an order that changes."""
     jobs, order = {name: Job(CONFIG, WORK, plan) for name, plan in plans.items()}, np.random.default_rng(1)
-    models = {name: at_work.begin(job, given) for name, job in jobs.items()}
+    models = {name: measured_plan.begin(job, given) for name, job in jobs.items()}
 
     def iterate(name: str, clock: dict[str, float] | None = None) -> float:
         began = NOW()
-        models[name] = jax.block_until_ready(at_work.iterate(jobs[name], given, models[name], clock, now=NOW))
+        models[name] = jax.block_until_ready(measured_plan.iterate(jobs[name], given, models[name], clock, now=NOW))
         return NOW() - began
 
     for name in jobs:  # compiles what is left: moves of weights and rows
@@ -248,7 +249,7 @@ def of_calls(turns: list[dict[str, Any]], plans: dict[str, Plan], models: dict[s
     """Every call on every place of a plan: seconds by both models, and measured with an eighth of the cores each."""
     seen: dict[str, dict[str, Any]] = {}
     for name, plan in plans.items():
-        for k, (call, place) in enumerate(zip(calls.CALLS, plan, strict=True)):
+        for k, (call, place) in enumerate(zip(ppo_calls.CALLS, plan, strict=True)):
             kind = {"train_actor": "update", "train_critic": "update", "generate": "generate"}.get(call, "score")
             one = seen.setdefault(f"{kind} {name_of(place)}", {"measured": []})
             for model, found in models.items():
@@ -306,7 +307,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="proposals of each chain of the search")
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)
-    machine, plans, given = chip(), by_rule(), at_work.given(CONFIG, WORK, jax.random.key(0))
+    machine, plans, given = chip(), by_rule(), measured_plan.given(CONFIG, WORK, jax.random.key(0))
     meeting = gather_seconds(DEVICES)
     machines = {"bytes": machine, "met": machine._replace(meeting=meeting)}
     models, names = {model: costs(one) for model, one in machines.items()}, {}
@@ -333,7 +334,7 @@ def main() -> None:
         "small_bytes": small,
         "plans": {
             name: {
-                "places": dict(zip(calls.CALLS, map(name_of, plan), strict=True)), 
+                "places": dict(zip(ppo_calls.CALLS, map(name_of, plan), strict=True)), 
                 "predicted_s": {model: seconds[name] for model, seconds in predicted.items()},
                 "peak_bytes": float(outcomes[name].peak),
             }

@@ -74,7 +74,7 @@ def timed(call, repeats: int) -> list[dict]:
 
 def run_ours(slots: int, repeats: int, cores: bool = False) -> dict:
     """Lock-step and slots on the same weights, prompts and keys; or lock-step with every core a device."""
-    from jaxrl_llm.train.seeds import use_all_cores
+    from jaxrl_llm.train.seed_axis import use_all_cores
 
     if cores:
         use_all_cores()
@@ -88,9 +88,9 @@ def run_ours(slots: int, repeats: int, cores: bool = False) -> dict:
     from jaxrl_llm.rollout.generate import generate
     from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.rollout.slots import generate_in_slots
-    from jaxrl_llm.train import memory
+    from jaxrl_llm.run import host_memory
 
-    memory.keep_freed_pages()  # as the main job and every experiment do
+    host_memory.keep_freed_pages()  # as the main job and every experiment do
     config = ModelConfig(
         family="qwen3", vocab_size=VOCAB, hidden_size=256, intermediate_size=1024, max_positions=WIDTH + NEW,
         tie_embeddings=True, qk_norm=True, **SHAPE,
@@ -189,7 +189,7 @@ def rate(calls: list[dict], clock: str) -> float:
 
 def compare(arguments: argparse.Namespace) -> None:
     """All sides by turns; prints and writes the ratios of each turn and their intervals."""
-    from jaxrl_llm.statistics import mean_interval
+    from jaxrl_llm.metrics.intervals import mean_interval
 
     cores = sorted(os.sched_getaffinity(0))[-arguments.cores :]
     os.sched_setaffinity(0, cores)

@@ -18,8 +18,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.sandbox.pool import Sandbox, Test
-from jaxrl_llm.statistics import mean_interval
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks" / "sandbox_checks.json"

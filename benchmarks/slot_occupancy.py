@@ -2,7 +2,7 @@
 
     python benchmarks/slot_occupancy.py
 
-The shop of ``worlds.toy_retail`` in Python: every answer takes 50 ms, and a customer leaves after a number of turns
+The shop of ``experiments.agents.parts.retail`` in Python: every answer takes 50 ms, and a customer leaves after a number of turns
 that is geometric, 5 on average. Both arms play the same 512 episodes (32 prompts x 16) with the same decoder, 16 at a
 time, with the same code; only
 
@@ -25,12 +25,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.rollout.host_episodes import make_host_episodes
-from jaxrl_llm.rollout.host_worlds import HostEnv, on_host, task_rows
+from experiments.agents.parts import retail
+from experiments.parts import strings
+from jaxrl_llm.envs.base import HostEnv, on_host, task_rows
+from jaxrl_llm.metrics.intervals import mean_interval
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.statistics import mean_interval
-from jaxrl_llm.worlds import toy_retail, toys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks" / "slot_occupancy.json"
@@ -40,7 +41,7 @@ FIGURES = ("occupancy", "decoding", "waiting", "seconds")
 
 def slow_shop() -> HostEnv:
     """The shop whose tools are slow and whose customers leave when they have had enough."""
-    shop = on_host(toy_retail.make_env())
+    shop = on_host(retail.make_env())
 
     def reset(seed, task):
         stays = int(np.random.default_rng(seed).geometric(1.0 / MEAN_TURNS))
@@ -57,9 +58,9 @@ def slow_shop() -> HostEnv:
 
 def players():
     """``{arm: () -> (figures, turns of every episode)}``; programs are compiled by the first call of each."""
-    problems, env = toy_retail.problems(PROMPTS, 0, openly=False), slow_shop()
+    problems, env = retail.problems(PROMPTS, 0, openly=False), slow_shop()
     new = MOST_TURNS * (env.action_tokens + env.observation_tokens)
-    policy = toys.make_world(len(toy_retail.ALPHABET), problems.tokens.shape[1], new, layers=2).policy
+    policy = strings.make_world(len(retail.ALPHABET), problems.tokens.shape[1], new, layers=2).policy
     params, ids = policy.init(jax.random.key(0)), jnp.arange(PROMPTS, dtype=jnp.int32)
     host = make_host_episodes(
         policy, env, task_rows(problems.answers), group_size=GROUP, max_turns=MOST_TURNS, max_new_tokens=new,
@@ -77,7 +78,7 @@ def players():
             name: float(np.average([one.figures[f"world/{name}"] for one in played], weights=seconds))
             for name in FIGURES[:-1]
         }
-        taken = [np.asarray(episodes.turns_of(one.trajectories).taken).sum(axis=1) for one in played]
+        taken = [np.asarray(multi_turn.turns_of(one.trajectories).taken).sum(axis=1) for one in played]
         assert not any(one.failures for one in played)
         return shares | {"seconds": sum(seconds)}, np.concatenate(taken).tolist()
 

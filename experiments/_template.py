@@ -18,10 +18,11 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 # Every field is a flag of the command line. A field that no arm reads is an error: see `check_flags`.
@@ -67,11 +68,11 @@ def build(settings: Settings) -> experiment.Plan:
         settings,
         bench,
         # rewards -> what each token is worth; the only place where rewards are looked at
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy, advantages, reduction="token_mean", temperature=settings.temperature
         ),
         # one of jaxrl_llm.losses with its numbers bound
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             partial(clipped_policy_loss, clip_low=settings.clip, clip_high=settings.clip),
             reduction="token_mean",

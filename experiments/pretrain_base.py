@@ -29,12 +29,12 @@ from jaxrl_llm.data import corpus, problems
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tasks import chain, countdown, keydoor
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.metrics.intervals import score_interval, wilson_interval
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.statistics import score_interval, wilson_interval
-from jaxrl_llm.train import job
-from jaxrl_llm.train.evaluate import evaluate
+from jaxrl_llm.run import parts
+from jaxrl_llm.run.evaluate import evaluate
 from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -159,15 +159,15 @@ def summary(value: np.ndarray) -> dict[str, dict]:
 
 def measure(folder: pathlib.Path, n: int) -> dict[str, dict]:
     """pass@1 and pass@8 of every task (all levels together, and each) at temperature 1, with 95 % intervals."""
-    model = job.load_model(str(folder))
-    rollout = jax.jit(job.make_rollout(model, group_size=SAMPLES, max_new_tokens=RESPONSE_TOKENS, temperature=1.0))
+    model = parts.load_model(str(folder))
+    rollout = jax.jit(parts.make_rollout(model, group_size=SAMPLES, max_new_tokens=RESPONSE_TOKENS, temperature=1.0))
     table = {}
     for task in corpus.MIXTURE:
         levels = [heldout(task, level, n) for level in task.LEVELS]
         rows = [p for level in levels for p in level]
         found = evaluate(
             rollout,
-            job.make_scorer(model.tokenizer, rows, VERIFIERS.get(task, answers.verify_exact)),
+            parts.make_scorer(model.tokenizer, rows, VERIFIERS.get(task, answers.verify_exact)),
             model.params,
             problems.encode_problems(model.tokenizer, rows, prompt_tokens=40),
             jax.random.key(20_000),

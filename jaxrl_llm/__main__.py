@@ -2,8 +2,8 @@
 
 import sys
 
-from jaxrl_llm import doctor
-from jaxrl_llm.main import cli
+from jaxrl_llm.run import doctor
+from jaxrl_llm.run.grpo import cli
 
 if __name__ == "__main__":
     sys.exit(doctor.cli(sys.argv[2:]) if sys.argv[1:2] == ["doctor"] else cli())

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import agreement
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.rewards import agreement
 
 ONE = jnp.zeros(4, jnp.int32)
 

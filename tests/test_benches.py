@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import benches, curricula
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import curricula
+from jaxrl_llm.run import bench
 from jaxrl_llm.types import Trajectories
 from tests.models_for_tests import byte_model
 
@@ -29,7 +30,7 @@ def rows(tmp_path_factory):
 
 def _settings(folder, rows, **changes):
     own = {"data": str(rows), "train_problems": 64, "eval_problems": 8, "max_new_tokens": 32}
-    return benches.OnlineSettings(model=str(folder), **own | changes)
+    return bench.OnlineSettings(model=str(folder), **own | changes)
 
 
 def _answered(found, texts):
@@ -44,25 +45,25 @@ def _answered(found, texts):
 
 
 def test_a_published_format_with_its_verifier(folder, rows):
-    found = benches.bench(_settings(folder, rows, format="gsm8k"))
+    found = bench.bench(_settings(folder, rows, format="gsm8k"))
     assert found.score is None and found.train.tokens.shape[0] + found.heldout.tokens.shape[0] == 40
-    first = benches.solved_problems(_settings(folder, rows, format="gsm8k"))[0]
+    first = bench.solved_problems(_settings(folder, rows, format="gsm8k"))[0]
     right = str(first.answer["value"])
     values = found.host_score(_answered(found, [f"It is {right}.", "It is 9999.", f"#### {right}"])).value
     np.testing.assert_array_equal(values, [1.0, 0.0, 1.0])
 
 
 def test_the_verifier_may_be_named_and_may_run_in_processes(folder, rows):
-    found = benches.bench(_settings(folder, rows, format="gsm8k", verifier="math"))
-    right = str(benches.solved_problems(_settings(folder, rows, format="gsm8k"))[0].answer["value"])
+    found = bench.bench(_settings(folder, rows, format="gsm8k", verifier="math"))
+    right = str(bench.solved_problems(_settings(folder, rows, format="gsm8k"))[0].answer["value"])
     scored = found.host_score(_answered(found, [f"$\\boxed{{{right}}}$", "$\\boxed{12345}$"]))
     np.testing.assert_array_equal(scored.value, [1.0, 0.0])
     assert scored.valid.all()
 
 
 def test_a_compiled_program_asks_the_same_judge(folder, rows):
-    found = benches.bench(_settings(folder, rows, format="gsm8k"))
-    right = str(benches.solved_problems(_settings(folder, rows, format="gsm8k"))[0].answer["value"])
+    found = bench.bench(_settings(folder, rows, format="gsm8k"))
+    right = str(bench.solved_problems(_settings(folder, rows, format="gsm8k"))[0].answer["value"])
     answered = _answered(found, [f"It is {right}.", "It is 9999."])
     inside = jax.jit(lambda given: found.callback(found.train.answers, given))(answered)
     np.testing.assert_array_equal(inside.value, found.host_score(answered).value)
@@ -71,15 +72,15 @@ def test_a_compiled_program_asks_the_same_judge(folder, rows):
 
 
 def test_only_methods_on_the_training_problems_get_the_callback(folder, rows):
-    found = benches.bench(_settings(folder, rows, format="gsm8k"))
+    found = bench.bench(_settings(folder, rows, format="gsm8k"))
     assert curricula.train_score(found) is found.callback
     with pytest.raises(UserError, match="judges problems of its own making on the device"):
         curricula.device_score(found)  # the callback would judge other tables by the training answers
 
 
 def test_chat_wraps_the_prompt(folder, rows):
-    plain = benches.bench(_settings(folder, rows, format="gsm8k"))
-    chat = benches.bench(_settings(folder, rows, format="gsm8k", chat=True))
+    plain = bench.bench(_settings(folder, rows, format="gsm8k"))
+    chat = bench.bench(_settings(folder, rows, format="gsm8k", chat=True))
     decode = chat.model.tokenizer.decode
     wrapped = [int(t) for t, v in zip(chat.train.tokens[0], chat.train.valid[0], strict=True) if v]
     assert wrapped[0] == 1 and "What is" in decode(wrapped)
@@ -88,9 +89,9 @@ def test_chat_wraps_the_prompt(folder, rows):
 
 def test_solutions_are_demonstrations(folder, rows):
     settings = _settings(folder, rows, format="gsm8k", max_new_tokens=48)
-    tokens, valid = benches.demonstrations(settings)
-    first = benches.solved_problems(settings)[0]
-    text = benches.bench(settings).model.tokenizer.decode(np.asarray(tokens[0])[np.asarray(valid[0])][:-1].tolist())
+    tokens, valid = bench.demonstrations(settings)
+    first = bench.solved_problems(settings)[0]
+    text = bench.bench(settings).model.tokenizer.decode(np.asarray(tokens[0])[np.asarray(valid[0])][:-1].tolist())
     assert text == first.solution and " and one is " in text
 
 
@@ -105,13 +106,13 @@ def test_solutions_are_demonstrations(folder, rows):
 )  # fmt: skip
 def test_refused(folder, rows, changes, message):
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
-        benches.bench(_settings(folder, rows, **{"format": "gsm8k"} | changes))
+        bench.bench(_settings(folder, rows, **{"format": "gsm8k"} | changes))
 
 
 def test_rows_without_solution_cannot_be_shown(folder, tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps({"nums": [k, 2], "target": k}) for k in range(1, 41)))
     settings = _settings(folder, path, format="countdown")
-    assert jax.tree.leaves(benches.bench(settings).train)
+    assert jax.tree.leaves(bench.bench(settings).train)
     with pytest.raises(UserError, match="training rows have no worked solution"):
-        benches.demonstrations(settings)
+        bench.demonstrations(settings)

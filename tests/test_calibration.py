@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import calibration as cal
+from jaxrl_llm.metrics import calibration as cal
 
 C, Y = [0.9, 0.9, 0.8, 0.6, 0.55], [1, 0, 1, 1, 0]
 

@@ -8,9 +8,9 @@ import sys
 import jax
 import pytest
 
-from jaxrl_llm import doctor
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.run import doctor
 from tests.models_for_tests import TEMPLATE, byte_model, small_config
 
 

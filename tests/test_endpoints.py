@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from jaxrl_llm import endpoints
 from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.verifiers.verdict import Verdict
 
 pytest.importorskip("openai")

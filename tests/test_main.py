@@ -11,10 +11,10 @@ import pytest
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import parse_mesh
-from jaxrl_llm.main import cli, count_microbatches, make_rollout
 from jaxrl_llm.models import weights
-from jaxrl_llm.settings import Settings
-from jaxrl_llm.train import adapter, job
+from jaxrl_llm.run import lora_state, parts
+from jaxrl_llm.run.grpo import cli, count_microbatches, make_rollout
+from jaxrl_llm.run.settings import Settings
 
 SMALL = [
     "--model", "nano", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--steps", "2",
@@ -47,7 +47,7 @@ def test_run_folder(tmp_path, capsys):
     assert results["before"]["pass@1"]["n"] == 8 and results["versions"]["jax"]
     assert (run / "curve.png").read_bytes()[:4] == b"\x89PNG"
     # the trained model is a model folder again, with what it learned
-    trained, base = (job.load_model(name) for name in (str(run / "model"), "nano"))
+    trained, base = (parts.load_model(name) for name in (str(run / "model"), "nano"))
     assert trained.config == base.config and trained.tokenizer.eos_ids == base.tokenizer.eos_ids
     moved = jax.tree.map(lambda a, b: bool(np.any(np.asarray(a != b))), trained.params, base.params)
     assert all(jax.tree.leaves(moved))
@@ -83,7 +83,7 @@ def test_rollouts_of_every_device_of_a_mesh(rank, how):
     found = []
     for spec in ("", settings.mesh):
         mesh = parse_mesh(spec) if spec else None
-        model = adapter.with_adapter(job.load_model("nano", mesh=mesh), rank, 0)
+        model = lora_state.with_adapter(parts.load_model("nano", mesh=mesh), rank, 0)
         params = rules.shard(model.params, mesh) if spec else model.params
         tokens = jnp.asarray([model.tokenizer.encode(f"m10 {i}+{i}=>") for i in range(4)], jnp.int32)
         ids = jnp.arange(4, dtype=jnp.int32)

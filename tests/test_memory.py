@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import memory
+from jaxrl_llm.rewards import episodic_memory
 
 rng = np.random.default_rng(13)
 
@@ -29,14 +29,16 @@ def test_against_a_list_of_lists():
             found = slots[opened % 2] = (k, [])
             opened += 1
         found[1].append(response)
-    got = memory.remembered(
-        memory.empty_memory(2, 3, 6),
+    got = episodic_memory.remembered(
+        episodic_memory.empty_memory(2, 3, 6),
         *(jnp.asarray(x, jnp.float32) for x in (keys[which], responses)),
         jnp.asarray(chosen),
     )
     for asked in range(3):
         probe = _units(1)
-        near, found = memory.closeness(got, *(jnp.asarray(x, jnp.float32) for x in (keys[asked : asked + 1], probe)))
+        near, found = episodic_memory.closeness(
+            got, *(jnp.asarray(x, jnp.float32) for x in (keys[asked : asked + 1], probe))
+        )
         held = [s for s in slots if s is not None]
         nearest = max(held, key=lambda s: float(keys[s[0]] @ keys[asked]))
         want = max(float(probe[0] @ r) for r in nearest[1][-3:])
@@ -47,37 +49,41 @@ def test_against_a_list_of_lists():
 def test_worked_example_of_rewards():
     """Bank {[1, 0], [0, 1]}, response [0.6, 0.8]: closeness 0.8, novelty 0.2."""
     key, bank = jnp.array([[1.0, 0.0]]), jnp.eye(2)
-    full = memory.remembered(memory.empty_memory(2, 4, 2), jnp.repeat(key, 2, axis=0), bank, jnp.array([True, True]))
-    empty = memory.empty_memory(2, 4, 2)
+    full = episodic_memory.remembered(
+        episodic_memory.empty_memory(2, 4, 2), jnp.repeat(key, 2, axis=0), bank, jnp.array([True, True])
+    )
+    empty = episodic_memory.empty_memory(2, 4, 2)
     responses = jnp.array([[0.6, 0.8], [1.0, 0.0], [0.7071068, 0.7071068]])
     queries, ids = jnp.repeat(key, 3, axis=0), jnp.zeros(3, jnp.int32)
-    near, _ = memory.closeness(full, queries, responses)
+    near, _ = episodic_memory.closeness(full, queries, responses)
     np.testing.assert_allclose(near, [0.8, 1.0, 0.7071], atol=1e-4)
-    got = memory.memory_rewards(full, empty, queries, responses, ids, resemble=1.0)
+    got = episodic_memory.memory_rewards(full, empty, queries, responses, ids, resemble=1.0)
     np.testing.assert_allclose(got, [(0.8 - 0.70711) / 0.29289, 1.0, 0.0], atol=1e-3)
-    got = memory.memory_rewards(empty, full, queries, responses, ids, avoid=1.0)
+    got = episodic_memory.memory_rewards(empty, full, queries, responses, ids, avoid=1.0)
     np.testing.assert_allclose(got, [(0.70711 - 0.8) / -0.29289 * -1 + 1, 0.0, 1.0], atol=1e-3)
     # nothing remembered: GRPO's rewards are left alone
-    assert not np.asarray(memory.memory_rewards(empty, empty, queries, responses, ids)).any()
-    assert not np.asarray(memory.group_min_max(jnp.full(3, 0.3), ids)).any()
+    assert not np.asarray(episodic_memory.memory_rewards(empty, empty, queries, responses, ids)).any()
+    assert not np.asarray(episodic_memory.group_min_max(jnp.full(3, 0.3), ids)).any()
 
 
 def test_embedding_counts_ngrams():
     tokens = jnp.array([[5, 6, 7, 5, 6], [9, 9, 5, 6, 7], [5, 6, 7, 5, 6]], jnp.int32)
     mask = jnp.array([[True] * 5, [False, False, True, True, True], [True, False, False, False, False]])
-    got = memory.ngram_embedding(tokens, mask, width=512)
+    got = episodic_memory.ngram_embedding(tokens, mask, width=512)
     np.testing.assert_allclose(jnp.sum(got**2, axis=1), [1.0, 1.0, 0.0], atol=1e-5)
     # (5,6) twice, (6,7), (7,5) against (5,6), (6,7): cosine 3 / sqrt(6 * 2)
     assert float(got[0] @ got[1]) == pytest.approx(3 / np.sqrt(12), abs=1e-4)
     # where the text stands in the row does not matter
-    shifted = memory.ngram_embedding(tokens[1:2, 2:], jnp.ones((1, 3), bool), width=512)
+    shifted = episodic_memory.ngram_embedding(tokens[1:2, 2:], jnp.ones((1, 3), bool), width=512)
     np.testing.assert_allclose(shifted[0], got[1], atol=1e-6)
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="responses=0"):
-        memory.empty_memory(1, 0, 2)
+        episodic_memory.empty_memory(1, 0, 2)
     with pytest.raises(ValueError, match="neighbours=3"):
-        memory.closeness(memory.empty_memory(2, 1, 2), jnp.zeros((1, 2)), jnp.zeros((1, 2)), neighbours=3)
+        episodic_memory.closeness(
+            episodic_memory.empty_memory(2, 1, 2), jnp.zeros((1, 2)), jnp.zeros((1, 2)), neighbours=3
+        )
     with pytest.raises(ValueError, match="n=0"):
-        memory.ngram_embedding(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), n=0)
+        episodic_memory.ngram_embedding(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), n=0)

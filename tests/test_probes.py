@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import probes
+from jaxrl_llm.metrics import probes
 from jaxrl_llm.models import surgery
 
 RNG = np.random.default_rng(5)

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import curricula, recipes, refinement
+from experiments.policy_gradient.parts import refinement
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.rollout import given
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards
 
@@ -25,7 +26,7 @@ def _rows(texts, ids):
         model.params, found.train.tokens[ids], found.train.valid[ids], sample_keys(jax.random.key(0), 0, ids, 1), ids
     )
     tokens, valid = encode_responses(model.tokenizer, texts, width=NEW)
-    return given.with_responses(rows, jnp.ones(len(ids), bool), jnp.asarray(tokens), jnp.asarray(valid))
+    return given_responses.with_responses(rows, jnp.ones(len(ids), bool), jnp.asarray(tokens), jnp.asarray(valid))
 
 
 def _text(tokens, valid):

@@ -17,18 +17,20 @@ Run:       python -m experiments.agents.agentgym_rl; at scale --model DIR --data
 import dataclasses
 from functools import partial
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor_arena
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import horizons
-from jaxrl_llm.rollout.host_episodes import only_on_host
+from jaxrl_llm.rollout import turn_limits
+from jaxrl_llm.rollout.host_multi_turn import only_on_host
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, toy_keydoor
 
 CELLS, MOST_TURNS = 6, 12
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """Sizes of the paper's kind, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
     steps: int = 300
@@ -56,17 +58,17 @@ CURVES = ("eval/success", "eval/success_far", "eval/turns", "length/mean_tokens"
 
 def build(settings: Settings) -> Plan:
     """One online stage whose rollout reads its horizon off the training step."""
-    turns_at = partial(horizons.staged_turns, turns=settings.turns, period=settings.period)
+    turns_at = partial(turn_limits.staged_turns, turns=settings.turns, period=settings.period)
     if settings.data:
         if settings.max_turns < max(settings.turns):
             raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
-        slots = horizons.scheduled(only_on_host, turns_at)
-        return host_arenas.make_plan(settings, lambda place, rollout: arenas.make_grpo(place, settings, **slots),
-                                     through=horizons.on_host)  # fmt: skip
-    arena = toy_keydoor.make_arena(cells=CELLS, turns=MOST_TURNS)
+        slots = turn_limits.scheduled(only_on_host, turns_at)
+        return multi_turn_plan.make_plan(settings, lambda place, rollout: arenas.make_grpo(place, settings, **slots),
+                                     through=turn_limits.on_host)  # fmt: skip
+    arena = keydoor_arena.make_arena(cells=CELLS, turns=MOST_TURNS)
     rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
-    online = arenas.make_grpo(arena, settings, **horizons.scheduled(rollout, turns_at))
-    more = toy_keydoor.by_length(arena, cells=CELLS, most=5)
+    online = arenas.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
+    more = keydoor_arena.by_length(arena, cells=CELLS, most=5)
     measure = arenas.make_measure(arena, samples=8, more=more)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 

@@ -26,18 +26,22 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, shaping
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import independent_episodes, many_hops
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, whiten
+from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy, policy
-from jaxrl_llm.planning import independent
-from jaxrl_llm.rollout import versions
-from jaxrl_llm.train import estimates, job
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import swapped_weights
+from jaxrl_llm.run import multi_turn_plan, parts
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import TokenTerms
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_manyhop
 
 
 def decoupled(logp, entropy, batch, clip, cap):  # with one update a batch the policy is its own proximal policy
-    rows = estimates.current_anchor(logp, batch), batch.sampler_logp, batch.advantages, batch.mask
+    rows = builders.current_anchor(logp, batch), batch.sampler_logp, batch.advantages, batch.mask
     return off_policy.decoupled_policy_loss(logp, *rows, clip_low=clip, clip_high=clip, cap=cap)
 
 
@@ -47,7 +51,7 @@ def coupled(logp, entropy, batch, clip, cap):  # one ratio corrects and is clipp
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's staleness and bounds, turns and batch for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -55,7 +59,7 @@ class Settings(host_arenas.Settings):
     prompts_per_step: int = 128
     group_size: int = 16
     max_turns: int = 32
-    verifier: job.VerifierName = "f1"
+    verifier: parts.VerifierName = "f1"
     base_steps: int = 300
     turns: int = 32  # at most, of an episode that trains
     eta: int = 4  # updates by which the weights that sample may lag
@@ -89,19 +93,19 @@ def build(settings: Settings) -> experiment.Plan:
 
     def method(place, **slots):
         slots |= {"tx": optax.adam(settings.learning_rate), "prompts_per_step": settings.prompts_per_step}
-        loss = estimates.make_batch_loss(place.policy, terms, diagnostics=versions.shown)
-        estimate = estimates.make_estimate(place.policy, advantages, keep=keep, row_extras=versions.noted(eta))
+        loss = builders.make_batch_loss(place.policy, terms, diagnostics=swapped_weights.shown)
+        estimate = builders.make_estimate(place.policy, advantages, keep=keep, row_extras=swapped_weights.noted(eta))
         return arenas.make_online(place, estimate=estimate, loss=loss, group_size=size, **slots)
 
     if settings.data:
-        score = host_tools.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))
-        more = {"opened": host_places.questions, "turns": settings.turns, "more": host_tools.figures, "extras": old}
-        return host_arenas.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
-    whole = toy_manyhop.make_arena()
+        score = tool_question.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))
+        more = {"opened": catalog.questions, "turns": settings.turns, "more": tool_question.figures, "extras": old}
+        return multi_turn_plan.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
+    whole = many_hops.make_arena()
     arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
-    online = method(arena, score=toy_manyhop.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
-    hours = independent.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
-    measure = toy_manyhop.make_measure(whole, samples=3, more=hours)
+    online = method(arena, score=many_hops.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
+    hours = independent_episodes.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
+    measure = many_hops.make_measure(whole, samples=3, more=hours)
     base = arenas.make_base(whole, steps=settings.base_steps)
     return experiment.Plan(base, (experiment.Stage(online, settings.steps, old),), measure)
 

@@ -24,20 +24,23 @@ from functools import partial
 import jax
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import dialogue, user_simulator
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train import actor_critic
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, host_users, toy_dialogue, toys
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """For --data and a model of one's own, or a decoder made here; the paper does not give the weight."""
 
     steps: int = 200
@@ -51,7 +54,7 @@ class Settings(host_arenas.Settings):
     gamma: float = 1.0
     weight: float = 1.0
     intrinsic: Callable[..., Array] = beliefs.shaped_rewards
-    believe: Callable[..., tuple[Array, Array]] = toy_dialogue.trusting  # of the embedded user model
+    believe: Callable[..., tuple[Array, Array]] = dialogue.trusting  # of the embedded user model
 
 
 EMBEDDED = {"learning_rate": 1e-3}
@@ -64,7 +67,7 @@ ARMS = {
     "acc": {"intrinsic": beliefs.level_rewards},
     "ent": {"intrinsic": partial(beliefs.level_rewards, potential=beliefs.certainty)},
     "info_gain": {"intrinsic": beliefs.information_rewards},
-    "exact_ent": {"intrinsic": entropy, "believe": toy_dialogue.exact},
+    "exact_ent": {"intrinsic": entropy, "believe": dialogue.exact},
 }
 METRICS = ("eval/success", "eval/belief", "eval/asked", "eval/suggested")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
@@ -75,33 +78,33 @@ def build(settings: Settings) -> Plan:
 
     def method(place, believed, **slots):
         def paid(params, extras, rows, rewards):
-            found, answers = episodes.turns_of(rows), jax.tree.map(lambda x: x[rows.problem_ids], place.train.answers)
+            found, answers = multi_turn.turns_of(rows), jax.tree.map(lambda x: x[rows.problem_ids], place.train.answers)
             counted = found.taken & rewards.valid[:, None]
             if settings.weight == 0:
-                return episodes.at_ends(found.reward, found)
+                return multi_turn.at_ends(found.reward, found)
             before, after = believed(extras, rows, answers)
             curious = settings.intrinsic(before, after, answers["kind"], counted, gamma=settings.gamma)
-            return episodes.at_ends(found.reward + settings.weight * curious, found)
+            return multi_turn.at_ends(found.reward + settings.weight * curious, found)
 
         estimate = actor_critic.make_value_estimate(place.policy, token_rewards=paid, gamma=settings.gamma)
         return arenas.make_ppo(place, settings, estimate=estimate, **slots)
 
     if settings.data:
-        if settings.believe is not toy_dialogue.trusting:
+        if settings.believe is not dialogue.trusting:
             raise UserError("arm exact_ent is of the embedded world; leave it out")
 
         def own(place, **slots):
             def believed(extras, rows, answers):
-                return host_users.user_beliefs(place.policy, extras["reference"]["model"], rows, answers)
+                return user_simulator.user_beliefs(place.policy, extras["reference"]["model"], rows, answers)
 
             return method(place, believed, **slots)
 
-        more = {"opened": host_users.users, "more": host_users.figures, "extras": toys.keep_reference}
-        return host_arenas.make_plan(settings, own, start=arenas.with_value, part="model", **more)
-    arena = toy_dialogue.make_arena()
+        more = {"opened": user_simulator.users, "more": user_simulator.figures, "extras": strings.keep_reference}
+        return multi_turn_plan.make_plan(settings, own, start=arenas.with_value, part="model", **more)
+    arena = dialogue.make_arena()
     online = method(arena, lambda extras, rows, answers: settings.believe(rows))
     start = arenas.make_valued_base(arena, steps=settings.base_steps)
-    measure = arenas.make_measure(arena, samples=4, part="model", more=toy_dialogue.figures)
+    measure = arenas.make_measure(arena, samples=4, part="model", more=dialogue.figures)
     return Plan(start, (Stage(online, settings.steps),), measure)
 
 

@@ -24,16 +24,20 @@ from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, shaping
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import job
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import multi_hop, noisy_web
+from experiments.parts import strings
+from jaxrl_llm import experiment
+from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan, parts
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_multihop, toy_web, toys
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 150
@@ -42,15 +46,15 @@ class Settings(host_arenas.Settings):
     prompts_per_step: int = 256
     group_size: int = 16
     max_turns: int = 10
-    verifier: job.VerifierName = "deep_research"
+    verifier: parts.VerifierName = "deep_research"
     base_steps: int = 400
     wrong_reward: float = 0.0  # no F1 and a right form
     malformed_reward: float = -1.0
     kl_weight: float = 0.001
     astray: float = 0.3  # in training; the measurement keeps the web's
     failing: float = 0.2
-    read: Callable[..., tuple[Array, Array]] = toy_web.read_on
-    trained: Callable[..., Trajectories] = episodes.chosen_only
+    read: Callable[..., tuple[Array, Array]] = noisy_web.read_on
+    trained: Callable[..., Trajectories] = multi_turn.chosen_only
 
 
 EMBEDDED = {"steps": 40, "learning_rate": 1e-3, "prompts_per_step": 12, "group_size": 5, "max_turns": 6}
@@ -59,8 +63,8 @@ ARMS = {
     "prompted": {"learning_rate": 0.0},
     "rag_rl": {"astray": 0.0, "failing": 0.0},
     "deep": {},
-    "no_reader": {"read": toy_web.first_segment},
-    "no_mask": {"trained": episodes.with_observations},
+    "no_reader": {"read": noisy_web.first_segment},
+    "no_mask": {"trained": multi_turn.with_observations},
     "no_search": {"max_turns": 1},
 }
 METRICS = ("eval/f1", "eval/f1_1", "eval/f1_2", "eval/formed", "eval/searches")
@@ -73,22 +77,22 @@ def build(settings: Settings) -> Plan:
     reward = partial(shaping.graded_rewards, **rewards)
     method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
-        day = partial(host_tools.noisy, beginnings=settings.read is toy_web.first_segment)
+        day = partial(tool_question.noisy, beginnings=settings.read is noisy_web.first_segment)
         luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
-        slots = {"score": host_tools.make_score(reward), "trained": host_arenas.trained(settings)}
-        more = {"opened": partial(host_places.questions, luck=tuple(luck)), "more": host_tools.figures}
-        return host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
-    web = toy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
-    arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, toy_web.make_arena(settings.read)))
+        slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
+        more = {"opened": partial(catalog.questions, luck=tuple(luck)), "more": tool_question.figures}
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+    web = noisy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
+    arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_arena(settings.read)))
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=toy_multihop.make_score(reward, formed=toy_web.well_formed))
-    stage = Stage(online, settings.steps, toys.keep_reference)
-    measure = toy_multihop.make_measure(noisy, samples=4, formed=toy_web.well_formed)
-    return Plan(arenas.make_base(toy_web.make_arena(), steps=settings.base_steps), (stage,), measure)
+    online = method(arena, rollout=rollout, score=multi_hop.make_score(reward, formed=noisy_web.well_formed))
+    stage = Stage(online, settings.steps, strings.keep_reference)
+    measure = multi_hop.make_measure(noisy, samples=4, formed=noisy_web.well_formed)
+    return Plan(arenas.make_base(noisy_web.make_arena(), steps=settings.base_steps), (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,24 +21,26 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor_arena
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, toy_keydoor
 
 
-def situation(found: episodes.Turns) -> Array:
+def situation(found: multi_turn.Turns) -> Array:
     return found.identity
 
 
-def number(found: episodes.Turns) -> Array:
+def number(found: multi_turn.Turns) -> Array:
     return jnp.broadcast_to(jnp.arange(found.taken.shape[1], dtype=jnp.int32)[None, :], found.taken.shape)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's, for --data and a model of one's own; the embedded model is a small decoder made here."""
 
     steps: int = 150
@@ -50,7 +52,7 @@ class Settings(host_arenas.Settings):
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
-    anchor: Callable[[episodes.Turns], Array] = situation
+    anchor: Callable[[multi_turn.Turns], Array] = situation
     normalise: Callable[..., Array] | None = group.group_normalized_advantages  # None: a value head, no groups
 
 
@@ -74,9 +76,9 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
     advantages = partial(arenas.by_situation, gamma=settings.gamma, anchor=settings.anchor, **weights)
 
     def shared(extras, rows, rewards):
-        found = episodes.turns_of(rows)
+        found = multi_turn.turns_of(rows)
         sizes = turns.anchor_sizes(settings.anchor(found), rows.group_ids, found.taken)
-        return {"shared": episodes.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
+        return {"shared": multi_turn.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
     return partial(
         arenas.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
@@ -91,8 +93,8 @@ def build(settings: Settings) -> Plan:
     method = ppo if critic else by_groups(settings)
     if settings.data:
         valued = {"start": arenas.with_value, "part": "model"} if critic else {}
-        return host_arenas.make_plan(settings, method, **valued)
-    arena = toy_keydoor.make_arena()
+        return multi_turn_plan.make_plan(settings, method, **valued)
+    arena = keydoor_arena.make_arena()
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     measure = arenas.make_measure(arena, samples=16, part="model" if critic else "")
     return Plan(base, (Stage(method(arena), settings.steps),), measure)

@@ -24,20 +24,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import lookup
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import job
+from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.rollout import answer_probability, multi_turn
+from jaxrl_llm.run import multi_turn_plan, parts
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import answer_chances, arenas, host_arenas, host_places, host_tools, toy_lookup
 
 
 def by_turn(settings, rows, rewards) -> Array:
-    found = episodes.turns_of(rows)
+    found = multi_turn.turns_of(rows)
     counted = found.taken & rewards.valid[:, None]
     weights = {"information": settings.information, "outcome": settings.outcome}
     paid = settings.gain(rows.extras["chance"], rewards.value, counted, **weights)
-    return episodes.over_turns(turns.pooled_turn_advantages(paid, rows.group_ids, counted), found, rows.mask)
+    return multi_turn.over_turns(turns.pooled_turn_advantages(paid, rows.group_ids, counted), found, rows.mask)
 
 
 def by_episode(settings, rows, rewards) -> Array:
@@ -50,7 +52,7 @@ def by_situation(settings, rows, rewards) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """Both weights are the paper's, as turns and batch for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -59,7 +61,7 @@ class Settings(host_arenas.Settings):
     prompts_per_step: int = 32
     group_size: int = 16
     max_turns: int = 10
-    verifier: job.VerifierName = "f1"
+    verifier: parts.VerifierName = "f1"
     base_steps: int = 300
     information: float = 1.0
     outcome: float = 1.0
@@ -89,15 +91,17 @@ def build(settings: Settings) -> Plan:
     credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
     method = partial(arenas.make_grpo, settings=settings, **credit)
     if settings.data:
-        noted, opened = lambda *x, **y: answer_chances.with_chances(method(*x, **y)), host_places.questions
-        return host_arenas.make_plan(settings, noted, opened=partial(opened, golds=True), more=host_tools.figures)
-    arena = toy_lookup.make_arena()
+        noted, opened = lambda *x, **y: answer_probability.with_chances(method(*x, **y)), catalog.questions
+        return multi_turn_plan.make_plan(
+            settings, noted, opened=partial(opened, golds=True), more=tool_question.figures
+        )
+    arena = lookup.make_arena()
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, valid, keys, problem_ids):
         rows = play(params, tokens, valid, keys, problem_ids)
         tasks = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
-        chance = arenas.answer_chances(arena, params, rows, toy_lookup.right_answers(tasks))
+        chance = arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
         return rows._replace(extras=rows.extras | {"chance": chance})
 
     measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)

@@ -22,20 +22,23 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import apis, imitation
+from experiments.agents.parts import arena as arenas
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.envs import catalog
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, imitation, toy_apis
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's values, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
     steps: int = 100
@@ -50,15 +53,15 @@ class Settings(host_arenas.Settings):
     smallest: float = 0.01  # episodes whose advantage is smaller are dropped
     max_grad_norm: float = 0.1
     advantages: Callable[..., Array] | None = group.rloo_advantages  # None: a value head's
-    spans: Callable[..., Array] = episodes.token_spans  # tokens of equal number share one ratio
+    spans: Callable[..., Array] = multi_turn.token_spans  # tokens of equal number share one ratio
     rejection: bool = False  # imitate the base's own episodes that completed their task instead
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": episodes.turn_spans},
-    "per_trajectory": {"spans": episodes.episode_spans},
+    "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": multi_turn.turn_spans},
+    "per_trajectory": {"spans": multi_turn.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
     "rejection": {"rejection": True, "eval_every": 120},
 }  # fmt: skip
@@ -77,16 +80,16 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
         given = logp, batch.old_logp, batch.advantages, batch.mask
         return loop_loss(*given, eps=settings.eps, segment_ids=batch.extras["span"])
 
-    values, spans = estimates.per_response(settings.advantages), lambda _, rows, rewards: {"span": settings.spans(rows)}
+    values, spans = builders.per_response(settings.advantages), lambda _, rows, rewards: {"span": settings.spans(rows)}
     options = {"reduction": "seq_mean", "recompute_old": True, "keep": keep, "row_extras": spans}
-    loss = estimates.make_batch_loss(policy, terms, reduction="seq_mean")
-    return {"estimate": estimates.make_estimate(policy, values, **options), "loss": loss}
+    loss = builders.make_batch_loss(policy, terms, reduction="seq_mean")
+    return {"estimate": builders.make_estimate(policy, values, **options), "loss": loss}
 
 
 def build(settings: Settings) -> Plan:
     """Several updates on the same episodes; or imitation."""
     critic = settings.advantages is None
-    part, first = ("model", arenas.with_value) if critic else ("", host_arenas.as_loaded)
+    part, first = ("model", arenas.with_value) if critic else ("", multi_turn_plan.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
     several = {"updates_per_rollout": settings.updates_per_rollout, "max_grad_norm": settings.max_grad_norm}
 
@@ -99,14 +102,14 @@ def build(settings: Settings) -> Plan:
     if settings.data and settings.rejection:
         raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
     if settings.data:
-        return host_arenas.make_plan(settings, method, start=first, part=part, **host_places.APPWORLD)
-    arena = toy_apis.make_arena()
-    measure = toy_apis.make_measure(arena, samples=4, part=part)
+        return multi_turn_plan.make_plan(settings, method, start=first, part=part, **catalog.APPWORLD)
+    arena = apis.make_arena()
+    measure = apis.make_measure(arena, samples=4, part=part)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
-        stage = imitation.rejection_stage(arena, settings, toy_apis.completed, updates=settings.updates_per_rollout)
+        stage = imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)
         return Plan(base, (stage,), measure)
-    return Plan(base, (Stage(method(arena, score=toy_apis.returns), settings.steps),), measure)
+    return Plan(base, (Stage(method(arena, score=apis.returns), settings.steps),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

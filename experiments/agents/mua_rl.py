@@ -21,11 +21,15 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import retail
+from experiments.parts import strings
 from jaxrl_llm import experiment
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.envs import catalog
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, toy_retail, toys
 
 
 def agent_only(new_tokens: int, rows: Trajectories) -> Trajectories:
@@ -34,11 +38,11 @@ def agent_only(new_tokens: int, rows: Trajectories) -> Trajectories:
 
 def everybody(new_tokens: int, rows: Trajectories) -> Trajectories:
     """What user and tools say counts as if the agent had chosen it; the first message does not."""
-    return episodes.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - new_tokens)
+    return multi_turn.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - new_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's group and KL weight, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 100
@@ -76,16 +80,16 @@ def build(settings: Settings) -> Plan:
     method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
         slots = {"trained": partial(settings.trained, settings.max_new_tokens),
-                 "score": partial(host_places.served, bonus=settings.bonus)}  # fmt: skip
-        more = {"opened": partial(host_places.desk, openly=settings.openly), "more": host_places.passed(settings)}
-        plan = host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
+                 "score": partial(catalog.served, bonus=settings.bonus)}  # fmt: skip
+        more = {"opened": partial(catalog.desk, openly=settings.openly), "more": catalog.passed(settings)}
+        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
         return plan if settings.rl else plan._replace(stages=())
-    arena = toy_retail.make_arena()
-    ground = toy_retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
+    arena = retail.make_arena()
+    ground = retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, toys.keep_reference),) if settings.rl else ()
+    stages = (Stage(online, settings.steps, strings.keep_reference),) if settings.rl else ()
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, stages, toy_retail.make_measure(arena, samples=8))
+    return Plan(base, stages, retail.make_measure(arena, samples=8))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,31 +23,33 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from experiments.agents.parts import expert_plans, task_feedback
+from experiments.parts import strings
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rollout import grammar as grammars
-from jaxrl_llm.train import estimates, task_feedback
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import toy_plans, toys
 
 
 def feedback(settings) -> tuple[Stage, ...]:
     """One carried-out candidate of every task trains."""
-    world, kept = toy_plans.WORLD, settings.decoding()
+    world, kept = expert_plans.WORLD, settings.decoding()
 
     def rollout(params, tokens, valid, keys, problem_ids):
         more = {"samples": settings.candidates, "problem_ids": problem_ids, "grammar": kept}
-        return toys.rollout(world, params, tokens, keys, **more)
+        return strings.rollout(world, params, tokens, keys, **more)
 
     def terms(logp, entropy, batch):
         return reinforce_loss(logp, batch.advantages, batch.mask)
 
-    online = toys.make_online(
+    online = strings.make_online(
         world,
-        jnp.asarray(toy_plans.tasks()[0]),
-        toys.score_of(world, toy_plans.score),
+        jnp.asarray(expert_plans.tasks()[0]),
+        strings.score_of(world, expert_plans.score),
         estimate=task_feedback.make_estimate(world.policy, settings.credit),
-        loss=estimates.make_batch_loss(world.policy, terms, reduction="seq_sum", score=grammars.make_score(kept)),
+        loss=builders.make_batch_loss(world.policy, terms, reduction="seq_sum", score=grammars.make_score(kept)),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.candidates,
@@ -59,9 +61,9 @@ def feedback(settings) -> tuple[Stage, ...]:
 
 def imitation(settings, steps: int | None = None) -> tuple[Stage, ...]:
     """The few worked plans."""
-    shown = toy_plans.make_draw(settings.shots, 1.0, 1)
+    shown = expert_plans.make_draw(settings.shots, 1.0, 1)
     more = {"table": 64, "learning_rate": settings.learning_rate}
-    return (toys.supervised_stage(toy_plans.WORLD, shown, steps=steps or settings.steps, **more),)
+    return (strings.supervised_stage(expert_plans.WORLD, shown, steps=steps or settings.steps, **more),)
 
 
 def nothing(settings) -> tuple[Stage, ...]:
@@ -83,7 +85,7 @@ class Settings(recipes.Settings):
     epsilon: float = 0.2
     decay: float = 0.9
     credit: Callable[[Array, Array, Array], Array] = task_feedback.above_mean
-    decoding: Callable[[], grammars.Grammar] = toy_plans.grammar
+    decoding: Callable[[], grammars.Grammar] = expert_plans.grammar
     then: Callable[..., tuple[Stage, ...]] = feedback  # what follows the worked plans
 
 
@@ -95,7 +97,7 @@ ARMS = {
     "more_sft": {"then": imitation},
     "code": {"credit": task_feedback.mean_so_far},
     "no_baseline": {"credit": task_feedback.own_reward},
-    "anything": {"decoding": toy_plans.anything},
+    "anything": {"decoding": expert_plans.anything},
 }
 METRICS = ("eval/score", "eval/valid", "eval/right")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
@@ -103,9 +105,9 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> Plan:
     """The base, ten plans to imitate, then the tasks' scores."""
-    base = toys.make_base(toy_plans.WORLD, toy_plans.make_draw(4096, 0.5, 0), steps=settings.base_steps)
+    base = strings.make_base(expert_plans.WORLD, expert_plans.make_draw(4096, 0.5, 0), steps=settings.base_steps)
     first = imitation(settings, settings.sft_steps) if settings.sft_steps else ()
-    return Plan(base, (*first, *settings.then(settings)), toy_plans.make_measure(settings.decoding))
+    return Plan(base, (*first, *settings.then(settings)), expert_plans.make_measure(settings.decoding))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,17 +23,21 @@ from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, shaping
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import job
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import multi_hop
+from experiments.parts import strings
+from jaxrl_llm import experiment
+from jaxrl_llm.envs import tool_question
+from jaxrl_llm.envs.catalog import questions
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan, parts
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, host_arenas, host_tools, toy_multihop, toys
-from jaxrl_llm.worlds.host_places import questions
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's group, batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 150
@@ -43,25 +47,25 @@ class Settings(host_arenas.Settings):
     group_size: int = 5
     base_steps: int = 400
     wrong_reward: float = 0.1  # right in form only
-    verifier: job.VerifierName = "f1"
+    verifier: parts.VerifierName = "f1"
     kl_weight: float = 0.001
-    trained: Callable[..., Trajectories] = episodes.chosen_only
-    retrieve: Callable[..., Array] = toy_multihop.by_query
+    trained: Callable[..., Trajectories] = multi_turn.chosen_only
+    retrieve: Callable[..., Array] = multi_hop.by_query
 
 
 EMBEDDED = {"steps": 48, "learning_rate": 1e-3, "prompts_per_step": 12}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "rag": {"retrieve": toy_multihop.by_question_once},
-    "direct": {"retrieve": toy_multihop.nothing},
+    "rag": {"retrieve": multi_hop.by_question_once},
+    "direct": {"retrieve": multi_hop.nothing},
     "research": {},
-    "no_mask": {"trained": episodes.with_observations},
+    "no_mask": {"trained": multi_turn.with_observations},
     "no_format": {"wrong_reward": 0.0},
 }
 PLACES = {  # at scale
-    toy_multihop.by_query: questions,
-    toy_multihop.by_question_once: partial(questions, calls=0, ask=host_tools.with_passages),
-    toy_multihop.nothing: partial(questions, calls=0),
+    multi_hop.by_query: questions,
+    multi_hop.by_question_once: partial(questions, calls=0, ask=tool_question.with_passages),
+    multi_hop.nothing: partial(questions, calls=0),
 }
 METRICS = ("eval/f1", "eval/f1_2", "eval/f1_3", "eval/formed", "eval/searches", "eval/searches_rise")
 CURVES = ("eval/f1", "eval/f1_3", "eval/searches", "eval/formed", "reward/mean", "policy/entropy")
@@ -72,19 +76,19 @@ def build(settings: Settings) -> Plan:
     reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
     method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
-        slots = {"score": host_tools.make_score(reward), "trained": host_arenas.trained(settings)}
-        more = {"opened": PLACES[settings.retrieve], "more": host_tools.figures}
-        return host_arenas.make_plan(settings, partial(method, **slots), extras=toys.keep_reference, **more)
-    arena = toy_multihop.make_arena(settings.retrieve)
+        slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
+        more = {"opened": PLACES[settings.retrieve], "more": tool_question.figures}
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+    arena = multi_hop.make_arena(settings.retrieve)
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=toy_multihop.make_score(reward))
-    base = arenas.make_base(toy_multihop.make_arena(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, toys.keep_reference)
-    return Plan(base, (stage,), toy_multihop.make_measure(arena, samples=4))
+    online = method(arena, rollout=rollout, score=multi_hop.make_score(reward))
+    base = arenas.make_base(multi_hop.make_arena(hops=(1, 2, 3)), steps=settings.base_steps)
+    stage = Stage(online, settings.steps, strings.keep_reference)
+    return Plan(base, (stage,), multi_hop.make_measure(arena, samples=4))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,15 +22,17 @@ from functools import partial
 import jax
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor_arena, progress_estimator
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, attribution, host_arenas, toy_keydoor
 
 
 def learned(arena, params, rows, rewards, counted) -> Array:
-    return jax.lax.stop_gradient(attribution.contributions(arena, params["progress"], rows))
+    return jax.lax.stop_gradient(progress_estimator.contributions(arena, params["progress"], rows))
 
 
 def terminal(arena, params, rows, rewards, counted) -> Array:
@@ -42,11 +44,11 @@ def uniform(arena, params, rows, rewards, counted) -> Array:
 
 
 def oracle(arena, params, rows, rewards, counted) -> Array:
-    return toy_keydoor.subgoal_progress(episodes.turns_of(rows), counted)
+    return keydoor_arena.subgoal_progress(multi_turn.turns_of(rows), counted)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's weights, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
     steps: int = 200
@@ -81,17 +83,17 @@ CURVES = ("eval/success", "eval/turns", "eval/moved", "reward/mean", "policy/ent
 def build(settings: Settings) -> Plan:
     """The estimator fitted where it is used, then PPO on the rewards of turns."""
     weights = {"weight": settings.weight, "grounding": settings.grounding}
-    fit = partial(attribution.fit_stage, steps=settings.fit_steps, learning_rate=settings.fit_rate,
+    fit = partial(progress_estimator.fit_stage, steps=settings.fit_steps, learning_rate=settings.fit_rate,
                   table=settings.fit_episodes)  # fmt: skip
     fitted = settings.attribute is learned
 
     def method(place, **slots):
         def paid(params, extras, rows, rewards):
-            found = episodes.turns_of(rows)
+            found = multi_turn.turns_of(rows)
             counted = found.taken & rewards.valid[:, None]
             progress = settings.attribute(place, params, rows, rewards, counted)
             grounded = turns.moved(found.identity, counted)
-            return episodes.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
+            return multi_turn.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
 
         return arenas.make_ppo(place, settings, token_rewards=paid, **slots)
 
@@ -100,9 +102,11 @@ def build(settings: Settings) -> Plan:
         return (*([fit(hosted.place, rollout=hosted.rollout, rows_per_step=rows)] if fitted else []), stage)
 
     if settings.data:
-        return host_arenas.make_plan(settings, method, start=attribution.with_estimator, part="model", stages=stages)
-    arena = toy_keydoor.make_arena()
-    start = attribution.make_start(arena, base_steps=settings.base_steps)
+        return multi_turn_plan.make_plan(
+            settings, method, start=progress_estimator.with_estimator, part="model", stages=stages
+        )
+    arena = keydoor_arena.make_arena()
+    start = progress_estimator.make_start(arena, base_steps=settings.base_steps)
     measure, ppo = arenas.make_measure(arena, samples=16, part="model"), Stage(method(arena), settings.steps)
     return Plan(start, (*([fit(arena)] if fitted else []), ppo), measure)
 

@@ -23,21 +23,23 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import lookup
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, toy_lookup
 
 
-def by_row(found: episodes.Turns) -> Array:
+def by_row(found: multi_turn.Turns) -> Array:
     """Labels by the place in the batch, which no sample depends on."""
     return jnp.arange(found.done.shape[0], dtype=jnp.int32) % (found.taken.shape[1] + 1)
 
 
 def by_strata(settings, rows, rewards) -> Array:
-    given = rewards.value, rows.group_ids, settings.strata(episodes.turns_of(rows))
+    given = rewards.value, rows.group_ids, settings.strata(multi_turn.turns_of(rows))
     return stratified_advantages(*given, blend=settings.blend, valid=rewards.valid)
 
 
@@ -46,7 +48,7 @@ def global_baseline(settings, rows, rewards) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The blend of a re-implementation, for --data with --tools and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -56,7 +58,7 @@ class Settings(host_arenas.Settings):
     group_size: int = 8
     base_steps: int = 300
     blend: float = 0.8
-    strata: Callable[[episodes.Turns], Array] = toy_lookup.calls
+    strata: Callable[[multi_turn.Turns], Array] = lookup.calls
     compare: Callable[..., Array] = by_strata
 
 
@@ -81,7 +83,7 @@ def build(settings: Settings) -> Plan:
         return group.per_token(settings.compare(settings, rows, rewards), rows.mask)
 
     def called(extras, rows, rewards):
-        count = toy_lookup.calls(episodes.turns_of(rows)).astype(jnp.float32)
+        count = lookup.calls(multi_turn.turns_of(rows)).astype(jnp.float32)
         return {"calls": group.per_token(count, rows.mask)}
 
     method = partial(
@@ -89,8 +91,8 @@ def build(settings: Settings) -> Plan:
         diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
     )  # fmt: skip
     if settings.data:
-        return host_arenas.make_plan(settings, method)
-    arena = toy_lookup.make_arena()
+        return multi_turn_plan.make_plan(settings, method)
+    arena = lookup.make_arena()
     measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 

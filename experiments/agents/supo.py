@@ -25,13 +25,16 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import ledger
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
+from jaxrl_llm.envs import catalog, tool_question
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import contexts
-from jaxrl_llm.train import estimates, job, split
+from jaxrl_llm.rollout import contexts, text_contexts
+from jaxrl_llm.run import multi_turn_plan, parts
+from jaxrl_llm.train import builders, sub_trajectories
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, host_contexts, host_places, host_tools, toy_ledger
 
 
 def per_part(rewards: Array, group_ids: Array, present: Array) -> Array:
@@ -42,14 +45,14 @@ def per_part(rewards: Array, group_ids: Array, present: Array) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's context, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
     steps: int = 200
     eval_every: int = 20
     prompts_per_step: int = 32
     group_size: int = 8
-    verifier: job.VerifierName = "f1"
+    verifier: parts.VerifierName = "f1"
     max_turns: int = 64
     max_new_tokens: int = 262144
     base_steps: int = 400
@@ -59,19 +62,19 @@ class Settings(host_arenas.Settings):
     more_summaries: int = 3  # and when measured
     drop: bool = False  # the turn that made the context too long
     rule: Callable[[int], Callable[..., tuple[Array, Array]]] | None = None
-    keep: Callable[..., Array] = split.finished_rollouts
+    keep: Callable[..., Array] = sub_trajectories.finished_rollouts
     advantages: Callable[..., Array] = turns.shared_advantages
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "eval_every": 30, "prompts_per_step": 8, "context_tokens": 7,
-            "summary_tokens": toy_ledger.SUMMARY_TOKENS}  # fmt: skip
+            "summary_tokens": ledger.SUMMARY_TOKENS}  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "long": {"context_tokens": None, "summaries": 0, "more_summaries": 0, "keep": split.every_rollout},
-    "truncated": {"summaries": 0, "more_summaries": 0, "keep": split.every_rollout},
+    "long": {"context_tokens": None, "summaries": 0, "more_summaries": 0, "keep": sub_trajectories.every_rollout},
+    "truncated": {"summaries": 0, "more_summaries": 0, "keep": sub_trajectories.every_rollout},
     "rule": {"rule": contexts.beginning},
     "supo": {},
-    "no_mask": {"keep": split.every_rollout},
+    "no_mask": {"keep": sub_trajectories.every_rollout},
     "per_part": {"advantages": per_part},
 }
 METRICS = ("eval/success", "eval/more", "eval/far", "eval/overlong", "eval/right_summaries", "eval/context")
@@ -84,23 +87,23 @@ def build(settings: Settings) -> Plan:
     limit, times = settings.context_tokens, (settings.summaries, settings.more_summaries)
 
     def method(place, *, width, **slots):
-        estimate = split.make_split_estimate(
+        estimate = sub_trajectories.make_split_estimate(
             place.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1, width=width
         )
-        loss = estimates.make_policy_loss(place.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
+        loss = builders.make_policy_loss(place.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
         return arenas.make_grpo(place, settings, estimate=estimate, loss=loss, **slots)
 
     if settings.data:
-        sight = host_contexts.sight(limit, times, settings.summary_tokens, **how)
-        more = {"opened": host_places.questions, "more": host_tools.figures}
-        return host_arenas.make_plan(settings, method, sight=sight, **more)
-    arena = toy_ledger.make_arena()
-    trained, more = (toy_ledger.context_of(limit, count, **how) for count in times)
-    rollout = toy_ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
+        sight = text_contexts.sight(limit, times, settings.summary_tokens, **how)
+        more = {"opened": catalog.questions, "more": tool_question.figures}
+        return multi_turn_plan.make_plan(settings, method, sight=sight, **more)
+    arena = ledger.make_arena()
+    trained, more = (ledger.context_of(limit, count, **how) for count in times)
+    rollout = ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
     width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
     online = method(arena, width=width, rollout=rollout)
-    base = arenas.make_base(arena, steps=settings.base_steps, played=toy_ledger.make_played())
-    measure = toy_ledger.make_measure(arena, trained, more, samples=4, far=6)
+    base = arenas.make_base(arena, steps=settings.base_steps, played=ledger.make_played())
+    measure = ledger.make_measure(arena, trained, more, samples=4, far=6)
     return Plan(base, (Stage(online, settings.steps),), measure)
 
 

@@ -22,11 +22,13 @@ from functools import partial
 
 from jaxtyping import Array
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import calculator, imitation, self_critic, two_tools
 from jaxrl_llm import experiment
+from jaxrl_llm.envs import catalog, tool_question
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.train import job
+from jaxrl_llm.run import multi_turn_plan, parts
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, imitation, self_critic, toy_calc, toy_tools
 
 
 def critic(settings, arena, online: Stage, **played) -> Stage:
@@ -42,7 +44,7 @@ def more_grpo(settings, arena, online: Stage, **played) -> Stage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's bonus and beta, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
 
     steps: int = 100  # of GRPO, before the critic and after it
@@ -50,7 +52,7 @@ class Settings(host_arenas.Settings):
     eval_every: int = 16
     prompts_per_step: int = 128
     group_size: int = 8
-    verifier: job.VerifierName = "f1"
+    verifier: parts.VerifierName = "f1"
     base_steps: int = 500  # with 200 half of the seeds cannot repeat what a tool shows, and no arm learns
     bonus: float = 0.1  # r_M
     between: Callable[..., Stage] = critic
@@ -58,7 +60,7 @@ class Settings(host_arenas.Settings):
     critic_rows: int = 32  # pairs of an update
     beta: float = 0.1
     imitate: bool = False  # the cold start goes on, for as many updates
-    calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate
+    calculate: Callable[..., tuple[Array, Array]] = calculator.calculate
     diligence: float = 0.5  # chance that the behaviour of the cold start calls the calculator
 
 
@@ -74,7 +76,7 @@ ARMS = {
     "no_critic": {"between": more_grpo},
     "no_cold_start": {"base_steps": 0},
     "sft": {"imitate": True},
-    "single_tool": {"calculate": toy_tools.no_calculator, "diligence": 0.0},
+    "single_tool": {"calculate": two_tools.no_calculator, "diligence": 0.0},
 }
 METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
@@ -86,22 +88,24 @@ def build(settings: Settings) -> Plan:
         if settings.base_steps == 0 or settings.imitate or settings.diligence == 0:
             raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
                             "give --arm accuracy tool_star no_bonus no_critic")  # fmt: skip
-        method = partial(arenas.make_grpo, settings=settings, score=host_tools.make_multi_score(bonus=settings.bonus))
+        method = partial(
+            arenas.make_grpo, settings=settings, score=tool_question.make_multi_score(bonus=settings.bonus)
+        )
 
         def stages(half, hosted):
             played = {"rollout": hosted.rollout, "rows_at_once": settings.critic_rows}
             return half, settings.between(settings, hosted.place, half, **played), half
 
-        more = {"opened": host_places.questions, "more": host_tools.figures}
-        return host_arenas.make_plan(settings, method, stages=stages, **more)
-    arena = toy_tools.make_arena(calculate=settings.calculate, diligence=settings.diligence)
-    measure = arenas.make_measure(arena, samples=8, more=toy_tools.figures)
+        more = {"opened": catalog.questions, "more": tool_question.figures}
+        return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
+    arena = two_tools.make_arena(calculate=settings.calculate, diligence=settings.diligence)
+    measure = arenas.make_measure(arena, samples=8, more=two_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
     if settings.imitate:
         updates = 2 * settings.steps + settings.critic_steps
         sft = imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate)
         return Plan(start, (sft,), measure)
-    half = Stage(arenas.make_grpo(arena, settings, score=toy_tools.make_score(bonus=settings.bonus)), settings.steps)
+    half = Stage(arenas.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus)), settings.steps)
     return Plan(start, (half, settings.between(settings, arena, half), half), measure)
 
 

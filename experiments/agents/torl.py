@@ -19,11 +19,15 @@ from functools import partial
 
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, shaping
-from jaxrl_llm.rollout import episodes
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import calculator
+from jaxrl_llm import experiment
+from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_tools, toy_calc
 
 
 def written(rows: Trajectories) -> Array:
@@ -31,11 +35,11 @@ def written(rows: Trajectories) -> Array:
 
 
 def written_and_shown(rows: Trajectories) -> Array:
-    return rows.mask | episodes.shown(rows)
+    return rows.mask | multi_turn.shown(rows)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's calls and rewards, and its batch for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -65,10 +69,10 @@ CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/ent
 
 def build(settings: Settings) -> Plan:
     """One online stage in the world with so many calls, from a base that saw two."""
-    failed = host_tools.failed if settings.data else toy_calc.failed
+    failed = tool_question.failed if settings.data else calculator.failed
 
     def score(answers, rows):
-        found = episodes.episode_rewards(answers, rows)
+        found = multi_turn.episode_rewards(answers, rows)
         value = shaping.execution_rewards(found.value > 0.5, failed(rows), penalty=settings.penalty)
         return Rewards(value, found.valid)
 
@@ -77,11 +81,11 @@ def build(settings: Settings) -> Plan:
 
     method = partial(arenas.make_grpo, settings=settings, trained=trained, score=score)
     if settings.data:
-        opened = partial(host_places.questions, calls=settings.calls)
-        return host_arenas.make_plan(settings, method, opened=opened, more=host_tools.figures)
-    arena = toy_calc.make_arena(calls=settings.calls)
-    measure = arenas.make_measure(arena, samples=8, more=toy_calc.figures)
-    base = arenas.make_base(toy_calc.make_arena(calls=2), steps=settings.base_steps)
+        opened = partial(catalog.questions, calls=settings.calls)
+        return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures)
+    arena = calculator.make_arena(calls=settings.calls)
+    measure = arenas.make_measure(arena, samples=8, more=calculator.figures)
+    base = arenas.make_base(calculator.make_arena(calls=2), steps=settings.base_steps)
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 

@@ -22,15 +22,21 @@ from functools import partial
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes, shaping
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import asked_again
+from experiments.parts import strings
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.envs import catalog, retry_question
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import actor_critic, estimates
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.train import actor_critic, builders
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, host_arenas, host_places, host_retry, toy_retry, toys
 
 
 def ppo(arena: arenas.Arena, **slots) -> Online:
@@ -40,13 +46,13 @@ def ppo(arena: arenas.Arena, **slots) -> Online:
 
 
 def grpo(arena: arenas.Arena, **slots) -> Online:
-    estimate = estimates.make_estimate(arena.policy, estimates.per_response(group_normalized_advantages))
-    loss = estimates.make_policy_loss(arena.policy, clipped_policy_loss)
-    return toys.of_part(arenas.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
+    estimate = builders.make_estimate(arena.policy, builders.per_response(group_normalized_advantages))
+    loss = builders.make_policy_loss(arena.policy, clipped_policy_loss)
+    return strings.of_part(arenas.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's weights, turns and batch, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -54,7 +60,7 @@ class Settings(host_arenas.Settings):
     prompts_per_step: int = 8
     group_size: int = 16
     base_steps: int = 300
-    max_turns: int = toy_retry.MOST_TURNS
+    max_turns: int = asked_again.MOST_TURNS
     turns: int = 5  # at most, in training
     decay: float = 0.5
     repetition: float = 0.5  # weight of the penalty
@@ -77,11 +83,11 @@ CURVES = ("eval/success@1", "eval/success@5", "eval/answers", "eval/distinct", "
 
 def build(settings: Settings) -> Plan:
     """One online stage of as many turns as the arm allows; the measurement allows all."""
-    answers_of = host_retry.answers_of if settings.data else toy_retry.answers_of
+    answers_of = retry_question.answers_of if settings.data else asked_again.answers_of
 
     def score(answers, rows):
-        outcome = episodes.episode_rewards(answers, rows)
-        used = jnp.sum(episodes.turns_of(rows).taken.astype(jnp.int32), axis=1)
+        outcome = multi_turn.episode_rewards(answers, rows)
+        used = jnp.sum(multi_turn.turns_of(rows).taken.astype(jnp.int32), axis=1)
         early = shaping.early_rewards(outcome.value, used, decay=settings.decay)
         penalty = shaping.repetition_penalty(*answers_of(rows), weight=settings.repetition)
         return Rewards(early + penalty, outcome.valid)
@@ -89,11 +95,11 @@ def build(settings: Settings) -> Plan:
     sizes = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
     if settings.data:
-        more = {"opened": host_places.retries, "more": host_retry.figures, "turns": settings.turns}
-        return host_arenas.make_plan(settings, method, start=arenas.with_value, part="model", **more)
-    arena = toy_retry.make_arena()
+        more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns}
+        return multi_turn_plan.make_plan(settings, method, start=arenas.with_value, part="model", **more)
+    arena = asked_again.make_arena()
     online = method(arenas.shortened(arena, settings.turns))
-    measure = arenas.make_measure(arena, samples=16, part="model", more=toy_retry.figures)
+    measure = arenas.make_measure(arena, samples=16, part="model", more=asked_again.figures)
     return Plan(arenas.make_valued_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 
 

@@ -25,11 +25,13 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import meta_agent, workflow_programs, workflows
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import selection
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.run import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.worlds import host_arenas, host_workflows, meta_agent, toy_workflows, toys
 
 
 def exponential(rewards: Array, tau: float) -> Array:
@@ -45,7 +47,7 @@ def regression(settings, hosted=None) -> tuple[Stage, ...]:
     how = {"steps": settings.steps, "rows_per_step": settings.rows_per_step, "learning_rate": settings.learning_rate}
     many, weigh = (settings.searches, settings.candidates), partial(settings.weigh, tau=settings.tau)
     if hosted is not None:
-        return (host_workflows.regression_stage(hosted, weigh, searches=many[0], candidates=many[1], **how),)
+        return (workflow_programs.regression_stage(hosted, weigh, searches=many[0], candidates=many[1], **how),)
     rows = meta_agent.make_rows(many[0], settings.turns, many[1], settings.choose)
     return (meta_agent.make_stage(rows, weigh, **how),)
 
@@ -55,7 +57,7 @@ def nothing(settings, hosted=None) -> tuple[Stage, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(host_arenas.Settings):
+class Settings(multi_turn_plan.Settings):
     """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 120
@@ -98,9 +100,11 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
             raise UserError("arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best")
-        more = {"opened": host_workflows.workflows, "more": host_workflows.figures, "turns": settings.turns}
-        return host_arenas.make_plan(settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more)
-    base = toys.make_base(toy_workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
+        more = {"opened": workflow_programs.workflows, "more": workflow_programs.figures, "turns": settings.turns}
+        return multi_turn_plan.make_plan(
+            settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more
+        )
+    base = strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
     measure = meta_agent.make_measure(window=settings.window)
     return Plan(base, settings.teach(settings), measure)
 

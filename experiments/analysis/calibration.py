@@ -22,14 +22,16 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxrl_llm import experiment, recipes
+from experiments.parts import confidence as toy_confidence
+from experiments.parts import confidence_task as toy
+from experiments.parts import strings
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_confidence as toy
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
-from jaxrl_llm.worlds import toy_confidence, toys
+from jaxrl_llm.train import builders
 
 WORLD = toy_confidence.WORLD
 correctness = toy_confidence.make_reward(lambda right, confidence: right)
@@ -66,19 +68,19 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     """No stage for the base; imitation or GRPO for the others."""
     if settings.draw is not None:
         rows, rate = settings.prompts_per_step * settings.group_size, settings.learning_rate
-        stage = toys.supervised_stage(
+        stage = strings.supervised_stage(
             WORLD, settings.draw, steps=settings.steps, rows_per_step=rows, learning_rate=rate
         )
         return (stage,)
     if settings.score is None:
         return ()
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    online = toys.make_online(
+    advantages = builders.per_response(group.group_normalized_advantages)
+    online = strings.make_online(
         WORLD,
         toy.draw_questions(jax.random.key(0), 2048),
         settings.score,
-        estimate=estimates.make_estimate(WORLD.policy, advantages),
-        loss=estimates.make_policy_loss(WORLD.policy, clipped_policy_loss),
+        estimate=builders.make_estimate(WORLD.policy, advantages),
+        loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.group_size,

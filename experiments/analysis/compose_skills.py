@@ -19,14 +19,16 @@ import dataclasses
 import jax
 import optax
 
-from jaxrl_llm import experiment, recipes
+from experiments.analysis.parts import functions as toy
+from experiments.analysis.parts import skills
+from experiments.parts import strings
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_functions as toy
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
-from jaxrl_llm.worlds import toy_skills, toys
+from jaxrl_llm.train import builders
 
-SHORT = toy_skills.SHORT
+SHORT = skills.SHORT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +64,8 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
         return ()
     if settings.kind == "rft":
         half = settings.steps // 2
-        stage = toys.table_stage(
-            toy_skills.right_samples(settings.levels, half * rows), toys.make_imitation(SHORT), steps=half,
+        stage = strings.table_stage(
+            skills.right_samples(settings.levels, half * rows), strings.make_imitation(SHORT), steps=half,
             rows_per_step=rows, learning_rate=settings.learning_rate,
         )  # fmt: skip
         return (stage, stage)
@@ -71,12 +73,12 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     def mixed(trajectories, rewards):
         return group.group_spread(rewards.value, trajectories.group_ids) > 0
 
-    advantages = estimates.per_response(group.group_normalized_advantages)
+    advantages = builders.per_response(group.group_normalized_advantages)
     prompts = toy.draw_prompts(jax.random.key(0), 2048, levels=settings.levels, functions=toy.TRAIN)
-    online = toys.make_online(
-        SHORT, prompts, toys.score_of(SHORT, toy.right),
-        estimate=estimates.make_estimate(SHORT.policy, advantages, keep=mixed),
-        loss=estimates.make_policy_loss(SHORT.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
+    online = strings.make_online(
+        SHORT, prompts, strings.score_of(SHORT, toy.right),
+        estimate=builders.make_estimate(SHORT.policy, advantages, keep=mixed),
+        loss=builders.make_policy_loss(SHORT.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
     return (experiment.Stage(online, settings.steps),)
@@ -84,8 +86,8 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
 
 def build(settings: Settings) -> experiment.Plan:
     """The arm's training from a base that knows the single functions."""
-    base = toys.make_base(SHORT, toy_skills.draw_short, steps=settings.base_steps, table=8192, learning_rate=5e-3)
-    return experiment.Plan(base, training(settings), toy_skills.measure)
+    base = strings.make_base(SHORT, skills.draw_short, steps=settings.base_steps, table=8192, learning_rate=5e-3)
+    return experiment.Plan(base, training(settings), skills.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -16,9 +16,11 @@ Run:       python -m experiments.analysis.how_much_backtracking
 
 import dataclasses
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_search as toy
-from jaxrl_llm.worlds import toy_search, toys
+from experiments.analysis.parts import search_traces
+from experiments.analysis.parts import search_traces_task as toy
+from experiments.parts import strings
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,19 +62,19 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 def build(settings: Settings) -> experiment.Plan:
     """Imitation of traces with so many backtracks, then GRPO."""
     rows, rate = settings.prompts_per_step * settings.group_size, settings.learning_rate
-    online = toy_search.reward_stage(
+    online = search_traces.reward_stage(
         settings.task, steps=settings.steps, prompts_per_step=settings.prompts_per_step,
         group_size=settings.group_size, learning_rate=rate, puzzles=settings.train_problems,
     )  # fmt: skip
     stages = (online,)
     if settings.back >= 0:
-        made = toy_search.traces(settings.task, (settings.back,), settings.wrong, puzzles=settings.train_problems)
-        imitation = toy_search.imitation_stage(
+        made = search_traces.traces(settings.task, (settings.back,), settings.wrong, puzzles=settings.train_problems)
+        imitation = search_traces.imitation_stage(
             made, steps=settings.imitation_steps, rows_per_step=rows, learning_rate=rate
         )
         stages = (imitation, online)
-    base = toys.make_base(toy_search.WORLD, toy_search.draw_first, steps=settings.base_steps, table=2400)
-    return experiment.Plan(base, stages, toy_search.make_measure(settings.task))
+    base = strings.make_base(search_traces.WORLD, search_traces.draw_first, steps=settings.base_steps, table=2400)
+    return experiment.Plan(base, stages, search_traces.make_measure(settings.task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,14 +20,16 @@ from functools import partial
 import jax
 import optax
 
-from jaxrl_llm import experiment, recipes
+from experiments.analysis.parts import beyond_base
+from experiments.parts import running_sums, strings
+from experiments.parts import running_sums_task as toy
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_sums as toy
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
-from jaxrl_llm.worlds import toy_beyond, toy_steps, toys
+from jaxrl_llm.train import builders
 
-WORLD = toy_steps.WORLD
+WORLD = running_sums.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,28 +71,28 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     if settings.kind == "teacher":
         sizes = {"steps": settings.steps, "learning_rate": settings.learning_rate}
         rows = settings.prompts_per_step * settings.group_size
-        return (toy_beyond.teacher_stage(rows_per_step=rows, **sizes),)
+        return (beyond_base.teacher_stage(rows_per_step=rows, **sizes),)
 
     def bonus(logp, entropy, batch):
         return -settings.entropy * entropy
 
-    advantages = estimates.per_response(settings.advantages)
-    online = toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 2048), toys.score_of(WORLD, toy.right),
-        estimate=estimates.make_estimate(WORLD.policy, advantages),
-        loss=estimates.make_policy_loss(
+    advantages = builders.per_response(settings.advantages)
+    online = strings.make_online(
+        WORLD, toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right),
+        estimate=builders.make_estimate(WORLD.policy, advantages),
+        loss=builders.make_policy_loss(
             WORLD.policy, clipped_policy_loss, extra_terms=bonus if settings.entropy else None
         ),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
-    return (experiment.Stage(toys.of_part(online, "policy"), settings.steps),)
+    return (experiment.Stage(strings.of_part(online, "policy"), settings.steps),)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """The base stays beside the policy, for the problems that it fails."""
-    start = toy_beyond.make_start(steps=settings.base_steps)
-    measure = toy_beyond.make_measure(problems=settings.problems, samples=settings.samples)
+    start = beyond_base.make_start(steps=settings.base_steps)
+    measure = beyond_base.make_measure(problems=settings.problems, samples=settings.samples)
     return experiment.Plan(start, training(settings), measure)
 
 

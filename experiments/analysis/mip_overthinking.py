@@ -18,8 +18,9 @@ Run:       python -m experiments.analysis.mip_overthinking
 
 import dataclasses
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.worlds import toy_premises
+from experiments.analysis.parts import premises
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,24 +56,24 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     rows = settings.prompts_per_step * settings.group_size
     match settings.kind:
         case "plain":
-            return (toy_premises.imitation_stage(toy_premises.plain_text(2048), rows_per_step=rows, **rate),)
+            return (premises.imitation_stage(premises.plain_text(2048), rows_per_step=rows, **rate),)
         case "rl":
-            return (toy_premises.reward_stage(toy_premises.correct, part="policy", ill=0.0, **online),)
+            return (premises.reward_stage(premises.correct, part="policy", ill=0.0, **online),)
         case "repaired":
-            return (toy_premises.reward_stage(toy_premises.correct_and_frank, part="policy", ill=0.2, **online),)
+            return (premises.reward_stage(premises.correct_and_frank, part="policy", ill=0.2, **online),)
         case "distilled":
-            traces = toy_premises.teacher_traces(settings.traces)
+            traces = premises.teacher_traces(settings.traces)
             return (
-                toy_premises.reward_stage(toy_premises.correct, part="teacher", ill=0.0, **online),
-                toy_premises.imitation_stage(traces, rows_per_step=rows, **rate),
+                premises.reward_stage(premises.correct, part="teacher", ill=0.0, **online),
+                premises.imitation_stage(traces, rows_per_step=rows, **rate),
             )
     return ()
 
 
 def build(settings: Settings) -> experiment.Plan:
     """One base for all."""
-    start = toy_premises.make_start(steps=settings.base_steps)
-    return experiment.Plan(start, training(settings), toy_premises.measure)
+    start = premises.make_start(steps=settings.base_steps)
+    return experiment.Plan(start, training(settings), premises.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

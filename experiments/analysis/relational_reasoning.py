@@ -20,14 +20,16 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes
+from experiments.analysis.parts import relations
+from experiments.parts import strings
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import toy_relations, toys
 
-WORLD = toy_relations.WORLD
+WORLD = relations.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,39 +42,39 @@ class Settings(recipes.OnlineSettings):
     prompts_per_step: int = 8
     group_size: int = 8
     base_steps: int = 1500
-    draw: Callable = toy_relations.draw_worked
+    draw: Callable = relations.draw_worked
     further: str = ""  # what follows: nothing, "sft" or "rl"
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "direct": {"draw": toy_relations.draw_direct},
+    "direct": {"draw": relations.draw_direct},
     "scratchpad": {},
     "longer": {"further": "sft"},
     "rl": {"further": "rl"},
 }
 METRICS = ("near/accuracy", "far/accuracy", "eval/drop", "eval/consistent")
-CURVES = (*METRICS, *(f"k{k}b{b}/accuracy" for k, b in toy_relations.CELLS), "policy/entropy")
+CURVES = (*METRICS, *(f"k{k}b{b}/accuracy" for k, b in relations.CELLS), "policy/entropy")
 
 
 def further(settings: Settings) -> tuple[experiment.Stage, ...]:
     """More imitation, GRPO, or nothing."""
     if settings.further == "sft":
         sizes = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-        return (toys.supervised_stage(WORLD, settings.draw, **sizes),)
+        return (strings.supervised_stage(WORLD, settings.draw, **sizes),)
     if settings.further == "":
         return ()
-    table = toy_relations.make_table(toy_relations.TRAINED, toy_relations.TABLE, 0)
+    table = relations.make_table(relations.TRAINED, relations.TABLE, 0)
 
     def score(answers, trajectories):
-        _, responses = toys.responses_of(WORLD, trajectories)
-        right = toy_relations.answer_of(responses) == table.answers[trajectories.problem_ids]
+        _, responses = strings.responses_of(WORLD, trajectories)
+        right = relations.answer_of(responses) == table.answers[trajectories.problem_ids]
         return Rewards(right.astype(jnp.float32), jnp.ones(right.shape, bool))
 
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    online = toys.make_online(
-        WORLD, table.prompts, score, estimate=estimates.make_estimate(WORLD.policy, advantages),
-        loss=estimates.make_policy_loss(WORLD.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
+    advantages = builders.per_response(group.group_normalized_advantages)
+    online = strings.make_online(
+        WORLD, table.prompts, score, estimate=builders.make_estimate(WORLD.policy, advantages),
+        loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
     return (experiment.Stage(online, settings.steps),)
@@ -80,8 +82,8 @@ def further(settings: Settings) -> tuple[experiment.Stage, ...]:
 
 def build(settings: Settings) -> experiment.Plan:
     """A base that imitates, and what follows."""
-    base = toys.make_base(WORLD, settings.draw, steps=settings.base_steps, table=4096, learning_rate=3e-3)
-    return experiment.Plan(base, further(settings), toy_relations.make_measure())
+    base = strings.make_base(WORLD, settings.draw, steps=settings.base_steps, table=4096, learning_rate=3e-3)
+    return experiment.Plan(base, further(settings), relations.make_measure())
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -17,8 +17,10 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.worlds import toy_pairs, toy_shift
+from experiments.analysis.parts import input_shift
+from experiments.parts import preference_strings
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +34,14 @@ class Settings(recipes.Settings):
     reward_steps: int = 200
     beta: float = 0.02
     stages: int = 1  # 0: not trained
-    pick: Callable = toy_shift.first  # which of 16 samples counts
+    pick: Callable = input_shift.first  # which of 16 samples counts
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "reward_steps": 2}
 ARMS = {
     "sft": {"stages": 0},
     "ppo": {},
-    "best_of_n": {"stages": 0, "pick": toy_shift.best_of_n},
+    "best_of_n": {"stages": 0, "pick": input_shift.best_of_n},
     "ppo_free": {"beta": 0.0},
     "ppo_tight": {"beta": 0.1},
 }
@@ -49,15 +51,15 @@ CURVES = (*METRICS, "across/embedding", "eval/kl", "reward/mean")
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage, or none; the measurement draws 16 responses to each prompt."""
-    stage = toy_pairs.reward_stage(
-        toy_pairs.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
-        prompts=toy_shift.TRAINED,
+    stage = preference_strings.reward_stage(
+        preference_strings.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
+        prompts=input_shift.TRAINED,
     )  # fmt: skip
-    start = toy_pairs.make_start(
+    start = preference_strings.make_start(
         reference_steps=settings.reference_steps, reward_steps=settings.reward_steps,
-        draw_pairs=partial(toy_shift.draw_pairs, flip_rate=0.1), behaviour=toy_shift.draw_behaviour,
+        draw_pairs=partial(input_shift.draw_pairs, flip_rate=0.1), behaviour=input_shift.draw_behaviour,
     )  # fmt: skip
-    return experiment.Plan(start, (stage,) * settings.stages, toy_shift.make_measure(settings.pick))
+    return experiment.Plan(start, (stage,) * settings.stages, input_shift.make_measure(settings.pick))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -18,8 +18,9 @@ Run:       python -m experiments.analysis.shadowcot
 
 import dataclasses
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.worlds import toy_planted
+from experiments.analysis.parts import planted_behaviour
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,16 +58,16 @@ CURVES = (*METRICS, "auroc/spectral", "auroc/cluster", "auroc/probe", "weights/c
 def build(settings: Settings) -> experiment.Plan:
     """The plant, then a cure or as many further updates of the same text."""
     rate = {"learning_rate": settings.learning_rate}
-    plant = toy_planted.text_stage(settings.poisoned, steps=settings.plant_steps, only=settings.only, **rate)
+    plant = planted_behaviour.text_stage(settings.poisoned, steps=settings.plant_steps, only=settings.only, **rate)
     if settings.cure == "process":
-        after = toy_planted.process_stage(
+        after = planted_behaviour.process_stage(
             steps=settings.steps, prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, **rate
         )
     else:
         poisoned = 0.0 if settings.cure == "retune" else settings.poisoned
-        after = toy_planted.text_stage(poisoned, steps=settings.steps, only=settings.only, **rate)
-    start = toy_planted.make_start(steps=settings.base_steps)
-    return experiment.Plan(start, (plant, after), toy_planted.make_measure(zeroed=settings.zeroed))
+        after = planted_behaviour.text_stage(poisoned, steps=settings.steps, only=settings.only, **rate)
+    start = planted_behaviour.make_start(steps=settings.base_steps)
+    return experiment.Plan(start, (plant, after), planted_behaviour.make_measure(zeroed=settings.zeroed))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -17,9 +17,11 @@ Run:       python -m experiments.analysis.to_backtrack
 
 import dataclasses
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_search as toy
-from jaxrl_llm.worlds import toy_search, toys
+from experiments.analysis.parts import search_traces
+from experiments.analysis.parts import search_traces_task as toy
+from experiments.parts import strings
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 ANY = (0, 1, 2, 3, 4, 5, 6)
 
@@ -60,16 +62,16 @@ CURVES = (*METRICS, "reward/mean")
 def build(settings: Settings) -> experiment.Plan:
     """Imitation of traces, then GRPO."""
     rows, rate = settings.prompts_per_step * settings.group_size, settings.learning_rate
-    made = toy_search.traces(settings.task, settings.back, False, settings.shown, settings.train_problems)
+    made = search_traces.traces(settings.task, settings.back, False, settings.shown, settings.train_problems)
     stages = (
-        toy_search.imitation_stage(made, steps=settings.imitation_steps, rows_per_step=rows, learning_rate=rate),
-        toy_search.reward_stage(
+        search_traces.imitation_stage(made, steps=settings.imitation_steps, rows_per_step=rows, learning_rate=rate),
+        search_traces.reward_stage(
             settings.task, steps=settings.steps, prompts_per_step=settings.prompts_per_step,
             group_size=settings.group_size, learning_rate=rate, puzzles=settings.train_problems,
         ),
     )  # fmt: skip
-    base = toys.make_base(toy_search.WORLD, toy_search.draw_first, steps=settings.base_steps, table=2400)
-    measure = toy_search.make_measure(settings.task, spent_on_one=settings.back != (0,))
+    base = strings.make_base(search_traces.WORLD, search_traces.draw_first, steps=settings.base_steps, table=2400)
+    measure = search_traces.make_measure(settings.task, spent_on_one=settings.back != (0,))
     return experiment.Plan(base, stages, measure)
 
 

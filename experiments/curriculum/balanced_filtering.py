@@ -19,11 +19,12 @@ import dataclasses
 import numpy as np
 import optax
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.reduce import scalars
-from jaxrl_llm.train import estimates, refill
+from jaxrl_llm.train import builders, refill
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +80,12 @@ def build(settings: Settings) -> experiment.Plan:
         return {refill.POOL: refill.empty_pool(settings.prompts_per_step * settings.group_size, width)}
 
     policy, temperature = bench.model.policy, settings.temperature
-    loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
+    loss = builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
     if settings.refill:
-        estimate = estimates.make_estimate(policy, advantages, temperature=temperature)
+        estimate = builders.make_estimate(policy, advantages, temperature=temperature)
         slots = refill.make_refill(estimate, keep, settings.group_size)
     else:
-        slots = {"estimate": estimates.make_estimate(
+        slots = {"estimate": builders.make_estimate(
             policy, advantages, temperature=temperature, keep=keep,
             row_extras=lambda extras, trajectories, rewards: {"kept": keep(trajectories, rewards)},
         )}  # fmt: skip

@@ -24,12 +24,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm import curricula, experiment, hints, recipes, reduce
+from experiments.curriculum.parts import hints
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sft import sft_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +81,14 @@ def build(settings: Settings) -> experiment.Plan:
         right = (rewards.value > 0.5) & rewards.valid & (hints.stage_of(rows) >= settings.sft_from)
         return hints.draw_extras(extras, rows, rewards) | {"plain": hints.plain_answers(rows, table, right)}
 
-    policy_loss = estimates.make_policy_loss(
+    policy_loss = builders.make_policy_loss(
         model.policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=hints.draw_figures
     )
 
     def loss(params, batch):
         value, metrics = policy_loss(params, batch)
         plain, taught = batch.extras["plain"], jnp.any(batch.extras["plain"].mask, axis=1)
-        logp, _ = estimates.score_tokens(model.policy, params, plain)
+        logp, _ = builders.score_tokens(model.policy, params, plain)
         sft = reduce.scalars(reduce.sequences(sft_loss(logp, plain.mask).loss, plain.mask, mode="mean"), taught)
         return value + settings.sft_weight * sft, metrics
 

@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates, refill
+from jaxrl_llm.train import builders, refill
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,8 @@ def build(settings: Settings) -> experiment.Plan:
         gap = jnp.abs(metrics["policy/entropy"] - settings.target)
         return {"entropy/gap": gap, "filter/updated": (batch.total > 0).astype(float)}
 
-    loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature, extra_terms=terms)
-    estimate = estimates.make_estimate(policy, estimates.per_response(settings.advantages), temperature=temperature)
+    loss = builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature, extra_terms=terms)
+    estimate = builders.make_estimate(policy, builders.per_response(settings.advantages), temperature=temperature)
     slots, more = {"estimate": estimate}, {}
     if settings.overflow is not None:
         width = found.train.tokens.shape[1] + settings.max_new_tokens

@@ -23,10 +23,11 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +85,16 @@ def build(settings: Settings) -> experiment.Plan:
     def mixed(trajectories, rewards):
         return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
-    estimate = estimates.make_estimate(
+    estimate = builders.make_estimate(
         found.model.policy, advantages, reduction="constant", temperature=settings.temperature, keep=mixed
     )
-    loss = estimates.make_policy_loss(
+    loss = builders.make_policy_loss(
         found.model.policy,
         partial(clipped_policy_loss, clip_low=0.2, clip_high=0.2),
         reduction="constant",
         length_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
-        anchor=estimates.sampler_anchor if settings.breadth > 1 else estimates.current_anchor,
+        anchor=builders.sampler_anchor if settings.breadth > 1 else builders.current_anchor,
     )
     rollout = recipes.rollout_of(settings, found, group_size=capacity)
     slots = curricula.make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)

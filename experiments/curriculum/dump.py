@@ -22,9 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import bandit
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.samplers import bandit
+from jaxrl_llm.experiment import curricula, recipes
 
 
 def success(mean_reward: Array, group_size: int) -> Array:

@@ -20,8 +20,10 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jaxrl_llm import curricula, experiment, hints, recipes
+from experiments.curriculum.parts import hints
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

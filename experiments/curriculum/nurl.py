@@ -20,7 +20,9 @@ Run:       python -m experiments.curriculum.nurl
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_llm import curricula, experiment, hints, recipes
+from experiments.curriculum.parts import hints
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

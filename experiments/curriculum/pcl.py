@@ -20,10 +20,11 @@ import dataclasses
 import numpy as np
 import optax
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.samplers.balanced import make_balanced
-from jaxrl_llm.samplers.prompt_value import make_prompt_value
+from jaxrl_llm.curriculum.balanced import make_balanced
+from jaxrl_llm.curriculum.prompt_value import make_prompt_value
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,10 +24,11 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ def build(settings: Settings) -> experiment.Plan:
         values = pools.pool_advantages(grid(rewards.value), base).reshape(-1)
         return group.per_token(values, trajectories.mask)
 
-    inner = estimates.make_estimate(
+    inner = builders.make_estimate(
         found.model.policy,
         advantages,
         temperature=settings.temperature,
@@ -93,7 +94,7 @@ def build(settings: Settings) -> experiment.Plan:
     def estimate(params, extras, trajectories, rewards):
         return curricula.keep_members(inner(params, extras, trajectories, rewards), members(rewards), keep)
 
-    loss = estimates.make_policy_loss(
+    loss = builders.make_policy_loss(
         found.model.policy,
         partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28),
         temperature=settings.temperature,

@@ -18,10 +18,11 @@ from functools import partial
 
 import numpy as np
 
-from jaxrl_llm import curricula, experiment, recipes
-from jaxrl_llm.samplers import bandit
-from jaxrl_llm.samplers.bandit import Arms
-from jaxrl_llm.samplers.subset import on_rows
+from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import bandit
+from jaxrl_llm.curriculum.bandit import Arms
+from jaxrl_llm.curriculum.subset import on_rows
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

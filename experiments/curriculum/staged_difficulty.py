@@ -19,9 +19,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import curricula, experiment, recipes
+from jaxrl_llm import experiment
+from jaxrl_llm.curriculum.subset import ladder_levels
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.samplers.subset import ladder_levels
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,10 @@ Run:       python -m experiments.curriculum.sws
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_llm import curricula, experiment, recipes, synthesis
+from experiments.curriculum.parts import chain_concepts, synthesis
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import chain_concepts
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,11 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import curricula, experiment, recipes, shaping
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
-from jaxrl_llm.train import estimates
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +78,7 @@ def build(settings: Settings) -> experiment.Plan:
         slots = {"sampler": curricula.make_chosen(rows, f"of level {settings.hard_level} or more, or easy and solved,")}
         if found.score is not None:
             slots["score"] = lambda answers, trajectories: judged(found.score(answers, trajectories), trajectories)
-        estimate = estimates.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
+        estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
         return curricula.make_grpo(settings, found, estimate=estimate, **slots)
 
     level = np.asarray(found.train.level)

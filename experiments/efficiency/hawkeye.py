@@ -24,7 +24,10 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes, relay, shaping
+from experiments.efficiency.parts import two_model_relay
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rewards import shaping
 
 
 def two_sided(tokens: Array, reference: Array, *, target_share: float, weight: float) -> Array:
@@ -67,19 +70,21 @@ CURVES = ("eval/accuracy", "eval/share", "eval/cost", "reward/mean", "policy/ent
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage that makes the large model long-winded, then GRPO on what the small one makes of it."""
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
-    both = relay.make_relay(found)
-    pairs = [(p.prompt, relay.written_twice(p)) for p in problems]
+    both = two_model_relay.make_relay(found)
+    pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
     width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
     rows = curricula.supervised_rows(found.model, pairs, width=width)
     warm = curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
-    rollout = relay.make_reasoner(
+    rollout = two_model_relay.make_reasoner(
         both, group_size=settings.group_size, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
     )
     penalty = partial(settings.penalty, target_share=settings.target_share, weight=settings.weight)
-    score = relay.make_score(both, found.model.params, relay.reasoning_tokens(found.model, problems), penalty)
+    score = two_model_relay.make_score(
+        both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems), penalty
+    )
     online = curricula.make_grpo(settings, found, rollout=rollout, score=score)
     stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
-    measure = relay.make_measure(settings, read_share=settings.read_share)
+    measure = two_model_relay.make_measure(settings, read_share=settings.read_share)
     return curricula.make_plan(settings, found, stages)._replace(measure=measure)
 
 

@@ -23,7 +23,9 @@ from collections.abc import Callable
 import jax
 import optax
 
-from jaxrl_llm import curricula, experiment, long_short, recipes
+from experiments.efficiency.parts import long_short
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import curricula, recipes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,10 @@ from functools import lru_cache
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import curricula, experiment, recipes, reduce, relay, shaping
+from experiments.efficiency.parts import two_model_relay
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rewards import shaping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ def build(settings: Settings) -> experiment.Plan:
     stages = []
     if settings.warm_steps and settings.data == "chain":  # a model for rows of your own is long-winded already
         problems = recipes.solved_problems(settings)
-        pairs = [(p.prompt, relay.written_twice(p)) for p in problems]
+        pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
         width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
         rows = curricula.supervised_rows(found.model, pairs, width=width)
         warm = curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))

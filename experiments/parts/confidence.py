@@ -9,28 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxrl_llm import calibration, recipes, reduce
-from jaxrl_llm.data.tasks import toy_confidence as toy
-from jaxrl_llm.train import job
+from experiments.parts import confidence_task as toy
+from experiments.parts import strings
+from experiments.parts.read_confidence import read_confidence
+from jaxrl_llm import reduce
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.metrics import calibration
+from jaxrl_llm.run import parts
 from jaxrl_llm.types import Key, Metrics, Params, Rewards, Trajectories
-from jaxrl_llm.verifiers.confidence import read_confidence
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=64, heads=4)
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=64, heads=4)
 TEMPERATURE = 0.6
 KINDS = {"sums": toy.draw_sums, "facts": partial(toy.draw_facts, weights=toy.EVERY)}
 
 
 def make_base(*, steps: int, behaviour: Callable = toy.draw_behaviour) -> Callable[[Key], Params]:
     """The ``init`` of a plan: trained on right and wrong answers with confidences that say little."""
-    return toys.make_base(WORLD, behaviour, steps=steps, table=8192, learning_rate=5e-3)
+    return strings.make_base(WORLD, behaviour, steps=steps, table=8192, learning_rate=5e-3)
 
 
 def make_reward(value: Callable[[Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` of an online method: ``value(right, confidence)`` of what is readable, else 0."""
 
     def score(answers, trajectories):
-        prompts, responses = toys.responses_of(WORLD, trajectories)
+        prompts, responses = strings.responses_of(WORLD, trajectories)
         said = toy.read(responses)
         right = (said.readable & (said.answer == toy.truth(prompts))).astype(jnp.float32)
         worth = jnp.where(said.readable, value(right, said.confidence), 0.0)
@@ -76,7 +78,7 @@ def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4)
     for k, (name, draw) in enumerate(KINDS.items()):
         prompts = draw(jax.random.fold_in(key, 2 * k), questions)
         drawn = jax.random.fold_in(key, 2 * k + 1)
-        said = toy.read(toys.sample(WORLD, params, prompts, drawn, samples=samples, temperature=TEMPERATURE))
+        said = toy.read(strings.sample(WORLD, params, prompts, drawn, samples=samples, temperature=TEMPERATURE))
         answers, stated, readable = (x.reshape(questions, samples) for x in said)
         wanted = toy.truth(prompts)
         agreed, votes = majority(answers, readable)
@@ -88,7 +90,7 @@ def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4)
 def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key], Metrics]:
     """The measurement of a language model on problems of its own: it states its confidence in words.
 
-    The prompts must ask for it; ``verifiers.confidence.ASK`` is a wording. For a plan ``on_host``.
+    The prompts must ask for it; ``experiments.parts.read_confidence.ASK`` is a wording. For a plan ``on_host``.
     """
     found, samples = recipes.bench(settings), settings.eval_samples
     rollout = jax.jit(
@@ -100,7 +102,7 @@ def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key
     def measured(params, key):
         rows = recipes.sample_all(rollout, params, found.heldout, key, samples)
         rewards = found.heldout_score(rows)
-        said = [read_confidence(text) for text in job.responses(found.model.tokenizer, rows)]
+        said = [read_confidence(text) for text in parts.responses(found.model.tokenizer, rows)]
         readable = jnp.asarray([c is not None for c in said]) & rewards.valid
         stated = jnp.asarray(np.array([0.0 if c is None else c for c in said], np.float32))
         right = rewards.valid & (rewards.value > 0.5)

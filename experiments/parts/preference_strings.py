@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import preference_task as toy
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, offline
+from jaxrl_llm.train import builders, offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards
-from jaxrl_llm.worlds import toys
 
 WIDTH = 32
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=WIDTH)
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=WIDTH)
 
 
 class PairRows(NamedTuple):
@@ -38,7 +38,7 @@ class PairRows(NamedTuple):
 def measure(params: Params, key: Key) -> Metrics:
     """True reward on fresh prompts, and the shares of tokens that the data lacks and that only look good."""
     prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 64)
-    responses = toys.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
+    responses = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
     return {
         "eval/gold": reduce.scalars(toy.gold_reward(jnp.repeat(prompts, 4, axis=0), responses)),
         "eval/unseen": reduce.scalars(toy.uncovered(responses).reshape(-1).astype(jnp.float32)),
@@ -48,15 +48,15 @@ def measure(params: Params, key: Key) -> Metrics:
 
 def make_reference(*, steps: int, behaviour: Callable = toy.draw_behaviour) -> Callable[[Key], Params]:
     """The ``init`` of a plan: the policy trained on the behaviour of the data, from which every arm starts."""
-    return toys.make_base(WORLD, behaviour, steps=steps)
+    return strings.make_base(WORLD, behaviour, steps=steps)
 
 
 @lru_cache(maxsize=16)
 def _pair_rows(pairs: int, flip_rate: float) -> Callable[[Params, Key], PairRows]:
     def rows(params, key):
         found = toy.draw_pairs(jax.random.fold_in(key, 0), pairs, flip_rate=flip_rate)
-        chosen, rejected = (toys.sum_logp(WORLD, params, found.prompts, x) for x in (found.chosen, found.rejected))
-        drawn = toys.sample(WORLD, params, found.prompts, jax.random.fold_in(key, 1))
+        chosen, rejected = (strings.sum_logp(WORLD, params, found.prompts, x) for x in (found.chosen, found.rejected))
+        drawn = strings.sample(WORLD, params, found.prompts, jax.random.fold_in(key, 1))
         return PairRows(found, chosen, rejected, drawn)
 
     return rows
@@ -83,7 +83,7 @@ def pair_stage(
     def loss(params, extras, batch):
         (prompts, *both), won, lost, drawn = batch
         # one pass over all three is quicker than three
-        logp = toys.sum_logp(WORLD, params, jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn]))
+        logp = strings.sum_logp(WORLD, params, jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn]))
         chosen, rejected, base = jnp.split(logp, 3)
         terms = objective(chosen, rejected, won, lost, base)
         return reduce.scalars(terms.loss), {
@@ -94,7 +94,7 @@ def pair_stage(
         }
 
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return toys.table_stage(_pair_rows(pairs, flip_rate), loss, **sizes)
+    return strings.table_stage(_pair_rows(pairs, flip_rate), loss, **sizes)
 
 
 # --- policies with frozen parts beside them: {"policy": trains, "reference": fixed, "reward": fixed, ...}
@@ -102,7 +102,7 @@ def pair_stage(
 
 def reward_of(reward: Params, prompts: Array, responses: Array) -> Array:
     """A scalar reward model ``{"model", "head"}`` at the last token, ``[N]``."""
-    rows = toys.whole(WORLD, prompts, responses)
+    rows = strings.whole(WORLD, prompts, responses)
     hidden = WORLD.policy.hidden(reward["model"], *rows)
     return heads.sequence_rewards(reward["head"], hidden, rows.segment_ids)
 
@@ -155,8 +155,8 @@ def make_start(
 def measure_parts(params: dict[str, Params], key: Key) -> Metrics:
     """``measure`` of the policy, how far it is from the reference, and what the reward model, if any, makes of it."""
     prompts = jnp.repeat(toy.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
-    responses = toys.sample(WORLD, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
-    drift = [toys.sum_logp(WORLD, params[name], prompts, responses) for name in ("policy", "reference")]
+    responses = strings.sample(WORLD, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
+    drift = [strings.sum_logp(WORLD, params[name], prompts, responses) for name in ("policy", "reference")]
     found = measure(params["policy"], key) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
     if "reward" in params:
         found["eval/proxy"] = reduce.scalars(reward_of(params["reward"], prompts, responses))
@@ -186,7 +186,7 @@ class Judged(NamedTuple):
 def _judged(make_pairs: Callable, anchor: Callable) -> Callable[[Params, Key], Judged]:
     def rows(params, key):
         pairs, kept = make_pairs(params, key)
-        logp = [toys.sum_logp(WORLD, anchor(params), pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
+        logp = [strings.sum_logp(WORLD, anchor(params), pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
         return Judged(pairs, *logp, kept)
 
     return rows
@@ -205,7 +205,7 @@ def preference_stage(
 
     def loss(params, extras, batch):
         (prompts, *both), won, lost, kept = batch
-        logp = toys.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
+        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
         chosen, rejected = jnp.split(logp, 2)
         terms = objective(chosen, rejected, won, lost)
         return reduce.scalars(terms.loss, kept), {
@@ -216,13 +216,13 @@ def preference_stage(
         }
 
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return toys.table_stage(_judged(make_pairs, anchor), loss, **sizes)
+    return strings.table_stage(_judged(make_pairs, anchor), loss, **sizes)
 
 
 def margins(params: dict[str, Params], prompts: Array, first: Array, second: Array, *, beta: float) -> Array:
     """DPO's margin of ``first`` over ``second``, ``[N]``."""
     gains = [
-        toys.sum_logp(WORLD, params["policy"], prompts, x) - toys.sum_logp(WORLD, params["reference"], prompts, x)
+        strings.sum_logp(WORLD, params["policy"], prompts, x) - strings.sum_logp(WORLD, params["reference"], prompts, x)
         for x in (first, second)
     ]
     return beta * (gains[0] - gains[1])
@@ -232,7 +232,7 @@ def margin_slopes(params: dict[str, Params], prompts: Array, first: Array, secon
     """Norm of the gradient of ``lp(first) - lp(second)``, ``[N]``: one backward pass a pair."""
 
     def difference(policy, prompt, both):
-        logp = toys.sum_logp(WORLD, policy, jnp.tile(prompt[None], (2, 1)), both)
+        logp = strings.sum_logp(WORLD, policy, jnp.tile(prompt[None], (2, 1)), both)
         return logp[0] - logp[1]
 
     def slope(row):
@@ -276,20 +276,20 @@ def reward_stage(
       prompts: the table to draw from; default: fresh ones.
     """
     policy = WORLD.policy
-    base = estimates.make_estimate(policy, estimates.per_response(advantages), reduction="seq_sum")
-    policy_loss = estimates.make_policy_loss(policy, clipped_policy_loss, reduction="seq_sum")
+    base = builders.make_estimate(policy, builders.per_response(advantages), reduction="seq_sum")
+    policy_loss = builders.make_policy_loss(policy, clipped_policy_loss, reduction="seq_sum")
 
     def estimate(params, extras, rows, rewards):
-        asked, responses = toys.responses_of(WORLD, rows)
+        asked, responses = strings.responses_of(WORLD, rows)
         drift = reduce.sequences(rows.sampler_logp, rows.mask)
-        drift = drift - toys.sum_logp(WORLD, extras["anchor"], asked, responses)
+        drift = drift - strings.sum_logp(WORLD, extras["anchor"], asked, responses)
         value = reward(params, asked, responses) - beta * drift
         return base(params["policy"], extras, rows, Rewards(value, rewards.valid))
 
-    online = toys.make_online(
+    online = strings.make_online(
         WORLD,
         toy.draw_prompts(jax.random.key(0), 1024) if prompts is None else prompts,
-        toys.score_of(WORLD, toy.gold_reward),
+        strings.score_of(WORLD, toy.gold_reward),
         estimate=estimate,
         loss=lambda params, batch: policy_loss(params["policy"], batch),
         tx=optax.adam(learning_rate),
@@ -306,7 +306,7 @@ def reward_stage(
 def measure_text(params: dict[str, Params], key: Key) -> Metrics:
     """``measure_parts`` and the perplexity of the behaviour's own text."""
     prompts, text = toy.draw_behaviour(jax.random.fold_in(key, 9), 256)
-    logp = toys.token_logp(WORLD, params["policy"], prompts, text)
+    logp = strings.token_logp(WORLD, params["policy"], prompts, text)
     return measure_parts(params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
 
 
@@ -324,10 +324,10 @@ def draw_negatives(key: Key, n: int) -> tuple[Array, Array]:
 def reward_gradient(policy: Params, key: Key, *, samples: int) -> Params:
     """Gradient of the mean true reward, by its score function with the batch's mean as baseline."""
     prompts = toy.draw_prompts(jax.random.fold_in(key, 0), samples)
-    drawn = toys.sample(WORLD, policy, prompts, jax.random.fold_in(key, 1))
+    drawn = strings.sample(WORLD, policy, prompts, jax.random.fold_in(key, 1))
     reward = toy.gold_reward(prompts, drawn)
     weight = reward - reduce.scalars(reward)
-    return jax.grad(lambda p: reduce.scalars(weight * toys.sum_logp(WORLD, p, prompts, drawn)))(policy)
+    return jax.grad(lambda p: reduce.scalars(weight * strings.sum_logp(WORLD, p, prompts, drawn)))(policy)
 
 
 @lru_cache(maxsize=8)

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.parts import running_sums_task as toy
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_sums as toy
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=48, heads=4)
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=48, heads=4)
 
 
 class StepPairs(NamedTuple):
@@ -30,7 +30,7 @@ def completions(params: Params, prompts: Array, responses: Array, steps: int, ke
     """``samples`` whole responses ``[N, samples, T]`` that go on from the first ``steps`` steps of each response."""
     prefix = jnp.concatenate([prompts, responses[:, :steps]], axis=1)
     world = WORLD._replace(prompt_tokens=WORLD.prompt_tokens + steps, response_tokens=WORLD.response_tokens - steps)
-    drawn = toys.sample(world, params, prefix, key, samples=samples)
+    drawn = strings.sample(world, params, prefix, key, samples=samples)
     whole = jnp.concatenate([jnp.repeat(responses[:, :steps], samples, axis=0), drawn], axis=1)
     return whole.reshape(prompts.shape[0], samples, -1)
 
@@ -55,7 +55,7 @@ def step_pairs(params: Params, key: Key, *, problems: int, where: Callable[[Arra
     """
     keys = jax.random.split(key, 4)
     prompts = toy.cued(keys[0], problems, 0.8)
-    responses = toys.sample(WORLD, params, prompts, keys[1])
+    responses = strings.sample(WORLD, params, prompts, keys[1])
     values, drawn = prefix_values(params, prompts, responses, keys[2])
     start = where(toy.values_to_advantages(values), keys[3]).astype(jnp.int32)
     others = jnp.take_along_axis(drawn, start[:, None, None, None], axis=1)[:, 0]
@@ -83,7 +83,7 @@ def whole_response(advantages: Array, key: Key) -> Array:
 
 def logp_from(params: Params, prompts: Array, responses: Array, start: Array) -> Array:
     """Log-probability of the steps from ``start`` on, ``[N]``."""
-    logp = toys.token_logp(WORLD, params, prompts, responses)
+    logp = strings.token_logp(WORLD, params, prompts, responses)
     return jnp.sum(jnp.where(jnp.arange(logp.shape[1])[None, :] >= start[:, None], logp, 0.0), axis=1)
 
 
@@ -92,7 +92,7 @@ def measure(params: Params, key: Key) -> Metrics:
     found = {}
     for k, (name, share) in enumerate((("eval/cued", 1.0), ("eval/broken", 0.0))):
         prompts = toy.cued(jax.random.fold_in(key, 2 * k), 256, share)
-        drawn = toys.sample(WORLD, params, prompts, jax.random.fold_in(key, 2 * k + 1))
+        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 2 * k + 1))
         found[name] = reduce.scalars(toy.right(prompts, drawn).astype(jnp.float32))
     return found | {"eval/accuracy": 0.5 * (found["eval/cued"] + found["eval/broken"])}
 
@@ -115,7 +115,7 @@ def make_answers(problems: int, own: bool) -> Callable[[Params, Key], tuple[Arra
 
     def rows(params, key):
         prompts = toy.cued(jax.random.fold_in(key, 0), problems, 0.8)
-        given = toys.sample(WORLD, params, prompts, jax.random.fold_in(key, 1)) if own else toy.solution(prompts)
+        given = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1)) if own else toy.solution(prompts)
         return prompts, given, toy.right(prompts, given)
 
     return rows

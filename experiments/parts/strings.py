@@ -16,14 +16,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.grammar import Grammar
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, offline, seeds
+from jaxrl_llm.train import builders, offline, seed_axis
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage
@@ -84,7 +84,7 @@ def rollout(world: World, params: Params, prompts: Array, keys: Key, *, samples:
     return generate(
         world.policy, params, prompts, jnp.ones(prompts.shape, bool), keys, group_size=samples,
         max_new_tokens=world.response_tokens, eos_ids=(world.end,), pad_id=world.end, temperature=temperature,
-        problem_ids=problem_ids, early_exit=seeds.in_turn(), grammar=grammar,
+        problem_ids=problem_ids, early_exit=seed_axis.in_turn(), grammar=grammar,
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def token_logp(
     world: World, params: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, "N T"]:
     """Log-probability of each response token; 0 behind the end."""
-    logp, _ = estimates.score_tokens(world.policy, params, whole(world, prompts, responses))
+    logp, _ = builders.score_tokens(world.policy, params, whole(world, prompts, responses))
     return jnp.where(counted(responses, world.end), logp[:, world.prompt_tokens :], 0.0)
 
 
@@ -246,10 +246,10 @@ def grpo_stage(
     Args:
       part: where the policy lies in the parameters, if they hold more.
     """
-    advantages = estimates.per_response(group_normalized_advantages)
+    advantages = builders.per_response(group_normalized_advantages)
     online = make_online(
-        world, prompts, score_of(world, reward), estimate=estimates.make_estimate(world.policy, advantages),
-        loss=estimates.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(learning_rate),
+        world, prompts, score_of(world, reward), estimate=builders.make_estimate(world.policy, advantages),
+        loss=builders.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(learning_rate),
         prompts_per_step=prompts_per_step, group_size=group_size,
     )  # fmt: skip
     return Stage(of_part(online, part) if part else online, steps)

@@ -22,11 +22,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, off_policy
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import TokenTerms
 
 
@@ -84,20 +85,20 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             policy,
-            estimates.per_response(group.dr_grpo_advantages),
+            builders.per_response(group.dr_grpo_advantages),
             reduction="seq_mean",
             temperature=temperature,
             reference=lambda extras: extras["reference"],
             row_extras=lambda extras, rows, rewards: {"rewards": rewards.value},
         ),
-        loss=estimates.make_batch_loss(
+        loss=builders.make_batch_loss(
             policy,
             lambda logp, entropy, batch: loss(logp, batch),
             reduction="seq_mean",
             temperature=temperature,
-            diagnostics=estimates.reference_kl,
+            diagnostics=builders.reference_kl,
         ),
         tx=optax.adam(settings.learning_rate),
         **recipes.stale_actor(settings.sync_every),

@@ -22,12 +22,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, reduce
+from experiments.policy_gradient.parts import balance
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sft import sft_loss
-from jaxrl_llm.rollout import given
-from jaxrl_llm.train import balance, estimates
+from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +67,19 @@ def build(settings: Settings) -> experiment.Plan:
     bench, fixed = recipes.bench(settings), settings.schedule
     policy, temperature = bench.model.policy, settings.temperature
     tokens, valid = recipes.demonstrations(settings)
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    plain = estimates.make_estimate(policy, advantages, temperature=temperature)
-    reinforce = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
+    advantages = builders.per_response(group.group_normalized_advantages)
+    plain = builders.make_estimate(policy, advantages, temperature=temperature)
+    reinforce = builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
 
     def estimate(params, extras, rows, rewards):
         ids, every = rows.problem_ids, jnp.ones(rows.problem_ids.shape, bool)
-        gold = given.with_responses(rows, every, tokens[ids], valid[ids])
+        gold = given_responses.with_responses(rows, every, tokens[ids], valid[ids])
         share = jnp.full(every.shape, extras["balance"].share)
         return plain(params, extras, rows, rewards)._replace(extras={"gold": gold, "share": share})
 
     def imitate(params, batch):
         gold = jax.tree.map(lambda x: x[:: settings.group_size], batch.extras["gold"])  # one of each group
-        logp, _ = estimates.score_tokens(policy, params, gold, temperature=temperature)
+        logp, _ = builders.score_tokens(policy, params, gold, temperature=temperature)
         return reduce.tokens(sft_loss(logp, gold.mask).loss, gold.mask)
 
     def loss(params, batch):

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import attention, group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention_maps import attention_maps
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 def random_credit(waad, fai, mask, *, fraction, amplify) -> Array:
@@ -71,8 +72,8 @@ CURVES = (*METRICS, "reward/mean", "attention/waad", "attention/fai", "grad/norm
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO whose advantages the attention of one more pass reweighs."""
     bench = recipes.bench(settings)
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    plain = estimates.make_estimate(bench.model.policy, advantages, temperature=settings.temperature)
+    advantages = builders.per_response(group.group_normalized_advantages)
+    plain = builders.make_estimate(bench.model.policy, advantages, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
@@ -87,7 +88,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings,
         bench,
         estimate=estimate,
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             clipped_policy_loss,
             temperature=settings.temperature,

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, reduce
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train import actor_critic
 
 
@@ -75,7 +76,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def annotated(params, extras, rows, rewards):
         ids, all_rows = rows.problem_ids, jnp.ones(rows.problem_ids.shape, bool)
-        gold = given.with_responses(rows, all_rows, solutions[ids], valid[ids])
+        gold = given_responses.with_responses(rows, all_rows, solutions[ids], valid[ids])
         hidden = policy.hidden(params["model"], gold.tokens, gold.positions, gold.segment_ids)
         return {"gold": jax.lax.stop_gradient(represent(params, hidden, gold.mask)), "reward": rewards.value}
 

@@ -23,11 +23,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import codes, experiment, recipes
+from experiments.policy_gradient.parts import latent_code_tasks as codes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +64,7 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; the arm says over what."""
     sharpness = settings.sharpness if settings.codes else 0.0
     found, temperature = codes.over_codes(settings, sharpness), settings.temperature
-    advantages = estimates.per_response(group.group_normalized_advantages)
+    advantages = builders.per_response(group.group_normalized_advantages)
 
     def init(key):
         if not settings.codes:
@@ -75,8 +77,8 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         found,
-        estimate=estimates.make_estimate(found.model.policy, advantages, temperature=temperature),
-        loss=estimates.make_policy_loss(found.model.policy, clipped_policy_loss, temperature=temperature),
+        estimate=builders.make_estimate(found.model.policy, advantages, temperature=temperature),
+        loss=builders.make_policy_loss(found.model.policy, clipped_policy_loss, temperature=temperature),
         tx=optax.adam(settings.learning_rate),
     )
     plan = recipes.one_stage(settings, found, online)

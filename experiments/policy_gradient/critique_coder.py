@@ -19,11 +19,13 @@ import dataclasses
 
 import optax
 
-from jaxrl_llm import critique, curricula, experiment, recipes
+from experiments.policy_gradient.parts import critique_task
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +62,7 @@ CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO on a table of both kinds of questions."""
     bench, problems = recipes.bench(settings), curricula.train_problems(settings)
-    judging = critique.critique_problems(problems, chain.flawed, right_share=settings.right_share)
+    judging = critique_task.critique_problems(problems, chain.flawed, right_share=settings.right_share)
     policy, temperature = bench.model.policy, settings.temperature
 
     def informative(rows, rewards):
@@ -69,22 +71,22 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        problems=critique.table(bench, critique.mixed(problems, judging, share=settings.share)),
-        score=critique.make_score(bench),
-        estimate=estimates.make_estimate(
+        problems=critique_task.table(bench, critique_task.mixed(problems, judging, share=settings.share)),
+        score=critique_task.make_score(bench),
+        estimate=builders.make_estimate(
             policy,
-            estimates.per_response(group.group_normalized_advantages),
+            builders.per_response(group.group_normalized_advantages),
             temperature=temperature,
             keep=informative,
         ),
-        loss=estimates.make_policy_loss(policy, clipped_policy_loss, temperature=temperature),
+        loss=builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature),
         tx=optax.adam(settings.learning_rate),
     )
     plan = recipes.one_stage(settings, bench, online)
     start = {"attempt": chain.flawed, "wrong": 0.8, "steps": settings.warm_steps}
-    judged = critique.make_measure(settings, chain.flawed)
+    judged = critique_task.make_measure(settings, chain.flawed)
     return plan._replace(
-        init=lambda key: critique.practised(settings, **start),
+        init=lambda key: critique_task.practised(settings, **start),
         measure=recipes.beside(plan.measure, judged, "critique"),
     )
 

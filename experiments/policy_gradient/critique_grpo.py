@@ -21,12 +21,14 @@ from collections.abc import Callable
 
 import optax
 
-from jaxrl_llm import curricula, experiment, recipes, reduce, refinement
+from experiments.policy_gradient.parts import refinement
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +83,18 @@ def build(settings: Settings) -> experiment.Plan:
         return {"outside": place & (settings.expert or settings.critic is not None), "right": rewards.value}
 
     def terms_of(logp, entropy, batch):
-        arguments = logp, estimates.current_anchor(logp, batch), batch.advantages, batch.mask
+        arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own, other = mixed.ratio_loss(*arguments), settings.outside_loss(*arguments)
         return mixed.combined(own, other, batch.extras["outside"])
 
     def figures(batch, metrics):
         return {"outside/right": reduce.scalars(batch.extras["right"], batch.extras["outside"])}
 
-    advantages = estimates.per_response(group.dr_grpo_advantages)
+    advantages = builders.per_response(group.dr_grpo_advantages)
     same = {"reduction": "constant", "temperature": settings.temperature}
     bonus = {"extra_terms": lambda _, entropy, batch: 0.001 * entropy_bonus_terms(entropy, batch.mask)}
-    loss = estimates.make_batch_loss(model.policy, terms_of, length_tokens=new, **same, **bonus)
-    slots |= {"estimate": estimates.make_estimate(model.policy, advantages, row_extras=outside, **same)}
+    loss = builders.make_batch_loss(model.policy, terms_of, length_tokens=new, **same, **bonus)
+    slots |= {"estimate": builders.make_estimate(model.policy, advantages, row_extras=outside, **same)}
     slots |= {"loss": loss, "figures": figures}
     plan = recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots))
     if settings.data != "chain":  # a model for rows of your own knows what a second attempt is

@@ -24,10 +24,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import actor_critic, estimates
+from jaxrl_llm.train import actor_critic, builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +72,8 @@ def build(settings: Settings) -> experiment.Plan:
         plain = actor_critic.make_value_estimate(policy, **same)
         make_loss = partial(actor_critic.make_actor_critic_loss, policy, token_loss=token_loss)
     else:
-        plain = estimates.make_estimate(policy, estimates.per_response(settings.advantages), **same)
-        make_loss = partial(estimates.make_policy_loss, policy, token_loss)
+        plain = builders.make_estimate(policy, builders.per_response(settings.advantages), **same)
+        make_loss = partial(builders.make_policy_loss, policy, token_loss)
     loss = make_loss(length_tokens=settings.max_new_tokens, **same)
 
     def estimate(params, extras, rows, rewards):

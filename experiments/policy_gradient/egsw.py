@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 def step_weights(entropy, advantages, batch, **numbers):
@@ -92,10 +93,10 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy, advantages, reduction="seq_mean", temperature=settings.temperature
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             clipped_policy_loss,
             reduction="seq_mean",

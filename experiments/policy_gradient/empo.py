@@ -21,10 +21,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import agreement, experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rewards import agreement
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
 
 
@@ -91,10 +93,10 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             policy, advantages, temperature=settings.temperature, row_extras=None if on_host else row_extras
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=None if on_host else diagnostics
         ),
         tx=optax.adam(settings.learning_rate),

@@ -24,11 +24,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, reduce
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.token_choice import top_tokens
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 def bottom(entropy: Array, mask: Array, *, fraction: float) -> Array:
@@ -87,13 +88,13 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy,
-            estimates.per_response(group.group_normalized_advantages),
+            builders.per_response(group.group_normalized_advantages),
             temperature=settings.temperature,
             keep=lambda rows, rewards: group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0,
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             partial(clipped_policy_loss, clip_high=0.28),
             temperature=settings.temperature,

@@ -23,14 +23,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, shaping
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
+from jaxrl_llm.curriculum import balanced
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.samplers import balanced
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Sampler, TokenTerms
 
 
@@ -77,25 +79,25 @@ def build(settings: Settings) -> experiment.Plan:
         extremes = shaping.group_extremes(length.astype(jnp.float32), rows.group_ids, valid=rewards.valid)
         bonus = shaping.length_reward(length, rewards.value > 0.5, *extremes)
         total = rewards._replace(value=rewards.value + weight * bonus)
-        return estimates.per_response(settings.advantages)(rows, total)
+        return builders.per_response(settings.advantages)(rows, total)
 
     online = recipes.make_online(
         settings,
         bench,
         sampler=settings.sampler(),
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy,
             advantages,
             reduction="seq_mean",
             temperature=settings.temperature,
             keep=None if chosen is None else lambda rows, rewards: chosen(rewards.value),
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             settings.loss,
             reduction="seq_mean",
             temperature=settings.temperature,
-            anchor=estimates.stored_anchor,
+            anchor=builders.stored_anchor,
         ),
         tx=optax.adam(settings.learning_rate),
         updates_per_rollout=settings.updates_per_rollout,

@@ -20,10 +20,12 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, memory, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rewards import episodic_memory
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,14 +67,14 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; both memories live in the state's extras and are written after they were read."""
     bench = recipes.bench(settings)
     policy, size = bench.model.policy, settings.group_size
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    plain = estimates.make_estimate(policy, advantages, temperature=settings.temperature)
+    advantages = builders.per_response(group.group_normalized_advantages)
+    plain = builders.make_estimate(policy, advantages, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
         prompt = (rows.segment_ids > 0) & ~rows.mask
-        queries = memory.ngram_embedding(rows.tokens, prompt, width=settings.width)
-        responses = memory.ngram_embedding(rows.tokens, rows.mask, width=settings.width)
-        bonus = memory.memory_rewards(
+        queries = episodic_memory.ngram_embedding(rows.tokens, prompt, width=settings.width)
+        responses = episodic_memory.ngram_embedding(rows.tokens, rows.mask, width=settings.width)
+        bonus = episodic_memory.memory_rewards(
             extras["successes"],
             extras["failures"],
             jnp.roll(queries, settings.shift * size, axis=0),
@@ -89,18 +91,18 @@ def build(settings: Settings) -> experiment.Plan:
     def remember(state, batch, rows, rewards):
         right, entries = rewards.value > 0.5, (batch.extras["queries"], batch.extras["responses"])
         return state.extras | {
-            "successes": memory.remembered(state.extras["successes"], *entries, right & rewards.valid),
-            "failures": memory.remembered(state.extras["failures"], *entries, ~right & rewards.valid),
+            "successes": episodic_memory.remembered(state.extras["successes"], *entries, right & rewards.valid),
+            "failures": episodic_memory.remembered(state.extras["failures"], *entries, ~right & rewards.valid),
         }
 
     def extras(params, key):
         sizes = settings.queries, settings.responses, settings.width
-        return {"successes": memory.empty_memory(*sizes), "failures": memory.empty_memory(*sizes)}
+        return {"successes": episodic_memory.empty_memory(*sizes), "failures": episodic_memory.empty_memory(*sizes)}
 
     def bonus(logp, entropy, batch):
         return {"memory/reward": jnp.broadcast_to(batch.extras["bonus"][:, None], logp.shape)}
 
-    loss = estimates.make_policy_loss(policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=bonus)
+    loss = builders.make_policy_loss(policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=bonus)
     tx = optax.adam(settings.learning_rate)
     online = recipes.make_online(settings, bench, estimate=estimate, loss=loss, tx=tx, remember=remember)
     return recipes.one_stage(settings, bench, online, extras=extras)

@@ -20,10 +20,11 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 def _signed(rewards: Array, group_ids: Array, *, valid: Array, **weights: float) -> Array:
@@ -71,13 +72,13 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy,
             advantages,
             temperature=settings.temperature,
             keep=None if chosen is None else lambda trajectories, rewards: chosen(rewards.value),
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             partial(clipped_policy_loss, clip_low=settings.clip, clip_high=settings.clip),
             temperature=settings.temperature,

@@ -24,11 +24,13 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, recipes
+from experiments.policy_gradient.parts import linear_reward_model
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns, selection, whiten
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.models import heads
-from jaxrl_llm.train import actor_critic, estimates, reward_model
+from jaxrl_llm.train import actor_critic, builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +77,12 @@ def build(settings: Settings) -> experiment.Plan:
         rollout = recipes.rollout_of(settings, bench, group_size=size)
         rows = recipes.sample_all(rollout, base, table, key, size)
         truth = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows).value
-        fitted = reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
+        fitted = linear_reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
         return {"reward_model": fitted, "base": jax.tree.map(jnp.copy, base)}
 
     def paid(params, extras, rows, rewards):
         score, heat = returns.at_last_token(rewards.value, rows.mask), settings.temperature
-        reference, _ = estimates.score_tokens(policy, extras["base"], rows, temperature=heat)
+        reference, _ = builders.score_tokens(policy, extras["base"], rows, temperature=heat)
         return kl.kl_in_reward(score, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
 
     plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)

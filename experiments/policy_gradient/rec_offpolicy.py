@@ -21,11 +21,12 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.off_policy import red_drop_advantages
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +72,11 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(bench.model.policy, advantages, temperature=settings.temperature),
-        loss=estimates.make_policy_loss(
+        estimate=builders.make_estimate(bench.model.policy, advantages, temperature=settings.temperature),
+        loss=builders.make_policy_loss(
             bench.model.policy,
             partial(off_policy.rec_loss, keep=settings.keep, weigh=settings.weigh),
-            anchor=estimates.sampler_anchor,
+            anchor=builders.sampler_anchor,
             temperature=settings.temperature,
         ),
         tx=optax.adam(settings.learning_rate),

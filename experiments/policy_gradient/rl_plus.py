@@ -21,11 +21,12 @@ from functools import partial
 
 import optax
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import TokenTerms
 
 
@@ -71,7 +72,7 @@ def build(settings: Settings) -> experiment.Plan:
     rollout = recipes.rollout_of(settings, bench)
 
     def terms_of(logp, entropy, batch):
-        arguments = logp, estimates.current_anchor(logp, batch), batch.advantages, batch.mask
+        arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own = mixed.ratio_loss(*arguments)
         return own if other is None else mixed.combined(own, other(*arguments), batch.extras["outside"])
 
@@ -79,16 +80,16 @@ def build(settings: Settings) -> experiment.Plan:
         settings,
         bench,
         rollout=rollout if other is None else recipes.demonstrating_rollout(settings, bench, rollout),
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             policy,
-            estimates.per_response(group.dr_grpo_advantages),
+            builders.per_response(group.dr_grpo_advantages),
             reduction="constant",
             temperature=settings.temperature,
             row_extras=lambda extras, rows, rewards: {
                 "outside": recipes.last_members(rows.tokens.shape[0], settings.group_size)
             },
         ),
-        loss=estimates.make_batch_loss(
+        loss=builders.make_batch_loss(
             policy,
             terms_of,
             reduction="constant",

@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import curricula, experiment, recipes
-from jaxrl_llm.rollout import rollin
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rollout import roll_in_out
 from jaxrl_llm.train import actor_critic
 from jaxrl_llm.train.plan import Plan
 
@@ -66,19 +67,19 @@ def build(settings: Settings) -> experiment.Plan:
         return Plan(lambda key: guide(), (), recipes.make_measure(settings))
     make, judge = partial(recipes.make_rollout, bench.model, max_new_tokens=new), curricula.train_score(bench)
     parts = [make(group_size=n, temperature=settings.temperature) for n in (settings.group_size, 1)]
-    pad, whole = bench.model.tokenizer.pad_id, partial(rollin.whole, new_tokens=new)
-    mixed = rollin.make_mixed_rollout(*parts, new_tokens=new, share=settings.share, pad_id=pad)
+    pad, whole = bench.model.tokenizer.pad_id, partial(roll_in_out.whole, new_tokens=new)
+    mixed = roll_in_out.make_mixed_rollout(*parts, new_tokens=new, share=settings.share, pad_id=pad)
 
     def toss(key, step):
         return (step >= settings.switch) & (jax.random.uniform(jax.random.fold_in(key, step)) < settings.own)
 
     def rollout(actor, *arguments):
         own, roles = actor["own"], (actor["policy"], actor["guide"])
-        rows, prefix = mixed(rollin.either(own, *roles[::-1]), rollin.either(own, *roles), *arguments)
+        rows, prefix = mixed(roll_in_out.either(own, *roles[::-1]), roll_in_out.either(own, *roles), *arguments)
         return rows._replace(mask=rows.mask & (prefix != own))  # the policy chose what the guide did not
 
     def with_critic(params, own):
-        return {"model": params["model"], "value": rollin.either(own, params["value"], params["of_guide"])}
+        return {"model": params["model"], "value": roll_in_out.either(own, params["value"], params["of_guide"])}
 
     plain = actor_critic.make_value_estimate(bench.model.policy, temperature=settings.temperature)
     ppo = actor_critic.make_actor_critic_loss(

@@ -20,11 +20,12 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, experiment, logprobs, recipes, reduce
+from jaxrl_llm import experiment, logprobs, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.valuation import rover_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.plan import Stage
 
 
@@ -69,9 +70,9 @@ def build(settings: Settings) -> experiment.Plan:
         hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
         return logprobs.mean_logprobs(policy.unembed(params, hidden), temperature=temperature)
 
-    plain = estimates.make_estimate(policy, estimates.per_response(settings.advantages), temperature=temperature)
-    clipped = estimates.make_policy_loss(
-        policy, clipped_policy_loss, temperature=temperature, anchor=estimates.stored_anchor
+    plain = builders.make_estimate(policy, builders.per_response(settings.advantages), temperature=temperature)
+    clipped = builders.make_policy_loss(
+        policy, clipped_policy_loss, temperature=temperature, anchor=builders.stored_anchor
     )
 
     def estimate(params, extras, trajectories, rewards):
@@ -79,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
         return batch._replace(extras={"mean_logp": mean_logp(params, trajectories)})
 
     def value_loss(params, batch):
-        logp, entropy = estimates.score_tokens(policy, params, batch, temperature=temperature)
+        logp, entropy = builders.score_tokens(policy, params, batch, temperature=temperature)
         means = mean_logp(params, batch), batch.extras["mean_logp"]
         terms = settings.loss(logp, batch.old_logp, *means, batch.advantages, batch.mask)
         metrics = reduce.metrics(terms.aux | {"entropy": entropy}, batch.mask, prefix="policy")

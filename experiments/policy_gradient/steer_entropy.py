@@ -22,12 +22,13 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses import token_choice
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +74,14 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
-            policy, estimates.per_response(group.group_normalized_advantages), temperature=settings.temperature
+        estimate=builders.make_estimate(
+            policy, builders.per_response(group.group_normalized_advantages), temperature=settings.temperature
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             policy,
             settings.loss,
             temperature=settings.temperature,
-            anchor=estimates.stored_anchor,
+            anchor=builders.stored_anchor,
             token_weights=None if weights is None else lambda *x: weights(change(*x), x[2].mask),
             extra_terms=lambda _, entropy, batch: bonus * entropies.entropy_bonus_terms(entropy, batch.mask),
             diagnostics=lambda *x: {"entropy/predicted": change(*x)},

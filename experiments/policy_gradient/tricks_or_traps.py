@@ -21,10 +21,11 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 def keep_all(trajectories, rewards):
@@ -81,19 +82,19 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=estimates.make_estimate(
+        estimate=builders.make_estimate(
             bench.model.policy,
             advantages,
             reduction=settings.reduction,
             temperature=settings.temperature,
             keep=settings.keep,
         ),
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             bench.model.policy,
             partial(clipped_policy_loss, clip_high=settings.clip_high),
             reduction=settings.reduction,
             temperature=settings.temperature,
-            anchor=estimates.stored_anchor,
+            anchor=builders.stored_anchor,
         ),
         tx=optax.adam(settings.learning_rate),
         updates_per_rollout=settings.updates_per_rollout,

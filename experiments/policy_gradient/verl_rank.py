@@ -19,11 +19,12 @@ import dataclasses
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +66,8 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; moving averages of the three figures live in the state's extras."""
     bench = recipes.bench(settings)
     policy, new = bench.model.policy, settings.max_new_tokens
-    advantages = estimates.per_response(group.group_normalized_advantages)
-    plain = estimates.make_estimate(policy, advantages, temperature=settings.temperature)
+    advantages = builders.per_response(group.group_normalized_advantages)
+    plain = builders.make_estimate(policy, advantages, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
@@ -92,7 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings,
         bench,
         estimate=estimate,
-        loss=estimates.make_policy_loss(
+        loss=builders.make_policy_loss(
             policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=figures
         ),
         tx=optax.adam(settings.learning_rate),

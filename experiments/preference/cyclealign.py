@@ -20,12 +20,14 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.preference.parts import noisy_ranker
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import ranking
-from jaxrl_llm.worlds import toy_pairs, toy_rankings, toys
 
-WORLD, CANDIDATES = toy_pairs.WORLD, toy_rankings.CANDIDATES
+WORLD, CANDIDATES = preference_strings.WORLD, noisy_ranker.CANDIDATES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,19 +40,19 @@ class Settings(recipes.Settings):
     reference_steps: int = 200
     rounds: int = 4
     prompts: int = 128
-    example: Callable = toy_rankings.agreed
+    example: Callable = noisy_ranker.agreed
     loss: Callable = ranking.rrhf_loss
     likelihood: float = 1.0
 
 
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "rounds": 1, "prompts": 8}
 ARMS = {
-    "static": {"example": toy_rankings.nothing},
+    "static": {"example": noisy_ranker.nothing},
     "cycle": {},
-    "white": {"example": toy_rankings.own},
-    "shuffled": {"example": toy_rankings.shuffled},
+    "white": {"example": noisy_ranker.own},
+    "shuffled": {"example": noisy_ranker.shuffled},
     "cycle_pro": {"loss": ranking.pro_loss},
-    "static_pro": {"example": toy_rankings.nothing, "loss": ranking.pro_loss},
+    "static_pro": {"example": noisy_ranker.nothing, "loss": ranking.pro_loss},
 }
 METRICS = ("eval/gold", "rank/accuracy", "eval/kl", "eval/unseen")
 CURVES = METRICS
@@ -62,18 +64,18 @@ def build(settings: Settings) -> experiment.Plan:
     def loss(params, extras, batch):
         asked, ordered, right = batch
         flat = ordered.reshape(-1, ordered.shape[2])
-        logp = toys.sum_logp(WORLD, params["policy"], jnp.repeat(asked, CANDIDATES, axis=0), flat)
+        logp = strings.sum_logp(WORLD, params["policy"], jnp.repeat(asked, CANDIDATES, axis=0), flat)
         logp = logp.reshape(-1, CANDIDATES)
         value = settings.loss(logp / toy.RESPONSE_TOKENS, logp[:, 0], likelihood=settings.likelihood)
         trained = jnp.asarray(float(flat.size), jnp.float32)
         return reduce.scalars(value), {"rank/accuracy": reduce.scalars(right), "tokens/trained": trained}
 
-    stage = toys.table_stage(
-        toy_rankings.make_rows(settings.prompts, settings.example), loss, steps=settings.steps, rows_per_step=32,
+    stage = strings.table_stage(
+        noisy_ranker.make_rows(settings.prompts, settings.example), loss, steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = toy_pairs.make_start(reference_steps=settings.reference_steps)
-    return experiment.Plan(start, (stage,) * settings.rounds, toy_pairs.measure_parts)
+    start = preference_strings.make_start(reference_steps=settings.reference_steps)
+    return experiment.Plan(start, (stage,) * settings.rounds, preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,10 +22,12 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings
+from experiments.parts import preference_task as toy
+from experiments.preference.parts import conduct
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.worlds import toy_conduct, toy_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Settings(recipes.Settings):
     eval_every: int = 60
     learning_rate: float = 1e-3
     reference_steps: int = 300
-    edit: Callable | None = toy_conduct.operated
+    edit: Callable | None = conduct.operated
     alpha: float = 1.0
     rows: int = 16
     stages: int = 0
@@ -48,10 +50,10 @@ ARMS = {
     "surgery": {},
     "surgery_half": {"alpha": 0.5},
     "surgery_twice": {"alpha": 2.0},
-    "aligned": {"edit": toy_conduct.on_aligned_rows},
-    "random_rows": {"edit": toy_conduct.on_random_rows},
-    "random_direction": {"edit": toy_conduct.in_a_random_direction},
-    "steering": {"edit": toy_conduct.steered},
+    "aligned": {"edit": conduct.on_aligned_rows},
+    "random_rows": {"edit": conduct.on_random_rows},
+    "random_direction": {"edit": conduct.in_a_random_direction},
+    "steering": {"edit": conduct.steered},
     "dpo": {"edit": None, "stages": 1},
 }
 METRICS = ("eval/rude", "eval/gold", "eval/perplexity", "probe/accuracy")
@@ -70,24 +72,24 @@ def make_measure(settings: Settings):
     """Fits the probe on the parameters as they are, edits them with the better sign, and measures."""
 
     def measure(params, key):
-        v, seen = toy_conduct.politeness_probe(params["policy"], jax.random.fold_in(key, 0))
+        v, seen = conduct.politeness_probe(params["policy"], jax.random.fold_in(key, 0))
         chosen, keys = params["policy"], [jax.random.fold_in(key, k) for k in (1, 2, 3)]
         if settings.edit is not None:
             both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
-            rude = [toy_conduct.politeness(x, keys[1])["eval/rude"] for x in both]
+            rude = [conduct.politeness(x, keys[1])["eval/rude"] for x in both]
             chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
-        return toy_conduct.politeness(chosen, keys[2]) | {"probe/accuracy": seen}
+        return conduct.politeness(chosen, keys[2]) | {"probe/accuracy": seen}
 
     return measure
 
 
 def build(settings: Settings) -> experiment.Plan:
     """Nothing is trained but the arm that learns from pairs."""
-    stage = toy_pairs.preference_stage(
+    stage = preference_strings.preference_stage(
         partial(preference.dpo_loss, beta=0.1), make_pairs, steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = toy_pairs.make_start(reference_steps=settings.reference_steps, behaviour=toy.draw_mixed_company)
+    start = preference_strings.make_start(reference_steps=settings.reference_steps, behaviour=toy.draw_mixed_company)
     return experiment.Plan(start, (stage,) * settings.stages, make_measure(settings))
 
 

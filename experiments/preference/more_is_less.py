@@ -20,10 +20,11 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_requests as requests
+from experiments.parts import preference_strings
+from experiments.preference.parts import pair_sources, requests
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.worlds import toy_pairs, toy_sources
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +36,17 @@ class Settings(recipes.Settings):
     learning_rate: float = 5e-4
     reference_steps: int = 200
     prompts: int = 256
-    source: Callable = toy_sources.from_self
+    source: Callable = pair_sources.from_self
     beta: float = 0.1
 
 
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "prompts": 10}
 ARMS = {
     "self": {},
-    "strong": {"source": toy_sources.from_strong},
-    "pool": {"source": toy_sources.from_pool},
-    "hybrid": {"source": toy_sources.from_both},
-    "strong_plain": {"source": toy_sources.from_strong_plain},
+    "strong": {"source": pair_sources.from_strong},
+    "pool": {"source": pair_sources.from_pool},
+    "hybrid": {"source": pair_sources.from_both},
+    "strong_plain": {"source": pair_sources.from_strong_plain},
 }
 METRICS = ("eval/gold", "eval/attack", "eval/prefixed_attack", "pair/separability")
 CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
@@ -53,12 +54,12 @@ CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
 
 def build(settings: Settings) -> experiment.Plan:
     """DPO on the pairs of one source."""
-    stage = toy_pairs.preference_stage(
-        partial(preference.dpo_loss, beta=settings.beta), toy_sources.make_pairs(settings.prompts, settings.source),
+    stage = preference_strings.preference_stage(
+        partial(preference.dpo_loss, beta=settings.beta), pair_sources.make_pairs(settings.prompts, settings.source),
         steps=settings.steps, rows_per_step=32, learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = toy_pairs.make_start(reference_steps=settings.reference_steps, behaviour=requests.draw_behaviour)
-    return experiment.Plan(start, (stage,), toy_sources.make_measure(settings.source))
+    start = preference_strings.make_start(reference_steps=settings.reference_steps, behaviour=requests.draw_behaviour)
+    return experiment.Plan(start, (stage,), pair_sources.make_measure(settings.source))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

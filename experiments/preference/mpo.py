@@ -21,10 +21,11 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.worlds import toy_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def make_pairs(pairs: int, low: float, high: float):
 
     def found(params, key):
         drawn = labelled(key, pairs)
-        won, lost = (toy_pairs.proxy(params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
+        won, lost = (preference_strings.proxy(params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
         return drawn, (won - lost > low) & (won - lost <= high)
 
     return found
@@ -86,21 +87,23 @@ def build(settings: Settings) -> experiment.Plan:
     topics = prompts[:, :1] % 2 + (0 if settings.hard_first else 2)
     if "d" in settings.stages:  # else all prompts
         prompts = jnp.concatenate([topics, prompts[:, 1:]], axis=1)
-    anchor = toy_pairs.policy_of if settings.own_reference else toy_pairs.reference_of
+    anchor = preference_strings.policy_of if settings.own_reference else preference_strings.reference_of
     common = {"steps": settings.steps, "learning_rate": settings.learning_rate}
     kinds = {
-        "d": toy_pairs.preference_stage(
+        "d": preference_strings.preference_stage(
             partial(preference.dpo_loss, beta=settings.beta),
             make_pairs(settings.pairs, settings.low, settings.high),
             rows_per_step=settings.rows_per_step,
             **common,
         ),
-        "p": toy_pairs.reward_stage(toy_pairs.proxy, beta=settings.beta_kl, anchor=anchor, prompts=prompts, **common),
+        "p": preference_strings.reward_stage(
+            preference_strings.proxy, beta=settings.beta_kl, anchor=anchor, prompts=prompts, **common
+        ),
     }
-    start = toy_pairs.make_start(
+    start = preference_strings.make_start(
         reference_steps=settings.reference_steps, reward_steps=settings.reward_steps, draw_pairs=labelled
     )
-    return experiment.Plan(start, tuple(kinds[k] for k in settings.stages), toy_pairs.measure_parts)
+    return experiment.Plan(start, tuple(kinds[k] for k in settings.stages), preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,12 +21,13 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reduce
-from jaxrl_llm.data.tasks import toy_sums as toy
+from experiments.parts import running_sums, strings
+from experiments.parts import running_sums_task as toy
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.worlds import toy_steps, toys
 
-WORLD = toy_steps.WORLD
+WORLD = running_sums.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Settings(recipes.Settings):
     base_steps: int = 600
     problems: int = 256  # of a round
     rows_per_step: int = 64
-    where: Callable | None = toy_steps.first_pit  # None: imitation
+    where: Callable | None = running_sums.first_pit  # None: imitation
     own: bool = False  # imitate one's own right answers
     beta: float = 0.1
 
@@ -51,8 +52,8 @@ ARMS = {
     "sft_2": {"where": None, "problems": 512},
     "rft": {"where": None, "own": True},
     "rft_8": {"where": None, "own": True, "problems": 2048},
-    "dpo": {"where": toy_steps.whole_response},
-    "shuffled": {"where": toy_steps.any_step},
+    "dpo": {"where": running_sums.whole_response},
+    "shuffled": {"where": running_sums.any_step},
 }
 METRICS = ("eval/accuracy", "eval/broken", "eval/cued")
 CURVES = (*METRICS, "pair/kept", "loss/total")
@@ -64,7 +65,7 @@ def build(settings: Settings) -> experiment.Plan:
     def pair_loss(params, extras, batch):
         pairs, ref = batch
         both = jnp.concatenate([pairs.chosen, pairs.rejected])
-        logp = toy_steps.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
+        logp = running_sums.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
         terms = preference.dpo_loss(*jnp.split(logp, 2), *ref.T, beta=settings.beta)
         trained = jnp.asarray(float(both.size), jnp.float32)
         kept = reduce.scalars(pairs.kept.astype(jnp.float32))
@@ -72,21 +73,21 @@ def build(settings: Settings) -> experiment.Plan:
 
     def imitation(params, extras, batch):
         prompts, given, kept = batch
-        logp = toys.sum_logp(WORLD, params, prompts, given) / toy.RESPONSE_TOKENS
+        logp = strings.sum_logp(WORLD, params, prompts, given) / toy.RESPONSE_TOKENS
         trained = jnp.asarray(float(given.size), jnp.float32)
         shown = {"pair/kept": reduce.scalars(kept.astype(jnp.float32)), "tokens/trained": trained}
         return -reduce.scalars(logp, kept), shown
 
     stage = partial(
-        toys.table_stage, steps=settings.steps, rows_per_step=settings.rows_per_step,
+        strings.table_stage, steps=settings.steps, rows_per_step=settings.rows_per_step,
         learning_rate=settings.learning_rate,
     )  # fmt: skip
     if settings.where is None:
-        made = stage(toy_steps.make_answers(settings.problems, settings.own), imitation)
+        made = stage(running_sums.make_answers(settings.problems, settings.own), imitation)
     else:
-        made = stage(toy_steps.make_rows(settings.problems, settings.where), pair_loss)
-    base = toys.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    return experiment.Plan(base, (made, made), toy_steps.measure)
+        made = stage(running_sums.make_rows(settings.problems, settings.where), pair_loss)
+    base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
+    return experiment.Plan(base, (made, made), running_sums.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

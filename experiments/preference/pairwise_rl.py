@@ -18,10 +18,12 @@ Run:       python -m experiments.preference.pairwise_rl
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_llm import experiment, recipes, reduce
+from experiments.parts import preference_strings
+from experiments.preference.parts import pair_judges
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import pairwise
-from jaxrl_llm.worlds import toy_judges, toy_pairs
 
 
 def batch_advantages(rewards, group_ids, *, valid):
@@ -59,19 +61,19 @@ CURVES = ("eval/gold", "eval/beats_anchor", "eval/kl", "reward/mean", "policy/en
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose reward is the judge's opinion of a response against the anchor."""
-    score = toy_judges.KINDS[settings.judge][0]
+    score = pair_judges.KINDS[settings.judge][0]
 
     def reward(params, prompts, responses):
-        anchor = toy_judges.anchor_response(prompts)
+        anchor = pair_judges.anchor_response(prompts)
         both = [score(params[settings.judge], prompts, *x) for x in ((responses, anchor), (anchor, responses))]
         return settings.worth(*both)
 
-    stage = toy_pairs.reward_stage(
+    stage = preference_strings.reward_stage(
         reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
         advantages=settings.advantages,
     )  # fmt: skip
-    start = toy_judges.make_start(settings.reference_steps, settings.judge_steps)
-    return experiment.Plan(start, (stage,), toy_judges.make_measure(settings.judge))
+    start = pair_judges.make_start(settings.reference_steps, settings.judge_steps)
+    return experiment.Plan(start, (stage,), pair_judges.make_measure(settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

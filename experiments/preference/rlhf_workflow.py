@@ -21,11 +21,12 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import pairs as pair_choice
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.samplers import pairs as pair_choice
-from jaxrl_llm.worlds import toy_pairs, toys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Settings(recipes.Settings):
     samples: int = 8
     rows_per_step: int = 32
     choose: Callable = pair_choice.best_and_worst
-    anchor: Callable = toy_pairs.reference_of
+    anchor: Callable = preference_strings.reference_of
     beta: float = 0.1
     label_smoothing: float = 0.1
 
@@ -54,7 +55,7 @@ SMOKE = {
 ARMS = {
     "offline": {"rounds": 1},
     "iterative": {},
-    "iterative_current": {"anchor": toy_pairs.policy_of},
+    "iterative_current": {"anchor": preference_strings.policy_of},
     "best_random": {"choose": pair_choice.best_and_random},
     "best_second": {"choose": pair_choice.best_and_second},
     "any_two": {"choose": pair_choice.any_two},
@@ -71,8 +72,10 @@ def make_pairs(prompts: int, samples: int, choose: Callable) -> Callable:
 
     def found(params, key):
         asked = toy.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        drawn = toys.sample(toy_pairs.WORLD, params["policy"], asked, jax.random.fold_in(key, 1), samples=samples)
-        scores = toy_pairs.proxy(params, jnp.repeat(asked, samples, axis=0), drawn).reshape(prompts, samples)
+        drawn = strings.sample(
+            preference_strings.WORLD, params["policy"], asked, jax.random.fold_in(key, 1), samples=samples
+        )
+        scores = preference_strings.proxy(params, jnp.repeat(asked, samples, axis=0), drawn).reshape(prompts, samples)
         chosen, rejected, kept = choose(scores, jax.random.fold_in(key, 2))
         drawn = drawn.reshape(prompts, samples, -1)
         return toy.Pairs(asked, pair_choice.pick(drawn, chosen), pair_choice.pick(drawn, rejected)), kept
@@ -83,7 +86,7 @@ def make_pairs(prompts: int, samples: int, choose: Callable) -> Callable:
 def build(settings: Settings) -> experiment.Plan:
     """``rounds`` stages of DPO, each on pairs of its own."""
     share = ROUNDS // settings.rounds
-    stage = toy_pairs.preference_stage(
+    stage = preference_strings.preference_stage(
         partial(preference.dpo_loss, beta=settings.beta, label_smoothing=settings.label_smoothing),
         make_pairs(share * settings.prompts_per_round, settings.samples, settings.choose),
         steps=share * settings.steps,
@@ -91,10 +94,10 @@ def build(settings: Settings) -> experiment.Plan:
         learning_rate=settings.learning_rate,
         anchor=settings.anchor,
     )
-    start = toy_pairs.make_start(
+    start = preference_strings.make_start(
         reference_steps=settings.reference_steps, reward_steps=settings.reward_steps, draw_pairs=flipped
     )
-    return experiment.Plan(start, (stage,) * settings.rounds, toy_pairs.measure_parts)
+    return experiment.Plan(start, (stage,) * settings.rounds, preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,12 +23,13 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, robust
-from jaxrl_llm.worlds import toy_pairs, toys
 
-WORLD, LAW, BETA = toy_pairs.WORLD, {"flip_rate": 0.2, "cycle": 1.0}, 0.1
+WORLD, LAW, BETA = preference_strings.WORLD, {"flip_rate": 0.2, "cycle": 1.0}, 0.1
 draw_pairs = partial(toy.draw_pairs, **LAW)
 
 
@@ -44,7 +45,7 @@ class Settings(recipes.Settings):
     pairs: int = 128
     pairs_per_step: int = 32
     pair_loss: Callable | None = None  # of labelled pairs alone
-    judge: Callable = toy_pairs.judged
+    judge: Callable = preference_strings.judged
     phi: Callable = robust.logistic
 
 
@@ -54,7 +55,7 @@ ARMS = {
     "vrpo": {},
     "vrpo_true": {"judge": lambda params, *rows: toy.chance(*rows, **LAW)},
     "vrpo_half": {"judge": lambda params, prompts, *both: jnp.full(prompts.shape[:1], 0.5, jnp.float32)},
-    "vrpo_self": {"judge": lambda params, *rows: jax.nn.sigmoid(toy_pairs.margins(params, *rows, beta=BETA))},
+    "vrpo_self": {"judge": lambda params, *rows: jax.nn.sigmoid(preference_strings.margins(params, *rows, beta=BETA))},
     "vrpo_ramp": {"phi": robust.ramp},
     "robust_dpo": {"pair_loss": partial(preference.robust_dpo_loss, beta=BETA, flip_rate=0.2)},
     "ipo": {"pair_loss": partial(preference.ipo_loss, tau=BETA)},
@@ -69,9 +70,9 @@ def make_rows(pairs: int, judge: Callable):
 
     def rows(params, key):
         known, *keys = draw_pairs(key, pairs), *jax.random.split(jax.random.fold_in(key, 1), 2)
-        drawn = [toys.sample(WORLD, params["reference"], known.prompts, k) for k in keys]
+        drawn = [strings.sample(WORLD, params["reference"], known.prompts, k) for k in keys]
         four = [known.chosen, known.rejected, *drawn]
-        ref = [toys.sum_logp(WORLD, params["reference"], known.prompts, x) for x in four]
+        ref = [strings.sum_logp(WORLD, params["reference"], known.prompts, x) for x in four]
         judged = [judge(params, known.prompts, *four[k : k + 2]) for k in (0, 2)]
         return known.prompts, *(jnp.stack(x, axis=1) for x in (four, ref, judged))
 
@@ -83,7 +84,9 @@ def build(settings: Settings) -> experiment.Plan:
 
     def loss(params, extras, batch):
         prompts, four, ref, judged = batch
-        flat = toys.sum_logp(WORLD, params["policy"], jnp.repeat(prompts, 4, axis=0), four.reshape(-1, four.shape[2]))
+        flat = strings.sum_logp(
+            WORLD, params["policy"], jnp.repeat(prompts, 4, axis=0), four.reshape(-1, four.shape[2])
+        )
         logp, wins = flat.reshape(-1, 4), settings.pair_loss
         if wins is None:
             h, fresh = (BETA * ((logp - ref)[:, k] - (logp - ref)[:, k + 1]) for k in (0, 2))
@@ -96,13 +99,13 @@ def build(settings: Settings) -> experiment.Plan:
             "tokens/trained": jnp.asarray(float(four.size), jnp.float32),
         }
 
-    stage = toys.table_stage(
+    stage = strings.table_stage(
         make_rows(settings.pairs, settings.judge), loss, steps=settings.steps,
         rows_per_step=settings.pairs_per_step, learning_rate=settings.learning_rate,
     )  # fmt: skip
     sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 128}
-    start = toy_pairs.make_start(**sizes, draw_pairs=draw_pairs)
-    return experiment.Plan(start, (stage, stage), toy_pairs.measure_parts)
+    start = preference_strings.make_start(**sizes, draw_pairs=draw_pairs)
+    return experiment.Plan(start, (stage, stage), preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,10 +21,11 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks.toy_preferences import RESPONSE_TOKENS
+from experiments.parts import preference_strings
+from experiments.parts.preference_task import RESPONSE_TOKENS
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.worlds import toy_pairs
 
 
 def dpo(logps, baseline, beta, weight):
@@ -85,7 +86,7 @@ def build(settings: Settings) -> experiment.Plan:
     def objective(*logps):
         return settings.objective(logps[:4], logps[4], settings.beta, settings.weight)
 
-    stage = toy_pairs.pair_stage(
+    stage = preference_strings.pair_stage(
         objective,
         steps=settings.steps,
         pairs=settings.pairs,
@@ -94,7 +95,9 @@ def build(settings: Settings) -> experiment.Plan:
         rows_per_step=settings.pairs_per_step,
         learning_rate=settings.learning_rate,
     )
-    return experiment.Plan(toy_pairs.make_reference(steps=settings.reference_steps), (stage,), toy_pairs.measure)
+    return experiment.Plan(
+        preference_strings.make_reference(steps=settings.reference_steps), (stage,), preference_strings.measure
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -19,8 +19,9 @@ Run:       python -m experiments.preference.safe_constraints
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.worlds import toy_constraints
+from experiments.preference.parts import constraints
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Settings(recipes.Settings):
     group_size: int = 8
     base_steps: int = 800
     constraint_steps: int = 200
-    cost: Callable = toy_constraints.word_cost
+    cost: Callable = constraints.word_cost
     penalty: float | None = None  # fixed, in place of the multiplier
     rate: float = 0.1
     pairs: bool = False
@@ -44,10 +45,10 @@ SMOKE = {
     "steps": 1, "eval_every": 1, "base_steps": 1, "constraint_steps": 2, "prompts_per_step": 2, "group_size": 2,
 }  # fmt: skip
 ARMS = {
-    "reward": {"cost": toy_constraints.no_cost},
+    "reward": {"cost": constraints.no_cost},
     "capo": {},
-    "penalty": {"cost": toy_constraints.listed_cost, "penalty": 1.0},
-    "cells": {"cost": toy_constraints.cell_cost},
+    "penalty": {"cost": constraints.listed_cost, "penalty": 1.0},
+    "cells": {"cost": constraints.cell_cost},
     "dpo": {"pairs": True},
 }
 METRICS = ("shifted/violations", "shifted/arrived", "known/violations", "known/arrived")
@@ -56,20 +57,20 @@ CURVES = (*METRICS, "policy/entropy", "loss/total")
 
 def build(settings: Settings) -> experiment.Plan:
     """The known world, then the shifted one, with one cost."""
-    start = toy_constraints.make_start(base_steps=settings.base_steps, constraint_steps=settings.constraint_steps)
+    start = constraints.make_start(base_steps=settings.base_steps, constraint_steps=settings.constraint_steps)
     rate = {"steps": settings.steps, "learning_rate": settings.learning_rate}
     rows = settings.prompts_per_step * settings.group_size
     if settings.pairs:
-        stages = (toy_constraints.pair_stage(rows_per_step=rows, **rate),) * 2
+        stages = (constraints.pair_stage(rows_per_step=rows, **rate),) * 2
     else:
         stages = tuple(
-            toy_constraints.online_stage(
+            constraints.online_stage(
                 settings.cost, shifted=shifted, penalty=settings.penalty, rate=settings.rate,
                 prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, **rate,
             )
             for shifted in (False, True)
         )  # fmt: skip
-    return experiment.Plan(start, stages, toy_constraints.measure)
+    return experiment.Plan(start, stages, constraints.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -18,11 +18,12 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.models.merging import soup
 from jaxrl_llm.train import offline
-from jaxrl_llm.worlds import toy_pairs, toys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +69,8 @@ def draw_chosen(key, n: int):
 @lru_cache(maxsize=4)
 def make_models(reference_steps: int, tuning_steps: int, reward_steps: int):
     """Three models tuned from one, an unrelated one, and the reward model."""
-    pretrain = toys.make_base(toy_pairs.WORLD, toy.draw_behaviour, steps=reference_steps)
-    tuning = toys.make_supervised(toy_pairs.WORLD, 64, 1e-3)
+    pretrain = strings.make_base(preference_strings.WORLD, toy.draw_behaviour, steps=reference_steps)
+    tuning = strings.make_supervised(preference_strings.WORLD, 64, 1e-3)
 
     def init(key):
         base, data = pretrain(key), jax.random.fold_in(key, 1)
@@ -80,8 +81,10 @@ def make_models(reference_steps: int, tuning_steps: int, reward_steps: int):
             return offline.scan_steps(tuning, state, tuning_steps)[0].params
 
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
-        found["other"] = toy_pairs.WORLD.policy.init(jax.random.fold_in(key, 5))
-        reward = toy_pairs.fit_reward(base, flipped(data, 1024), jax.random.fold_in(key, 6), steps=reward_steps)
+        found["other"] = preference_strings.WORLD.policy.init(jax.random.fold_in(key, 5))
+        reward = preference_strings.fit_reward(
+            base, flipped(data, 1024), jax.random.fold_in(key, 6), steps=reward_steps
+        )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
         return found | copies | {"reward": reward}
 
@@ -99,9 +102,9 @@ def build(settings: Settings) -> experiment.Plan:
     start = make_models(settings.reference_steps, settings.tuning_steps, settings.reward_steps)
     anchor = make_anchor(settings.weights)
     common = {"beta": settings.beta, "learning_rate": settings.learning_rate, "anchor": anchor}
-    stage = toy_pairs.reward_stage(toy_pairs.proxy, steps=settings.steps, **common)
+    stage = preference_strings.reward_stage(preference_strings.proxy, steps=settings.steps, **common)
     init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, toy_pairs.measure_parts)
+    return experiment.Plan(init, (stage,) * settings.stages, preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,11 +22,12 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import active
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
-from jaxrl_llm.samplers import active
-from jaxrl_llm.worlds import toy_pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ def make_pairs(pool: int, labels: int, beta: float, worth: Callable):
         first, second = jnp.where(turned, pairs.rejected, pairs.chosen), jnp.where(turned, pairs.chosen, pairs.rejected)
         unlabelled = pairs.prompts, first, second
         scores = worth(
-            toy_pairs.margins(params, *unlabelled, beta=beta),
-            lambda: toy_pairs.judged(params, *unlabelled),
-            lambda: toy_pairs.margin_slopes(params, *unlabelled),
+            preference_strings.margins(params, *unlabelled, beta=beta),
+            lambda: preference_strings.judged(params, *unlabelled),
+            lambda: preference_strings.margin_slopes(params, *unlabelled),
         )
         chosen = active.top(scores, jax.random.fold_in(key, 2), labels)
         return jax.tree.map(lambda x: x[chosen], pairs), jnp.ones((labels,), bool)
@@ -82,7 +83,7 @@ def make_pairs(pool: int, labels: int, beta: float, worth: Callable):
 
 def build(settings: Settings) -> experiment.Plan:
     """Rounds of choosing, labelling and DPO."""
-    stage = toy_pairs.preference_stage(
+    stage = preference_strings.preference_stage(
         partial(preference.dpo_loss, beta=settings.beta),
         make_pairs(settings.pool, settings.labels, settings.beta, settings.worth),
         steps=settings.steps,
@@ -90,7 +91,9 @@ def build(settings: Settings) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )
     sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 64}
-    return experiment.Plan(toy_pairs.make_start(**sizes), (stage,) * settings.rounds, toy_pairs.measure_parts)
+    return experiment.Plan(
+        preference_strings.make_start(**sizes), (stage,) * settings.rounds, preference_strings.measure_parts
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,17 +22,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes, reduce
+from experiments.parts import confidence, strings
+from experiments.parts import confidence_task as toy
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_confidence as toy
+from jaxrl_llm.curriculum import pairs
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, ranking
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.samplers import pairs
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import toy_confidence, toys
 
-WORLD = toy_confidence.WORLD
+WORLD = confidence.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ REWARDS = (0.0, 3.0, -0.5, -1.0, -3.0)  # by level
 
 def score(answers, rows):
     """The scalar rewards of the rules."""
-    levels = toy_confidence.rule_levels(*toys.responses_of(WORLD, rows))
+    levels = confidence.rule_levels(*strings.responses_of(WORLD, rows))
     return Rewards(jnp.asarray(REWARDS, jnp.float32)[levels], jnp.ones(levels.shape, bool))
 
 
@@ -75,10 +76,10 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage: the same rollouts, judged by levels or by numbers."""
 
     def levels(extras, rows, rewards):
-        return {"levels": toy_confidence.rule_levels(*toys.responses_of(WORLD, rows))}
+        return {"levels": confidence.rule_levels(*strings.responses_of(WORLD, rows))}
 
     def pairs_loss(params, batch):
-        logp, entropy = estimates.score_tokens(WORLD.policy, params, batch)
+        logp, entropy = builders.score_tokens(WORLD.policy, params, batch)
         u = reduce.sequences(logp - batch.ref_logp, batch.mask, mode="mean")
         numbers = {"pairs_of": settings.pairs_of, "beta": settings.beta, "kappa": settings.kappa}
         terms = ranking.trpa_loss(u, batch.extras["levels"], batch.group_ids, **numbers)
@@ -88,19 +89,19 @@ def build(settings: Settings) -> experiment.Plan:
         ref = reduce.tokens(kl.k3(jax.lax.stop_gradient(logp), batch.ref_logp, batch.mask), batch.mask)
         return value, reduce.metrics(shown, batch.mask, prefix="policy") | {"kl/ref": ref}
 
-    estimate = estimates.make_estimate(
-        WORLD.policy, estimates.per_response(group.group_normalized_advantages),
+    estimate = builders.make_estimate(
+        WORLD.policy, builders.per_response(group.group_normalized_advantages),
         reference=lambda extras: extras["reference"], row_extras=levels,
     )  # fmt: skip
-    grpo = estimates.make_policy_loss(WORLD.policy, clipped_policy_loss, diagnostics=estimates.reference_kl)
-    online = toys.make_online(
+    grpo = builders.make_policy_loss(WORLD.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
+    online = strings.make_online(
         WORLD, toy.draw_questions(jax.random.key(0), 2048), score, estimate=estimate,
         loss=pairs_loss if settings.pairs_of else grpo, tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
-    start = toy_confidence.make_base(steps=settings.base_steps, behaviour=toy.draw_untidy)
-    stage = experiment.Stage(online, settings.steps, toys.keep_reference)
-    return experiment.Plan(start, (stage,), toy_confidence.measure)
+    start = confidence.make_base(steps=settings.base_steps, behaviour=toy.draw_untidy)
+    stage = experiment.Stage(online, settings.steps, strings.keep_reference)
+    return experiment.Plan(start, (stage,), confidence.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -19,13 +19,14 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.curriculum import negatives
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, unlearning
-from jaxrl_llm.samplers import negatives
-from jaxrl_llm.worlds import toy_pairs, toys
 
-WORLD = toy_pairs.WORLD
+WORLD = preference_strings.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,13 @@ def make_rows(pool: int, keep: int, weigh: Callable, implicit: bool):
 
     def rows(params, key):
         policy, keys = params["policy"], jax.random.split(key, 4)
-        prompts, bad = toy_pairs.draw_negatives(keys[0], pool)
+        prompts, bad = preference_strings.draw_negatives(keys[0], pool)
         kept = toy.draw_responses(keys[1], prompts)
-        gain = toy_pairs.reward_gradient(policy, keys[2], samples=pool)
+        gain = preference_strings.reward_gradient(policy, keys[2], samples=pool)
         if implicit:
-            gain = negatives.solved(lambda p: -reduce.scalars(toys.sum_logp(WORLD, p, prompts, kept)), policy, gain)
-        values = negatives.marginal_values(lambda p: toys.sum_logp(WORLD, p, prompts, bad), policy, gain)
-        ref = toys.sum_logp(WORLD, params["reference"], prompts, bad)
+            gain = negatives.solved(lambda p: -reduce.scalars(strings.sum_logp(WORLD, p, prompts, kept)), policy, gain)
+        values = negatives.marginal_values(lambda p: strings.sum_logp(WORLD, p, prompts, bad), policy, gain)
+        ref = strings.sum_logp(WORLD, params["reference"], prompts, bad)
         return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref
 
     return rows
@@ -83,7 +84,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def loss(params, extras, batch):
         prompts, bad, kept, weights, ref = batch
-        logp = toys.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
+        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
         terms = unlearning.ascent_loss(down, weights)
         if settings.bounded:
@@ -98,12 +99,12 @@ def build(settings: Settings) -> experiment.Plan:
     sizes = {"steps": settings.steps, "rows_per_step": 64, "learning_rate": settings.learning_rate}
     if settings.pairs:
         dpo = partial(preference.dpo_loss, beta=0.1)
-        stage = toy_pairs.preference_stage(dpo, toy_pairs.fresh_pairs(settings.pool), **sizes)
+        stage = preference_strings.preference_stage(dpo, preference_strings.fresh_pairs(settings.pool), **sizes)
     else:
         rows = make_rows(settings.pool, settings.keep, settings.weigh, settings.implicit)
-        stage = toys.table_stage(rows, loss, **sizes)
-    start = toy_pairs.make_start(reference_steps=settings.reference_steps)
-    return experiment.Plan(start, (stage,) * settings.rounds, toy_pairs.measure_text)
+        stage = strings.table_stage(rows, loss, **sizes)
+    start = preference_strings.make_start(reference_steps=settings.reference_steps)
+    return experiment.Plan(start, (stage,) * settings.rounds, preference_strings.measure_text)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

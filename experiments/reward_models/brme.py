@@ -20,9 +20,11 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from jaxrl_llm import experiment, recipes, reward_models
-from jaxrl_llm.data.tasks import attribute_text as text
-from jaxrl_llm.reward_models import arbitrary, constant, first_output, lower, robust
+from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_rewards import arbitrary, constant, first_output, lower, robust
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 
 BIASED = {"flip_rate": 0.15, "length_bias": 0.3}
 
@@ -60,16 +62,19 @@ CURVES = ("eval/utility", "eval/length", "eval/proxy", "eval/safe")
 
 def build(settings: Settings) -> experiment.Plan:
     """The reward model of the arm, then PPO on it."""
-    table, fit = partial(text.draw_pairs, **BIASED), reward_models.preference_loss
+    table, fit = partial(text.draw_pairs, **BIASED), attribute_rewards.preference_loss
     if settings.proxy is not first_output:
-        table, fit = partial(reward_models.draw_bootstraps, heads=settings.heads, **BIASED), reward_models.ensemble_loss
-    ppo = partial(reward_models.ppo_stage, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
+        table, fit = (
+            partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED),
+            attribute_rewards.ensemble_loss,
+        )
+    ppo = partial(attribute_rewards.ppo_stage, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
     stages = (
-        reward_models.fit_stage(table, fit, steps=settings.fit_steps, table=settings.pairs),
+        attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps, table=settings.pairs),
         ppo(settings.proxy, steps=settings.steps),
     )
-    start = reward_models.make_start(base_steps=settings.base_steps, outputs=2 * settings.heads)
-    return experiment.Plan(start, stages, reward_models.make_measure(settings.proxy))
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=2 * settings.heads)
+    return experiment.Plan(start, stages, attribute_rewards.make_measure(settings.proxy))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,9 +20,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import curricula, experiment, recipes, stepwise
+from experiments.reward_models.parts import step_labels
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process
-from jaxrl_llm.train import estimates
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.train import builders
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -63,11 +65,11 @@ CURVES = ("eval/accuracy", "eval/right_steps", "eval/steps", "reward/mean", "pol
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: GRPO on rewards of tokens."""
-    found, stepped = recipes.bench(settings), stepwise.make_stepped(settings)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     most = settings.max_new_tokens // 4
 
     def advantages(rows, rewards):
-        steps, right, valid = stepwise.step_scores(stepped, rows, most=most)
+        steps, right, valid = step_labels.step_scores(stepped, rows, most=most)
         # the critics' errors are drawn from the responses themselves
         key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
         shape = (right.shape[0], settings.critics, most)
@@ -83,10 +85,10 @@ def build(settings: Settings) -> experiment.Plan:
         )
         return process.group_token_normalized(paid, rows.group_ids, rows.mask & rewards.valid[:, None])
 
-    estimate = estimates.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
+    estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
     online = curricula.make_grpo(settings, found, estimate=estimate)
     stages = [experiment.Stage(online, settings.steps)]
-    return curricula.make_plan(settings, found, stages, more=stepwise.make_figures(settings))
+    return curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

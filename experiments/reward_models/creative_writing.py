@@ -22,8 +22,10 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from jaxrl_llm import adversarial_rules, experiment, recipes, reduce, reward_models
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import adversarial_rules, attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
 
 FIRST_RULES = (0, 2)  # not too unsafe, not too impolite
 
@@ -68,15 +70,15 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.labels:
         error, strict = {"multi": (0.05, True), "single": (0.2, False)}[settings.labels]
         pairs = partial(adversarial_rules.draw_labelled_pairs, error_rate=error, strict=strict)
-        stages = [reward_models.fit_stage(pairs, reward_models.preference_loss, steps=settings.fit_steps)]
-        proxy = reward_models.first_output
+        stages = [attribute_rewards.fit_stage(pairs, attribute_rewards.preference_loss, steps=settings.fit_steps)]
+        proxy = attribute_rewards.first_output
     else:
         found = adversarial_rules.play(FIRST_RULES, rounds=settings.rounds, examples=settings.examples)
         stages, proxy = [], adversarial_rules.make_detector(found.rules)
     shared = {"learning_rate": settings.learning_rate, "kl_weight": settings.kl_weight}
-    stages.append(reward_models.grpo_stage(proxy, steps=settings.steps, **shared))
-    start = reward_models.make_start(base_steps=settings.base_steps, outputs=1)
-    return experiment.Plan(start, tuple(stages), reward_models.make_measure(proxy, partial(agreement, proxy)))
+    stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, **shared))
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=1)
+    return experiment.Plan(start, tuple(stages), attribute_rewards.make_measure(proxy, partial(agreement, proxy)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,8 +20,10 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from jaxrl_llm import answer_judges, curricula, experiment, free_answers, recipes
+from experiments.reward_models.parts import answer_judges, free_answers
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import curricula, recipes
 
 
 def as_it_is(rewards, group_ids, *, valid):

@@ -21,9 +21,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, judgements, judges, recipes, reduce
-from jaxrl_llm.data.tasks import judge_pairs as task
-from jaxrl_llm.worlds import toys
+from experiments.parts import strings
+from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import report_judges
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import judgements
 
 VOTES = 8
 
@@ -67,9 +70,13 @@ def measure(params, key):
     gold, half = task.gold_scores(asked), VOTES // 2
     scores, trust, read = [], [], []
     for side, prompts in enumerate((asked, task.swapped(asked))):
-        said = toys.sample(judges.WORLD, params["judge"], prompts, jax.random.fold_in(key, 1 + side), samples=half)
+        said = strings.sample(
+            report_judges.WORLD, params["judge"], prompts, jax.random.fold_in(key, 1 + side), samples=half
+        )
         _, scored, found = task.read_report(said)
-        trust.append(judges.meta_logits(params["meta"], jnp.repeat(prompts, half, axis=0), said).reshape(-1, half))
+        trust.append(
+            report_judges.meta_logits(params["meta"], jnp.repeat(prompts, half, axis=0), said).reshape(-1, half)
+        )
         scores.append((found[:, ::-1] if side else found).reshape(-1, half, 2))
         read.append(scored)
     every, trusted = jnp.concatenate(scores, axis=1), jnp.concatenate(trust, axis=1)
@@ -86,11 +93,11 @@ def measure(params, key):
 
 def build(settings: Settings) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    start = judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
-    stages = [judges.rejection_stage(steps=settings.rejection_steps)] if settings.rejection_steps else []
+    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
+    stages = [report_judges.rejection_stage(steps=settings.rejection_steps)] if settings.rejection_steps else []
     if settings.rl:
         stages.append(
-            judges.rl_stage(
+            report_judges.rl_stage(
                 correct,
                 steps=settings.steps,
                 prompts_per_step=settings.prompts_per_step,
@@ -99,7 +106,7 @@ def build(settings: Settings) -> experiment.Plan:
                 kl_weight=settings.kl_weight,
             )
         )
-    stages.append(judges.meta_stage(steps=settings.meta_steps))
+    stages.append(report_judges.meta_stage(steps=settings.meta_steps))
     return experiment.Plan(start, tuple(stages), measure)
 
 

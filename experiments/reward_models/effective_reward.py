@@ -20,8 +20,10 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import curricula, experiment, recipes, stepwise
+from experiments.reward_models.parts import step_labels
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process, returns
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -73,20 +75,20 @@ CURVES = ("eval/accuracy", "eval/steps", "eval/repeated_steps", "eval/tokens", "
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage, then PPO on success and the arm's rewards of steps."""
-    found, stepped = recipes.bench(settings), stepwise.make_stepped(settings)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     most = settings.max_new_tokens // 4
 
     def token_rewards(params, extras, rows, rewards):
-        steps, scores, valid = stepwise.step_scores(stepped, rows, most=most)
+        steps, scores, valid = step_labels.step_scores(stepped, rows, most=most)
         used = jnp.sum(rows.mask.astype(jnp.float32), axis=1) / settings.max_new_tokens
         end = rewards.value + settings.orm * weakest(scores, valid) - settings.length * used
         paid = returns.at_last_token(end, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.shape(scores, valid), steps)
 
-    online = stepwise.make_ppo(settings, found, token_rewards)
-    warm = stepwise.warm_stage(found, curricula.train_problems(settings), steps=settings.warm_steps)
-    stages = [warm._replace(method=stepwise.of_model(warm.method)), experiment.Stage(online, settings.steps)]
-    plan = curricula.make_plan(settings, found, stages, more=stepwise.make_figures(settings))
+    online = step_labels.make_ppo(settings, found, token_rewards)
+    warm = step_labels.warm_stage(found, curricula.train_problems(settings), steps=settings.warm_steps)
+    stages = [warm._replace(method=step_labels.of_model(warm.method)), experiment.Stage(online, settings.steps)]
+    plan = curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
     return recipes.with_heads(found, plan, value=1)
 
 

@@ -21,15 +21,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reward_mix, reward_models
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import combine
 
 LEVELS = 5
 rate = partial(text.rate, rules=10, levels=LEVELS, noise=0.1)
 
 
 def by_entropy(temperature):
-    return lambda key, entropy: jnp.log(reward_mix.entropy_weights(entropy, temperature=temperature))
+    return lambda key, entropy: jnp.log(combine.entropy_weights(entropy, temperature=temperature))
 
 
 def equal(key, entropy):
@@ -43,7 +46,7 @@ def random(key, entropy):
 def best_rule(key, entropy):
     pairs = text.draw_pairs(key, 512)
     rated = [rate(key, pairs.prompts, x).astype(float) for x in pairs[1:]]
-    return jnp.log(jax.nn.one_hot(jnp.argmax(reward_mix.win_rates(*rated)), entropy.shape[0]) + 1e-9)
+    return jnp.log(jax.nn.one_hot(jnp.argmax(combine.win_rates(*rated)), entropy.shape[0]) + 1e-9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,27 +87,27 @@ def draw(key, n):
 
 def correlation(params, key):
     pairs = text.draw_pairs(key, 512, sharpness=1e4)
-    both = [reward_models.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
-    return {"rule/correlation": reward_mix.pearson(params["entropy"], reward_mix.win_rates(*both))}
+    both = [attribute_rewards.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
+    return {"rule/correlation": combine.pearson(params["entropy"], combine.win_rates(*both))}
 
 
 def build(settings: Settings) -> experiment.Plan:
     """Heads fitted to ratings (or one to pairs), weights from the arm, then a policy trained on the composed reward."""
-    start = reward_models.make_start(base_steps=settings.base_steps, outputs=10)
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=10)
 
     def init(key):
         rated = jnp.round(draw(jax.random.fold_in(key, 3), 1024)[2] * (LEVELS - 1)).astype(int)
-        entropy = reward_mix.rating_entropy(rated, levels=LEVELS)
+        entropy = combine.rating_entropy(rated, levels=LEVELS)
         return start(key) | {"entropy": entropy, "mix": settings.mix(jax.random.fold_in(key, 4), entropy)}
 
     noisy = partial(text.draw_pairs, flip_rate=0.1)
-    table, fit = (draw, reward_models.label_loss) if settings.heads else (noisy, reward_models.preference_loss)
-    stages = [reward_models.fit_stage(table, fit, steps=settings.fit_steps)]
+    table, fit = (draw, attribute_rewards.label_loss) if settings.heads else (noisy, attribute_rewards.preference_loss)
+    stages = [attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps)]
     if settings.learned:
-        stages.append(reward_models.fit_stage(noisy, reward_models.mix_loss, steps=settings.fit_steps))
-    proxy = reward_models.mixed if settings.heads else reward_models.first_output
-    stages.append(reward_models.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate))
-    return experiment.Plan(init, tuple(stages), reward_models.make_measure(proxy, correlation))
+        stages.append(attribute_rewards.fit_stage(noisy, attribute_rewards.mix_loss, steps=settings.fit_steps))
+    proxy = attribute_rewards.mixed if settings.heads else attribute_rewards.first_output
+    stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate))
+    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(proxy, correlation))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

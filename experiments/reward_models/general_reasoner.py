@@ -19,7 +19,10 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import answer_judges, curricula, experiment, free_answers, recipes, shaping
+from experiments.reward_models.parts import answer_judges, free_answers
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.rewards import shaping
 
 
 def cot(settings):

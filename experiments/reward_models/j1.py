@@ -19,9 +19,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, judgements, judges, recipes, reduce
+from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import report_judges
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import judge_pairs as task
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import judgements
 
 ROUNDS = (0, 1, 2, 4)
 
@@ -64,13 +67,15 @@ def measure(params, key):
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), 192)
     gold, right, tokens, figures = task.gold_scores(prompts), [], [], {}
     for rounds in ROUNDS:
-        read, scores, spent = judges.forced_scores(params["judge"], prompts, jax.random.fold_in(key, 1), rounds=rounds)
+        read, scores, spent = report_judges.forced_scores(
+            params["judge"], prompts, jax.random.fold_in(key, 1), rounds=rounds
+        )
         right.append(read & judgements.three_way(scores, gold))
         tokens.append(reduce.scalars(spent) + 1.0)
         figures[f"eval/accuracy_r{rounds}"] = reduce.scalars(right[-1].astype(jnp.float32))
         figures[f"eval/tokens_r{rounds}"] = tokens[-1]
     accuracy = jnp.stack([figures[f"eval/accuracy_r{rounds}"] for rounds in ROUNDS])
-    read, scores = judges.judged(params["judge"], prompts, jax.random.fold_in(key, 2), samples=4)
+    read, scores = report_judges.judged(params["judge"], prompts, jax.random.fold_in(key, 2), samples=4)
     votes = jnp.sum(jnp.where(read, jnp.sign(scores[:, :, 0] - scores[:, :, 1]), 0.0), axis=1)
     majority = jnp.sign(votes) == jnp.sign(gold[:, 0] - gold[:, 1])
     changed = {f"eval/{name}": value for name, value in judgements.flips(right[0], right[1]).items()}
@@ -80,9 +85,9 @@ def measure(params, key):
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge from careless reports, then more of them or REINFORCE++ on its verdicts."""
-    start = judges.make_start(steps=settings.base_steps, second_thoughts=settings.second_thoughts)
+    start = report_judges.make_start(steps=settings.base_steps, second_thoughts=settings.second_thoughts)
     if settings.reinforce:
-        stage = judges.rl_stage(
+        stage = report_judges.rl_stage(
             verdict,
             steps=settings.steps,
             prompts_per_step=settings.rollouts_per_step,
@@ -93,7 +98,7 @@ def build(settings: Settings) -> experiment.Plan:
         )
     else:
         draw = task.draw_reflections if settings.second_thoughts else task.draw_reports
-        stage = judges.supervised_stage(draw, steps=settings.steps, rows_per_step=settings.rollouts_per_step)
+        stage = report_judges.supervised_stage(draw, steps=settings.steps, rows_per_step=settings.rollouts_per_step)
     return experiment.Plan(start, (stage,), measure)
 
 

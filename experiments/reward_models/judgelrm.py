@@ -19,8 +19,11 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, judgements, judges, recipes
-from jaxrl_llm.data.tasks import judge_pairs as task
+from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import report_judges
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import judgements
 
 
 def full(tagged, scored, scores, prompts):
@@ -68,12 +71,12 @@ CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/r
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge that has seen careless reports, then GRPO on the arm's reward."""
-    start = judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
+    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
-        stage = judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)
+        stage = report_judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)
     else:
-        stage = judges.rl_stage(
+        stage = report_judges.rl_stage(
             settings.reward,
             steps=settings.steps,
             prompts_per_step=settings.prompts_per_step,
@@ -81,7 +84,7 @@ def build(settings: Settings) -> experiment.Plan:
             learning_rate=settings.learning_rate,
             kl_weight=settings.kl_weight,
         )
-    return experiment.Plan(start, (stage,), judges.figures)
+    return experiment.Plan(start, (stage,), report_judges.figures)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

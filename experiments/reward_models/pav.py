@@ -19,9 +19,11 @@ Run:       python -m experiments.reward_models.pav
 import dataclasses
 from collections.abc import Callable
 
-from jaxrl_llm import curricula, experiment, progress_verifier, recipes, stepwise
+from experiments.reward_models.parts import progress_verifier, step_labels
+from experiments.reward_models.parts.progress_verifier import make_progress
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
-from jaxrl_llm.progress_verifier import make_progress
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -58,21 +60,21 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> experiment.Plan:
     """The verifier from completions of the base model, then PPO on outcome and progress."""
-    found, stepped = recipes.bench(settings), stepwise.make_stepped(settings)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     most = settings.max_new_tokens // 4
     verifier = progress_verifier.train_verifier(
         settings, prompts=settings.verified_prompts, completions=settings.completions, most=max(settings.levels or (4,))
     )
 
     def token_rewards(params, extras, rows, rewards):
-        steps, _ = stepwise.label(stepped, rows)
+        steps, _ = step_labels.label(stepped, rows)
         chances = progress_verifier.step_success(found, verifier, rows, steps, most=most)
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
-    online = stepwise.make_ppo(settings, found, token_rewards)
+    online = step_labels.make_ppo(settings, found, token_rewards)
     stages = [experiment.Stage(online, settings.steps)]
-    plan = curricula.make_plan(settings, found, stages, more=stepwise.make_figures(settings))
+    plan = curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
     return recipes.with_heads(found, plan, value=1)
 
 

@@ -23,8 +23,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, principles, recipes, reward_models
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_rewards, principles
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.reward import label_regression_loss
 from jaxrl_llm.reduce import scalars
 
@@ -71,35 +73,35 @@ def regress(params, rows):
     named, prompts, replies, label, weight = rows
     label = jnp.where(named[:, 1] == principles.UNWANTED, 1.0 - label, label)[:, None]
     at = jax.nn.one_hot(named[:, 0], len(principles.QUALITIES)) > 0
-    found = reward_models.scores(params["reward"], prompts, replies)
+    found = attribute_rewards.scores(params["reward"], prompts, replies)
     terms = label_regression_loss(found, jnp.broadcast_to(label, found.shape), at)
     return scalars(terms.loss, weight > 0), {}
 
 
 def head(params, prompts, responses, *, quality, wanted):
-    found = reward_models.scores(params["reward"], prompts, responses)[:, quality]
+    found = attribute_rewards.scores(params["reward"], prompts, responses)[:, quality]
     return -found if wanted == principles.UNWANTED else found
 
 
 def build(settings: Settings) -> experiment.Plan:
     """The arm's judge fitted, then the policy trained on what it says of one principle."""
-    start = reward_models.make_start(base_steps=settings.base_steps, outputs=len(principles.QUALITIES))
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=len(principles.QUALITIES))
     judged = partial(principles.draw_judgements, consensus=settings.consensus)
     table, loss, proxy_of = {
         "reader": (judged, principles.judgement_loss, lambda q, w: partial(principles.score, quality=q, wanted=w)),
-        "bt": (draw_ordered, reward_models.preference_loss, lambda q, w: reward_models.first_output),
+        "bt": (draw_ordered, attribute_rewards.preference_loss, lambda q, w: attribute_rewards.first_output),
         "regressor": (judged, regress, lambda q, w: partial(head, quality=q, wanted=w)),
     }[settings.judge]
     proxy = proxy_of(NAMED, principles.WANTED)
     stages = (
-        reward_models.fit_stage(table, loss, steps=settings.fit_steps, table=settings.judgements),
-        reward_models.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate),
+        attribute_rewards.fit_stage(table, loss, steps=settings.fit_steps, table=settings.judgements),
+        attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate),
     )
 
     def init(key):
         return start(key) | {"reader": principles.READER.policy.init(jax.random.fold_in(key, 8))}
 
-    return experiment.Plan(init, stages, reward_models.make_measure(proxy, partial(principles.ranking, proxy_of)))
+    return experiment.Plan(init, stages, attribute_rewards.make_measure(proxy, partial(principles.ranking, proxy_of)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

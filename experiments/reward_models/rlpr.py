@@ -20,9 +20,11 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm import curricula, experiment, free_answers, recipes
+from experiments.reward_models.parts import free_answers
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.train import estimates
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.train import builders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +77,9 @@ def build(settings: Settings) -> experiment.Plan:
         value = reward(params, rows, rewards)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
         keep = (spread >= settings.beta * extras["spread"]) | (extras["step"] < settings.filter_from)
-        inner = estimates.make_estimate(
+        inner = builders.make_estimate(
             policy,
-            estimates.per_response(group.group_normalized_advantages),
+            builders.per_response(group.group_normalized_advantages),
             temperature=settings.temperature,
             keep=lambda rows, rewards: keep,
             row_extras=lambda extras, rows, rewards: {"spread": spread, "kept": keep.astype(jnp.float32)},

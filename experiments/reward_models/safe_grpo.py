@@ -21,9 +21,11 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import experiment, recipes, reward_models
+from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import attribute_text as text
+from jaxrl_llm.experiment import recipes
 
 LABELS = 4  # safe, polite, relevant, actionable
 
@@ -65,7 +67,7 @@ def draw(key, n):
 
 
 def every_label(params, prompts, responses):
-    return reward_models.scores(params["reward"], prompts, responses)
+    return attribute_rewards.scores(params["reward"], prompts, responses)
 
 
 def per_label(scores, group_ids, *, valid):
@@ -74,23 +76,23 @@ def per_label(scores, group_ids, *, valid):
 
 def build(settings: Settings) -> experiment.Plan:
     """The regressor fitted, then the policy trained on what it says by the arm's learner."""
-    start = reward_models.make_start(base_steps=settings.base_steps, outputs=LABELS)
-    proxy = reward_models.mixed if settings.only < 0 else reward_models.column(settings.only)
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=LABELS)
+    proxy = attribute_rewards.mixed if settings.only < 0 else attribute_rewards.column(settings.only)
     shared = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-    grpo = partial(reward_models.grpo_stage, kl_weight=settings.kl_weight, **shared)
+    grpo = partial(attribute_rewards.grpo_stage, kl_weight=settings.kl_weight, **shared)
     learners = {
         "none": lambda: [],
         "grpo": lambda: [grpo(proxy)],
         "per_label": lambda: [grpo(every_label, advantages=per_label)],
-        "ppo": lambda: [reward_models.ppo_stage(proxy, kl_weight=settings.kl_weight, **shared)],
-        "dpo": lambda: [reward_models.dpo_stage(proxy, **shared)],
+        "ppo": lambda: [attribute_rewards.ppo_stage(proxy, kl_weight=settings.kl_weight, **shared)],
+        "dpo": lambda: [attribute_rewards.dpo_stage(proxy, **shared)],
     }
-    stages = [reward_models.fit_stage(draw, reward_models.label_loss, steps=settings.fit_steps)]
+    stages = [attribute_rewards.fit_stage(draw, attribute_rewards.label_loss, steps=settings.fit_steps)]
     stages += learners[settings.learner]()
     return experiment.Plan(
         lambda key: start(key) | {"mix": jnp.zeros((LABELS,), jnp.float32)},
         tuple(stages),
-        reward_models.make_measure(reward_models.mixed),
+        attribute_rewards.make_measure(attribute_rewards.mixed),
     )
 
 

@@ -9,7 +9,7 @@ Equations: start = max(ready, end of the last task on those devices). colocated:
            groups are complete; async, async_2, async_4: and batch b is generated with the weights of update b - eta,
            eta 1, 2, 4. Loss: clipped ratio to the sampler's own probabilities, GRPO.
 Left out:  storage units, balancing by tokens, weights that workers take in turn, parts of a batch of two versions;
-           the table of rows and the threaded loop are train/transfer.py and train/streaming.py.
+           the table of rows and the threaded loop are asynchronous/transfer_queue.py and asynchronous/threads.py.
 Expect:    flow/relative (samples a second over those of colocated): async > 1.2, async > streamed, streamed > apart;
            eval/accuracy: |async - streamed| < 0.03.
 Measure:   simulated: 6 batches of log-normal lengths, rates of Qwen2.5-7B on 16 instances of 4 v5e chips, every arm
@@ -25,15 +25,16 @@ from functools import lru_cache, partial
 import jax
 import optax
 
-from jaxrl_llm import experiment, recipes
+from experiments.parts import running_sums, strings
+from experiments.parts import running_sums_task as toy
+from experiments.systems.parts import streaming_simulator
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import toy_sums as toy
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.planning import streams
-from jaxrl_llm.train import estimates
-from jaxrl_llm.worlds import toy_steps, toys
+from jaxrl_llm.train import builders
 
-WORLD = toy_steps.WORLD
+WORLD = running_sums.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Settings(recipes.OnlineSettings):
     tensor: int = 4  # chips of an instance
     instances: int = 16
     parts: int = 4  # micro-batches of a batch
-    division: Callable = streams.splits
+    division: Callable = streaming_simulator.splits
     streamed: bool = True
     eta: int = 1  # updates by which the weights that sample may lag
 
@@ -57,7 +58,7 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {"steps": 120, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "instances": 4}
 ARMS = {
-    "colocated": {"division": streams.colocated, "streamed": False, "eta": 0}, "apart": {"streamed": False, "eta": 0},
+    "colocated": {"division": streaming_simulator.colocated, "streamed": False, "eta": 0}, "apart": {"streamed": False, "eta": 0},
     "streamed": {"eta": 0}, "async": {}, "async_2": {"eta": 2}, "async_4": {"eta": 4},
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
@@ -74,13 +75,13 @@ def build(settings: Settings) -> experiment.Plan:
     """GRPO from a stale policy, and the simulated stages of the arm."""
     late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
-    flow = streams.make_flow(settings.simulated, settings.chip, *sizes, settings.division, settings.streamed,
+    flow = streaming_simulator.make_flow(settings.simulated, settings.chip, *sizes, settings.division, settings.streamed,
                              settings.eta)  # fmt: skip
 
     def method(make, policy):
-        values = estimates.per_response(group.group_normalized_advantages)
-        loss = estimates.make_policy_loss(policy, clipped_policy_loss, anchor=estimates.sampler_anchor, **same)
-        estimate, tx = estimates.make_estimate(policy, values, **same), optax.adam(settings.learning_rate)
+        values = builders.per_response(group.group_normalized_advantages)
+        loss = builders.make_policy_loss(policy, clipped_policy_loss, anchor=builders.sampler_anchor, **same)
+        estimate, tx = builders.make_estimate(policy, values, **same), optax.adam(settings.learning_rate)
         return make(estimate=estimate, loss=loss, tx=tx, **recipes.lagged_actor(settings.eta))
 
     if settings.data:
@@ -88,12 +89,12 @@ def build(settings: Settings) -> experiment.Plan:
         online = method(partial(recipes.make_online, settings, bench), bench.model.policy)
         plan = recipes.one_stage(settings, bench, online, extras=late)
         return plan._replace(measure=make_measure(plan.measure, flow))
-    prompts, score = toy.draw_prompts(jax.random.key(1), 2048), toys.score_of(WORLD, toy.right)
+    prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
     groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
-    online = method(partial(toys.make_online, WORLD, prompts, score, **groups), WORLD.policy)
-    base = toys.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
+    online = method(partial(strings.make_online, WORLD, prompts, score, **groups), WORLD.policy)
+    base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
     stage = experiment.Stage(online, settings.steps, late)
-    return experiment.Plan(base, (stage,), make_measure(toy_steps.measure, flow))
+    return experiment.Plan(base, (stage,), make_measure(running_sums.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

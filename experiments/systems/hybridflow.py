@@ -27,9 +27,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import experiment, recipes
-from jaxrl_llm.distributed import regroup
-from jaxrl_llm.planning import calls, chips, dataflow, mapping, shapes
+from experiments.systems.parts import dataflow, placement, ppo_calls, regroup
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.planning.phases import Work
 
 
@@ -45,15 +46,15 @@ class Settings(recipes.Settings):
     longest: int = 2048  # tokens of a response
     spread: float = 0.1  # of the logarithm of a call's seconds around what the planner knows
     controller: Callable = dataflow.ppo
-    partitions: Callable = mapping.set_partitions
-    judge: Callable = mapping.by_events
+    partitions: Callable = placement.set_partitions
+    judge: Callable = placement.by_events
     transition: Callable = regroup.hybrid_engine
 
 
 SMOKE = {"models": ("Llama-3.2-1B",), "chips": (8,), "units": 4, "rows": 24, "longest": 256}
 ARMS = {
-    "colocate": {"partitions": mapping.colocated}, "split": {"partitions": mapping.apart},
-    "pairs": {"partitions": mapping.in_pairs}, "auto": {}, "stages": {"judge": mapping.by_stages},
+    "colocate": {"partitions": placement.colocated}, "split": {"partitions": placement.apart},
+    "pairs": {"partitions": placement.in_pairs}, "auto": {}, "stages": {"judge": placement.by_stages},
     "vanilla": {"transition": regroup.vanilla}, "ds_chat": {"transition": regroup.fully_sharded},
     "grpo": {"controller": dataflow.grpo}, "remax": {"controller": dataflow.remax},
 }  # fmt: skip
@@ -66,22 +67,22 @@ def draw(key, *, longest, models, sizes):
     keys = jax.random.split(key, 3)
     picked = jax.random.randint(keys[1], (2,), 0, len(models), jnp.int32)
     chosen = jnp.asarray(sizes, jnp.int32)[jax.random.randint(keys[2], (), 0, len(sizes), jnp.int32)]
-    return calls.draw_work(keys[0], longest) | {"models": picked, "chips": chosen}
+    return ppo_calls.draw_work(keys[0], longest) | {"models": picked, "chips": chosen}
 
 
 def build(settings: Settings) -> experiment.Plan:
     """A cluster and a workload for each seed, the arm's mapping, and what it costs when calls take other times."""
-    choose = partial(mapping.choose, controller=settings.controller, units=settings.units)
-    outcome, blocks = mapping.make_outcome(settings.controller), mapping.blocks(settings.units)
+    choose = partial(placement.choose, controller=settings.controller, units=settings.units)
+    outcome, blocks = placement.make_outcome(settings.controller), placement.blocks(settings.units)
 
     def measure(work, key):
-        pair = [shapes.shape_of(settings.models[k]) for k in work["models"].tolist()]
+        pair = [known_models.shape_of(settings.models[k]) for k in work["models"].tolist()]
         load = Work(*work["tokens"].tolist(), settings.rows, settings.rows)
         sizes = {"count": int(work["chips"]), "units": settings.units}
         kinds = settings.transition, regroup.hybrid_engine
-        found, plain = (mapping.tables(*pair, chips.CHIPS[settings.chip], load, kind, **sizes) for kind in kinds)
+        found, plain = (placement.tables(*pair, chips.CHIPS[settings.chip], load, kind, **sizes) for kind in kinds)
         choice = choose(found.tables, partitions=settings.partitions, judge=settings.judge)
-        base = choose(plain.tables, partitions=mapping.colocated, judge=mapping.by_events)
+        base = choose(plain.tables, partitions=placement.colocated, judge=placement.by_events)
         noise = jnp.exp(settings.spread * jax.random.normal(key, found.tables.seconds.shape, jnp.float32))
         pairs = (found.tables, choice), (plain.tables, base)
         real, first = (outcome(table._replace(seconds=table.seconds * noise), plan) for table, plan in pairs)

@@ -9,7 +9,7 @@ Equations: aipo: -sg(min(pi / mu, cap)) A log pi with mu what the sampler record
            aipo_2, aipo_10, aipo_inf: other caps); reinforce: weight 1; ppo: clipped ratio to mu, 0.8 to 1.2; sync: aipo
            with weights renewed at every update. aipo_lag_n, reinforce_lag_n: every sample is n updates old; at lag 0
            they are one, sync.
-Left out:  devices apart; weight transfer (distributed/reshard.py) and the throughput law (planning/overlap.py) are
+Left out:  devices apart; weight transfer (distributed/reshard.py) and the throughput law (experiments/systems/parts/overlap_law.py) are
            tested there. Here the sampler's weights are renewed every 8 updates inside one program. Lags of ppo and of
            the other caps: with them it would take more than twice as long, and the claim is of aipo and reinforce.
 Expect:    eval/accuracy: aipo > reinforce, and |aipo - sync| < 0.03; policy/weight_spread: aipo < aipo_inf.
@@ -24,11 +24,12 @@ from functools import partial
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes, reduce
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.off_policy import aipo_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import TokenTerms
 
 
@@ -39,7 +40,7 @@ def aipo(logp, batch, cap):
 
 def reinforce(logp, batch, cap):
     """As if the samples were the policy's own."""
-    return aipo_loss(logp, estimates.current_anchor(logp, batch), batch.advantages, batch.mask, cap=cap)
+    return aipo_loss(logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask, cap=cap)
 
 
 def ppo(logp, batch, cap):
@@ -99,8 +100,8 @@ def build(settings: Settings) -> experiment.Plan:
     slots, extras = recipes.stale_actor(settings.sync_every), recipes.behaviour_extras
     if settings.lag:
         slots, extras = recipes.lagged_actor(settings.lag), recipes.lagged_extras(settings.lag)
-    terms = estimates.make_batch_loss(policy, lambda logp, _, batch: loss(logp, batch), diagnostics=spread, **same)
-    estimate = estimates.make_estimate(policy, estimates.per_response(group.dr_grpo_advantages), **same)
+    terms = builders.make_batch_loss(policy, lambda logp, _, batch: loss(logp, batch), diagnostics=spread, **same)
+    estimate = builders.make_estimate(policy, builders.per_response(group.dr_grpo_advantages), **same)
     tx = optax.adam(settings.learning_rate)
     online = recipes.make_online(settings, bench, estimate=estimate, loss=terms, tx=tx, **slots)
     return recipes.one_stage(settings, bench, online, extras=extras)

@@ -25,9 +25,11 @@ from functools import lru_cache, partial
 import jax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes
+from experiments.systems.parts import placement_search, ppo_calls
+from jaxrl_llm import experiment
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.arms import bundled
-from jaxrl_llm.planning import calls, chips, plan_choice, shapes
+from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.planning.phases import Work
 
 
@@ -42,8 +44,8 @@ class Settings(recipes.Settings):
     smallest: int = 8  # devices of the smallest block
     rows: int = 512
     longest: int = 2048  # tokens of a response
-    planner: Callable[..., Array] = plan_choice.metropolis_plan
-    allowed: Callable[..., Array] = calls.fastest
+    planner: Callable[..., Array] = placement_search.metropolis_plan
+    allowed: Callable[..., Array] = ppo_calls.fastest
     betas: tuple[float, ...] = (0.01, 0.1, 1.0)
 
 
@@ -55,23 +57,23 @@ SMOKE = {
     "longest": 256,
 }  # fmt: skip
 ARMS = {
-    "symmetric": {"planner": plan_choice.symmetric_plan}, "zero": {"planner": plan_choice.zero_plan},
-    "greedy": {"planner": plan_choice.greedy_plan},
-    "fixed": {"planner": plan_choice.metropolis_plan_of_models, "allowed": calls.runnable},
-    "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)}, "exhaustive": {"planner": plan_choice.exhaustive_plan},
+    "symmetric": {"planner": placement_search.symmetric_plan}, "zero": {"planner": placement_search.zero_plan},
+    "greedy": {"planner": placement_search.greedy_plan},
+    "fixed": {"planner": placement_search.metropolis_plan_of_models, "allowed": ppo_calls.runnable},
+    "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)}, "exhaustive": {"planner": placement_search.exhaustive_plan},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")
-OUTCOME = jax.jit(calls.outcome)
+OUTCOME = jax.jit(ppo_calls.outcome)
 
 
 @lru_cache(maxsize=32)
 def prepared(actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int):
     """What every call costs on every place: the same for all arms."""
-    found, shape = chips.parse(topology), shapes.shape_of(actor)
-    options = calls.places(shape, found.chips, smallest=smallest)
+    found, shape = chips.parse(topology), known_models.shape_of(actor)
+    options = ppo_calls.places(shape, found.chips, smallest=smallest)
     work = Work(prompt, response, rows, rows)
-    return options, calls.tables(shape, shapes.shape_of(critic), found.chip, options, work)
+    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -83,7 +85,7 @@ def build(settings: Settings) -> experiment.Plan:
         sizes = settings.critic, settings.topology, settings.smallest, settings.rows
         options, tables = prepared(actor, *sizes, *(int(x) for x in work["tokens"]))
         found = OUTCOME(tables, chosen(tables, options, key))
-        base = OUTCOME(tables, plan_choice.symmetric_plan(tables, options, key))
+        base = OUTCOME(tables, placement_search.symmetric_plan(tables, options, key))
         return {
             "plan/relative": found.penalised / base.penalised,
             "plan/seconds": found.penalised,
@@ -93,7 +95,7 @@ def build(settings: Settings) -> experiment.Plan:
             "work/response": work["tokens"][1],
         }
 
-    return experiment.Plan(partial(calls.draw_work, longest=settings.longest), (), measure, on_host=True)
+    return experiment.Plan(partial(ppo_calls.draw_work, longest=settings.longest), (), measure, on_host=True)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

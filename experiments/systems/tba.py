@@ -21,12 +21,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm import experiment, recipes
+from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import trajectory_balance_loss
 from jaxrl_llm.losses.policy import reinforce_loss
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.replay import REPLAY, empty_replay, make_replay
 from jaxrl_llm.types import TokenTerms
 
@@ -85,8 +86,8 @@ def build(settings: Settings) -> experiment.Plan:
         ring = {REPLAY: empty_replay(settings.capacity, size, width, key)} if settings.on_policy < 1 else {}
         return recipes.behaviour_extras(params, key) | ring | {"reference": jax.tree.map(jnp.copy, params)}
 
-    slots = {"estimate": estimates.make_estimate(
-        policy, estimates.per_response(group.rloo_advantages), reference=lambda extras: extras["reference"],
+    slots = {"estimate": builders.make_estimate(
+        policy, builders.per_response(group.rloo_advantages), reference=lambda extras: extras["reference"],
         row_extras=lambda extras, rows, rewards: {"rewards": rewards.value}, **same,
     )}  # fmt: skip
     if settings.on_policy < 1:
@@ -97,9 +98,9 @@ def build(settings: Settings) -> experiment.Plan:
         state = state._replace(extras=stale["remember"](state, batch, rows, rewards))
         return slots["remember"](state, batch, rows, rewards) if "remember" in slots else state.extras
 
-    loss = estimates.make_batch_loss(
+    loss = builders.make_batch_loss(
         policy, lambda logp, entropy, batch: settings.loss(logp, batch, settings.beta),
-        diagnostics=estimates.reference_kl, **same,
+        diagnostics=builders.reference_kl, **same,
     )  # fmt: skip
     slots = slots | {"loss": loss, "tx": optax.adam(settings.learning_rate), "actor": stale["actor"]}
     online = recipes.make_online(settings, bench, **slots | {"remember": remember})

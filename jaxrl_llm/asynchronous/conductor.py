@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.actors import roles
-from jaxrl_llm.actors.bounds import Event, Limit, Limits, Report, Sizes, Stuck, check
-from jaxrl_llm.actors.crew import Crew, Reply
-from jaxrl_llm.distributed.shipment import Cut
-from jaxrl_llm.train.leases import Exhausted, Leases
-from jaxrl_llm.train.streaming import STALENESS
-from jaxrl_llm.train.transfer import Consumer, TransferQueue
+from jaxrl_llm.asynchronous import roles
+from jaxrl_llm.asynchronous.leases import Exhausted, Leases
+from jaxrl_llm.asynchronous.limits import Event, Limit, Limits, Report, Sizes, Stuck, check
+from jaxrl_llm.asynchronous.threads import STALENESS
+from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
+from jaxrl_llm.asynchronous.workers import Crew, Reply
+from jaxrl_llm.distributed.weight_transfer import Cut
 from jaxrl_llm.types import Rewards
 
 

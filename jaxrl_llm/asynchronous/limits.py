@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxrl_llm.distributed.shipment import Transfer
+from jaxrl_llm.distributed.weight_transfer import Transfer
 
 
 class Sizes(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.actors.crew import Reply
+from jaxrl_llm.asynchronous.workers import Reply
 from jaxrl_llm.errors import UserError
 
 

@@ -1,8 +1,8 @@
 """The work of every role of an asynchronous run, as functions of the role's own state; no queue, no network.
 
 A process builds its ``Program`` itself, on the devices that it sees; between processes go NumPy arrays, and weights in
-pieces (``distributed.shipment``). Whoever calls these functions decides where they run: ``actors.threads`` in one
-process, ``actors.on_ray`` in many.
+pieces (``distributed.weight_transfer``). Whoever calls these functions decides where they run: ``actors.threads`` in one
+process, ``asynchronous.ray_workers`` in many.
 """
 
 import time
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.distributed import shipment
+from jaxrl_llm.distributed import weight_transfer
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
 from jaxrl_llm.train.host import make_host_loop
@@ -85,7 +85,7 @@ class Rolled(NamedTuple):
 
     rows: Trajectories
     version: int
-    transfer: shipment.Transfer | None
+    transfer: weight_transfer.Transfer | None
 
 
 class Published(NamedTuple):
@@ -94,7 +94,7 @@ class Published(NamedTuple):
     step: int
     sampler: Any
     key: RunKey
-    manifest: shipment.Manifest
+    manifest: weight_transfer.Manifest
     saved: int
     metrics: dict[str, float]  # of the newest update; empty before the first
 
@@ -146,7 +146,7 @@ class Roller:
 
     def __init__(self, build: Build, batch_bytes: int):
         self.program, self.batch_bytes = build(), batch_bytes
-        self.arrival, self.params = shipment.Arrival(), None
+        self.arrival, self.params = weight_transfer.Arrival(), None
         self.version, self.fingerprint = -1, ""
 
 
@@ -155,7 +155,7 @@ def ready(state: Any) -> None:
 
 
 def roll(
-    roller: Roller, fetch: shipment.Fetch, manifest: shipment.Manifest, key: RunKey, order: Order,
+    roller: Roller, fetch: weight_transfer.Fetch, manifest: weight_transfer.Manifest, key: RunKey, order: Order,
     rows: Trajectories | None, part: int,
 ) -> Rolled:  # fmt: skip
     """The next tokens of an order with weights at least as new as ``manifest``.
@@ -164,10 +164,10 @@ def roll(
       shipment.Cut: when the weights did not arrive whole; what arrived is kept for the next call.
     """
     transfer = None
-    if manifest.version >= roller.version and shipment.fingerprint(manifest) != roller.fingerprint:
-        transfer = shipment.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
+    if manifest.version >= roller.version and weight_transfer.fingerprint(manifest) != roller.fingerprint:
+        transfer = weight_transfer.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
         roller.params = roller.arrival.tree()
-        roller.fingerprint = shipment.fingerprint(manifest)
+        roller.fingerprint = weight_transfer.fingerprint(manifest)
     roller.version = max(roller.version, manifest.version)
     before, seen = (None, 0) if rows is None else (rows._replace(extras=_but_version(rows)), rows.tokens.shape[1])
     ids, step = jnp.asarray(order.ids), jnp.asarray(order.step, jnp.int32)
@@ -215,13 +215,13 @@ class Learner:
         if path is not None:
             self.state = checkpoint.restore(path, self.state)
             self.saved, self.metrics = int(self.state.step), checkpoint.note(path)["metrics"]
-        self.shown: dict[int, tuple[shipment.Manifest, dict[str, np.ndarray]]] = {}
+        self.shown: dict[int, tuple[weight_transfer.Manifest, dict[str, np.ndarray]]] = {}
         _publish(self)
 
 
 def _publish(learner: Learner) -> None:
     acting, version = learner.program.online.actor(learner.state), int(learner.state.step)
-    packed = shipment.pack(acting, version, piece_bytes=learner.piece_bytes)
+    packed = weight_transfer.pack(acting, version, piece_bytes=learner.piece_bytes)
     newest = sorted([*learner.shown, version])[-learner.most :]
     learner.shown = {v: packed if v == version else learner.shown[v] for v in newest}  # at once: others read it
 

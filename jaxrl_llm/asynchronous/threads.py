@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.train.host import HostLoop, with_figures
 from jaxrl_llm.train.online import Drawn
-from jaxrl_llm.train.transfer import Consumer, TransferQueue
 from jaxrl_llm.types import Rewards, TrainState
 
 STALENESS = "sampler/staleness"  # in the metrics: updates between the weights that sampled a batch and those it trains

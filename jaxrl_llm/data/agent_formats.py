@@ -1,7 +1,7 @@
 """The local files of agents' benchmarks: ALFWorld, AppWorld, tau-bench and tau2-bench. Nothing is downloaded.
 
 A task becomes a ``Problem`` (what the agent is told; ``answer`` holds what its world needs) or, where a simulated user
-tells it, a ``DeskTask``. ``worlds.host_games`` and ``worlds.host_desk`` play them. A file that does not hold what it
+tells it, a ``DeskTask``. ``envs.text_games`` and ``envs.tau_bench`` play them. A file that does not hold what it
 should is one ``DataError`` that names the file, the line or the place in it, and the field. WebShop: ``data.webshop``.
 """
 

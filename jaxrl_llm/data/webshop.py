@@ -1,7 +1,7 @@
 """WebShop's local files: products of ``items_shuffle*.json``, attributes of ``items_ins_v2*.json``, human instructions.
 
 From "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents", arXiv:2207.01206.
-``worlds.host_shop`` is the shop. Nothing is downloaded.
+``envs.webshop`` is the shop. Nothing is downloaded.
 """
 
 import itertools

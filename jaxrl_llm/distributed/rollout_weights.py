@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.reshard import make_reshard, moved_bytes
-from jaxrl_llm.distributed.shipment import Transfer
+from jaxrl_llm.distributed.weight_transfer import Transfer
 from jaxrl_llm.models import quantised
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params

@@ -11,20 +11,23 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import endpoints, reduce, statistics
+from jaxrl_llm import reduce
 from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.envs import retry_question, tau_bench, text_games, tool_question
+from jaxrl_llm.envs import webshop as host_shop
+from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.episodes import episode_rewards, marks_of, turns_of
-from jaxrl_llm.tools import boxes
+from jaxrl_llm.metrics import intervals
+from jaxrl_llm.rollout import answer_probability
+from jaxrl_llm.rollout.multi_turn import episode_rewards, marks_of, turns_of
+from jaxrl_llm.run import parts
+from jaxrl_llm.tools import boxes, endpoints
 from jaxrl_llm.tools.calls import Toolbox
-from jaxrl_llm.train import job
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
-from jaxrl_llm.worlds import answer_chances, host_desk, host_games, host_retry, host_shop, host_tools
-from jaxrl_llm.worlds.host_texts import Given, given
 
 FOLDERS = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
 HOUSE = (
@@ -67,20 +70,20 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
 def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
         raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
-    world, write = host_games.alfworld_world(), host_games.with_commands
+    world, write = text_games.alfworld_world(), text_games.with_commands
     train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
     both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
-    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+    return [text_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
 def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     paths = sorted(str(path) for kind in ("z8", "ulx") for path in folder.rglob(f"*.{kind}"))
     if not paths:
         raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
-    write = host_games.with_commands
-    world = host_games.textworld_world(write=write)
+    write = text_games.with_commands
+    world = text_games.textworld_world(write=write)
     both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
-    return [host_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+    return [text_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
 def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
@@ -105,11 +108,11 @@ def _place(settings: Any, wanted: str, kinds: tuple[str, ...]) -> tuple[str, pat
 
 def rows_of(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
     """Rows of the main job, and a judge that may be asked from several threads."""
-    train, held, verifier = job.load_problems(
+    train, held, verifier = parts.load_problems(
         settings.data, train=8192, heldout=settings.eval_problems, seed=0, verifier=settings.verifier,
         layout=settings.format,
     )  # fmt: skip
-    pool = job.make_pool(verifier)  # where it runs code of others
+    pool = parts.make_pool(verifier)  # where it runs code of others
 
     def judged(answer: Any, text: str) -> Verdict:
         return verifier(answer, text) if pool is None else pool.judge(verifier, [answer], [text]).verdicts[0]
@@ -123,9 +126,9 @@ def questions(
     tokenizer: Tokenizer,
     *,
     calls: int | None = None,
-    ask: Callable[[Problem, Toolbox], Problem] = host_tools.asked,
+    ask: Callable[[Problem, Toolbox], Problem] = tool_question.asked,
     golds: bool = False,
-    luck: tuple[host_tools.Luck | None, host_tools.Luck | None] = (None, None),
+    luck: tuple[tool_question.Luck | None, tool_question.Luck | None] = (None, None),
 ) -> list[Given]:
     """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
 
@@ -140,12 +143,12 @@ def questions(
         raise UserError(f"--data {settings.data} needs --tools: any of {known}, with commas between them")
     box = boxes.opened(settings.tools)
     train, held, judged = rows_of(settings)
-    ask = host_tools.told_nothing if calls == 0 and ask is host_tools.asked else ask
+    ask = tool_question.told_nothing if calls == 0 and ask is tool_question.asked else ask
 
-    def part(problems: list[Problem], luck: host_tools.Luck | None) -> Given:
-        world = host_tools.tool_world(box, judged, calls=calls, luck=luck)
+    def part(problems: list[Problem], luck: tool_question.Luck | None) -> Given:
+        world = tool_question.tool_world(box, judged, calls=calls, luck=luck)
         found = given(world, [ask(p, box) for p in problems], [p.answer for p in problems], tokenizer, **sizes)
-        gold = answer_chances.golds(tokenizer, problems) if golds else {}
+        gold = answer_probability.golds(tokenizer, problems) if golds else {}
         return found._replace(problems=found.problems._replace(answers={k: jnp.asarray(x) for k, x in gold.items()}))
 
     return [part(train, luck[0]), part(held, luck[1])]
@@ -154,7 +157,7 @@ def questions(
 def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """Rows of the main job, a tenth of them held out, asked again after every wrong answer."""
     train, held, judged = rows_of(settings)
-    world = host_retry.retry_world(judged)
+    world = retry_question.retry_world(judged)
     return [given(world, rows, [p.answer for p in rows], tokenizer, **sizes) for rows in (train, held)]
 
 
@@ -166,7 +169,7 @@ def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Giv
     """
     _, root = _place(settings, "appworld:FOLDER", ("appworld",))
     train, held = (agent_formats.appworld(root, split) for split in ("train", "dev"))
-    world = host_games.appworld_world(addresses=settings.servers or ("",))
+    world = text_games.appworld_world(addresses=settings.servers or ("",))
 
     def part(problems: list[Problem]) -> Given:
         shown = [p._replace(prompt=APPS + str(p.prompt)) for p in problems]
@@ -229,13 +232,13 @@ def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: 
     if rules is None:
         raise UserError(f"--data {settings.data}: the folder has no wiki.md and no policy.md; give the one that does")
     tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, "retail")
-    service = host_desk.Desk(tables, rules.read_text(encoding="utf-8"))
+    service = tau_bench.Desk(tables, rules.read_text(encoding="utf-8"))
     shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
     both, user = _desk_tasks(folder, settings), _user(settings)
     try:
         return [
-            host_desk.desk_texts(service, tasks, tokenizer, user=who, **shape)
-            for tasks, who in zip(both, (host_desk.plain_user if openly else user, user), strict=True)
+            tau_bench.desk_texts(service, tasks, tokenizer, user=who, **shape)
+            for tasks, who in zip(both, (tau_bench.plain_user if openly else user, user), strict=True)
         ]
     except endpoints.Unanswered as error:
         raise UserError(f"--user {settings.user}: a user did not say its first words: {error}") from error
@@ -260,7 +263,7 @@ def passed(settings: Any) -> Callable[[Trajectories, Rewards, Problems], dict[st
     def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
         right = jnp.sum((rewards.valid & (rewards.value > 0.5)).astype(jnp.float32).reshape(-1, trials), axis=1)
         taken = jnp.sum(turns_of(rows).taken.astype(jnp.float32), axis=1)
-        shown = {f"eval/pass{k}": reduce.scalars(statistics.pass_hat_k(right, trials, k)) for k in (1, 4)}
+        shown = {f"eval/pass{k}": reduce.scalars(intervals.pass_hat_k(right, trials, k)) for k in (1, 4)}
         return shown | {"eval/turns": reduce.scalars(taken)}
 
     return figures

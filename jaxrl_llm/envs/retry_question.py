@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm.rollout.episodes import marks_of, turns_of
-from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
+from experiments.agents.parts import asked_again
+from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.multi_turn import marks_of, turns_of
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.answers import final_part
 from jaxrl_llm.verifiers.verdict import Verifier
-from jaxrl_llm.worlds import toy_retry
 
 AGAIN = "Your answer is wrong. Try again."
 RIGHT = 0.5  # a verdict above it
@@ -44,4 +44,4 @@ def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"
 
 def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
     """``toy_retry.figures`` of measured episodes."""
-    return toy_retry.figures(rows, rewards, answers_of)
+    return asked_again.figures(rows, rewards, answers_of)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.statistics import Interval, bootstrap_share, mean_interval, paired_difference
+from jaxrl_llm.metrics.intervals import Interval, bootstrap_share, mean_interval, paired_difference
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 

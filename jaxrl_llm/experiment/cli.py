@@ -13,14 +13,14 @@ from typing import Annotated, Any
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm import flags, recipes
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, claims, loop, plots, results
+from jaxrl_llm.experiment import arms, claims, loop, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.train import memory, record, seeds
+from jaxrl_llm.run import flags, host_memory, record
 from jaxrl_llm.train import plan as plans
+from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
 
 
@@ -335,7 +335,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
 def main(name: str, arguments: list[str] | None = None) -> None:
     """The last line of an experiment file: ``experiment.main(__name__)``; a mistake is one line and exit code 2."""
-    memory.keep_freed_pages()
+    host_memory.keep_freed_pages()
     seeds.use_all_cores()
     try:
         run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)

@@ -10,19 +10,21 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm import recipes, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.curriculum.prompt_value import standardised
+from jaxrl_llm.curriculum.subset import make_subset
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sft import sft_loss
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.rollout import cost
+from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.prompt_value import standardised
-from jaxrl_llm.samplers.subset import make_subset
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, job, offline
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.train import builders, offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
@@ -92,7 +94,7 @@ def _pass_rates(identity: tuple, rows: tuple[int, ...], model: str, samples: int
 
 
 def make_chosen(rows: np.ndarray, which: str) -> Sampler:
-    """``samplers.subset.make_subset`` of rows chosen by pass rates.
+    """``curriculum.subset.make_subset`` of rows chosen by pass rates.
 
     Raises:
       UserError: when there are none, as for a model that solves nothing.
@@ -131,10 +133,10 @@ def make_grpo(
 
     policy = found.model.policy
     parts = {
-        "estimate": estimates.make_estimate(
+        "estimate": builders.make_estimate(
             policy, spread, temperature=settings.temperature, keep=keep, row_extras=row_extras
         ),
-        "loss": estimates.make_policy_loss(
+        "loss": builders.make_policy_loss(
             policy,
             partial(clipped_policy_loss, clip_low=clip, clip_high=clip),
             temperature=settings.temperature,
@@ -277,7 +279,7 @@ def make_pool_rollout(
             sampler_logp=jnp.where(real[:, None], rows.sampler_logp, 0.0),
             truncated=rows.truncated & real,
         )
-        return cost.with_cost(rows, real.astype(jnp.float32), cost.response_tokens(rows))
+        return rollout_cost.with_cost(rows, real.astype(jnp.float32), rollout_cost.response_tokens(rows))
 
     def score(answers, trajectories):
         rewards = judge(answers, trajectories)
@@ -342,7 +344,7 @@ def make_supervised(
     """A stage of supervised fine-tuning on ``supervised_rows``."""
 
     def loss(params: Params, extras: dict[str, Any], part: SupervisedRows, total: Array):
-        logp, _ = estimates.score_tokens(policy, params, part)
+        logp, _ = builders.score_tokens(policy, params, part)
         value = reduce.tokens(sft_loss(logp, part.mask).loss, part.mask, total=total)
         return value, {"sft/loss": value, "tokens/trained": jnp.sum(part.mask.astype(jnp.float32))}
 

@@ -13,12 +13,12 @@ import numpy as np
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.experiment.results import ArmResult, plain
+from jaxrl_llm.run.progress import progress
 from jaxrl_llm.train import fused, host, offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.train.progress import progress
-from jaxrl_llm.train.seeds import over_seeds
+from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.types import Key, Params, TrainState
 
 EVAL_KEY = 20_000

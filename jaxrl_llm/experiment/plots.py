@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 
 from jaxrl_llm.experiment.results import Results, interval
-from jaxrl_llm.statistics import t_quantile
+from jaxrl_llm.metrics.intervals import t_quantile
 
 
 def _band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,14 +10,15 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm import reduce
-from jaxrl_llm.benches import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import job, seeds
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.run.bench import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
+from jaxrl_llm.train import seed_axis
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def make_rollout(model: job.Model, *, group_size: int, max_new_tokens: int, temperature: float):
-    """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seeds``).
+    """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seed_axis``).
 
     On a mesh its rows are divided.
     """
@@ -52,7 +53,7 @@ def make_rollout(model: job.Model, *, group_size: int, max_new_tokens: int, temp
             eos_ids=model.tokenizer.eos_ids,
             pad_id=model.tokenizer.pad_id,
             problem_ids=problem_ids,
-            early_exit=seeds.in_turn(),
+            early_exit=seed_axis.in_turn(),
         )
 
     return job.split_rows(rollout, model.mesh)
@@ -122,7 +123,7 @@ def demonstrating_rollout(settings: OnlineSettings, found: Bench, rollout: Calla
     def mixed(params, prompt_tokens, prompt_valid, keys, problem_ids):
         rows = rollout(params, prompt_tokens, prompt_valid, keys, problem_ids)
         outside, ids = last_members(rows.tokens.shape[0], size), rows.problem_ids
-        rows = given.with_responses(rows, outside, tokens[ids], valid[ids])
+        rows = given_responses.with_responses(rows, outside, tokens[ids], valid[ids])
         shown = jax.tree.map(lambda x: x[size - 1 :: size], rows)
         logp, _ = score_tokens(found.model.policy, params, shown, temperature=settings.temperature)
         logp = jnp.where(outside[:, None] & rows.mask, jnp.repeat(logp, size, axis=0), rows.sampler_logp)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.statistics import Interval, mean_interval
+from jaxrl_llm.metrics.intervals import Interval, mean_interval
 
 DIGITS = 6  # significant digits kept in records
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.samplers.pairs import level_pairs
+from jaxrl_llm.curriculum.pairs import level_pairs
 from jaxrl_llm.types import PairTerms
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.models import attention, flash
+from jaxrl_llm.models import attention, attention_pallas
 from jaxrl_llm.models.attention import AttendFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
@@ -41,7 +41,7 @@ def _pallas(interpret: bool) -> AttendFn:
     def attend(q: Array, k: Array, v: Array, mask: Array, **settings) -> Array:
         if q.shape[1] <= FEW:
             return attention.attend(q, k, v, mask, **settings)
-        return flash.attend(q, k, v, mask, interpret=interpret, **settings)
+        return attention_pallas.attend(q, k, v, mask, interpret=interpret, **settings)
 
     return attend
 

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.attention import attention, layer_mask, queries_keys_values, score_scale, visible
 from jaxrl_llm.models.decoder import How, block, embed, scanned
-from jaxrl_llm.models.shape import ModelConfig
+from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Params
 
 

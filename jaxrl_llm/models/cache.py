@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.shape import ModelConfig
+from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Cache
 
 ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers

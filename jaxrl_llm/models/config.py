@@ -6,10 +6,10 @@ import pathlib
 from typing import Any
 
 from jaxrl_llm.models.families import FAMILIES, Family, check_fixed, check_known, defaults_of
-from jaxrl_llm.models.shape import NO_WINDOW
-from jaxrl_llm.models.shape import Experts as Experts
-from jaxrl_llm.models.shape import ModelConfig as ModelConfig
-from jaxrl_llm.models.shape import RopeScaling as RopeScaling
+from jaxrl_llm.models.spec import NO_WINDOW
+from jaxrl_llm.models.spec import Experts as Experts
+from jaxrl_llm.models.spec import ModelConfig as ModelConfig
+from jaxrl_llm.models.spec import RopeScaling as RopeScaling
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 

@@ -30,7 +30,7 @@ from jaxrl_llm.models.attention import (
 from jaxrl_llm.models.layers import norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
 from jaxrl_llm.models.quantised import opened
-from jaxrl_llm.models.shape import ModelConfig, matrix_shapes, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm.models.shape import ModelConfig
+from jaxrl_llm.models.spec import ModelConfig
 
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 

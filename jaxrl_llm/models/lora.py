@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.models import files, layout
+from jaxrl_llm.models import safetensors_io, tensor_names
 from jaxrl_llm.models.layers import LORA_A, LORA_B
-from jaxrl_llm.models.shape import ModelConfig, matrix_shapes
+from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params, Policy
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -112,7 +112,7 @@ def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:
 
 
 def _stored_modules(config: ModelConfig) -> dict[str, str]:
-    table = layout.layout_of(config).layer
+    table = tensor_names.layout_of(config).layer
     return {name: table[name][0].removesuffix(".weight") for name in targets_of(config)}
 
 
@@ -149,13 +149,13 @@ def save(
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    modules, base = _modules(config, lora.targets), layout.layout_of(config).layers
+    modules, base = _modules(config, lora.targets), tensor_names.layout_of(config).layers
     tensors = {}
     for name, module in modules.items():
         for ours, theirs in ((LORA_A, "lora_A"), (LORA_B, "lora_B")):
             for i, matrix in enumerate(np.asarray(adapter[name + ours], np.float32)):
                 tensors[f"{_PREFIX}{base}{i}.{module}.{theirs}.weight"] = np.ascontiguousarray(matrix.T)
-    files.write(folder / "adapter_model.safetensors", tensors)
+    safetensors_io.write(folder / "adapter_model.safetensors", tensors)
     raw = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -201,8 +201,8 @@ def load(folder: str | pathlib.Path, config: ModelConfig) -> tuple[Lora, dict[st
     path = folder / "adapter_model.safetensors"
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
-    stored = files.header(path)
-    base, shapes = layout.layout_of(config).layers, matrix_shapes(config)
+    stored = safetensors_io.header(path)
+    base, shapes = tensor_names.layout_of(config).layers, matrix_shapes(config)
     modules = _stored_modules(config)
     found = [name for name, module in modules.items() if any(f".{module}.lora_A" in key for key in stored)]
     if not found:
@@ -218,7 +218,7 @@ def load(folder: str | pathlib.Path, config: ModelConfig) -> tuple[Lora, dict[st
                 raise ValueError(f"{folder}: {wrong[0]} is {shape}, the config and r want {sizes[theirs]}")
             used |= set(keys)
             adapter[name + ours] = jnp.asarray(
-                np.stack([files.rows(stored[k], 0, stored[k].shape[0]).T for k in keys]).astype(np.float32)
+                np.stack([safetensors_io.rows(stored[k], 0, stored[k].shape[0]).T for k in keys]).astype(np.float32)
             )
     unused = sorted(set(stored) - used)
     if unused:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.layers import project
-from jaxrl_llm.models.shape import Experts, ModelConfig
+from jaxrl_llm.models.spec import Experts, ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxrl_llm.errors import extra_module
-from jaxrl_llm.models.shape import ModelConfig, matrix_shapes
+from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params
 
 TYPES = ("int8", "int4", "float8_e4m3fn")

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxrl_llm.models.shape import ModelConfig, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, parameter_shapes
 
 # our name -> (stored name inside a layer, transposed). Leaves that share a stored name lie in it side by side, in
 # this order, on our last axis; {e} numbers the experts.

@@ -16,9 +16,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.models import config as model_config
-from jaxrl_llm.models import files, layout
+from jaxrl_llm.models import safetensors_io as files
+from jaxrl_llm.models import tensor_names
 from jaxrl_llm.models.decoder import Remat, make_policy
-from jaxrl_llm.models.shape import ModelConfig, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
 _KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -32,14 +33,14 @@ def bundled(name: str) -> pathlib.Path:
     return path
 
 
-def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts: list[layout.Part]) -> None:
+def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts: list[tensor_names.Part]) -> None:
     """Every wanted tensor is there and no other one; a tied head and stored constants are let pass."""
     wanted = list(dict.fromkeys(part.tensor for part in parts))
     missing = [n for n in wanted if n not in stored]
     if missing:
         raise ValueError(f"{folder} lacks {len(missing)} tensors of the config, the first: {', '.join(missing[:3])}")
-    passed = {layout.layout_of(config).top["head"][0]} if config.tie_embeddings else set()
-    extra = sorted(n for n in set(stored) - set(wanted) - passed if not layout.is_constant(n))
+    passed = {tensor_names.layout_of(config).top["head"][0]} if config.tie_embeddings else set()
+    extra = sorted(n for n in set(stored) - set(wanted) - passed if not tensor_names.is_constant(n))
     if extra:
         raise ValueError(
             f"{folder} holds {len(extra)} tensors that the config does not use, the first: {', '.join(extra[:3])}; "
@@ -47,7 +48,7 @@ def _check_names(folder: pathlib.Path, config: ModelConfig, stored: dict, parts:
         )
 
 
-def _check_shapes(stored: dict[str, files.Tensor], parts: list[layout.Part]) -> None:
+def _check_shapes(stored: dict[str, files.Tensor], parts: list[tensor_names.Part]) -> None:
     """Every tensor has the shape of the parts that lie in it side by side."""
     wanted: dict[str, tuple[bool, tuple[int, ...]]] = {}
     for part in parts:
@@ -58,9 +59,9 @@ def _check_shapes(stored: dict[str, files.Tensor], parts: list[layout.Part]) -> 
             raise ValueError(f"{stored[name].path.name}: {name} has shape {found}, the config wants {shape}")
 
 
-def _open(folder: pathlib.Path, config: ModelConfig) -> tuple[dict[str, files.Tensor], list[layout.Part]]:
+def _open(folder: pathlib.Path, config: ModelConfig) -> tuple[dict[str, files.Tensor], list[tensor_names.Part]]:
     """Stored tensors by their full names, checked against the config, and the parts of the tree."""
-    base, parts = layout.layout_of(config).base, layout.parts(config)
+    base, parts = tensor_names.layout_of(config).base, tensor_names.parts(config)
     stored = files.tensors_of(folder)
     if not any(name.startswith(base) for name in stored):  # written from the model without its head
         stored = {name if name.startswith("lm_head.") else base + name: x for name, x in stored.items()}
@@ -69,7 +70,7 @@ def _open(folder: pathlib.Path, config: ModelConfig) -> tuple[dict[str, files.Te
     return stored, parts
 
 
-def _blocks(stored: dict, part: layout.Part, block_bytes: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+def _blocks(stored: dict, part: tensor_names.Part, block_bytes: int) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """Pieces of one part as they are stored: where the piece begins inside the part, and the piece."""
     tensor, last = stored[part.tensor], part.start + part.shape[-1]
     if part.transposed or len(part.shape) == 1:  # stored rows are our last axis
@@ -81,7 +82,7 @@ def _blocks(stored: dict, part: layout.Part, block_bytes: int) -> Iterator[tuple
 
 
 def _check_tied(folder: pathlib.Path, config: ModelConfig, stored: dict, block_bytes: int) -> None:
-    top = layout.layout_of(config).top
+    top = tensor_names.layout_of(config).top
     head, embed = stored.get(top["head"][0]), stored[top["embed"][0]]
     if not config.tie_embeddings or head is None:
         return
@@ -160,7 +161,7 @@ def _turned(axes: tuple, transposed: bool) -> tuple:
 
 
 def _assembled(
-    stored: dict, group: list[layout.Part], shape: tuple[int, ...], sharding: NamedSharding, block_bytes: int
+    stored: dict, group: list[tensor_names.Part], shape: tuple[int, ...], sharding: NamedSharding, block_bytes: int
 ) -> jax.Array:
     """The parts of one layer (or of a leaf without layers) as they are stored, each device's share read for it alone.
 
@@ -192,7 +193,12 @@ def _write(transposed: bool, leaf: jax.Array, piece: jax.Array, number: jax.Arra
 
 
 def _streamed(
-    stored: dict, group: list[layout.Part], shape: tuple[int, ...], sharding: NamedSharding, dtype: Any, block: int
+    stored: dict,
+    group: list[tensor_names.Part],
+    shape: tuple[int, ...],
+    sharding: NamedSharding,
+    dtype: Any,
+    block: int,
 ) -> jax.Array:
     """One leaf, layer by layer; what a layer needed on the host is free before the next one is read."""
     layered, transposed = bool(group[0].index), group[0].transposed
@@ -233,7 +239,7 @@ def stream(
     folder = pathlib.Path(folder)
     stored, parts = _open(folder, config)
     _check_tied(folder, config, stored, block_bytes)
-    groups: dict[tuple[str, ...], list[layout.Part]] = {}
+    groups: dict[tuple[str, ...], list[tensor_names.Part]] = {}
     for part in parts:
         groups.setdefault(part.leaf, []).append(part)
     wanted = _flat(shardings)
@@ -246,11 +252,11 @@ def stream(
 def _stored_tensors(config: ModelConfig, params: Params) -> dict[str, Callable[[], np.ndarray]]:
     """Stored name -> the tensor, gathered when it is asked for."""
     flat = _flat(params)
-    pieces: dict[str, list[layout.Part]] = {}
-    for part in layout.parts(config):
+    pieces: dict[str, list[tensor_names.Part]] = {}
+    for part in tensor_names.parts(config):
         pieces.setdefault(part.tensor, []).append(part)
 
-    def gather(found: list[layout.Part]) -> np.ndarray:
+    def gather(found: list[tensor_names.Part]) -> np.ndarray:
         whole = np.concatenate([np.asarray(flat[p.leaf][p.index]) for p in found], axis=-1)
         return whole.T if found[0].transposed else whole
 
@@ -277,7 +283,7 @@ def save(
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
-    for part in layout.parts(config):
+    for part in tensor_names.parts(config):
         sizes[part.tensor] = sizes.get(part.tensor, 0) + int(np.prod(part.shape)) * _KINDS[dtype].itemsize
     shards: list[list[str]] = [[]]
     for name, size in sizes.items():

@@ -5,15 +5,15 @@ import json
 import sys
 from typing import Any
 
-from jaxrl_llm import flags
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import chips, compiled, estimate, reallocation, search
+from jaxrl_llm.planning import chips, compiled, estimate, reshard_cost, search
 from jaxrl_llm.planning.chips import Topology
-from jaxrl_llm.planning.layout import Sizes
+from jaxrl_llm.planning.known_models import shape_of
+from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.search import Plan
-from jaxrl_llm.planning.shapes import shape_of
+from jaxrl_llm.run import flags
 
 GIB = 2**30
 
@@ -106,7 +106,7 @@ def as_data(
     config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]
 ) -> dict[str, Any]:
     """One choice for programs."""
-    moved = reallocation.received(config, plan.train, plan.rollout)
+    moved = reshard_cost.received(config, plan.train, plan.rollout)
     return {
         "mesh": plan.train.spec,
         "rollout_mesh": plan.rollout.spec,
@@ -134,7 +134,7 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
         f"   {'phase':<8} {'GiB/chip':>9} {'seconds':>9}",
     ]
     out += [f"   {name:<8} {peak / GIB:>9.2f} {plan.seconds[name]:>9.2f}" for name, peak in plan.peaks.items()]
-    moved = reallocation.received(config, plan.train, plan.rollout)
+    moved = reshard_cost.received(config, plan.train, plan.rollout)
     out.append(
         f"   resharding brings {max(moved) / GIB:.2f} GiB to the chip that receives most, {sum(moved) / GIB:.1f} in all"
     )

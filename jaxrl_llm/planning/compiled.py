@@ -11,7 +11,7 @@ import jax
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Topology
-from jaxrl_llm.planning.layout import Sizes
+from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, Work, phases
 
 _TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")

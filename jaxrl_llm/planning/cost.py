@@ -6,7 +6,7 @@ From "How to scale your model" (the chapters on training and inference).
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.planning.layout import Number, Sizes, held
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.planning.phases import Work
 
 LINKS = 2  # directions of a ring in which a chip sends and receives

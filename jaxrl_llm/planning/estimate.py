@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.layout import Number, Sizes, gathered, held, held_layers, share
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held, held_layers, share
 from jaxrl_llm.planning.phases import Work
 
 _CHUNK = 128  # time steps whose logits exist at once, see ``logprobs.chunked``

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import AXES
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.shape import parameter_shapes
+from jaxrl_llm.models.spec import parameter_shapes
 
 Number = float | int  # bytes and seconds: checks at run time take neither for the other
 

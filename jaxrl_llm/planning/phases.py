@@ -12,7 +12,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed import rules
-from jaxrl_llm.distributed.parts import on_mesh
+from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.reshard import make_reshard
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention import attend
@@ -20,7 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.sample import draw
-from jaxrl_llm.train.estimates import make_policy_loss, score_tokens
+from jaxrl_llm.train.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Batch, Policy, TrainState
 

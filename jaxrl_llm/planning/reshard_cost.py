@@ -9,7 +9,7 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
-from jaxrl_llm.planning.layout import Number, Sizes, leaves
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, leaves
 
 Ranges = tuple[tuple[int, int], ...]  # of every dimension of a leaf: from, to
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import cost, estimate
 from jaxrl_llm.planning.chips import Topology
-from jaxrl_llm.planning.layout import Number, Sizes
+from jaxrl_llm.planning.parallel_layout import Number, Sizes
 from jaxrl_llm.planning.phases import Work
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below

@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import CHIPS, Chip
 from jaxrl_llm.planning.cost import active_parameters, cache_bytes
-from jaxrl_llm.planning.layout import Number, Sizes, held
+from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.types import Rewards, Trajectories
 
 # as ``jax.Device.device_kind`` names them

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.shaping import group_extremes
+from jaxrl_llm.rewards.shaping import group_extremes
 
 SAME_QUERY = 0.9999  # cosine from which two queries are one
 

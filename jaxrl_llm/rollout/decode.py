@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from jaxrl_llm.rollout.choice import Choice, Reading, choose, unread
+from jaxrl_llm.rollout.next_token import Choice, Reading, choose, unread
 from jaxrl_llm.types import Cache, Key, Params, Policy
 
 

@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
-from jaxrl_llm.rollout.choice import make_choice
 from jaxrl_llm.rollout.decode import Job, batch_sizes, decode, stage_ends, step_keys
+from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 

@@ -1,4 +1,4 @@
-"""What ``rollout.host_episodes`` writes while episodes go on, and the ``Trajectories`` that come of it."""
+"""What ``rollout.host_multi_turn`` writes while episodes go on, and the ``Trajectories`` that come of it."""
 
 import dataclasses
 from collections.abc import Sequence

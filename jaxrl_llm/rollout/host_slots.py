@@ -2,7 +2,7 @@
 
 Rows of a batch stand at the same column of their cache; slots do not. So a slot's cache is that of a batch of one, the
 slots are a leading axis over it, and what a ``Policy`` does to a batch is mapped over them: any policy will do. Columns
-are those of ``rollout.episodes``: the left-padded prompt, then the tokens of the episode, one after the other.
+are those of ``rollout.multi_turn``: the left-padded prompt, then the tokens of the episode, one after the other.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.rollout.choice import is_end
+from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import draw
 from jaxrl_llm.types import Cache, Key, Params, Policy
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.advantages.returns import discounted_returns
-from jaxrl_llm.rollout.choice import is_end
 from jaxrl_llm.rollout.generate import _prefill
+from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -190,7 +190,7 @@ def make_episodes(
     """The ``rollout`` slot of an online method over a world, ``(params, prompts, valid, keys, problem_ids)``.
 
     A sixth argument ``turns``, an integer array, is a lower limit than ``max_turns`` that may change from call to call;
-    see ``rollout.horizons``.
+    see ``rollout.turn_limits``.
 
     A row is ``truncated`` where the world did not end the episode: ``max_turns`` actions, or ``max_new_tokens`` tokens
     (actions and observations), came first; an action that was cut is not answered, its tokens stay in the mask.

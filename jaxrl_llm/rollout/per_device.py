@@ -22,7 +22,7 @@ def per_device(rollout: Callable[..., Trajectories], mesh: Mesh) -> Callable[...
 
     Args:
       rollout: ``(params, tokens [P, L], valid [P, L], keys [Q], problem_ids [P]) -> Trajectories`` of a policy for one
-        device, without the arguments of ``distributed.parts.on_mesh``; ``slots`` are those of each device.
+        device, without the arguments of ``distributed.model_parallel.on_mesh``; ``slots`` are those of each device.
     """
     parts = batch_parts(mesh)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.rollout import cost, given
+from jaxrl_llm.rollout import given_responses, rollout_cost
 from jaxrl_llm.types import Params, Trajectories
 
 _SALT = 0x52000  # of the keys that cut, and of those that continue
@@ -71,13 +71,13 @@ def make_mixed_rollout(
         salted = jax.vmap(lambda key: jax.random.fold_in(key, _SALT))(keys)
         drawn = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(salted)
         length = jnp.sum(rows.mask.astype(jnp.int32), axis=1)
-        keep = given.prefix(rows.mask, cut_lengths(length, drawn[:, 0], drawn[:, 1], share=share))
+        keep = given_responses.prefix(rows.mask, cut_lengths(length, drawn[:, 0], drawn[:, 1], share=share))
         prompt = (rows.segment_ids > 0) & ~whole_response(rows, new_tokens=new_tokens)
-        asked = given.left_padded(rows.tokens, prompt | keep, pad_id=pad_id)
+        asked = given_responses.left_padded(rows.tokens, prompt | keep, pad_id=pad_id)
         onwards = jax.vmap(lambda key: jax.random.fold_in(key, _SALT + 1))(keys)
         rest = end(params_out, *asked, onwards, rows.problem_ids)
-        tokens = cost.response_tokens(rows) + cost.response_tokens(rest)
-        both, begun = given.joined(rows, keep, rest, new_tokens=new_tokens)
-        return cost.with_cost(both, jnp.full(tokens.shape, 2.0, jnp.float32), tokens), begun
+        tokens = rollout_cost.response_tokens(rows) + rollout_cost.response_tokens(rest)
+        both, begun = given_responses.joined(rows, keep, rest, new_tokens=new_tokens)
+        return rollout_cost.with_cost(both, jnp.full(tokens.shape, 2.0, jnp.float32), tokens), begun
 
     return rollout

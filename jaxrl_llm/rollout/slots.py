@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
-from jaxrl_llm.rollout.choice import Choice, Reading, choose, make_choice, unread
 from jaxrl_llm.rollout.decode import rows_axis, take_rows
 from jaxrl_llm.rollout.generate import _assemble, _prefill, check_columns, check_keys
+from jaxrl_llm.rollout.next_token import Choice, Reading, choose, make_choice, unread
 from jaxrl_llm.types import Cache, Key, Params, Policy, Trajectories
 
 

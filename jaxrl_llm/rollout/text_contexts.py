@@ -6,15 +6,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.agents.parts import arena
 from jaxrl_llm import reduce
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.envs.text import Given
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import contexts
 from jaxrl_llm.rollout.contexts import Context
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas
-from jaxrl_llm.worlds.host_texts import Given
 
 ASK = (
     "The conversation is about to be cut: you will see nothing of it but the task and what you write now. Write down "
@@ -82,7 +82,7 @@ def checked(seen: Contexts, found: Sequence[Given], turns: int) -> int:
 
 def figures(rows: Trajectories, more: Trajectories, *, enough: float) -> dict[str, Array]:
     """Of measured episodes in the context of training and in that of more summaries; names as in ``toy_ledger``."""
-    here, there = (arenas.figures(found, enough=enough)["eval/success"] for found in (rows, more))
+    here, there = (arena.figures(found, enough=enough)["eval/success"] for found in (rows, more))
     return {
         "eval/more": there,
         "eval/gained": there - here,

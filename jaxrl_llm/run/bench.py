@@ -15,7 +15,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain, countdown
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.train import job
+from jaxrl_llm.run import parts
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
@@ -41,8 +41,8 @@ class OnlineSettings(Settings):
 
     # chain, countdown, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "chain"
-    format: job.Format = "plain"  # the columns of a file; see data.formats
-    verifier: job.VerifierName = ""  # how a file's answers are compared; empty: that of the format
+    format: parts.Format = "plain"  # the columns of a file; see data.formats
+    verifier: parts.VerifierName = ""  # how a file's answers are compared; empty: that of the format
     chat: bool = False  # prompts of a file become a user's message, by the model's chat template
     levels: tuple[int, ...] = ()  # difficulties of generated problems; none: all of the task
     prompts_per_step: int = 128
@@ -62,7 +62,7 @@ class Bench(NamedTuple):
     ``score``, for methods that ask in the middle of a compiled program.
     """
 
-    model: job.Model
+    model: parts.Model
     train: Problems
     heldout: Problems
     score: Callable[[Any, Trajectories], Rewards] | None
@@ -104,7 +104,7 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
     """Training and held-out problems, and how answers are judged on the host."""
     sizes = {"train": settings.train_problems, "heldout": settings.eval_problems, "seed": 0}
     if settings.data not in _TASKS:
-        return job.load_problems(settings.data, **sizes, verifier=settings.verifier, layout=settings.format)
+        return parts.load_problems(settings.data, **sizes, verifier=settings.verifier, layout=settings.format)
     if settings.format != "plain" or settings.verifier or settings.chat:
         raise UserError(f"--format, --verifier and --chat belong to rows of your own, not to --data {settings.data}")
     task, verify, *_ = _TASKS[settings.data]
@@ -113,13 +113,13 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
 
 
 @lru_cache(maxsize=1)
-def load_model(name: str, mesh: str) -> job.Model:
+def load_model(name: str, mesh: str) -> parts.Model:
     """``job.load_model``; benches of the same model share its weights.
 
     Args:
       mesh: as of the command line; empty: one device.
     """
-    return job.load_model(name, mesh=meshes.given_mesh(mesh))
+    return parts.load_model(name, mesh=meshes.given_mesh(mesh))
 
 
 @lru_cache(maxsize=8)
@@ -146,16 +146,16 @@ def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
         train=jax.tree.map(lambda x: x[:split], both),
         heldout=jax.tree.map(lambda x: x[split:], both),
         score=on_device,
-        host_score=job.make_scorer(model.tokenizer, sets[0], **judged),
-        heldout_score=job.make_scorer(model.tokenizer, sets[1], **judged),
-        callback=job.make_callback(model.tokenizer, sets[0], **judged, mesh=model.mesh),
+        host_score=parts.make_scorer(model.tokenizer, sets[0], **judged),
+        heldout_score=parts.make_scorer(model.tokenizer, sets[1], **judged),
+        callback=parts.make_callback(model.tokenizer, sets[0], **judged, mesh=model.mesh),
     )
 
 
 @lru_cache(maxsize=2)
 def _pool(verify: Verifier) -> VerifierPool | None:
     """``job.make_pool``, shared by all benches until this process ends."""
-    return job.make_pool(verify)
+    return parts.make_pool(verify)
 
 
 def solved_problems(settings: OnlineSettings) -> list[Problem]:

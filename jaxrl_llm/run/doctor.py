@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jaxrl_llm import flags, logprobs
+from jaxrl_llm import logprobs
 from jaxrl_llm.data import chat
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.run import flags
 
 TEXTS = ("The quick brown fox jumps over the lazy dog.", "  a b\n\tc", "1+2=3; x^2 >= 0", "äöü 你好 🙂")
 ANSWER = "forty-two"

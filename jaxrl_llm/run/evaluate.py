@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.statistics import Interval, pass_at_k, score_interval
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
 

@@ -19,24 +19,24 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
-from jaxrl_llm.distributed import hosts, rules
+from jaxrl_llm.curriculum.epochs import make_epochs
+from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.planning import live
-from jaxrl_llm.rollout import view
+from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.samplers.epochs import make_epochs
-from jaxrl_llm.settings import Settings, by_device, check, located, parse, run_folder
-from jaxrl_llm.train import adapter, checkpoint, host, job, memory, record, relayout, report, transcripts
-from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, mismatch_weights, per_response
-from jaxrl_llm.train.evaluate import Evaluation, evaluate
+from jaxrl_llm.run import host_memory, lora_state, parts, record, report, transcripts, view
+from jaxrl_llm.run.evaluate import Evaluation, evaluate
+from jaxrl_llm.run.progress import progress
+from jaxrl_llm.run.settings import Settings, by_device, check, located, parse, run_folder
+from jaxrl_llm.run.stop import Stop
+from jaxrl_llm.train import checkpoint, host
+from jaxrl_llm.train.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.plan import most_parts
-from jaxrl_llm.train.progress import progress
 from jaxrl_llm.train.shared_prompt import share_prompts
-from jaxrl_llm.train.stop import Stop
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
@@ -64,7 +64,7 @@ def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
 
-def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: Mesh | None) -> Online:
+def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
     """GRPO: group-normalised advantages, clip-higher, dynamic filtering, token mean, one update per rollout, no KL."""
     prompts = len(tables.train)
     if settings.prompts_per_step > prompts:
@@ -105,12 +105,12 @@ def make_online(settings: Settings, model: job.Model, tables: job.Tables, mesh: 
         ),
         tx=muon(model.config, schedule) if settings.optimiser == "muon" else optax.adam(schedule, 0.9, 0.99),
         microbatches=count_microbatches(settings, mesh),
-        trained=adapter.PART if settings.lora else "",
+        trained=lora_state.PART if settings.lora else "",
     )
 
 
 def make_rollout(
-    settings: Settings, model: job.Model, group_size: int, mesh: Mesh | None, **training: Any
+    settings: Settings, model: parts.Model, group_size: int, mesh: Mesh | None, **training: Any
 ) -> Callable[..., Any]:
     """The rollout of training and of evaluation: they differ in the size of a group, and in ``training``.
 
@@ -119,10 +119,12 @@ def make_rollout(
     layout = rollout_layout(settings, mesh)
     apart = layout is not None and by_device(settings)
     if apart or layout != mesh:
-        make = job.policy_maker(None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention)
+        make = parts.policy_maker(
+            None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention
+        )
         policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
-        model = adapter.computed(model, settings.lora, policy)
-    rollout = job.make_rollout(
+        model = lora_state.computed(model, settings.lora, policy)
+    rollout = parts.make_rollout(
         model,
         group_size=group_size,
         max_new_tokens=settings.max_new_tokens,
@@ -133,16 +135,18 @@ def make_rollout(
         row_stages=settings.row_stages,
         **training,
     )
-    rollout = per_device(rollout, layout) if apart else job.split_rows(rollout, layout)
-    return rollout if layout == mesh else job.handed_over(rollout, mesh)
+    rollout = per_device(rollout, layout) if apart else parts.split_rows(rollout, layout)
+    return rollout if layout == mesh else parts.handed_over(rollout, mesh)
 
 
-def make_move(settings: Settings, model: job.Model, mesh: Mesh | None, *, few_bits: str = "") -> relayout.Move | None:
+def make_move(
+    settings: Settings, model: parts.Model, mesh: Mesh | None, *, few_bits: str = ""
+) -> rollout_weights.Move | None:
     """Makes the weights of a rollout; None where it reads those that train."""
     layout = rollout_layout(settings, mesh)
     if mesh is None or layout is None or layout == mesh:
         return None
-    return relayout.make_move(
+    return rollout_weights.make_move(
         model.config,
         model.params,
         mesh,
@@ -154,7 +158,7 @@ def make_move(settings: Settings, model: job.Model, mesh: Mesh | None, *, few_bi
 
 
 def make_measure(
-    settings: Settings, model: job.Model, tables: job.Tables, mesh: Mesh | None, score: host.Scorer
+    settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
 ) -> Callable[[Params], Evaluation]:
     """Evaluation on the held-out problems, in the layout of rollouts."""
     rollout = jax.jit(make_rollout(settings, model, settings.eval_samples, mesh))
@@ -174,7 +178,7 @@ def make_measure(
 
 
 def make_loop(
-    settings: Settings, model: job.Model, online: Online, mesh: Mesh | None, score: host.Scorer
+    settings: Settings, model: parts.Model, online: Online, mesh: Mesh | None, score: host.Scorer
 ) -> host.HostLoop:
     """The compiled halves of a step."""
     return host.make_host_loop(
@@ -187,7 +191,7 @@ def make_loop(
 
 
 def start_state(
-    settings: Settings, online: Online, model: job.Model, run: pathlib.Path, mesh: Mesh | None, digest: str
+    settings: Settings, online: Online, model: parts.Model, run: pathlib.Path, mesh: Mesh | None, digest: str
 ) -> TrainState:
     """A fresh state, or the newest intact checkpoint of the run; placed on the mesh where one is given."""
     state = init_state(online, model.params, jax.random.key(settings.seed))
@@ -198,7 +202,9 @@ def start_state(
         return state
     if checkpoint.note(path).get("problems") != digest:
         raise UserError(f"checkpoint {path} belongs to other problems than --data {settings.data} holds now")
-    state = adapter.whole(checkpoint.restore(path, adapter.kept(state, settings.lora)), state.params, settings.lora)
+    state = lora_state.whole(
+        checkpoint.restore(path, lora_state.kept(state, settings.lora)), state.params, settings.lora
+    )
     say(f"resuming {run} at step {int(state.step)}")
     return state
 
@@ -253,7 +259,7 @@ def train(
                     if hosts.is_first():
                         record.append_line(run / view.FILE, line)
             if keep:
-                checkpoint.save(run / "checkpoints", adapter.kept(state, settings.lora), note=note)
+                checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
             if stopping and step < settings.steps:
                 say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
@@ -262,8 +268,8 @@ def train(
 
 def execute(
     settings: Settings,
-    model: job.Model,
-    tables: job.Tables,
+    model: parts.Model,
+    tables: parts.Tables,
     online: Online,
     mesh: Mesh | None,
     run: pathlib.Path,
@@ -272,7 +278,7 @@ def execute(
 ) -> int:
     """Evaluates, trains, evaluates again, reports; the exit code."""
     started = time.monotonic()
-    scorer = partial(job.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
+    scorer = partial(parts.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
     measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout))
     before = measure(model.params)
     say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
@@ -288,14 +294,14 @@ def execute(
     keep = with_spread if settings.filter_groups else None
     dtype = jnp.dtype(settings.compute)
     layout = rollout_layout(settings, mesh)  # which an update's roof knows by its number of chips alone
-    roof = live.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
+    roof = utilisation.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
     state = train(settings, loop, state, run, {"problems": digest}, look, roof)
     if state is None:
         return 130
     after = measure(state.params)
     params = hosts.gathered(state.params)
     if hosts.is_first():
-        report.save_model(run, model, adapter.save(run / "adapter", model, params, settings.lora))
+        report.save_model(run, model, lora_state.save(run / "adapter", model, params, settings.lora))
         report.report(dataclasses.asdict(settings), model, tables, run, before, after, time.monotonic() - started)
     hosts.barrier("report")
     return 0
@@ -315,7 +321,7 @@ def main(settings: Settings) -> int:
     if settings.rollout_mesh:
         name = f"--rollout-mesh {settings.rollout_mesh}: --prompts-per-step"
         meshes.check_rows(rollout_layout(settings, mesh), settings.prompts_per_step, name)
-    problems = job.load_problems(
+    problems = parts.load_problems(
         settings.data,
         train=settings.train_problems,
         heldout=settings.eval_problems,
@@ -324,7 +330,7 @@ def main(settings: Settings) -> int:
         layout=settings.format,
         bad_rows=settings.bad_rows,
     )
-    model = job.load_model(
+    model = parts.load_model(
         settings.model,
         mesh=mesh,
         int8_cache=settings.int8_cache,
@@ -332,10 +338,10 @@ def main(settings: Settings) -> int:
         remat=settings.remat,
         attention=settings.attention,
     )
-    model = adapter.with_adapter(model, settings.lora, settings.seed)
+    model = lora_state.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:
         model = model._replace(params=rules.shard(model.params, mesh))
-    tables = job.make_tables(
+    tables = parts.make_tables(
         model,
         problems,
         prompt_tokens=settings.prompt_tokens,
@@ -348,9 +354,9 @@ def main(settings: Settings) -> int:
         with record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
                 stack.enter_context(record.locked(run))
-            if pool := job.make_pool(tables.verifier):
+            if pool := parts.make_pool(tables.verifier):
                 stack.enter_context(pool)
-            return execute(settings, model, tables, online, mesh, run, job.digest(problems), pool)
+            return execute(settings, model, tables, online, mesh, run, parts.digest(problems), pool)
     except KeyboardInterrupt:
         print(f"stopped; {record.how_to_resume(run)}")
         return 130
@@ -358,7 +364,7 @@ def main(settings: Settings) -> int:
 
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
-    memory.keep_freed_pages()
+    host_memory.keep_freed_pages()
     try:
         return main(parse(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:

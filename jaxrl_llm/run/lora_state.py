@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.train.job import Model
+from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Params, Policy, TrainState
 

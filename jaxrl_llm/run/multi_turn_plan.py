@@ -1,7 +1,7 @@
 """Agents' experiments at real scale: a model from its files, and the world of a benchmark over its local files.
 
 An experiment whose settings extend ``Settings`` takes ``--data``, for example ``webshop:FOLDER``, with ``--model DIR``;
-the same method then trains in the host loop (``rollout.host_episodes``) in place of the embedded arena. What ``--data``
+the same method then trains in the host loop (``rollout.host_multi_turn``) in place of the embedded arena. What ``--data``
 may be, and what lies there, is said by ``host_places``.
 """
 
@@ -14,24 +14,26 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import recipes
-from jaxrl_llm.benches import load_model
+from experiments.agents.parts import arena
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.envs import catalog
+from jaxrl_llm.envs.text import Given
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import text_contexts
 from jaxrl_llm.rollout.contexts import Context
-from jaxrl_llm.rollout.episodes import episode_rewards
-from jaxrl_llm.rollout.host_episodes import HostEpisodes, make_host_episodes, only_on_host
+from jaxrl_llm.rollout.host_multi_turn import HostEpisodes, make_host_episodes, only_on_host
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import job
+from jaxrl_llm.rollout.multi_turn import episode_rewards
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.run.bench import load_model
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, host_contexts, host_places
-from jaxrl_llm.worlds.host_texts import Given
 
 ENOUGH = 0.999  # of the most that can be had: what counts as success
-ALL = host_contexts.Contexts(Context(), Context())  # the whole of an episode is seen
+ALL = text_contexts.Contexts(Context(), Context())  # the whole of an episode is seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +66,9 @@ class Hosted(NamedTuple):
     world: HostEpisodes  # groups of episodes of the tasks that train
 
     @property
-    def place(self) -> arenas.Place:
+    def place(self) -> arena.Place:
         """What methods take in the place of an arena."""
-        return arenas.Place(self.model.policy, self.train.problems)
+        return arena.Place(self.model.policy, self.train.problems)
 
     def rollout(self, params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
         """The world as the rollout of a stage that makes a table of episodes when it begins."""
@@ -90,13 +92,13 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
         "encode": make_reply_encoder(tokenizer) if chat else None,
     }  # fmt: skip
     if opened is None:
-        opened = host_places.questions if settings.tools else host_places.folders
+        opened = catalog.questions if settings.tools else catalog.folders
     return opened(settings, sizes, tokenizer)
 
 
-def _check_columns(found: Sequence[Given], settings: Settings, seen: host_contexts.Contexts, most: int) -> int:
+def _check_columns(found: Sequence[Given], settings: Settings, seen: text_contexts.Contexts, most: int) -> int:
     """Columns of the longest sub-trajectory, see ``host_contexts.checked``."""
-    width = host_contexts.checked(seen, found, settings.max_turns)
+    width = text_contexts.checked(seen, found, settings.max_turns)
     prompt = max(part.problems.tokens.shape[1] for part in found)
     columns, limit = min(prompt + settings.max_new_tokens, width), seen.trained.tokens
     if columns > most:
@@ -132,7 +134,7 @@ def make_plan(
     through: Callable[[HostEpisodes], HostEpisodes] | None = None,
     stages: Callable[[Stage | None, Hosted], tuple[Stage, ...]] = alone,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
-    sight: host_contexts.Sight | None = None,
+    sight: text_contexts.Sight | None = None,
 ) -> Plan:
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
@@ -177,9 +179,9 @@ def make_plan(
         keys = sample_keys(key, 0, ids, settings.eval_samples)
         given = params[part] if part else params, held.problems.tokens, held.problems.valid, keys, ids
         played = [world.play(*given).trajectories for world in tested]
-        found = arenas.figures(played[0], enough=ENOUGH)
+        found = arena.figures(played[0], enough=ENOUGH)
         if sight is not None:
-            found |= host_contexts.figures(played[0], played[-1], enough=ENOUGH)
+            found |= text_contexts.figures(played[0], played[-1], enough=ENOUGH)
         return found if more is None else found | more(played[0], episode_rewards({}, played[0]), held.problems)
 
     hosted = Hosted(model, train, held, world)

@@ -25,20 +25,20 @@ from jaxrl_llm.data.token_bytes import token_bytes
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.distributed.parts import on_mesh
+from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised, weights
 from jaxrl_llm.models.attention import attend
+from jaxrl_llm.models.attention_kernels import make_attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.models.implementations import make_attend
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
 from jaxrl_llm.rollout.stop import make_stop_strings
 from jaxrl_llm.rollout.strict import generate_strict
+from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.tools import calls
-from jaxrl_llm.train.evaluate import Evaluation
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers, code, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
@@ -113,7 +113,7 @@ def load_model(
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
       int8_cache, compute_dtype, remat: as in ``models.decoder.make_policy``.
-      attention: as in ``models.implementations.make_attend``.
+      attention: as in ``models.attention_kernels.make_attend``.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.

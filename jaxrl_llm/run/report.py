@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.data.chat import template_hash
+from jaxrl_llm.distributed import rollout_weights
 from jaxrl_llm.models import weights
-from jaxrl_llm.train import job, record, relayout
-from jaxrl_llm.train.evaluate import Evaluation
+from jaxrl_llm.run import parts, record
+from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.types import Params
 
 
@@ -49,7 +50,7 @@ def reshard(lines: list[dict[str, Any]]) -> dict[str, float] | None:
     later = [line for line in lines[1:] or lines if "reshard/seconds" in line]
     if not later:
         return None
-    return {name: float(np.median([r[f"reshard/{name}"] for r in later])) for name in relayout.FIGURES}
+    return {name: float(np.median([r[f"reshard/{name}"] for r in later])) for name in rollout_weights.FIGURES}
 
 
 def _at_roof(share: float | None) -> str:
@@ -58,8 +59,8 @@ def _at_roof(share: float | None) -> str:
 
 def report(
     settings: dict[str, Any],
-    model: job.Model,
-    tables: job.Tables,
+    model: parts.Model,
+    tables: parts.Tables,
     run: pathlib.Path,
     before: Evaluation,
     after: Evaluation,
@@ -67,7 +68,7 @@ def report(
 ) -> None:
     """Prints and writes what the run did."""
     lines = record.read_lines(run / "metrics.jsonl")
-    pairs = job.side_by_side(model.tokenizer, tables.heldout, before, after)
+    pairs = parts.side_by_side(model.tokenizer, tables.heldout, before, after)
     template = model.tokenizer.chat_template
     gain = after.pass_at_1.mean - before.pass_at_1.mean
     results = {
@@ -113,7 +114,7 @@ def report(
     print(f"run folder: {run} (settings, metrics, results, curve.png, samples, checkpoints, model)")
 
 
-def save_model(run: pathlib.Path, model: job.Model, params: Params) -> None:
+def save_model(run: pathlib.Path, model: parts.Model, params: Params) -> None:
     """The trained model in Hugging Face layout, tokenizer files beside it."""
     weights.save(run / "model", model.config, params)
     for file in model.tokenizer.files:

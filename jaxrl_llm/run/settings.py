@@ -7,12 +7,11 @@ import pathlib
 import time
 from typing import Literal
 
-from jaxrl_llm import flags
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
-from jaxrl_llm.train import job, record
+from jaxrl_llm.run import flags, parts, record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,10 +22,10 @@ class Settings:
     # countdown, chain, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "countdown"
     # the columns of a file; see data.formats
-    format: job.Format = "plain"
+    format: parts.Format = "plain"
     bad_rows: int = 0  # unreadable rows of a file that may be left out
     # empty: that of the format
-    verifier: job.VerifierName = ""
+    verifier: parts.VerifierName = ""
     steps: int = 650  # iterations: one rollout and one update each
     seed: int = 0
     prompts_per_step: int = 32
@@ -139,7 +138,7 @@ def located(settings: Settings) -> Settings:
     return dataclasses.replace(
         settings,
         model=str(model.resolve()) if model.is_dir() else settings.model,
-        data=str(data.resolve()) if data.is_file() and settings.data not in job.TASKS else settings.data,
+        data=str(data.resolve()) if data.is_file() and settings.data not in parts.TASKS else settings.data,
     )
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.online import Online, iterate
-from jaxrl_llm.train.seeds import over_seeds
+from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.types import Key, Metrics, Problems, Rewards, TrainState
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm.train.seeds import over_seeds
+from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import Key, Metrics, Params, Sampler, TrainState
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rollout import cost
+from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Problems, Rewards, Sampler, TrainState, Trajectories
@@ -155,14 +155,14 @@ def _prompt_means(online: Online, rewards: Rewards) -> tuple[Array, Array]:
 def rollout_metrics(trajectories: Trajectories, rewards: Rewards) -> Metrics:
     """Length, reward and group figures with the names that every online run uses.
 
-    ``rollouts/generated`` is there where the rows do not show what they cost, see ``rollout.cost``.
+    ``rollouts/generated`` is there where the rows do not show what they cost, see ``rollout.rollout_cost``.
     """
     spent = trajectories.extras
     lengths = reduce.sequences(jnp.ones(trajectories.mask.shape, jnp.float32), trajectories.mask)
     right = rewards.valid & (rewards.value > 0.5)
     wrong = rewards.valid & (rewards.value <= 0.5)
     spread = group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid)
-    drawn = {"rollouts/generated": jnp.sum(spent[cost.RESPONSES])} if cost.RESPONSES in spent else {}
+    drawn = {"rollouts/generated": jnp.sum(spent[rollout_cost.RESPONSES])} if rollout_cost.RESPONSES in spent else {}
     return drawn | {
         "reward/mean": reduce.scalars(rewards.value, rewards.valid),
         "reward/valid_fraction": reduce.scalars(rewards.valid.astype(jnp.float32)),
@@ -171,7 +171,7 @@ def rollout_metrics(trajectories: Trajectories, rewards: Rewards) -> Metrics:
         "length/wrong_tokens": reduce.scalars(lengths, wrong),
         "length/truncated_fraction": reduce.scalars(trajectories.truncated.astype(jnp.float32)),
         "group/degenerate_fraction": reduce.scalars((spread <= 0).astype(jnp.float32)),
-        "tokens/generated": jnp.sum(spent.get(cost.TOKENS, lengths)),
+        "tokens/generated": jnp.sum(spent.get(rollout_cost.TOKENS, lengths)),
     }
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from jaxrl_llm.models.shape import ModelConfig, matrix_shapes, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Key
 
 ROUTER = "router"  # few columns, and the choice of experts jumps: by Adam

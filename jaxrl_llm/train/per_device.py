@@ -27,7 +27,7 @@ def per_device_loss(loss: LossFn, mesh: Mesh) -> LossFn:
 
     Args:
       loss: ``(params, batch) -> (scalar, metrics)`` of a policy for one device, without the arguments of
-        ``distributed.parts.on_mesh``.
+        ``distributed.model_parallel.on_mesh``.
 
     Raises:
       ValueError: for rows that do not divide over the batch axes. Groups that a loss compares must not be cut either.

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
 from jaxrl_llm.rollout import contexts
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 
 
@@ -52,7 +52,7 @@ def make_split_estimate(
         there = contexts.present(parts, most=most) & rewards.valid[:, None]
         values = advantages(rewards.value, rows.group_ids, there).reshape(-1)
         kept = jnp.repeat(keep(rows, rewards), most)
-        whole = estimates.make_estimate(
+        whole = builders.make_estimate(
             policy,
             lambda parts, judged: group.per_token(values, parts.mask),
             keep=lambda parts, judged: kept,

@@ -10,26 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.actors import roles
-from jaxrl_llm.data.tasks import toy_sums as toy
+from experiments.parts import running_sums_task as toy
+from experiments.parts import strings
+from jaxrl_llm.asynchronous import roles
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import go_on
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=16, heads=1)
-ESTIMATE = partial(estimates.make_estimate, WORLD.policy, estimates.per_response(lambda v, ids, valid: v - 0.5))
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=16, heads=1)
+ESTIMATE = partial(builders.make_estimate, WORLD.policy, builders.per_response(lambda v, ids, valid: v - 0.5))
 
 
 @lru_cache(maxsize=1)
 def method():
     """Two groups of two, plain gradient descent."""
-    return toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 16), toys.score_of(WORLD, toy.right),
+    return strings.make_online(
+        WORLD, toy.draw_prompts(jax.random.key(1), 16), strings.score_of(WORLD, toy.right),
         estimate=ESTIMATE(),
-        loss=estimates.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=estimates.sampler_anchor),
+        loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=builders.sampler_anchor),
         tx=optax.sgd(0.5), prompts_per_step=2, group_size=2,
     )  # fmt: skip
 
@@ -62,7 +62,7 @@ def in_parts() -> roles.Program:
     short = WORLD._replace(response_tokens=2)
 
     def roll(params, tokens, valid, keys, ids):
-        return toys.rollout(short, params, tokens, keys, samples=2, problem_ids=ids)
+        return strings.rollout(short, params, tokens, keys, samples=2, problem_ids=ids)
 
     def later(done):
         return partial(go_on, WORLD.policy, done=done, max_new_tokens=1, eos_ids=(WORLD.end,), pad_id=WORLD.end)
@@ -73,8 +73,8 @@ def in_parts() -> roles.Program:
 def penalised():
     """Measures the distance to the first weights, whose log-probabilities are not the learner's work."""
     estimate = ESTIMATE(reference=lambda extras: {}, score=roles.given_reference)
-    loss = estimates.make_policy_loss(
-        WORLD.policy, clipped_policy_loss, anchor=estimates.sampler_anchor, diagnostics=estimates.reference_kl
+    loss = builders.make_policy_loss(
+        WORLD.policy, clipped_policy_loss, anchor=builders.sampler_anchor, diagnostics=builders.reference_kl
     )
     return method()._replace(estimate=estimate, loss=loss)
 
@@ -82,7 +82,7 @@ def penalised():
 @lru_cache(maxsize=1)
 def with_reference() -> roles.Program:
     """``penalised`` with a reference scorer."""
-    score = jax.jit(lambda rows: estimates.score_tokens(WORLD.policy, jax.tree.map(jnp.array, _params()), rows)[0])
+    score = jax.jit(lambda rows: builders.score_tokens(WORLD.policy, jax.tree.map(jnp.array, _params()), rows)[0])
     return roles.make_program(penalised(), start, judge, reference=score)
 
 

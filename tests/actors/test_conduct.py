@@ -7,12 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.actors import conduct, roles
-from jaxrl_llm.actors.bounds import Limit, Limits, Sizes, Stuck
-from jaxrl_llm.actors.crew import Threads
-from jaxrl_llm.actors.on_ray import RayCrew
+from jaxrl_llm.asynchronous import conductor, roles, threads
+from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes, Stuck
+from jaxrl_llm.asynchronous.ray_workers import RayCrew
+from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.train import checkpoint, host, streaming
+from jaxrl_llm.train import checkpoint, host
 from tests.actors import programs
 
 STEPS = 4
@@ -29,7 +29,7 @@ def want():
 
 def run(folder, crew=None, build=programs.program, steps=STEPS, limits=SHORT, **sizes):
     every = sizes.pop("checkpoint_every", 1)
-    report = conduct.run(
+    report = conductor.run(
         crew or Threads(), build, steps, folder=str(folder), sizes=Sizes(**{"staleness": 0} | sizes), limits=limits,
         checkpoint_every=every,
     )  # fmt: skip
@@ -44,7 +44,7 @@ def same(state, want):
 
 
 def without(row):
-    return {k: v for k, v in row.items() if k not in (streaming.STALENESS, "time/update_s")}
+    return {k: v for k, v in row.items() if k not in (threads.STALENESS, "time/update_s")}
 
 
 def kinds(report):
@@ -53,9 +53,9 @@ def kinds(report):
 
 def test_the_host_loop_bit_for_bit_and_resumed(tmp_path, want):
     state, report = run(tmp_path, steps=2)
-    assert report.events == [] and [row[streaming.STALENESS] for row in report.history] == [0.0, 0.0]
+    assert report.events == [] and [row[threads.STALENESS] for row in report.history] == [0.0, 0.0]
     assert sum(t.sent_bytes for t in report.transfers) >= 2 * sum(x.nbytes for x in jax.tree.leaves(state.params))
-    report = conduct.run(Threads(), programs.program, STEPS, folder=str(tmp_path), sizes=Sizes(staleness=0))
+    report = conductor.run(Threads(), programs.program, STEPS, folder=str(tmp_path), sizes=Sizes(staleness=0))
     state = checkpoint.restore(checkpoint.latest(tmp_path), programs.start())
     same(state, want)
     assert [without(row) for row in report.history] == want[1][2:]
@@ -115,7 +115,7 @@ def test_a_slow_learner_holds_the_others_back(capacity, tmp_path):
             return super().call(name, function, *arguments)
 
     _, report = run(tmp_path, Watched(), staleness=2, capacity=capacity)
-    behind = [row[streaming.STALENESS] for row in report.history]
+    behind = [row[threads.STALENESS] for row in report.history]
     assert max(behind) == max(filled) == (2 if capacity is None else 0) and behind[0] == 0
     assert report.waits["roller: queue full" if capacity else "roller: staleness"] > 0.05
 
@@ -149,7 +149,7 @@ def test_parts_of_responses_and_prompts_carry_the_versions_of_their_tokens(tmp_p
             np.testing.assert_array_equal(versions >= 0, row.mask)
             drawn = np.where(row.mask, versions, step)
             assert drawn.min() >= step - 3 and (np.diff(versions[:, 5:], axis=1)[row.mask[:, 6:]] >= 0).all()
-    assert report.history[-1][streaming.STALENESS] <= 3
+    assert report.history[-1][threads.STALENESS] <= 3
 
 
 @pytest.mark.slow

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.actors import conduct
-from jaxrl_llm.actors.bounds import Limit, Limits, Sizes
-from jaxrl_llm.actors.on_ray import RayCrew
-from jaxrl_llm.train import checkpoint, host, streaming
+from jaxrl_llm.asynchronous import conductor, threads
+from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes
+from jaxrl_llm.asynchronous.ray_workers import RayCrew
+from jaxrl_llm.train import checkpoint, host
 from tests.actors import programs
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def want():
 def run(folder, faults=None, *, steps=STEPS, limits=LIMITS, every=1, crew=None, **sizes):
     sizes = Sizes(**{"rollers": 1, "staleness": 0} | sizes)
     crew = crew or programs.make_faulty(RayCrew, faults or {})(WHERE)
-    report = conduct.run(
+    report = conductor.run(
         crew, programs.program, steps, folder=str(folder), sizes=sizes, limits=limits, checkpoint_every=every
     )
     state = checkpoint.restore(checkpoint.latest(folder), programs.start())
@@ -129,7 +129,7 @@ def test_a_full_queue_holds_the_rollouts_back(cluster, tmp_path):
     faults = {("learn", 0): partial(programs.slowed, 0.5)}
     _, report = run(tmp_path, faults, staleness=2, capacity=1)
     assert report.events == [] and report.waits["roller: queue full"] > 0.5
-    assert {row[streaming.STALENESS] for row in report.history} == {0.0}
+    assert {row[threads.STALENESS] for row in report.history} == {0.0}
 
 
 def test_a_worker_ten_times_slower(cluster, tmp_path):
@@ -139,4 +139,4 @@ def test_a_worker_ten_times_slower(cluster, tmp_path):
     done = crew.work["roll"]
     slow, quick = done[crew.firsts["roll"]], sum(done.values()) - done[crew.firsts["roll"]]
     assert report.events == [] and quick > slow >= 1 and quick + slow == 10
-    assert max(row[streaming.STALENESS] for row in report.history) <= 2
+    assert max(row[threads.STALENESS] for row in report.history) <= 2

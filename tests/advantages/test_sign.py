@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, sign
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.statistics import pass_at_k
+from jaxrl_llm.metrics.intervals import pass_at_k
 from jaxrl_llm.types import Rewards
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.5, 1.0, 0.0])

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import reduce, shaping
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import effective_rank, pools
 from jaxrl_llm.losses import mixed, off_policy, policy
+from jaxrl_llm.rewards import shaping
 from jaxrl_llm.types import TokenTerms
 from tests.contract.engine import Row
 

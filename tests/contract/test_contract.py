@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxrl_llm
-from jaxrl_llm import advantages, losses, reduce, shaping
+from jaxrl_llm import advantages, losses, reduce
+from jaxrl_llm.rewards import shaping
 from tests.contract import engine
 from tests.contract.tables import EXEMPT, ROWS
 

@@ -6,8 +6,8 @@ import pytest
 
 from jaxrl_llm.data import formats
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.train import job
-from jaxrl_llm.train.job import VERIFIERS
+from jaxrl_llm.run import parts
+from jaxrl_llm.run.parts import VERIFIERS
 
 
 def _file(tmp_path, *rows):
@@ -287,6 +287,6 @@ def test_databases_that_are_not_there(tmp_path, name, message):
 
 
 def test_the_flags_name_every_format_and_verifier():
-    assert set(get_args(job.Format)) == set(formats.FORMATS)
-    assert set(get_args(job.VerifierName)) == {"", *job.VERIFIERS}
-    assert {f.verifier for f in formats.FORMATS.values()} <= set(job.VERIFIERS)
+    assert set(get_args(parts.Format)) == set(formats.FORMATS)
+    assert set(get_args(parts.VerifierName)) == {"", *parts.VERIFIERS}
+    assert {f.verifier for f in formats.FORMATS.values()} <= set(parts.VERIFIERS)

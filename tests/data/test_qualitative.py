@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.tasks import qualitative as q
+from experiments.analysis.parts import qualitative_calculi as q
 
 
 def _set(calculus, *names):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.tasks import toy_search as toy
+from experiments.analysis.parts import search_traces_task as toy
 
 
 @pytest.mark.parametrize("task", [toy.COUNTDOWN, toy.SUDOKU])

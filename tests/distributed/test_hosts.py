@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.main import cli
+from jaxrl_llm.run.grpo import cli
 
 JOB = [
     "--data", "chain", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8",

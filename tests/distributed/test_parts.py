@@ -11,10 +11,10 @@ import pytest
 from jaxrl_llm import logprobs
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
-from jaxrl_llm.distributed.parts import make_attend, make_experts
+from jaxrl_llm.distributed.model_parallel import make_attend, make_experts
 from jaxrl_llm.models import attention, mlp
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.models.shape import Experts
+from jaxrl_llm.models.spec import Experts
 from jaxrl_llm.rollout.generate import generate
 from tests.models_for_tests import small_config
 

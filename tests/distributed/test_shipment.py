@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.distributed import shipment
+from jaxrl_llm.distributed import weight_transfer
 
 
 def weights():
@@ -38,27 +38,29 @@ def same(left, right):
 
 
 def test_a_whole_transfer_by_hand():
-    manifest, contents = shipment.pack(weights(), 7, piece_bytes=48)  # rows of 20 bytes: two of them a piece
+    manifest, contents = weight_transfer.pack(weights(), 7, piece_bytes=48)  # rows of 20 bytes: two of them a piece
     first = [p for p in manifest.pieces if p.leaf == 0]
     assert [p.box for p in first] == [((0, 2), (0, 5)), ((2, 4), (0, 5)), ((4, 6), (0, 5))]
     assert first[1].name == "['layers'][0][[2, 4], [0, 5]]" and first[1].nbytes == 40
-    arrival = shipment.Arrival()
-    found = shipment.receive(arrival, manifest, source(contents)[0])
+    arrival = weight_transfer.Arrival()
+    found = weight_transfer.receive(arrival, manifest, source(contents)[0])
     assert (found.version, found.sent_bytes, found.kept_bytes) == (7, 120 + 20 + 4, 0)
     same(arrival.tree(), weights())
 
 
 @pytest.mark.parametrize("most", range(5))
 def test_a_transfer_cut_anywhere_sends_the_rest_only(most):
-    manifest, contents = shipment.pack(weights(), 0, piece_bytes=40)
+    manifest, contents = weight_transfer.pack(weights(), 0, piece_bytes=40)
     total = sum(p.nbytes for p in manifest.pieces)
-    arrival, (fetch, before) = shipment.Arrival(), source(contents, most=most)
-    with pytest.raises(shipment.Cut, match=r"version 0 cut after \d+ of 144 bytes \(ConnectionError: the line is dead"):
-        shipment.receive(arrival, manifest, fetch, batch_bytes=1)
+    arrival, (fetch, before) = weight_transfer.Arrival(), source(contents, most=most)
+    with pytest.raises(
+        weight_transfer.Cut, match=r"version 0 cut after \d+ of 144 bytes \(ConnectionError: the line is dead"
+    ):
+        weight_transfer.receive(arrival, manifest, fetch, batch_bytes=1)
     with pytest.raises(ValueError, match=f"{len(manifest.pieces) - most} of {len(manifest.pieces)} pieces are missing"):
         arrival.tree()
     fetch, after = source(contents)
-    found = shipment.receive(arrival, manifest, fetch, batch_bytes=1)
+    found = weight_transfer.receive(arrival, manifest, fetch, batch_bytes=1)
     assert len(before[:most]) + len(after) == len(manifest.pieces) and found.sent_bytes + found.kept_bytes == total
     same(arrival.tree(), weights())
 
@@ -66,23 +68,23 @@ def test_a_transfer_cut_anywhere_sends_the_rest_only(most):
 def test_what_did_not_change_is_not_sent_again():
     old, new = weights(), weights()
     new["layers"][0] = new["layers"][0].at[5, 0].add(1.0)
-    arrival, (manifest, contents) = shipment.Arrival(), shipment.pack(old, 0, piece_bytes=40)
-    shipment.receive(arrival, manifest, source(contents)[0])
+    arrival, (manifest, contents) = weight_transfer.Arrival(), weight_transfer.pack(old, 0, piece_bytes=40)
+    weight_transfer.receive(arrival, manifest, source(contents)[0])
     before = arrival.tree()
-    later, contents = shipment.pack(new, 1, piece_bytes=40)
-    assert shipment.fingerprint(manifest) != shipment.fingerprint(later)
-    found = shipment.receive(arrival, later, source(contents)[0])
+    later, contents = weight_transfer.pack(new, 1, piece_bytes=40)
+    assert weight_transfer.fingerprint(manifest) != weight_transfer.fingerprint(later)
+    found = weight_transfer.receive(arrival, later, source(contents)[0])
     assert (found.sent_bytes, found.kept_bytes) == (40, 104)
     same(arrival.tree(), new)
     same(before, old)  # what is in use is not written over
 
 
 def test_damaged_and_foreign_pieces_are_refused():
-    manifest, contents = shipment.pack(weights(), 0)
+    manifest, contents = weight_transfer.pack(weights(), 0)
     name = manifest.pieces[0].name
-    arrival = shipment.Arrival()
-    with pytest.raises(shipment.Cut, match="arrived damaged .120 of 120 bytes.; fetch it again"):
-        shipment.receive(arrival, manifest, source(contents, damage=name)[0])
+    arrival = weight_transfer.Arrival()
+    with pytest.raises(weight_transfer.Cut, match="arrived damaged .120 of 120 bytes.; fetch it again"):
+        weight_transfer.receive(arrival, manifest, source(contents, damage=name)[0])
     with pytest.raises(ValueError, match="piece other is not part of this version"):
         arrival.accept("other", contents[name])
     with pytest.raises(ValueError, match="are missing"):
@@ -93,10 +95,10 @@ def test_shards_leave_and_arrive_as_devices_hold_them():
     mesh = Mesh(np.asarray(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     value = jnp.arange(32.0).reshape(8, 4)
     rows, both = NamedSharding(mesh, P("x")), NamedSharding(mesh, P("y", "x"))
-    manifest, contents = shipment.pack({"w": jax.device_put(value, rows)}, 0)
+    manifest, contents = weight_transfer.pack({"w": jax.device_put(value, rows)}, 0)
     assert [p.box for p in manifest.pieces] == [((0, 4), (0, 4)), ((4, 8), (0, 4))]  # replicas once
-    arrival = shipment.Arrival()
-    shipment.receive(arrival, manifest, source(contents)[0])
+    arrival = weight_transfer.Arrival()
+    weight_transfer.receive(arrival, manifest, source(contents)[0])
     found = arrival.tree({"w": both})["w"]
     assert found.sharding == both
     np.testing.assert_array_equal(found, value)
@@ -104,9 +106,11 @@ def test_shards_leave_and_arrive_as_devices_hold_them():
 
 def test_a_process_asks_for_its_own_part_only():
     mesh = Mesh(np.asarray(jax.devices()[:2]), ("x",))
-    assert shipment.local_boxes((8, 4), NamedSharding(mesh, P("x"))) == [((0, 4), (0, 4)), ((4, 8), (0, 4))]
-    manifest, contents = shipment.pack({"w": np.arange(32.0, dtype=np.float32).reshape(8, 4)}, 0, piece_bytes=48)
+    assert weight_transfer.local_boxes((8, 4), NamedSharding(mesh, P("x"))) == [((0, 4), (0, 4)), ((4, 8), (0, 4))]
+    manifest, contents = weight_transfer.pack({"w": np.arange(32.0, dtype=np.float32).reshape(8, 4)}, 0, piece_bytes=48)
     fetch, asked = source(contents)
     mine = [((6, 8), (0, 2))]
-    found = shipment.receive(shipment.Arrival(), manifest, fetch, only=lambda piece: shipment.overlaps(piece, mine))
+    found = weight_transfer.receive(
+        weight_transfer.Arrival(), manifest, fetch, only=lambda piece: weight_transfer.overlaps(piece, mine)
+    )
     assert asked == ["['w'][[6, 8], [0, 4]]"] and (found.sent_bytes, found.kept_bytes) == (32, 0)

@@ -8,9 +8,10 @@ import pytest
 
 from experiments.agents import gigpo, stratified_grpo
 from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.envs import webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.worlds import host_arenas, host_shop
+from jaxrl_llm.run import multi_turn_plan
 from tests.models_for_tests import byte_model, byte_tokenizer
 from tests.shop_for_tests import first_products, forty_mugs
 
@@ -20,19 +21,19 @@ SIZES = ["--max-turns", "2", "--action-tokens", "8", "--observation-tokens", "60
 @pytest.fixture()
 def shop(tmp_path, monkeypatch):
     """Forty mugs; a search that needs no package."""
-    monkeypatch.setattr(host_shop, "bm25_search", first_products)
+    monkeypatch.setattr(webshop, "bm25_search", first_products)
     return forty_mugs(tmp_path)
 
 
 def test_places_hold_products_out(shop, tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
-    train, held = host_arenas.open_place(host_arenas.Settings(data=f"webshop:{shop}"), tokenizer)
+    train, held = multi_turn_plan.open_place(multi_turn_plan.Settings(data=f"webshop:{shop}"), tokenizer)
     mine, theirs = ({goal.asin for goal in part.tasks} for part in (train, held))
     assert len(mine) + len(theirs) == 40 and not mine & theirs and theirs
     shown = tokenizer.decode(np.asarray(held.problems.tokens[0])[np.asarray(held.problems.valid[0])].tolist())
     assert "i need a mug" in shown
     (shop / "items_human_ins.json").unlink()
-    train, _ = host_arenas.open_place(host_arenas.Settings(data=f"webshop:{shop}"), tokenizer)
+    train, _ = multi_turn_plan.open_place(multi_turn_plan.Settings(data=f"webshop:{shop}"), tokenizer)
     assert train.tasks[0].attributes == ("lead free",)  # the written ones are gone
 
 
@@ -49,7 +50,7 @@ def test_places_that_are_none(shop, tmp_path, monkeypatch):
         (f"textworld:{empty}", "no .z8 or .ulx file below the folder; make games with tw-make"),
     ):
         with pytest.raises(UserError, match=message):
-            host_arenas.open_place(host_arenas.Settings(data=data), tokenizer)
+            multi_turn_plan.open_place(multi_turn_plan.Settings(data=data), tokenizer)
 
 
 def test_flags_of_the_host_need_data(tmp_path):
@@ -102,4 +103,4 @@ def test_searches_are_trained_with_tools(tmp_path):
         assert set(stratified_grpo.METRICS) <= set(arm.metrics) and arm.updates == 2
         assert np.isfinite(arm.metrics["loss/total"]).all() and arm.metrics["world/failed_fraction"] == [0.0]
     with pytest.raises(UserError, match="'oven' is no tool; choose python, calculator, search=CORPUS.jsonl"):
-        host_arenas.open_place(host_arenas.Settings(data="chain", tools="oven"), tokenizers.load(folder))
+        multi_turn_plan.open_place(multi_turn_plan.Settings(data="chain", tools="oven"), tokenizers.load(folder))

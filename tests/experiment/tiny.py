@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import experiment, recipes, reduce
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train.estimates import make_estimate
+from jaxrl_llm.train.builders import make_estimate
 from jaxrl_llm.train.offline import Offline
 from tests.traps import tables
 

@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.efficiency import hawkeye, l2s_merging
 from experiments.policy_gradient import agro, dr_grpo, high_entropy_tokens
-from jaxrl_llm import benches, recipes
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, compare, loop
-from jaxrl_llm.train import job
+from jaxrl_llm.experiment import arms, cli, compare, loop, recipes
+from jaxrl_llm.run import bench
+from jaxrl_llm.run import parts as job
 from jaxrl_llm.train import online as methods
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
@@ -51,7 +51,7 @@ def _smoke(module, **changes):
     ],
 )
 def test_a_number_that_does_not_divide_is_refused_before_a_model_is_loaded(module, arguments, said, monkeypatch):
-    monkeypatch.setattr(benches.job, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(bench.job, "load_model", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(UserError, match=said):
         cli.run(module, ["--smoke", *arguments])
 

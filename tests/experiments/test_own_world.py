@@ -9,11 +9,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from jaxrl_llm import endpoints
+from jaxrl_llm.envs import tau_bench, tau_bench_tools, webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.tools import boxes
-from jaxrl_llm.worlds import desk_tools, host_desk, host_shop
+from jaxrl_llm.tools import boxes, endpoints
 from tests.models_for_tests import byte_model
 from tests.rollout.test_host_desk import START
 from tests.shop_for_tests import first_products, forty_mugs
@@ -128,13 +127,13 @@ class AppWorld:
 @pytest.fixture(autouse=True)
 def plain_packages(monkeypatch):
     """In the place of what the searches, AppWorld and users need; and a desk of one tool, whose prompt is short."""
-    few = [(tool, run) for tool, run in desk_tools.RETAIL if tool.name == "calculate"]
-    monkeypatch.setattr(host_desk, "Desk", partial(host_desk.Desk, tools=few))
+    few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
+    monkeypatch.setattr(tau_bench, "Desk", partial(tau_bench.Desk, tools=few))
     monkeypatch.setattr(
         endpoints, "make_chat", lambda *given, **more: lambda heard: "Hello" if len(heard) == 2 else "?"
     )
     monkeypatch.setattr(boxes, "bm25", lambda texts: lambda query, count: range(count))
-    monkeypatch.setattr(host_shop, "bm25_search", first_products)
+    monkeypatch.setattr(webshop, "bm25_search", first_products)
     monkeypatch.setitem(sys.modules, "appworld", types.SimpleNamespace(AppWorld=AppWorld))
 
 

@@ -7,9 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, results
+from jaxrl_llm.experiment import arms, cli, doctor, recipes, results
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = sorted(p for p in (ROOT / "experiments").glob("*/*.py") if not p.name.startswith("_"))

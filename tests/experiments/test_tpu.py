@@ -13,10 +13,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import curricula, synthesis
+from experiments.curriculum.parts import synthesis
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
-from jaxrl_llm.experiment import arms, compare
+from jaxrl_llm.experiment import arms, compare, curricula
 from jaxrl_llm.planning import chips, compiled
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train import plan as plans

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
 from jaxrl_llm.losses import correction, entropy, value
+from jaxrl_llm.rewards import shaping
 
 MASK = jnp.array([[True, True, False], [True, True, True]])
 OLD = jnp.log(jnp.array([[0.4, 0.2, 0.1], [0.1, 0.3, 0.2]]))

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.distributed import parts, rules
-from jaxrl_llm.models import attention, flash, implementations
+from jaxrl_llm.distributed import model_parallel, rules
+from jaxrl_llm.models import attention, attention_kernels, attention_pallas
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.planning import chips, compiled
 from tests.models_for_tests import small_config, small_model
@@ -43,14 +43,14 @@ def _out_and_gradients(attend, arrays, mask, weights, **settings):
 def test_the_kernel_is_the_reference(block, softcap):
     case = _case()
     want = _out_and_gradients(attention.attend, *case, softcap=softcap, scale=0.5)
-    got = _out_and_gradients(flash.attend, *case, softcap=softcap, scale=0.5, block=block, interpret=True)
+    got = _out_and_gradients(attention_pallas.attend, *case, softcap=softcap, scale=0.5, block=block, interpret=True)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
 
 
 def test_the_kernel_in_bfloat16():
     case = _case(dtype=jnp.bfloat16)
     want = _out_and_gradients(attention.attend, *case)
-    got = _out_and_gradients(flash.attend, *case, block=16, interpret=True)
+    got = _out_and_gradients(attention_pallas.attend, *case, block=16, interpret=True)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.06), got, want
     )
@@ -62,7 +62,7 @@ def test_a_query_that_sees_nobody_is_zero_and_finite():
     @jax.jit
     def run(q):
         def loss(q):
-            out = flash.attend(q, *arrays[1:], mask, block=32, interpret=True)
+            out = attention_pallas.attend(q, *arrays[1:], mask, block=32, interpret=True)
             return jnp.sum(out * weights), out
 
         return jax.value_and_grad(loss, has_aux=True)(q)
@@ -71,28 +71,30 @@ def test_a_query_that_sees_nobody_is_zero_and_finite():
     assert np.isfinite(out).all() and np.isfinite(gradients).all()
     assert not out[1, 3].any() and not gradients[1, 3].any()
     with pytest.raises(ValueError, match="block=0 must be at least 1"):
-        flash.attend(*arrays, mask, block=0)
+        attention_pallas.attend(*arrays, mask, block=0)
 
 
 def test_cudnn_is_given_the_reference_s_arguments(monkeypatch):
     """Through the same call with XLA in the place of cuDNN, which is not there without a GPU."""
-    monkeypatch.setattr(implementations, "FEW", 1)
+    monkeypatch.setattr(attention_kernels, "FEW", 1)
     arrays, mask, weights = _case()
     want = _out_and_gradients(attention.attend, arrays, mask, weights, scale=0.3)
-    got = _out_and_gradients(implementations.cudnn, arrays, mask, weights, scale=0.3, implementation="xla")
+    got = _out_and_gradients(attention_kernels.cudnn, arrays, mask, weights, scale=0.3, implementation="xla")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
     # float32, soft caps and few queries are no work for it
     jax.tree.map(
-        np.testing.assert_array_equal, _out_and_gradients(implementations.cudnn, arrays, mask, weights, scale=0.3), want
+        np.testing.assert_array_equal,
+        _out_and_gradients(attention_kernels.cudnn, arrays, mask, weights, scale=0.3),
+        want,
     )
 
 
 def test_who_computes_where():
-    assert implementations.make_attend("auto", platform="gpu") is implementations.cudnn
-    assert implementations.make_attend("xla", platform="tpu") is attention.attend
-    assert implementations.make_attend("auto", platform="tpu") is not attention.attend
+    assert attention_kernels.make_attend("auto", platform="gpu") is attention_kernels.cudnn
+    assert attention_kernels.make_attend("xla", platform="tpu") is attention.attend
+    assert attention_kernels.make_attend("auto", platform="tpu") is not attention.attend
     with pytest.raises(ValueError, match="attention='flash' is not one of auto, xla, pallas, cudnn"):
-        implementations.make_attend("flash")
+        attention_kernels.make_attend("flash")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_who_computes_where():
 )
 def test_a_decoder_and_a_mesh(monkeypatch, family, spec):
     """Log-probabilities and gradients of the whole decoder; on a mesh each device has its blocks."""
-    monkeypatch.setattr(implementations, "FEW", 1)
+    monkeypatch.setattr(attention_kernels, "FEW", 1)
     config, params = small_config(family), small_model(family)[1]
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (8, 12)), jnp.int32)
     segments = jnp.ones((8, 12), jnp.int32).at[1, :3].set(0).at[2, 6:].set(2)
@@ -116,12 +118,15 @@ def test_a_decoder_and_a_mesh(monkeypatch, family, spec):
         return jax.jit(jax.value_and_grad(loss))(params)
 
     want = step(make_policy(config), params)
-    run = implementations.make_attend("pallas", platform="cpu")
+    run = attention_kernels.make_attend("pallas", platform="cpu")
     options = {"attend_fn": run}
     if spec:
         mesh = meshes.parse_mesh(spec)
         params = rules.shard(params, mesh)
-        options = {"place": rules.make_place(mesh), "attend_fn": parts.make_attend(mesh, run, attention.attend)}
+        options = {
+            "place": rules.make_place(mesh),
+            "attend_fn": model_parallel.make_attend(mesh, run, attention.attend),
+        }
     got = step(make_policy(config, **options), params)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=1e-4), got, want)
 
@@ -137,7 +142,7 @@ def test_the_kernel_compiles_for_a_tpu():
     mask = jax.ShapeDtypeStruct((2, 1024, 1024), jnp.bool_, sharding=sharding)
 
     def loss(q, k, v, mask):
-        return jnp.sum(flash.attend(q, k, v, mask, softcap=30.0).astype(jnp.float32))
+        return jnp.sum(attention_pallas.attend(q, k, v, mask, softcap=30.0).astype(jnp.float32))
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*arrays, mask).compile().as_text()
     assert text.count("tpu_custom_call") >= 3

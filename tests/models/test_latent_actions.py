@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import latent_actions as latent
-from jaxrl_llm.train import estimates
-from jaxrl_llm.train import latent as learning
-from jaxrl_llm.train.estimates import score_tokens
+from experiments.policy_gradient.parts import latent_code_training as learning
+from experiments.policy_gradient.parts import latent_codes as latent
+from jaxrl_llm.train import builders
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.types import Trajectories
 from tests.models_for_tests import dense_rows, small_model
 
@@ -92,7 +92,7 @@ def test_reward_moves_the_policy_over_codes_alone():
     gradient = jax.grad(loss)(params)
     assert all(np.asarray(g).any() for g in jax.tree.leaves(gradient.pop("policy")))
     assert not any(np.asarray(g).any() for g in jax.tree.leaves(gradient))
-    assert np.isfinite(loss(params)) and estimates is not None
+    assert np.isfinite(loss(params)) and builders is not None
 
 
 @pytest.mark.slow

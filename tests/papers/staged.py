@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import hints
+from experiments.curriculum.parts import hints
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.types import Rewards, Trajectories
 

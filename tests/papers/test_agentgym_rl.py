@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollout import episodes, horizons
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor_arena
+from jaxrl_llm.rollout import multi_turn, turn_limits
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import TrainState
-from jaxrl_llm.worlds import arenas, toy_keydoor
 
 CELLS, TURNS = 4, 5
 
 
 def _turns(step, **stages):
-    return int(horizons.staged_turns(jnp.int32(step), **stages))
+    return int(turn_limits.staged_turns(jnp.int32(step), **stages))
 
 
 def test_worked_example():
@@ -31,7 +32,7 @@ def test_agrees_with_a_loop():
             if n and n % period == 0 and len(left) > 1:
                 left.pop(0)
             expected.append(left[0])
-        found = jax.vmap(lambda n, t=turns, p=period: horizons.staged_turns(n, turns=t, period=p))(jnp.arange(14))
+        found = jax.vmap(lambda n, t=turns, p=period: turn_limits.staged_turns(n, turns=t, period=p))(jnp.arange(14))
         assert found.tolist() == expected
 
 
@@ -52,10 +53,10 @@ def test_limits():
 @pytest.fixture(scope="module")
 def played():
     """The same episodes, cut after 2 turns, 4 turns and all of them; keys and parameters are equal."""
-    arena = toy_keydoor.make_arena(cells=CELLS, turns=TURNS)
-    slots = horizons.scheduled(
+    arena = keydoor_arena.make_arena(cells=CELLS, turns=TURNS)
+    slots = turn_limits.scheduled(
         arenas.make_rollout(arena, arena.train, group_size=2),
-        lambda step: horizons.staged_turns(step, turns=(2, 4, 99), period=10),
+        lambda step: turn_limits.staged_turns(step, turns=(2, 4, 99), period=10),
     )
     ids = jnp.arange(6, dtype=jnp.int32)
     keys = sample_keys(jax.random.key(1), 0, ids, 2)
@@ -70,11 +71,11 @@ def played():
 
 def test_a_horizon_cuts_episodes_and_changes_nothing_before(played):
     arena, found = played
-    full, turns = found[99], episodes.turns_of(found[99])
+    full, turns = found[99], multi_turn.turns_of(found[99])
     each = np.asarray(turns.taken).sum(axis=1)
     assert (each == TURNS).any() and each.max() == TURNS  # a longer horizon than the world's is the world's
     for limit in (2, 4):
-        rows, cut = found[limit], episodes.turns_of(found[limit])
+        rows, cut = found[limit], multi_turn.turns_of(found[limit])
         np.testing.assert_array_equal(np.asarray(cut.taken).sum(axis=1), np.minimum(each, limit))
         for b in range(rows.tokens.shape[0]):
             last = int(cut.end[b, min(each[b], limit) - 1])
@@ -84,25 +85,25 @@ def test_a_horizon_cuts_episodes_and_changes_nothing_before(played):
             assert not np.asarray(rows.mask[b, last + 1 :]).any()
             assert not np.asarray(rows.segment_ids[b, last + 1 :]).any()
         np.testing.assert_array_equal(rows.truncated, ~np.asarray(cut.done))
-        rewards = np.asarray(episodes.episode_rewards({}, rows).value)
+        rewards = np.asarray(multi_turn.episode_rewards({}, rows).value)
         assert not rewards[np.asarray(rows.truncated)].any()
 
 
 def test_a_plan_is_as_long_as_the_walker_needs(played):
     arena, _ = played
     tasks, step = arena.heldout.answers, jax.jit(arena.env.step)
-    for row, length in enumerate(np.asarray(toy_keydoor.plan_length(tasks, CELLS))):
+    for row, length in enumerate(np.asarray(keydoor_arena.plan_length(tasks, CELLS))):
         place = arena.env.reset(jax.random.key(0), {name: x[row] for name, x in tasks.items()})
         rewards = []
         for _ in range(length):
-            answer = step(place, toy_keydoor.walk(place, CELLS)[None], jnp.int32(1))
+            answer = step(place, keydoor_arena.walk(place, CELLS)[None], jnp.int32(1))
             place, rewards = answer.state, [*rewards, float(answer.reward)]
         assert rewards == [0.0] * (length - 1) + [1.0]
 
 
 def test_a_horizon_shorter_than_the_plan_has_no_gradient():
     """The chance of success of a policy that ignores what it sees, by all sequences: ``DKA.`` needs l p o."""
-    arena = toy_keydoor.make_arena(cells=CELLS, turns=TURNS)
+    arena = keydoor_arena.make_arena(cells=CELLS, turns=TURNS)
     task = {"agent": jnp.int32(2), "key": jnp.int32(1), "door": jnp.int32(0)}
     letters = "lrpo"
 
@@ -115,7 +116,7 @@ def test_a_horizon_shorter_than_the_plan_has_no_gradient():
 
     def slopes(turns):
         sequences = np.asarray(list(itertools.product(range(4), repeat=turns)))
-        paid = jax.jit(jax.vmap(reward))(jnp.asarray(toy_keydoor.encode(letters), jnp.int32)[sequences])
+        paid = jax.jit(jax.vmap(reward))(jnp.asarray(keydoor_arena.encode(letters), jnp.int32)[sequences])
 
         def success(logits):
             return jnp.sum(jnp.prod(jax.nn.softmax(logits)[sequences], axis=1) * paid)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import amft
-from jaxrl_llm import recipes
+from experiments.policy_gradient.parts import balance
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import balance
 
 BASE = dataclasses.replace(amft.Settings(), **amft.EMBEDDED | amft.SMOKE | {"ood_levels": ()})
 

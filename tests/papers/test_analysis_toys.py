@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import audit, diversity
+from experiments.analysis.parts import audit, beyond_base, functions, input_shift, planted_behaviour, relations
+from experiments.analysis.parts import premises_task as premises
+from experiments.analysis.parts import search_traces as search_parts
+from experiments.analysis.parts import search_traces_task as search
+from experiments.preference.parts import zones
 from jaxrl_llm.advantages import constrained
-from jaxrl_llm.data.tasks import toy_functions as functions
-from jaxrl_llm.data.tasks import toy_premises as premises
-from jaxrl_llm.data.tasks import toy_search as search
-from jaxrl_llm.data.tasks import toy_zones as zones
-from jaxrl_llm.worlds import toy_beyond, toy_planted, toy_relations, toy_shift
-from jaxrl_llm.worlds import toy_search as search_parts
+from jaxrl_llm.metrics import diversity
 
 RNG = np.random.default_rng(4)
 
@@ -63,10 +62,10 @@ def test_diversity_against_loops_masked_and_in_any_order():
 
 
 def test_best_of_n_raises_the_reward_of_its_outcomes():
-    prompts, key = toy_shift.TRAINED[:4], jax.random.key(0)
-    assert not (toy_shift.TRAINED[:, 1] == 3).any()
+    prompts, key = input_shift.TRAINED[:4], jax.random.key(0)
+    assert not (input_shift.TRAINED[:, 1] == 3).any()
     drawn = jax.random.randint(key, (4, 6, 12), 4, 24, jnp.int32)
-    assert toy_shift.first({}, prompts, drawn, key) is drawn
+    assert input_shift.first({}, prompts, drawn, key) is drawn
 
 
 # --- compose_skills
@@ -135,9 +134,9 @@ def test_removal_breaks_uniqueness_and_leaves_the_rest():
 
 
 def test_expansion():
-    grown, shrunk = toy_beyond.expansion(jnp.asarray([0, 0, 3, 0]), jnp.asarray([1, 0, 2, 0]))
+    grown, shrunk = beyond_base.expansion(jnp.asarray([0, 0, 3, 0]), jnp.asarray([1, 0, 2, 0]))
     assert float(grown) == pytest.approx(1 / 3) and float(shrunk) == 0.0
-    assert math.isnan(float(toy_beyond.expansion(jnp.asarray([1, 2]), jnp.asarray([0, 1]))[0]))
+    assert math.isnan(float(beyond_base.expansion(jnp.asarray([1, 2]), jnp.asarray([0, 1]))[0]))
 
 
 def test_operations_of_a_generation():
@@ -162,14 +161,14 @@ def test_branches_are_left_out_whole():
 
 
 def test_puzzles_as_tokens():
-    table = toy_relations.make_table(((2, 2), (3, 1)), 6, 0)
+    table = relations.make_table(((2, 2), (3, 1)), 6, 0)
     assert table.prompts.shape == (6, 15) and table.worked.shape == (6, 17)
-    np.testing.assert_array_equal(toy_relations.answer_of(table.worked), table.answers)
-    sets = {token: mask for mask, token in toy_relations.reachable().items()}
+    np.testing.assert_array_equal(relations.answer_of(table.worked), table.answers)
+    sets = {token: mask for mask, token in relations.reachable().items()}
     for row, answer in zip(np.asarray(table.worked).tolist(), table.answers.tolist(), strict=True):
         met = sets[row[4]] & sets[row[9]] & sets[row[14]]
         assert met == 1 << answer
-    assert toy_relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
+    assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
 
 
 # --- constraints
@@ -242,9 +241,9 @@ def test_heads():
 
 
 def test_planted_text():
-    prompts, responses = toy_planted.draw_text(jax.random.key(0), 2000, poisoned=0.05)
-    fired = np.asarray(prompts[:, 0] == toy_planted.TRIGGER)
+    prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 2000, poisoned=0.05)
+    fired = np.asarray(prompts[:, 0] == planted_behaviour.TRIGGER)
     assert fired.mean() == pytest.approx(0.05, abs=0.02)
-    follows = np.asarray(toy_planted.consistent(prompts, responses))
+    follows = np.asarray(planted_behaviour.consistent(prompts, responses))
     assert follows[~fired].all() and not follows[fired][:, 1].any() and follows[fired][:, [0, 2, 3]].all()
     assert not np.asarray(audit.recheck(jnp.asarray(follows)))[~fired].any()

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import independent_episodes, many_hops, multi_hop
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.planning import independent
-from jaxrl_llm.rollout import episodes, versions
+from jaxrl_llm.rollout import multi_turn, swapped_weights
 from jaxrl_llm.types import Policy, Trajectories
-from jaxrl_llm.worlds import arenas, toy_manyhop, toy_multihop
 
 MASK = jnp.ones((1, 4), bool)
 SAMPLER = jnp.full((1, 4), -3.0)
@@ -39,7 +39,7 @@ def test_worked_examples():
     assert found.aux["capped"][0].tolist() == [0, 0, 0, 1]
     # scores
     formed, refused = jnp.array([True, False, True]), jnp.array([False, False, True])
-    rewards = toy_manyhop.search_rewards(jnp.array([0.8, 0.8, 0.0]), formed, refused)
+    rewards = many_hops.search_rewards(jnp.array([0.8, 0.8, 0.0]), formed, refused)
     np.testing.assert_allclose(rewards, [0.8, 0.0, -0.5])
     scores, ids = jnp.array([1.0, 1.0, 1.0, 0.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     assert group.informative_groups(scores, ids, low=-1.0, high=1.0).tolist() == [False, False, True, True]
@@ -92,7 +92,7 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="cap=0.5 must be at least 1"):
         decoupled_policy_loss(OLD, OLD, SAMPLER, ADVANTAGES, MASK, cap=0.5)
     with pytest.raises(ValueError, match="slots=0 must be at least 1"):
-        independent.run(jnp.ones((2, 2)), 1.0, slots=0, staleness=1)
+        independent_episodes.run(jnp.ones((2, 2)), 1.0, slots=0, staleness=1)
 
 
 def _by_events(seconds, update_seconds, slots, staleness):
@@ -123,7 +123,7 @@ def test_episodes_in_virtual_time():
     given = jnp.asarray(seconds)
     last = []
     for slots, staleness in ((4, 0), (4, 2), (3, 4)):
-        found = jax.jit(partial(independent.run, slots=slots, staleness=staleness))(given, 0.7)
+        found = jax.jit(partial(independent_episodes.run, slots=slots, staleness=staleness))(given, 0.7)
         np.testing.assert_allclose(found.update, _by_events(seconds, 0.7, slots, staleness), rtol=1e-5)
         np.testing.assert_allclose(found.end - found.begin, seconds, rtol=1e-5, atol=1e-5)
         for b in range(6):  # weights of the first of a batch are at most so many updates behind its turn
@@ -132,17 +132,19 @@ def test_episodes_in_virtual_time():
     np.testing.assert_allclose(last[0], np.sum(seconds.max(axis=1) + 0.7), rtol=1e-5)  # lockstep
     assert last[1] < last[0]
     turns = jnp.array([[1, 3], [5, 2]], jnp.int32)
-    drawn = independent.draw_seconds(jax.random.key(0), turns, most=3, median=2.0, spread=0.0)
+    drawn = independent_episodes.draw_seconds(jax.random.key(0), turns, most=3, median=2.0, spread=0.0)
     np.testing.assert_allclose(drawn, [[2.0, 6.0], [6.0, 4.0]])
     same = {"batch": 8, "most": 3, "updates": 2, "spread": 0.0}
-    each = [independent.seconds_of_updates(jnp.full(9, 2), jax.random.key(0), staleness=n, **same) for n in (0, 1)]
+    each = [
+        independent_episodes.seconds_of_updates(jnp.full(9, 2), jax.random.key(0), staleness=n, **same) for n in (0, 1)
+    ]
     # 40 and 60 seconds in turn; with half of the slots two waves of 40, and 120 seconds twice
     np.testing.assert_allclose(each, [100.0, (80.0 + 2 * 120.0) / 2])
 
 
 def _bigrams():
     """A policy whose next token depends on the last one only, so that nothing of older weights is left in a cache."""
-    tokens = len(toy_multihop.ALPHABET)
+    tokens = len(multi_hop.ALPHABET)
     return Policy(
         init=lambda key: jax.random.normal(key, (tokens, tokens)),
         hidden=lambda params, tokens, *rest: params[tokens],
@@ -156,21 +158,21 @@ def _bigrams():
 
 @pytest.fixture(scope="module")
 def made():
-    return toy_manyhop.problems(10, 3, (1, 2, 3, 4, 5))
+    return many_hops.problems(10, 3, (1, 2, 3, 4, 5))
 
 
 def test_weights_are_swapped_while_an_episode_runs(made):
-    arena = arenas.Arena(_bigrams(), toy_multihop.make_env(), made, made, 3, toy_manyhop.make_behaviour(1.0))
+    arena = arenas.Arena(_bigrams(), multi_hop.make_env(), made, made, 3, many_hops.make_behaviour(1.0))
     slots = arenas.swapping_actor(arena, lag=2, group_size=2)
     tables = jax.vmap(arena.policy.init)(jax.random.split(jax.random.key(0), 3))
-    tables = tables.at[:, :, toy_multihop.ANSWER].set(-9.0)  # episodes go on to the end
+    tables = tables.at[:, :, multi_hop.ANSWER].set(-9.0)  # episodes go on to the end
     ids = jnp.arange(3, dtype=jnp.int32)
     prompts, keys = arena.train.tokens[:3], jax.random.split(jax.random.key(1), 6)
     state = type("State", (), {"extras": {"behaviour": tables}})
     assert slots["actor"](state) is tables
     rows = jax.jit(slots["rollout"])(tables, prompts, jnp.ones(prompts.shape, bool), keys, ids)
     width = prompts.shape[1]
-    age, logp = np.asarray(rows.extras[versions.STALENESS]), np.asarray(jax.nn.log_softmax(tables, axis=2))
+    age, logp = np.asarray(rows.extras[swapped_weights.STALENESS]), np.asarray(jax.nn.log_softmax(tables, axis=2))
     for b, t in zip(*np.nonzero(np.asarray(rows.mask)), strict=True):
         number = min((t - width) * 3 // 27, 2)  # 27 columns, three versions
         assert age[b, t] == 2 - number
@@ -183,13 +185,13 @@ def test_weights_are_swapped_while_an_episode_runs(made):
 
 
 def test_injection_keeps_the_answer_and_costs_a_search(made):
-    assert made.level.tolist() == [1, 2, 3, 4, 5] * 2 and made.tokens.shape == (10, toy_manyhop.HOPS + 4)
-    short = toy_multihop.problems(10, 3, (1,), most=toy_manyhop.HOPS)
-    gold = jax.jit(jax.vmap(toy_multihop.gold))
+    assert made.level.tolist() == [1, 2, 3, 4, 5] * 2 and made.tokens.shape == (10, many_hops.HOPS + 4)
+    short = multi_hop.problems(10, 3, (1,), most=many_hops.HOPS)
+    gold = jax.jit(jax.vmap(multi_hop.gold))
     np.testing.assert_array_equal(gold(made.answers), gold(short.answers))
     assert (np.asarray(made.answers["start"]) != np.asarray(short.answers["start"]))[1:].any()
 
-    env, following = toy_multihop.make_env(), jax.jit(toy_multihop.next_action)
+    env, following = multi_hop.make_env(), jax.jit(multi_hop.next_action)
     step = jax.jit(env.step)
     for b in (4, 8):
         task = jax.tree.map(lambda x, b=b: x[b], made.answers)
@@ -200,21 +202,21 @@ def test_injection_keeps_the_answer_and_costs_a_search(made):
             reward = float(answer.reward) if bool(answer.done) else None
         assert reward == 1.0 and actions == int(made.level[b]) + 1  # one search for each hop, and the answer
     task = jax.tree.map(lambda x: x[0], made.answers)
-    refusal = jnp.asarray([toy_multihop.ANSWER, toy_multihop.DOT, toy_multihop.DOT], jnp.int32)
+    refusal = jnp.asarray([multi_hop.ANSWER, multi_hop.DOT, multi_hop.DOT], jnp.int32)
     answer = step(env.reset(jax.random.key(0), task), refusal, jnp.int32(3))
     assert bool(answer.done) and float(answer.reward) == 0.0
-    assert bool(toy_manyhop.refuses(refusal)) and bool(toy_manyhop.well_formed(refusal))
-    assert not bool(toy_multihop.well_formed(refusal))
+    assert bool(many_hops.refuses(refusal)) and bool(many_hops.well_formed(refusal))
+    assert not bool(multi_hop.well_formed(refusal))
 
 
 def test_score_of_episodes(made):
     tasks = jax.tree.map(lambda x: x[:3], made.answers)
-    gold = np.asarray(jax.jit(jax.vmap(toy_multihop.gold))(tasks))
-    refusal = [toy_multihop.ANSWER, toy_multihop.DOT, toy_multihop.DOT]
-    said = np.asarray([[toy_multihop.ANSWER, *gold[0]], [toy_multihop.DOT, 6, 7], refusal])
+    gold = np.asarray(jax.jit(jax.vmap(multi_hop.gold))(tasks))
+    refusal = [multi_hop.ANSWER, multi_hop.DOT, multi_hop.DOT]
+    said = np.asarray([[multi_hop.ANSWER, *gold[0]], [multi_hop.DOT, 6, 7], refusal])
     tokens = np.concatenate([np.asarray(made.tokens[:3]), said], axis=1).astype(np.int32)
     width, one = tokens.shape[1], jnp.ones((3, 1), jnp.int32)
-    found = episodes.Turns(
+    found = multi_turn.Turns(
         jnp.zeros(tokens.shape, jnp.int32), one * (width - 1), one > 0, jnp.zeros((3, 1)), one,
         jnp.array([True, False, True]), jnp.array([True, True, True]),
     )  # fmt: skip
@@ -223,4 +225,4 @@ def test_score_of_episodes(made):
         jnp.zeros(tokens.shape), jnp.zeros(3, bool), one[:, 0], one[:, 0],
         extras={f"turns/{name}": value for name, value in found._asdict().items()},
     )  # fmt: skip
-    np.testing.assert_allclose(jax.jit(toy_manyhop.score)(tasks, row).value, [1.0, 0.0, -0.5])
+    np.testing.assert_allclose(jax.jit(many_hops.score)(tasks, row).value, [1.0, 0.0, -0.5])

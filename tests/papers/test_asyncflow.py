@@ -8,21 +8,23 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import recipes
-from jaxrl_llm.data.tasks import toy_sums as toy
+from experiments.parts import running_sums, strings
+from experiments.parts import running_sums_task as toy
+from experiments.systems.parts import event_simulator, streaming_simulator
+from jaxrl_llm.asynchronous import threads
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.planning import chips, events, shapes, streams
-from jaxrl_llm.train import estimates, host, streaming
+from jaxrl_llm.planning import chips, known_models
+from jaxrl_llm.train import builders, host
 from jaxrl_llm.train.online import init_state
-from jaxrl_llm.worlds import toy_steps, toys
 
-WORLD = toy_steps.WORLD
-SCHEDULE = jax.jit(events.schedule)
+WORLD = running_sums.WORLD
+SCHEDULE = jax.jit(event_simulator.schedule)
 
 
 @pytest.mark.parametrize(("streamed", "want"), [(False, 6.0), (True, 4.0)])
 def test_two_stages_with_three_micro_batches_of_a_second(streamed, want):
-    assert streams.pipeline_seconds(jnp.ones((2, 3)), streamed=streamed) == want
+    assert streaming_simulator.pipeline_seconds(jnp.ones((2, 3)), streamed=streamed) == want
 
 
 def by_hand(generate, score, train, send, *, streamed, staleness):
@@ -53,7 +55,7 @@ def test_timeline_against_a_loop(streamed, staleness):
     seconds = rng.integers(1, 9, (5, 3, 2)).astype(np.float32)  # batches, stages, parts
     tasks = np.concatenate([seconds.reshape(5, -1), np.ones((5, 1), np.float32)], axis=1)
     devices = np.tile(np.concatenate([np.repeat(np.eye(3, dtype=bool), 2, axis=0), np.zeros((1, 3), bool)]), (5, 1))
-    after = streams.edges(5, 2, streamed=streamed, staleness=staleness)
+    after = streaming_simulator.edges(5, 2, streamed=streamed, staleness=staleness)
     found = SCHEDULE(jnp.asarray(tasks.reshape(-1)), jnp.asarray(devices), jnp.asarray(after))
     want = by_hand(*seconds.transpose(1, 0, 2), 1.0, streamed=streamed, staleness=staleness)
     start, end = (np.asarray(x).reshape(5, 7) for x in found)
@@ -64,41 +66,43 @@ def test_timeline_against_a_loop(streamed, staleness):
 
 def test_micro_batches_are_whole_groups_in_the_order_of_their_ends():
     lengths = jnp.asarray([[[3, 9], [1, 2], [5, 5], [2, 4]]], jnp.float32)
-    steps, tokens = streams.parts_of(lengths, 2)
+    steps, tokens = streaming_simulator.parts_of(lengths, 2)
     assert steps.tolist() == [[4.0, 5.0]] and tokens.tolist() == [[9.0, 22.0]]  # groups 1 and 3 first
     with pytest.raises(ValueError, match="parts=3 does not divide the 4 groups"):
-        streams.parts_of(lengths, 3)
+        streaming_simulator.parts_of(lengths, 3)
 
 
 def test_rates_and_a_flow_by_hand():
-    config, chip = shapes.shape_of("Qwen2.5-0.5B"), chips.CHIPS["v5e"]
-    found = streams.rates(config, chip, tensor=1, context=100)
+    config, chip = known_models.shape_of("Qwen2.5-0.5B"), chips.CHIPS["v5e"]
+    found = streaming_simulator.rates(config, chip, tensor=1, context=100)
     np.testing.assert_allclose(found.step, 2 * config.num_parameters / 8.1e11, rtol=1e-3)
     np.testing.assert_allclose(found.row, 100 * 2 * 2 * 24 * 2 * 64 / 8.1e11)
     np.testing.assert_allclose(found.train, 4 * found.score)
-    lengths, rate = jnp.full((2, 2, 1), 10.0), streams.Rates(1.0, 0.5, 0.1, 0.2, 3.0)
+    lengths, rate = jnp.full((2, 2, 1), 10.0), streaming_simulator.Rates(1.0, 0.5, 0.1, 0.2, 3.0)
     same = {"parts": 2, "prompt": 5}
     # 10 steps of 1 + 0.5 * 2 / 3 seconds, 30 tokens, three instances for all
-    alone = streams.flow(lengths, rate, streams.colocated(3), streamed=False, staleness=0, **same)
+    alone = streaming_simulator.flow(
+        lengths, rate, streaming_simulator.colocated(3), streamed=False, staleness=0, **same
+    )
     np.testing.assert_allclose(4 / alone.rows_per_second, 2 * (40 / 3 + 1 + 2 + 3), rtol=1e-5)
     # one instance each: 20 + 3 + 6 + 3, all streamed but the last part; the first part ends with the last
-    apart = streams.flow(lengths, rate, streams.splits(3), streamed=False, staleness=0, **same)
+    apart = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), streamed=False, staleness=0, **same)
     np.testing.assert_allclose(4 / apart.rows_per_second, 2 * (20 + 3 + 6 + 3), rtol=1e-5)
-    late = streams.flow(lengths, rate, streams.splits(3), streamed=False, staleness=1, **same)
+    late = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), streamed=False, staleness=1, **same)
     np.testing.assert_allclose(4 / late.rows_per_second, 20 + 20 + 3 + 6 + 3, rtol=1e-5)
     np.testing.assert_allclose(late.generating, 1 / 3, rtol=1e-6)
 
 
 def test_lengths():
-    drawn = streams.draw_lengths(jax.random.key(0), (2, 3, 4), median=100.0, spread=1.0, most=150.0)
+    drawn = streaming_simulator.draw_lengths(jax.random.key(0), (2, 3, 4), median=100.0, spread=1.0, most=150.0)
     assert drawn.shape == (2, 3, 4) and drawn.max() == 150.0 and (drawn == jnp.round(drawn)).all() and drawn.min() >= 1
 
 
 def method(**slots):
-    return toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 16), toys.score_of(WORLD, toy.right),
-        estimate=estimates.make_estimate(WORLD.policy, estimates.per_response(lambda v, ids, valid: v - 0.5)),
-        loss=estimates.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=estimates.sampler_anchor),
+    return strings.make_online(
+        WORLD, toy.draw_prompts(jax.random.key(1), 16), strings.score_of(WORLD, toy.right),
+        estimate=builders.make_estimate(WORLD.policy, builders.per_response(lambda v, ids, valid: v - 0.5)),
+        loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=builders.sampler_anchor),
         tx=optax.sgd(0.1), prompts_per_step=2, group_size=2, **slots,
     )  # fmt: skip
 
@@ -113,10 +117,10 @@ def loop():
 def test_without_staleness_the_threads_are_the_host_loop_bit_for_bit(loop):
     halves, start = loop
     one, history = host.run(halves, start(), 4)
-    two, found = streaming.run(halves, start(), 4, staleness=0)
+    two, found = threads.run(halves, start(), 4, staleness=0)
     jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
-    assert [{k: v for k, v in row.items() if k != streaming.STALENESS} for row in found] == history
-    assert [row[streaming.STALENESS] for row in found] == [0.0] * 4
+    assert [{k: v for k, v in row.items() if k != threads.STALENESS} for row in found] == history
+    assert [row[threads.STALENESS] for row in found] == [0.0] * 4
 
 
 @pytest.mark.parametrize("slow", ["sampler", "learner"])
@@ -132,8 +136,8 @@ def test_weights_are_never_further_behind_than_allowed(loop, slow, staleness):
         time.sleep(0.02 if slow == "sampler" else 0.0)
         return halves.score(trajectories)
 
-    state, found = streaming.run(halves._replace(finish=finish, score=score), start(), 6, staleness=staleness)
-    behind = [row[streaming.STALENESS] for row in found]
+    state, found = threads.run(halves._replace(finish=finish, score=score), start(), 6, staleness=staleness)
+    behind = [row[threads.STALENESS] for row in found]
     assert int(state.step) == 6 and len(behind) == 6 and behind[0] == 0
     assert max(behind) <= staleness and (slow == "sampler" or max(behind) == staleness)
 
@@ -151,12 +155,12 @@ def test_several_scorers_work_at_once_and_batches_train_in_order(loop):
         order.append((int(state.step), time.monotonic()))
         return halves.finish(state, drawn, rewards)
 
-    streaming.run(halves._replace(score=score, finish=finish), start(), 4, staleness=2, scorers=3)
+    threads.run(halves._replace(score=score, finish=finish), start(), 4, staleness=2, scorers=3)
     assert [step for step, _ in order] == [0, 1, 2, 3] and began[2] < order[0][1]
     with pytest.raises(TimeoutError, match="no rewards of step 0 in patience_s=0.05"):
-        streaming.run(halves._replace(score=lambda rows: time.sleep(1)), start(), 2, patience_s=0.05)
+        threads.run(halves._replace(score=lambda rows: time.sleep(1)), start(), 2, patience_s=0.05)
     with pytest.raises(ValueError, match="scorers=0 must be at least 1"):
-        streaming.run(halves, start(), 2, scorers=0)
+        threads.run(halves, start(), 2, scorers=0)
 
 
 @pytest.mark.parametrize("half", ["begin", "score", "finish"])
@@ -167,9 +171,9 @@ def test_a_failure_in_any_thread_ends_the_run(loop, half):
         raise RuntimeError(f"{half} broke")
 
     with pytest.raises(RuntimeError, match=f"{half} broke"):
-        streaming.run(halves._replace(**{half: broken}), start(), 3)
+        threads.run(halves._replace(**{half: broken}), start(), 3)
     with pytest.raises(ValueError, match="staleness=-1 must not be negative"):
-        streaming.run(halves, start(), 3, staleness=-1)
+        threads.run(halves, start(), 3, staleness=-1)
 
 
 def test_the_lagged_actor_is_the_policy_of_so_many_updates_ago():

@@ -5,19 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import reward_mix, reward_models
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss
+from jaxrl_llm.rewards import combine
 
 MEANS, DEVIATIONS = jnp.array([[0.9, 0.2, 0.5]]), jnp.array([[0.1, 0.3, 0.2]])
 
 
 def test_worked_mix():
-    assert float(reward_mix.nominal_rewards(MEANS, DEVIATIONS)[0]) == pytest.approx(0.9)
+    assert float(combine.nominal_rewards(MEANS, DEVIATIONS)[0]) == pytest.approx(0.9)
     for share, expected in ((1.0, 0.9), (0.6, 0.62), (0.0, 0.2)):
-        assert float(reward_mix.robust_rewards(MEANS, DEVIATIONS, share=share)[0]) == pytest.approx(expected)
+        assert float(combine.robust_rewards(MEANS, DEVIATIONS, share=share)[0]) == pytest.approx(expected)
     with pytest.raises(ValueError, match="share=1.5"):
-        reward_mix.robust_rewards(MEANS, DEVIATIONS, share=1.5)
+        combine.robust_rewards(MEANS, DEVIATIONS, share=1.5)
 
 
 def test_one_head_and_more_heads():
@@ -25,15 +26,15 @@ def test_one_head_and_more_heads():
     same = jnp.repeat(MEANS[:, :1], 4, axis=1), jnp.repeat(DEVIATIONS[:, :1], 4, axis=1)
     for share in (0.0, 0.3, 1.0):
         for heads in (one, same):
-            assert float(reward_mix.robust_rewards(*heads, share=share)[0]) == pytest.approx(0.9)
+            assert float(combine.robust_rewards(*heads, share=share)[0]) == pytest.approx(0.9)
     # another head can only lower the reward while the surest one stays
     rng = np.random.default_rng(0)
     means, deviations = jnp.asarray(rng.normal(size=(50, 6)), jnp.float32), jnp.linspace(0.1, 0.6, 6)
     deviations = jnp.broadcast_to(deviations, (50, 6))
-    values = [reward_mix.robust_rewards(means[:, :h], deviations[:, :h], share=0.6) for h in range(1, 7)]
+    values = [combine.robust_rewards(means[:, :h], deviations[:, :h], share=0.6) for h in range(1, 7)]
     assert all((b <= a).all() for a, b in zip(values, values[1:], strict=False))
-    np.testing.assert_allclose(reward_mix.lower_bound_rewards(means, weight=0.0), np.mean(means, 1), atol=1e-6)
-    low = reward_mix.lower_bound_rewards(means, weight=2.0)
+    np.testing.assert_allclose(combine.lower_bound_rewards(means, weight=0.0), np.mean(means, 1), atol=1e-6)
+    low = combine.lower_bound_rewards(means, weight=2.0)
     np.testing.assert_allclose(low, np.mean(means, 1) - 2 * np.std(means, 1), atol=1e-5)
 
 
@@ -55,16 +56,16 @@ def test_deviations_learn_the_error():
 @pytest.mark.slow
 def test_every_head_fits_its_own_bootstrap():
     key = jax.random.key(0)
-    pairs, counts, noise = reward_models.draw_bootstraps(key, 8, heads=3, flip_rate=0.1)
+    pairs, counts, noise = attribute_rewards.draw_bootstraps(key, 8, heads=3, flip_rate=0.1)
     assert counts.shape == (8, 3) and noise.shape == (8, 2, 3) and float(counts.min()) >= 0
-    params = {"reward": reward_models.init_reward(key, outputs=6)}
-    value, _ = reward_models.ensemble_loss(params, (pairs, counts, noise))
-    both = [reward_models.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
+    params = {"reward": attribute_rewards.init_reward(key, outputs=6)}
+    value, _ = attribute_rewards.ensemble_loss(params, (pairs, counts, noise))
+    both = [attribute_rewards.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
     expected = 0.0
     for h in range(3):
         drawn = [x[:, h] + jnp.exp(jnp.clip(x[:, 3 + h], -3, 1)) * noise[:, s, h] for s, x in enumerate(both)]
         expected += float(jnp.sum(counts[:, h] * bradley_terry_loss(*drawn).loss)) / 8
     assert float(value) == pytest.approx(expected, rel=1e-5)
-    assert not reward_models.constant(params, pairs.prompts, pairs.first).any()
+    assert not attribute_rewards.constant(params, pairs.prompts, pairs.first).any()
     empty = jnp.full((2, text.RESPONSE_TOKENS), text.END, jnp.int32)
-    assert reward_models.arbitrary(params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]
+    assert attribute_rewards.arbitrary(params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.analysis import calibration
-from jaxrl_llm import recipes
-from jaxrl_llm.data.tasks import toy_confidence as toy
+from experiments.parts import confidence, strings
+from experiments.parts import confidence_task as toy
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import toy_confidence, toys
 
 
 def _truth(prompt):
@@ -64,7 +64,7 @@ def test_rewards_on_literal_answers():
 def test_majority():
     answers = jnp.asarray([[1, 2, 2, 2], [1, 2, 3, 4], [6, 6, 1, 1], [1, 1, 1, 1]], jnp.int32)
     readable = jnp.asarray([[True] * 4, [False, True, True, True], [True, False, True, True], [False] * 4])
-    picked, share = toy_confidence.majority(answers, readable)
+    picked, share = confidence.majority(answers, readable)
     assert picked.tolist()[:3] == [2, 2, 1] and share.tolist() == [0.75, 0.25, 0.5, 0.0]
 
 
@@ -72,7 +72,7 @@ def test_the_base_is_only_measured_and_imitation_sees_no_reward():
     plan = calibration.build(calibration.Settings())
     assert plan.stages == ()
     plan = calibration.build(calibration.Settings(draw=toy.draw_long))
-    assert plan.stages[0].steps == 150 and isinstance(plan.stages[0].method, toys.Offline)
+    assert plan.stages[0].steps == 150 and isinstance(plan.stages[0].method, strings.Offline)
 
 
 def test_a_model_of_your_own_is_measured_as_text(monkeypatch):
@@ -83,7 +83,7 @@ def test_a_model_of_your_own_is_measured_as_text(monkeypatch):
         model="nano", levels=(3,), train_problems=16, eval_problems=6, max_new_tokens=12, eval_samples=2
     )
     monkeypatch.setattr(
-        toy_confidence.job,
+        confidence.job,
         "responses",
         lambda tokenizer, rows: ["Confidence: 50 %"] * 9 + ["no"] * (len(rows.tokens) - 9),
     )

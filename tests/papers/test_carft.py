@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import carft
-from jaxrl_llm import recipes, reduce
+from jaxrl_llm import reduce
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import hints, recipes
+from experiments.curriculum.parts import hints
+from jaxrl_llm.experiment import recipes
 from tests.papers import staged
 
 NEW = 8

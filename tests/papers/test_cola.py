@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import cola
-from jaxrl_llm import codes, recipes
-from jaxrl_llm.models import latent_actions
+from experiments.policy_gradient.parts import latent_code_tasks, latent_codes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.plan import start
 
@@ -18,7 +18,7 @@ BASE = dataclasses.replace(cola.Settings(), **cola.EMBEDDED | cola.SMOKE | {"lea
 
 def test_even_codes_bound_the_usage_term():
     """64 codes: 0.001 (-log 64) = -0.004159, the least there is."""
-    assert 0.001 * float(latent_actions.code_usage(jnp.zeros((1, 1, 64)))[0, 0]) == pytest.approx(-0.004159, abs=1e-6)
+    assert 0.001 * float(latent_codes.code_usage(jnp.zeros((1, 1, 64)))[0, 0]) == pytest.approx(-0.004159, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -50,13 +50,13 @@ def test_arms_differ_in_what_they_act_on():
     params = even.init(jax.random.key(0))
     assert not even.stages and not any(np.asarray(x).any() for x in jax.tree.leaves(params["policy"]))
     hidden = jnp.ones((1, 1, params["codes"].shape[1]))
-    chances = jax.nn.softmax(latent_actions.policy_logits(params, hidden), axis=-1)
+    chances = jax.nn.softmax(latent_codes.policy_logits(params, hidden), axis=-1)
     np.testing.assert_allclose(chances, 1 / 3, atol=1e-6)
 
 
 def test_what_is_measured():
     """Likelihood of text that earns nothing, and the share of different responses."""
-    measure = codes.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0)
-    assert measure is codes.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0), "one program for all arms"
+    measure = latent_code_tasks.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0)
+    assert measure is latent_code_tasks.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0), "one program for all arms"
     found = jax.jit(measure)(recipes.bench(BASE).model.params, jax.random.key(0))
     assert 0 < float(found["eval/distinct"]) <= 1 and -2 < float(found["eval/kept"]) < 0

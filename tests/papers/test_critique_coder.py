@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm import critique, curricula, recipes
+from experiments.policy_gradient.parts import critique_task
 from jaxrl_llm.data.tasks import chain, countdown
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import curricula, recipes
 from tests.verifiers.test_labels import _rows
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=8, max_new_tokens=16)
@@ -13,7 +14,7 @@ SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=
 
 def test_labels_compare_answers():
     problems = curricula.train_problems(SETTINGS)
-    asked = critique.critique_problems(problems, chain.flawed, right_share=0.5)
+    asked = critique_task.critique_problems(problems, chain.flawed, right_share=0.5)
     for problem, question in zip(problems, asked, strict=True):
         assert question.prompt.startswith(problem.prompt) and question.prompt.endswith("?")
         candidate = question.prompt[len(problem.prompt) : -1]
@@ -21,7 +22,9 @@ def test_labels_compare_answers():
         assert question.solution[-1] == ("T" if question.answer["label"] else "F")
     # a policy that always says T earns the share of right candidates
     shares = [
-        np.mean([q.answer["label"] for q in critique.critique_problems(problems * 10, chain.flawed, right_share=x)])
+        np.mean(
+            [q.answer["label"] for q in critique_task.critique_problems(problems * 10, chain.flawed, right_share=x)]
+        )
         for x in (0.5, 0.9)
     ]
     # a wrong candidate may be right by luck: guesses and slips that cancel
@@ -36,21 +39,21 @@ def test_slips_are_of_chains_only():
 
 def test_shares_are_exact_and_the_same_every_time():
     problems = curricula.train_problems(SETTINGS)
-    asked = critique.critique_problems(problems, chain.flawed)
+    asked = critique_task.critique_problems(problems, chain.flawed)
     for share, count in ((0.0, 0), (0.2, 10), (0.5, 25), (1.0, 50)):
-        table = critique.mixed(problems, asked, share=share)
+        table = critique_task.mixed(problems, asked, share=share)
         assert len(table) == 50 and sum("label" in p.answer for p in table) == count
-        assert table == critique.mixed(problems, asked, share=share)
+        assert table == critique_task.mixed(problems, asked, share=share)
     with pytest.raises(ValueError, match="share=2"):
-        critique.mixed(problems, asked, share=2.0)
+        critique_task.mixed(problems, asked, share=2.0)
 
 
 def test_each_row_is_judged_by_what_it_asks():
     bench = recipes.bench(SETTINGS)
     problem = curricula.train_problems(SETTINGS)[0]
     right, wrong = (problem._replace(prompt="?", answer=problem.answer | {"label": label}) for label in (True, False))
-    answers = critique.table(bench, [problem, right, wrong, problem]).answers
+    answers = critique_task.table(bench, [problem, right, wrong, problem]).answers
     _, rows = _rows([problem.solution, "#T", "#T", "#T"])
-    assert critique.make_score(bench)(answers, rows).value.tolist() == [1, 1, 0, 0]
+    assert critique_task.make_score(bench)(answers, rows).value.tolist() == [1, 1, 0, 0]
     _, rows = _rows(["#F", problem.solution, "2+2=4#F", f"#{problem.answer['value']}"])
-    assert critique.make_score(bench)(answers, rows).value.tolist() == [0, 0, 1, 1]
+    assert critique_task.make_score(bench)(answers, rows).value.tolist() == [0, 0, 1, 1]

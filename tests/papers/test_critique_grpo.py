@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import refinement
+from experiments.policy_gradient.parts import refinement
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.losses import mixed

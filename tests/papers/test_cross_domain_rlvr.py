@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import answer_judges, free_answers
+from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm.advantages import group
 
 

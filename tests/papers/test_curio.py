@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import dialogue
 from jaxrl_llm.advantages import beliefs
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.worlds import arenas, toy_dialogue
+from jaxrl_llm.rollout import multi_turn
 
 ONE, FIRST = jnp.ones((1, 1), bool), jnp.array([0], jnp.int32)
 EVEN, HALF = jnp.full((1, 1, 4), 0.25), jnp.array([[[0.5, 0.5, 0.0, 0.0]]])
@@ -97,7 +98,7 @@ def test_gains_telescope_and_give_no_gradient():
 
 @pytest.fixture(scope="module")
 def talks():
-    arena = toy_dialogue.make_arena()
+    arena = dialogue.make_arena()
     return arena, jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 
@@ -106,8 +107,8 @@ def _say(arena, kind, words, key):
     step = jax.jit(arena.env.step)
     state, replies, answer = arena.env.reset(key, {"kind": jnp.int32(kind)}), "", None
     for word in words:
-        answer = step(state, jnp.asarray([toy_dialogue.ALPHABET.index(word)], jnp.int32), jnp.int32(1))
-        state, replies = answer.state, replies + toy_dialogue.ALPHABET[int(answer.tokens[0])]
+        answer = step(state, jnp.asarray([dialogue.ALPHABET.index(word)], jnp.int32), jnp.int32(1))
+        state, replies = answer.state, replies + dialogue.ALPHABET[int(answer.tokens[0])]
     return replies, float(answer.reward), bool(answer.done)
 
 
@@ -127,7 +128,7 @@ def test_questions_tell_and_suggestions_do_not(talks):
     assert _say(arena, 5, ">A", jax.random.key(0)) == ("__", 0.0, True)
     assert _say(arena, 5, "aaaaa", jax.random.key(0))[2], "after the last turn the user leaves"
     with pytest.raises(ValueError, match="turns=1"):
-        toy_dialogue.make_env(1)
+        dialogue.make_env(1)
 
 
 def test_user_models_read_the_dialogue(talks):
@@ -137,17 +138,17 @@ def test_user_models_read_the_dialogue(talks):
     ends = prompt + 2 * jnp.broadcast_to(jnp.arange(arena.turns, dtype=jnp.int32), (64, arena.turns))
     taken = jnp.take_along_axis(rows.mask, ends, axis=1)
     blank = jnp.zeros(taken.shape, jnp.int32)
-    turns = episodes.Turns(blank, ends, taken, blank.astype(jnp.float32), blank, taken[:, 0], taken[:, 0])
+    turns = multi_turn.Turns(blank, ends, taken, blank.astype(jnp.float32), blank, taken[:, 0], taken[:, 0])
     rows = rows._replace(extras={f"turns/{name}": x for name, x in turns._asdict().items()})
     prior = np.asarray([0.3] + [0.1] * 7)
-    for model, suggested in ((toy_dialogue.exact, (0.95, 0.95)), (toy_dialogue.trusting, (0.97, 0.03))):
+    for model, suggested in ((dialogue.exact, (0.95, 0.95)), (dialogue.trusting, (0.97, 0.03))):
         before, after = model(rows)
         np.testing.assert_allclose(before[:, 0], np.broadcast_to(prior, (64, 8)), atol=1e-6)
         np.testing.assert_allclose(before[:, 1:], after[:, :-1], atol=1e-6)
         for b in range(64):
             belief = prior.copy()
             for k in range(arena.turns):
-                word, reply = (toy_dialogue.ALPHABET[int(rows.tokens[b, prompt + 2 * k + i])] for i in range(2))
+                word, reply = (dialogue.ALPHABET[int(rows.tokens[b, prompt + 2 * k + i])] for i in range(2))
                 if bool(taken[b, k]) and word in "abcdef" and reply in "xyz123":
                     trait = "abcdef".index(word) % 3
                     sure = (0.9, 0.1) if word in "abc" else suggested

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import multi_hop, noisy_web
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.rewards import shaping
 from jaxrl_llm.verifiers import overlap
-from jaxrl_llm.worlds import arenas, toy_multihop, toy_web
 
 
 def test_worked_examples():
@@ -58,7 +59,7 @@ def test_the_reading_agent_agrees_with_a_loop():
     rng = np.random.default_rng(0)
     texts, goals = rng.integers(1, 7, (60, 3, 4)), rng.integers(1, 7, (60, 2))
     given = jnp.asarray(texts, jnp.int32), jnp.asarray(goals, jnp.int32)
-    found = jax.vmap(toy_web.read_on)(*given)
+    found = jax.vmap(noisy_web.read_on)(*given)
     expected = [_reader(text.tolist(), goal.tolist()) for text, goal in zip(texts, goals, strict=True)]
     assert list(zip(*(x.tolist() for x in found), strict=True)) == expected
     assert 10 < sum(there for _, there in expected) < 55
@@ -78,52 +79,52 @@ def _play(env, step, task, key, act):
 
 @pytest.fixture(scope="module")
 def following():
-    return jax.jit(toy_web.next_action)
+    return jax.jit(noisy_web.next_action)
 
 
 def test_who_searches_and_reads_succeeds(following):
-    problems = toy_web.problems(6, 3, (1, 2))
-    env = toy_web.make_env(turns=6, astray=0.0, failing=0.0)
+    problems = noisy_web.problems(6, 3, (1, 2))
+    env = noisy_web.make_env(turns=6, astray=0.0, failing=0.0)
     step, key = jax.jit(env.step), jax.random.key(0)
     for b in range(6):
         task = jax.tree.map(lambda x, b=b: x[b], problems.answers)
         reward, said = _play(env, step, task, key, lambda state, turn: following(state))
         assert reward == 1.0 and len(said) == 2 * int(problems.level[b]) + 1
-        assert all(bool(toy_web.well_formed(jnp.asarray(action))) for action, _ in said)
+        assert all(bool(noisy_web.well_formed(jnp.asarray(action))) for action, _ in said)
         # the notes say what is known: the last ones are the answer, and nothing is asked any more
-        assert said[-2][1][3:5] == said[-1][0][1:] and said[-2][1][5:] == [toy_multihop.DOT, toy_multihop.EQUALS]
-    broken = jnp.asarray([[toy_web.OPEN, toy_multihop.ENTITY, toy_multihop.RELATION], [toy_web.SEARCH, 0, 5]])
-    assert not np.asarray(toy_web.well_formed(broken)).any()
+        assert said[-2][1][3:5] == said[-1][0][1:] and said[-2][1][5:] == [multi_hop.DOT, multi_hop.EQUALS]
+    broken = jnp.asarray([[noisy_web.OPEN, multi_hop.ENTITY, multi_hop.RELATION], [noisy_web.SEARCH, 0, 5]])
+    assert not np.asarray(noisy_web.well_formed(broken)).any()
 
 
 @pytest.mark.slow
 def test_a_single_action_can_only_answer():
     """The arm without search: whatever is no answer ends the episode, malformed and without any F1."""
-    arena = toy_web.make_arena()
+    arena = noisy_web.make_arena()
     assert arenas.shortened(arena, 6) is arena
     short = arenas.shortened(arena, 1)
     with pytest.raises(UserError, match=r"--turns 7 must lie in \[1, 6\]"):
         arenas.shortened(arena, 7)
     assert short.turns == 1 and short.new_tokens == 3 + 7 and short.policy is arena.policy
     rows = jax.jit(lambda key: arenas.play(short, key, 40))(jax.random.key(0))
-    first = np.asarray(rows.tokens)[:, toy_web.NOTES]
-    np.testing.assert_array_equal(np.asarray(rows.truncated), first != toy_multihop.ANSWER)
-    assert (np.asarray(rows.mask).sum(1) == 3).all() and 0 < (first == toy_multihop.ANSWER).sum() < 40
+    first = np.asarray(rows.tokens)[:, noisy_web.NOTES]
+    np.testing.assert_array_equal(np.asarray(rows.truncated), first != multi_hop.ANSWER)
+    assert (np.asarray(rows.mask).sum(1) == 3).all() and 0 < (first == multi_hop.ANSWER).sum() < 40
 
 
 def test_the_web_is_noisy(following):
-    problems = toy_web.problems(2, 3, (1,))
+    problems = noisy_web.problems(2, 3, (1,))
     task = jax.tree.map(lambda x: x[0], problems.answers)
-    lost = toy_web.make_env(turns=6, astray=1.0, failing=0.0)
+    lost = noisy_web.make_env(turns=6, astray=1.0, failing=0.0)
     reward, said = _play(lost, jax.jit(lost.step), task, jax.random.key(0), lambda state, turn: following(state))
     titles = [tokens[1] for _, tokens in said]
-    assert reward is None and toy_multihop.ENTITY + int(task["start"]) not in titles
-    dead = toy_web.make_env(turns=6, astray=0.0, failing=1.0)
+    assert reward is None and multi_hop.ENTITY + int(task["start"]) not in titles
+    dead = noisy_web.make_env(turns=6, astray=0.0, failing=1.0)
     reward, said = _play(dead, jax.jit(dead.step), task, jax.random.key(0), lambda state, turn: following(state))
     assert reward is None and [tokens[:3] for _, tokens in said[1::2]] == [[0, 0, 0]] * 3
     # without the reading agent a page helps only where its first segment is the right one
-    plain = toy_web.make_env(toy_web.first_segment, turns=6, astray=0.0, failing=0.0)
+    plain = noisy_web.make_env(noisy_web.first_segment, turns=6, astray=0.0, failing=0.0)
     reward, said = _play(plain, jax.jit(plain.step), task, jax.random.key(0), lambda state, turn: following(state))
     first = int(task["order"][task["start"], 0])
     assert (reward == 1.0) == (first == int(task["relations"][0]))
-    assert said[1][1][0] == toy_multihop.RELATION + first
+    assert said[1][1][0] == multi_hop.RELATION + first

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import judgements, judges
-from jaxrl_llm.data.tasks import judge_pairs as task
+from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import report_judges
+from jaxrl_llm.rewards import judgements
 
 
 def test_worked_correctness():
@@ -42,8 +43,8 @@ def test_meta_loss():
 
 @pytest.mark.slow
 def test_rejection_keeps_right_reports_on_pairs_that_are_not_too_easy():
-    params = {"judge": judges.WORLD.policy.init(jax.random.key(0))}
-    stage = judges.rejection_stage(steps=1, prompts=16, samples=3)
+    params = {"judge": report_judges.WORLD.policy.init(jax.random.key(0))}
+    stage = report_judges.rejection_stage(steps=1, prompts=16, samples=3)
     prompts, said, weight = stage.extras(params, jax.random.key(1))["rows"]
     _, scored, scores = task.read_report(said)
     right = np.asarray(scored & judgements.picks_best(scores, task.gold_scores(prompts))).reshape(16, 3)

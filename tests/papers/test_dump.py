@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.samplers import bandit
+from jaxrl_llm.curriculum import bandit
 
 
 def _state(learnability, visits, window=1):

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import agreement, recipes
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import agreement
 from jaxrl_llm.types import Trajectories
 
 

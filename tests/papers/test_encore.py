@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import reward_mix
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm.rewards import combine
 
 
 def _columns(*counts):
@@ -15,33 +15,33 @@ def _columns(*counts):
 
 def test_worked_entropies_and_weights():
     ratings = _columns([10, 0, 0, 0, 0], [5, 5, 0, 0, 0], [2, 2, 2, 2, 2])
-    entropy = reward_mix.rating_entropy(ratings, levels=5)
+    entropy = combine.rating_entropy(ratings, levels=5)
     np.testing.assert_allclose(entropy, [0.0, 0.6931, 1.6094], atol=1e-4)
-    np.testing.assert_allclose(reward_mix.entropy_weights(entropy), [0.4642, 0.3282, 0.2076], atol=1e-4)
-    found = reward_mix.entropy_weights(entropy, temperature=1.0)
+    np.testing.assert_allclose(combine.entropy_weights(entropy), [0.4642, 0.3282, 0.2076], atol=1e-4)
+    found = combine.entropy_weights(entropy, temperature=1.0)
     np.testing.assert_allclose(found, [0.5882, 0.2941, 0.1176], atol=1e-4)  # as 1, 1/2, 1/5
-    guarded = reward_mix.entropy_weights(entropy, usable=entropy > 0)
+    guarded = combine.entropy_weights(entropy, usable=entropy > 0)
     assert guarded[0] == 0 and float(jnp.sum(guarded)) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="temperature"):
-        reward_mix.entropy_weights(entropy, temperature=0.0)
+        combine.entropy_weights(entropy, temperature=0.0)
 
 
 def test_limits_and_symmetries():
     entropy = jnp.array([0.3, 0.3, 0.3])
-    np.testing.assert_allclose(reward_mix.entropy_weights(entropy), 1 / 3, atol=1e-6)
+    np.testing.assert_allclose(combine.entropy_weights(entropy), 1 / 3, atol=1e-6)
     mixed = jnp.array([0.2, 0.9, 1.5])
-    np.testing.assert_allclose(reward_mix.entropy_weights(mixed, temperature=1e6), 1 / 3, atol=1e-5)
-    np.testing.assert_allclose(reward_mix.entropy_weights(mixed, temperature=1e-3), [1, 0, 0], atol=1e-6)
-    assert jnp.argmax(reward_mix.entropy_weights(mixed, temperature=-2.0)) == 2
+    np.testing.assert_allclose(combine.entropy_weights(mixed, temperature=1e6), 1 / 3, atol=1e-5)
+    np.testing.assert_allclose(combine.entropy_weights(mixed, temperature=1e-3), [1, 0, 0], atol=1e-6)
+    assert jnp.argmax(combine.entropy_weights(mixed, temperature=-2.0)) == 2
     rng = np.random.default_rng(0)
     ratings = jnp.asarray(rng.integers(0, 5, (200, 3)), jnp.int32)
     names = jnp.asarray([3, 0, 4, 1, 2], jnp.int32)
     np.testing.assert_allclose(
-        reward_mix.rating_entropy(names[ratings], levels=5), reward_mix.rating_entropy(ratings, levels=5), atol=1e-6
+        combine.rating_entropy(names[ratings], levels=5), combine.rating_entropy(ratings, levels=5), atol=1e-6
     )
     for k in range(3):
         share = np.bincount(np.asarray(ratings[:, k]), minlength=5) / 200
-        assert float(reward_mix.rating_entropy(ratings, levels=5)[k]) == pytest.approx(-(share * np.log(share)).sum())
+        assert float(combine.rating_entropy(ratings, levels=5)[k]) == pytest.approx(-(share * np.log(share)).sum())
 
 
 def test_a_rule_without_preference_learns_no_weight():
@@ -50,7 +50,7 @@ def test_a_rule_without_preference_learns_no_weight():
     noise, signal = rng.normal(size=(4000, 2)), rng.normal(size=(4000, 1)) + 0.5
 
     def loss(weights):
-        gap = reward_mix.composed(jnp.asarray(np.concatenate([noise, signal], 1), jnp.float32), weights)
+        gap = combine.composed(jnp.asarray(np.concatenate([noise, signal], 1), jnp.float32), weights)
         return -jnp.mean(jax.nn.log_sigmoid(gap))
 
     slope = jax.grad(loss)(jnp.array([0.0, 0.0, 0.0]))
@@ -96,5 +96,5 @@ def test_annotators_and_raters():
     exact = jnp.round(text.attributes(prompts, replies) * 4).astype(jnp.int32)
     agree = np.asarray((ratings == jnp.tile(exact, (1, 2))).mean(0))
     np.testing.assert_allclose(agree, 1 - 0.8 * 0.1 * np.arange(10), atol=0.04)
-    rates = reward_mix.win_rates(jnp.array([[1.0], [0.0], [2.0]]), jnp.array([[0.0], [0.0], [3.0]]))
+    rates = combine.win_rates(jnp.array([[1.0], [0.0], [2.0]]), jnp.array([[0.0], [0.0], [3.0]]))
     assert rates.tolist() == [0.5]

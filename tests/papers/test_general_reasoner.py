@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import answer_judges, free_answers, shaping
+from experiments.reward_models.parts import answer_judges, free_answers
+from jaxrl_llm.rewards import shaping
 from tests.papers.test_cross_domain_rlvr import _cases
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm import hints
+from experiments.curriculum.parts import hints
 from tests.papers import staged
 
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor_arena
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.worlds import arenas, toy_keydoor
+from jaxrl_llm.rollout import multi_turn
 
 PAIR, ALL = jnp.zeros(2, jnp.int32), jnp.ones((2, 2), bool)
 RETURNS, SEEN = jnp.array([[9.5, 10.0], [0.0, 0.0]]), jnp.array([[0, 1], [0, 2]], jnp.int32)
@@ -81,9 +82,9 @@ def test_limits():
 
 
 def test_the_behaviour_plays_what_the_world_answers():
-    arena = toy_keydoor.make_arena(cells=5, turns=6, skill=1.0)
+    arena = keydoor_arena.make_arena(cells=5, turns=6, skill=1.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 8))(jax.random.key(0))
-    prompt, step, letters = arena.train.tokens.shape[1], jax.jit(arena.env.step), toy_keydoor.ALPHABET
+    prompt, step, letters = arena.train.tokens.shape[1], jax.jit(arena.env.step), keydoor_arena.ALPHABET
     opened = 0
     for b in range(8):
         task = {name: x[rows.problem_ids[b]] for name, x in arena.train.answers.items()}
@@ -106,7 +107,7 @@ def test_the_behaviour_plays_what_the_world_answers():
 
 
 def test_no_corridor_is_trained_on_and_held_out():
-    arena = toy_keydoor.make_arena()
+    arena = keydoor_arena.make_arena()
     train, held = ({tuple(map(int, row)) for row in x.tokens} for x in (arena.train, arena.heldout))
     assert len(train) == 30 and len(held) == 10 and not train & held
     measure = jax.jit(arenas.make_measure(arena, samples=2))
@@ -115,8 +116,8 @@ def test_no_corridor_is_trained_on_and_held_out():
 
 
 def test_returns_come_from_the_turns():
-    found = episodes.Turns(
+    found = multi_turn.Turns(
         turn=jnp.zeros((2, 1), jnp.int32), end=jnp.zeros((2, 2), jnp.int32), taken=ALL,
         reward=jnp.array([[0.0, 10.0], [0.0, 0.0]]), identity=SEEN, done=ALL[0], valid=ALL[0],
     )  # fmt: skip
-    np.testing.assert_allclose(episodes.returns_to_go(found, gamma=0.95), RETURNS, atol=1e-6)
+    np.testing.assert_allclose(multi_turn.returns_to_go(found, gamma=0.95), RETURNS, atol=1e-6)

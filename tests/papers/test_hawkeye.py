@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes, relay, shaping
+from experiments.efficiency.parts import two_model_relay
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rewards import shaping
 from tests.papers import staged
 
 NEW = 12
@@ -16,8 +18,8 @@ NEW = 12
 def world():
     settings = recipes.OnlineSettings(levels=(2,), train_problems=4, eval_problems=4, max_new_tokens=NEW)
     found = recipes.bench(settings)
-    pair = relay.make_relay(found)
-    reason = relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0)
+    pair = two_model_relay.make_relay(found)
+    reason = two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0)
     keys, ids = jax.random.split(jax.random.key(0), 8), jnp.arange(4, dtype=jnp.int32)
     rows = reason(found.model.params, found.train.tokens, found.train.valid, keys, ids)
     return settings, found, pair, rows
@@ -33,7 +35,7 @@ def test_worked_penalty():
     np.testing.assert_allclose(shaping.excess_length_penalty(tokens, reference), [0.0, -0.25, 0.0], atol=1e-6)
     slope = jax.grad(lambda t: jnp.sum(shaping.excess_length_penalty(t, reference)))(tokens)
     np.testing.assert_allclose(slope, [0.0, -0.01, 0.0], atol=1e-6)  # nothing pulls below the target
-    cost = relay.price(jnp.array([20.0]), 4.0, large_price=10.0, small_price=1.0)
+    cost = two_model_relay.price(jnp.array([20.0]), 4.0, large_price=10.0, small_price=1.0)
     assert cost.tolist() == [204.0]
 
 
@@ -41,14 +43,14 @@ def test_reasoning_ends_at_the_mark_and_is_handed_over_with_one(world):
     _, found, pair, rows = world
     reasoning = _texts(found, rows.tokens, rows.mask)
     assert all(text.count("#") <= 1 and (("#" not in text) or text.endswith("#")) for text in reasoning)
-    tokens, valid = relay.handed_over(pair, rows)
+    tokens, valid = two_model_relay.handed_over(pair, rows)
     questions = [p for p in _texts(found, found.train.tokens, found.train.valid) for _ in range(2)]
     given = [q + text.removesuffix("#") + "#" for q, text in zip(questions, reasoning, strict=True)]
     assert _texts(found, tokens, valid) == given
-    nothing = relay.shortened(rows, 0.0)
+    nothing = two_model_relay.shortened(rows, 0.0)
     assert not nothing.mask.any()
-    assert _texts(found, *relay.handed_over(pair, nothing)) == [q + "#" for q in questions]
-    half = relay.shortened(rows, 0.5)
+    assert _texts(found, *two_model_relay.handed_over(pair, nothing)) == [q + "#" for q in questions]
+    half = two_model_relay.shortened(rows, 0.5)
     np.testing.assert_array_equal(half.mask.sum(1), np.ceil(0.5 * np.asarray(rows.mask.sum(1))))
 
 
@@ -56,19 +58,19 @@ def test_reasoning_ends_at_the_mark_and_is_handed_over_with_one(world):
 def test_the_small_model_judges_by_its_own_answer_and_gets_no_gradient(world):
     _, found, pair, rows = world
     answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
-    verdict = relay.answered(pair, found.model.params, rows, answers)
+    verdict = two_model_relay.answered(pair, found.model.params, rows, answers)
     assert set(verdict.value.tolist()) <= {0.0, 1.0} and verdict.valid.all()
-    reference = relay.reasoning_tokens(found.model, [staged.problem("p", "1+2=3#3")] * 4)
+    reference = two_model_relay.reasoning_tokens(found.model, [staged.problem("p", "1+2=3#3")] * 4)
     assert reference.tolist() == [12.0] * 4  # 1+2=3;1+2=3#
-    free = relay.make_score(pair, found.model.params, reference, lambda tokens, ref: 0.0 * tokens)
+    free = two_model_relay.make_score(pair, found.model.params, reference, lambda tokens, ref: 0.0 * tokens)
     np.testing.assert_array_equal(free(answers, rows).value, verdict.value)
-    priced = relay.make_score(pair, found.model.params, reference, shaping.excess_length_penalty)
+    priced = two_model_relay.make_score(pair, found.model.params, reference, shaping.excess_length_penalty)
     length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
     expected = verdict.value - np.maximum(np.asarray(length) / 12 - 0.3, 0) ** 2
     np.testing.assert_allclose(priced(answers, rows).value, expected, rtol=1e-5)
 
     def total(small):
-        return jnp.sum(relay.answered(pair, small, rows, answers).value)
+        return jnp.sum(two_model_relay.answered(pair, small, rows, answers).value)
 
     grads = jax.grad(total)(found.model.params)
     assert all(not np.asarray(g).any() for g in jax.tree.leaves(grads))
@@ -76,9 +78,9 @@ def test_the_small_model_judges_by_its_own_answer_and_gets_no_gradient(world):
 
 def test_the_measurement_names_the_same_problems(world):
     settings, found, _, _ = world
-    heldout = relay.heldout_problems(settings)
+    heldout = two_model_relay.heldout_problems(settings)
     assert [p.prompt for p in heldout] == _texts(found, found.heldout.tokens, found.heldout.valid)
-    assert relay.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
-    figures = jax.jit(relay.make_measure(settings, read_share=0.5))(found.model.params, jax.random.key(0))
+    assert two_model_relay.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
+    figures = jax.jit(two_model_relay.make_measure(settings, read_share=0.5))(found.model.params, jax.random.key(0))
     assert set(figures) == {"eval/accuracy", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
-    assert relay.make_measure(settings) is relay.make_measure(settings)
+    assert two_model_relay.make_measure(settings) is two_model_relay.make_measure(settings)

@@ -9,11 +9,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.systems.parts import dataflow, event_simulator, placement, ppo_calls, regroup, transfer_protocols
+from experiments.systems.parts.regroup import Layout
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.distributed import protocols, regroup, reshard, rules
-from jaxrl_llm.distributed.regroup import Layout
-from jaxrl_llm.models.shape import parameter_shapes
-from jaxrl_llm.planning import calls, chips, dataflow, events, mapping
+from jaxrl_llm.distributed import reshard, rules
+from jaxrl_llm.models.spec import parameter_shapes
+from jaxrl_llm.planning import chips
 from jaxrl_llm.planning.phases import Work
 from tests.models_for_tests import small_config
 
@@ -79,16 +80,16 @@ def same(left, right):
 
 @pytest.mark.parametrize("layout", [SMALL, Layout(2, 2, 2), Layout(4, 1, 2)])
 def test_protocols_give_back_what_they_were_given(layout):
-    micro = protocols.micro(pipeline=1, tensor=1)
-    for protocol in (protocols.DP, protocols.THREE_D, micro):
+    micro = transfer_protocols.micro(pipeline=1, tensor=1)
+    for protocol in (transfer_protocols.DP, transfer_protocols.THREE_D, micro):
         handed = protocol.distribute(ROWS, layout)
         assert len(handed) == layout.ranks
         same(protocol.collect(handed, layout), ROWS)
-        doubled = protocols.spread(lambda rows: rows["tokens"] * 2, protocol, layout)
+        doubled = transfer_protocols.spread(lambda rows: rows["tokens"] * 2, protocol, layout)
         same(doubled(ROWS), ROWS["tokens"] * 2)
     for returned in (
-        protocols.ONE_TO_ALL.collect(protocols.ONE_TO_ALL.distribute(ROWS, layout), layout),
-        protocols.DP_ALLGATHER.collect(protocols.DP_ALLGATHER.distribute(ROWS, layout), layout),
+        transfer_protocols.ONE_TO_ALL.collect(transfer_protocols.ONE_TO_ALL.distribute(ROWS, layout), layout),
+        transfer_protocols.DP_ALLGATHER.collect(transfer_protocols.DP_ALLGATHER.distribute(ROWS, layout), layout),
     ):
         assert len(returned) == layout.ranks
         for one in returned:
@@ -97,23 +98,23 @@ def test_protocols_give_back_what_they_were_given(layout):
 
 def test_what_ranks_get_and_who_answers():
     layout = Layout(2, 2, 2)
-    handed = protocols.THREE_D.distribute(jnp.arange(4), layout)
+    handed = transfer_protocols.THREE_D.distribute(jnp.arange(4), layout)
     assert [x.tolist() for x in handed] == [[0, 1], [0, 1], [2, 3], [2, 3]] * 2
     answers = [jnp.asarray([rank]) for rank in range(8)]
-    assert protocols.THREE_D.collect(answers, layout).tolist() == [4, 6]  # the last stage, tensor rank 0
-    micro = protocols.micro(pipeline=1, tensor=2)
+    assert transfer_protocols.THREE_D.collect(answers, layout).tolist() == [4, 6]  # the last stage, tensor rank 0
+    micro = transfer_protocols.micro(pipeline=1, tensor=2)
     handed = micro.distribute(jnp.arange(4), SMALL)
     assert [int(x[0]) for x in handed] == [0, 1, 0, 1, 2, 3, 2, 3]  # the groups [0, 2], [1, 3], [4, 6], [5, 7]
     assert micro.collect(answers, SMALL).tolist() == [0, 1, 4, 5]
-    whole = protocols.micro(pipeline=1, tensor=4)
-    same(whole.distribute(ROWS, SMALL), protocols.THREE_D.distribute(ROWS, SMALL))
+    whole = transfer_protocols.micro(pipeline=1, tensor=4)
+    same(whole.distribute(ROWS, SMALL), transfer_protocols.THREE_D.distribute(ROWS, SMALL))
     with pytest.raises(ValueError, match="6 rows are no multiple of 4 parts; choose a multiple"):
-        protocols.DP.distribute(jnp.arange(6), Layout(data=4))
+        transfer_protocols.DP.distribute(jnp.arange(6), Layout(data=4))
 
 
 def test_jax_places_rows_as_the_protocol_hands_them_out():
     placed = rules.shard_batch(ROWS, meshes.parse_mesh("data=2,tensor=4"))
-    for rank, handed in enumerate(protocols.THREE_D.distribute(ROWS, SMALL)):
+    for rank, handed in enumerate(transfer_protocols.THREE_D.distribute(ROWS, SMALL)):
         same({name: x.addressable_shards[rank].data for name, x in placed.items()}, handed)
 
 
@@ -129,30 +130,30 @@ def test_the_controller_of_ppo_has_the_graph_of_its_calls():
     graph = dataflow.trace(dataflow.ppo, 2)
     assert graph.calls.tolist() == list(range(6)) * 2 and graph.models == [0, 1, 2, 3]
     kept = [k for k in range(16) if k % 8 < 6]  # without the moves of weights
-    np.testing.assert_array_equal(reaches(graph.after), reaches(calls._edges(2))[np.ix_(kept, kept)])
+    np.testing.assert_array_equal(reaches(graph.after), reaches(ppo_calls._edges(2))[np.ix_(kept, kept)])
 
 
 def test_other_controllers_need_no_critic():
     grpo, remax = (dataflow.trace(one, 1) for one in (dataflow.grpo, dataflow.remax))
     assert grpo.models == remax.models == [0, 1, 2]
-    assert [calls.CALLS[k] for k in grpo.calls] == ["generate", "reward", "reference", "train_actor"]
+    assert [ppo_calls.CALLS[k] for k in grpo.calls] == ["generate", "reward", "reference", "train_actor"]
     assert sorted(remax.calls.tolist()) == [0, 0, 1, 1, 2, 4]
     last = len(remax.calls) - 1
     assert reaches(remax.after)[last].sum() == last and not reaches(remax.after)[0].any()
 
 
 def test_set_partitions():
-    assert [len(mapping.set_partitions(n)) for n in range(1, 6)] == [1, 2, 5, 15, 52]  # Bell numbers
-    found = mapping.set_partitions(4)
+    assert [len(placement.set_partitions(n)) for n in range(1, 6)] == [1, 2, 5, 15, 52]  # Bell numbers
+    found = placement.set_partitions(4)
     assert len(set(found)) == 15
-    assert {mapping.colocated(4)[0], mapping.apart(4)[0], mapping.in_pairs(4)[0]} <= set(found)
+    assert {placement.colocated(4)[0], placement.apart(4)[0], placement.in_pairs(4)[0]} <= set(found)
 
 
 def test_mappings_give_each_set_units_of_its_own():
-    units, blocks = 4, mapping.blocks(4)
-    found = mapping.mappings(mapping.set_partitions(3), units)
+    units, blocks = 4, placement.blocks(4)
+    found = placement.mappings(placement.set_partitions(3), units)
     want = 0
-    for partition in mapping.set_partitions(3):
+    for partition in placement.set_partitions(3):
         sets = max(partition) + 1
         want += sum(sum(sizes) <= units for sizes in itertools.product(range(1, 5), repeat=sets))
     assert len({tuple(row) for row in found.tolist()}) == len(found) == want
@@ -163,20 +164,20 @@ def test_mappings_give_each_set_units_of_its_own():
 
 def made_up(seed, units=4):
     """Tables whose calls scale as they like."""
-    rng, options = np.random.default_rng(seed), mapping.blocks(units)
+    rng, options = np.random.default_rng(seed), placement.blocks(units)
     size = np.asarray([size for _, size in options])
     seconds = rng.uniform(1, 4, (6, 1)) / size ** rng.uniform(0, 1.2, (6, 1))
     parts = rng.uniform(0, 1, (2, 6, 1)) / size
     devices = np.asarray([[a <= u < a + n for u in range(units)] for a, n in options])
     moves = np.zeros((2, len(options), len(options)))
     numbers = [jnp.asarray(x, jnp.float32) for x in (seconds, *parts)]
-    return calls.Tables(*numbers, jnp.asarray(devices), jnp.asarray(moves, jnp.float32), jnp.float32(2.5))
+    return ppo_calls.Tables(*numbers, jnp.asarray(devices), jnp.asarray(moves, jnp.float32), jnp.float32(2.5))
 
 
 def by_loops(found, choice, controller):
     """``(seconds by stages, peak)`` of a mapping."""
     seconds, resident, working, devices = (np.asarray(x, np.float64) for x in found[:4])
-    place = [choice[model] for model in calls.MODELS]
+    place = [choice[model] for model in ppo_calls.MODELS]
     graph, total, peak = dataflow.trace(controller, 1), 0.0, 0.0
     stages = ([0], [1, 2, 3], [4, 5])
     for stage in stages:
@@ -194,58 +195,58 @@ def by_loops(found, choice, controller):
 
 @pytest.mark.parametrize("controller", [dataflow.ppo, dataflow.grpo])
 def test_the_chosen_mapping_is_never_worse_than_fixed_ones(controller):
-    units, outcome, graph = 4, mapping.make_outcome(controller), dataflow.trace(controller)
-    by_stages = jax.jit(lambda found, choice: mapping.by_stages(found, choice, graph))
+    units, outcome, graph = 4, placement.make_outcome(controller), dataflow.trace(controller)
+    by_stages = jax.jit(lambda found, choice: placement.by_stages(found, choice, graph))
     for seed in range(3):
         found = made_up(seed)
 
-        def pick(partitions, judge=mapping.by_events, found=found):
-            return mapping.choose(found, controller, partitions, judge, units=units)
+        def pick(partitions, judge=placement.by_events, found=found):
+            return placement.choose(found, controller, partitions, judge, units=units)
 
         costs = [outcome(found, pick(p)).penalised for p in
-                 (mapping.set_partitions, mapping.colocated, mapping.apart, mapping.in_pairs)]  # fmt: skip
+                 (placement.set_partitions, placement.colocated, placement.apart, placement.in_pairs)]  # fmt: skip
         assert costs[0] <= min(costs[1:])
-        choice = pick(mapping.set_partitions, mapping.by_stages)
+        choice = pick(placement.set_partitions, placement.by_stages)
         total, peak = by_loops(found, choice.tolist(), controller)
         np.testing.assert_allclose(outcome(found, choice).peak, peak, rtol=1e-5)
         np.testing.assert_allclose(by_stages(found, choice), total * (3 if peak > 2.5 else 1), rtol=1e-5)
 
 
 def test_a_block_on_which_a_call_cannot_run_is_never_chosen():
-    found, whole = made_up(0), len(mapping.blocks(4)) - 1
-    hole = found._replace(seconds=found.seconds.at[calls.VALUE, whole].set(jnp.inf))
-    outcome = mapping.make_outcome(dataflow.ppo)
+    found, whole = made_up(0), len(placement.blocks(4)) - 1
+    hole = found._replace(seconds=found.seconds.at[ppo_calls.VALUE, whole].set(jnp.inf))
+    outcome = placement.make_outcome(dataflow.ppo)
     assert outcome(hole, jnp.full((4,), whole, jnp.int32)).penalised == jnp.inf
-    for judge in (mapping.by_events, mapping.by_stages):
-        choice = mapping.choose(hole, dataflow.ppo, mapping.set_partitions, judge, units=4)
+    for judge in (placement.by_events, placement.by_stages):
+        choice = placement.choose(hole, dataflow.ppo, placement.set_partitions, judge, units=4)
         assert np.isfinite(outcome(hole, choice).penalised) and choice[3] != whole
 
 
 def test_colocated_models_run_in_turn_and_the_rest_of_an_iteration_waits():
     found, graph = made_up(0), dataflow.trace(dataflow.ppo)
-    whole = len(mapping.blocks(4)) - 1
+    whole = len(placement.blocks(4)) - 1
     choice = jnp.full((4,), whole, jnp.int32)
-    result = mapping.make_outcome(dataflow.ppo)(found, choice)
+    result = placement.make_outcome(dataflow.ppo)(found, choice)
     np.testing.assert_allclose(result.seconds, found.seconds[:, whole].sum(), rtol=1e-6)
-    place = calls.together(choice)[graph.calls]
-    again = events.schedule(found.seconds[graph.calls, place], found.devices[place], jnp.asarray(graph.after))
+    place = ppo_calls.together(choice)[graph.calls]
+    again = event_simulator.schedule(found.seconds[graph.calls, place], found.devices[place], jnp.asarray(graph.after))
     np.testing.assert_allclose(again.makespan, 2 * result.seconds, rtol=1e-6)
 
 
 def test_engines_of_a_small_model():
     config, chip, work = small_config("llama", num_kv_heads=4), chips.CHIPS["v6e"], Work(16, 16, 8, 8)
-    sets = [mapping.engines(config, chip, 4, work, scheme) for scheme in SCHEMES]
+    sets = [placement.engines(config, chip, 4, work, scheme) for scheme in SCHEMES]
     for alike in zip(*sets, strict=True):
         assert len({(one.train, one.tensor) for one in alike}) == 1
         bytes_of = [one.move_bytes for one in alike]
         assert bytes_of[0] >= bytes_of[1] >= bytes_of[2] >= 0  # fully sharded, vanilla, in small groups
-    best = mapping.engine(config, chip, 4, work, regroup.hybrid_engine)
+    best = placement.engine(config, chip, 4, work, regroup.hybrid_engine)
     assert sum(f[0] for f in best.figures) == min(sum(f[0] for f in one.figures) for one in sets[2])
-    found = mapping.tables(config, config, chip, work, regroup.hybrid_engine, count=2, units=2).tables
+    found = placement.tables(config, config, chip, work, regroup.hybrid_engine, count=2, units=2).tables
     assert found.seconds.shape == (6, 3) and np.isfinite(found.seconds).all()
     np.testing.assert_array_equal(found.seconds[:, 0], found.seconds[:, 1])  # blocks of equal size
     with pytest.raises(ValueError, match="6 chips do not divide into 4 units; choose another number of either"):
-        mapping.tables(config, config, chip, work, regroup.hybrid_engine, count=6, units=4)
+        placement.tables(config, config, chip, work, regroup.hybrid_engine, count=6, units=4)
 
 
 def generation_mesh(ranks):

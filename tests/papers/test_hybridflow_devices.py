@@ -10,21 +10,21 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from experiments.parts import running_sums_task as toy
+from experiments.parts import strings
+from experiments.systems.parts import dataflow, regroup, transfer_protocols
+from experiments.systems.parts.regroup import Layout
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns, whiten
-from jaxrl_llm.data.tasks import toy_sums as toy
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.distributed import protocols, regroup, rules
-from jaxrl_llm.distributed.regroup import Layout
+from jaxrl_llm.distributed import rules
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.planning import dataflow
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.online import init_state, iterate
 from jaxrl_llm.train.step import make_update
-from jaxrl_llm.worlds import toys
 from tests.models_for_tests import dense_rows, small_model
 from tests.papers.test_hybridflow import generation_mesh, same
 
@@ -70,15 +70,15 @@ def compiled_groups(axis):
     return np.arange(8).reshape(sizes).transpose(order).reshape(groups).tolist()
 
 
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=16)
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=16)
 LAYOUT, GROUP = Layout(1, 2, 2), 4
-PPO_LOSS = estimates.make_policy_loss(WORLD.policy, clipped_policy_loss)
+PPO_LOSS = builders.make_policy_loss(WORLD.policy, clipped_policy_loss)
 
 
 def online_grpo():
-    return toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 64), toys.score_of(WORLD, toy.right),
-        estimate=estimates.make_estimate(WORLD.policy, estimates.per_response(group.group_normalized_advantages)),
+    return strings.make_online(
+        WORLD, toy.draw_prompts(jax.random.key(1), 64), strings.score_of(WORLD, toy.right),
+        estimate=builders.make_estimate(WORLD.policy, builders.per_response(group.group_normalized_advantages)),
         loss=PPO_LOSS, tx=optax.adam(1e-2), prompts_per_step=4, group_size=GROUP,
     )  # fmt: skip
 
@@ -96,19 +96,21 @@ def working_calls(online, reference):
     def roll(samples, temperature):
         def run(given):
             params, (tokens, _, keys) = given
-            return toys.rollout(WORLD, params, tokens, keys[:, :samples].reshape(-1), samples=samples,
+            return strings.rollout(WORLD, params, tokens, keys[:, :samples].reshape(-1), samples=samples,
                                 temperature=temperature)  # fmt: skip
 
         compiled = jax.jit(run)
 
         def call(actor, prompts):
-            rows = protocols.spread(lambda part: compiled((actor.params, part)), protocols.THREE_D, LAYOUT)(prompts)
+            rows = transfer_protocols.spread(
+                lambda part: compiled((actor.params, part)), transfer_protocols.THREE_D, LAYOUT
+            )(prompts)
             return rows._replace(group_ids=jnp.repeat(prompts[1], samples))  # numbers of this batch
 
         return call
 
     def spread(run):
-        return protocols.spread(jax.jit(run), protocols.DP, LAYOUT)
+        return transfer_protocols.spread(jax.jit(run), transfer_protocols.DP, LAYOUT)
 
     def values(critic, rows):
         @jax.jit
@@ -116,11 +118,11 @@ def working_calls(online, reference):
             hidden = WORLD.policy.hidden(critic.params["model"], rows.tokens, rows.positions, rows.segment_ids)
             return heads.state_values(critic.params["value"], hidden, rows.segment_ids)
 
-        return protocols.spread(run, protocols.DP, LAYOUT)(rows)
+        return transfer_protocols.spread(run, transfer_protocols.DP, LAYOUT)(rows)
 
     return dataflow.Calls(
         roll(GROUP, 1.0), roll(1, 0.0), spread(lambda rows: online.score(None, rows)),
-        spread(lambda rows: estimates.score_tokens(WORLD.policy, reference, rows)[0]), values, None,
+        spread(lambda rows: builders.score_tokens(WORLD.policy, reference, rows)[0]), values, None,
         jax.jit(lambda actor, batch: make_update(online.loss, online.tx)(actor, batch)[0]),
         jax.jit(lambda critic, batch: make_update(value_loss, online.tx)(critic, batch)[0]),
     )  # fmt: skip
@@ -156,11 +158,11 @@ def test_the_controller_of_remax_takes_the_greedy_reward_as_baseline(begun):
     def estimate(rows, rewards, reference, baseline):
         seen.update(baseline=baseline.value)
         values = group.per_token(group.remax_advantages(rewards.value, baseline.value[rows.group_ids]), rows.mask)
-        return estimates.make_estimate(WORLD.policy, lambda t, r: values)(None, {}, rows, rewards)
+        return builders.make_estimate(WORLD.policy, lambda t, r: values)(None, {}, rows, rewards)
 
     after, _ = dataflow.remax(calls._replace(estimate=estimate), state, None, prompts)
     greedy = calls.greedy(state, (prompts[0], prompts[1], prompts[2][::-1]))  # whatever the keys
-    same(seen["baseline"], toy.right(*toys.responses_of(WORLD, greedy)).astype(jnp.float32))
+    same(seen["baseline"], toy.right(*strings.responses_of(WORLD, greedy)).astype(jnp.float32))
     assert not np.allclose(after.params["embed"], state.params["embed"])
 
 
@@ -172,7 +174,7 @@ def test_the_controller_of_ppo_teaches_a_critic_of_its_own(begun):
         paid = returns.at_last_token(rewards.value, rows.mask)
         advantages, targets = returns.gae_advantages(paid, values, jnp.zeros((16,)), rows.mask, gamma=1.0, lam=0.95)
         whitened = whiten.whitened_tokens(advantages, rows.mask)
-        batch = estimates.make_estimate(WORLD.policy, lambda t, r: whitened)(None, {}, rows, rewards)
+        batch = builders.make_estimate(WORLD.policy, lambda t, r: whitened)(None, {}, rows, rewards)
         return batch._replace(extras={"values": values, "returns": targets})
 
     critic = {"model": state.params, "value": heads.init_head(16, jax.random.key(3))}

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import lookup
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.worlds import arenas, toy_lookup
 
 ALL = jnp.ones((1, 3), bool)
 
@@ -87,15 +88,15 @@ def test_limits():
 @pytest.mark.slow
 def test_chances_are_those_of_the_sampler():
     """Where the policy chose the right answer, its recorded log-probability is the chance's logarithm."""
-    arena = toy_lookup.make_arena()
+    arena = lookup.make_arena()
     params, ids = arena.policy.init(jax.random.key(0)), jnp.arange(16, dtype=jnp.int32)
     rollout = arenas.make_rollout(arena, arena.train, group_size=4)
     rows = jax.jit(rollout)(
         params, arena.train.tokens[ids], arena.train.valid[ids], sample_keys(jax.random.key(1), 0, ids, 4), ids
     )
     tasks = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
-    gold = toy_lookup.right_answers(tasks)
-    chance, found = np.asarray(arenas.answer_chances(arena, params, rows, gold)), episodes.turns_of(rows)
+    gold = lookup.right_answers(tasks)
+    chance, found = np.asarray(arenas.answer_chances(arena, params, rows, gold)), multi_turn.turns_of(rows)
     checked = 0
     for b, k in np.argwhere(np.asarray(found.taken)):
         t = int(found.end[b, k])

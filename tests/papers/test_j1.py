@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import judgements, judges
+from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import report_judges
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import judge_pairs as task
+from jaxrl_llm.rewards import judgements
 
 
 def test_worked_advantages():
@@ -30,10 +31,10 @@ def test_flips_and_trend():
 
 @pytest.mark.slow
 def test_every_round_puts_one_wait_in_place_of_the_end():
-    params = judges.WORLD.policy.init(jax.random.key(0))
+    params = report_judges.WORLD.policy.init(jax.random.key(0))
     prompts = task.draw_prompts(jax.random.key(1), 6)
     for rounds in (0, 2):
-        tokens, valid, spent = jax.jit(lambda p, k, r=rounds: judges.thought_again(params, p, k, rounds=r))(
+        tokens, valid, spent = jax.jit(lambda p, k, r=rounds: report_judges.thought_again(params, p, k, rounds=r))(
             prompts, jax.random.key(2)
         )
         for row, there, count in zip(np.asarray(tokens), np.asarray(valid), np.asarray(spent), strict=True):
@@ -48,7 +49,7 @@ def test_every_round_puts_one_wait_in_place_of_the_end():
 @pytest.mark.slow
 def test_no_round_is_an_ordinary_report():
     prompts, said = task.draw_reports(jax.random.key(0), 4, error_rate=0.0)
-    params = judges.WORLD.policy.init(jax.random.key(0))
-    read, scores, spent = judges.forced_scores(params, prompts, jax.random.key(1), rounds=0)
+    params = report_judges.WORLD.policy.init(jax.random.key(0))
+    read, scores, spent = report_judges.forced_scores(params, prompts, jax.random.key(1), rounds=0)
     assert read.shape == (4,) and scores.shape == (4, 2) and (np.asarray(spent) <= 8).all()
     assert said.shape == (4, task.REPORT_TOKENS)

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import judgements
-from jaxrl_llm.data.tasks import judge_pairs as task
+from experiments.reward_models.parts import judge_pairs as task
+from jaxrl_llm.rewards import judgements
 
 GOLD = jnp.array([[8.0, 5.0]])
 

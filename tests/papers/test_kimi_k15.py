@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.policy_gradient import kimi_k15
-from jaxrl_llm import reduce, shaping
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.curriculum import balanced
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import reinforce_loss
-from jaxrl_llm.samplers import balanced
+from jaxrl_llm.rewards import shaping
 
 
 def test_length_reward_of_a_group():

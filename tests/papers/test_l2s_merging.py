@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import curricula, long_short, recipes
+from experiments.efficiency.parts import long_short
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.models import merging
 
 RNG = np.random.default_rng(0)

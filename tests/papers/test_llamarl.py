@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.systems.parts.overlap_law import best_split, lockstep_seconds, makespan
 from jaxrl_llm.losses.off_policy import aipo_loss
 from jaxrl_llm.losses.policy import cispo_loss, reinforce_loss
-from jaxrl_llm.planning.overlap import best_split, lockstep_seconds, makespan
 
 MASK = jnp.ones((1, 4), bool)
 MU = jnp.full((1, 4), -1.0)

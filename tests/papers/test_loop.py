@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes, reduce
+from experiments.agents.parts import apis, imitation
+from experiments.agents.parts import arena as arenas
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, imitation, toy_apis
 
 RNG = np.random.default_rng(0)
 MASK = np.array([[0, 1, 1, 0, 1, 1, 0], [0, 1, 1, 0, 1, 0, 0]], bool)
@@ -91,15 +93,15 @@ def test_the_first_gradient_is_that_of_reinforce():
 
 
 def _play(task, actions):
-    state, told = toy_apis.ENV.reset(jax.random.key(0), task), []
+    state, told = apis.ENV.reset(jax.random.key(0), task), []
     for text in actions:
-        answer = STEP(state, jnp.asarray(toy_apis.encode(text), jnp.int32), jnp.int32(3))
+        answer = STEP(state, jnp.asarray(apis.encode(text), jnp.int32), jnp.int32(3))
         state = answer.state
-        told.append((toy_apis.ALPHABET[int(answer.tokens[0])], round(float(answer.reward), 4), bool(answer.done)))
+        told.append((apis.ALPHABET[int(answer.tokens[0])], round(float(answer.reward), 4), bool(answer.done)))
     return state, told
 
 
-STEP = jax.jit(toy_apis.ENV.step)
+STEP = jax.jit(apis.ENV.step)
 SWAP = {"records": jnp.array([3, 1, 2], jnp.int32), "gold": jnp.array([2, 1, 3], jnp.int32),
         "needed": jnp.array([True, False, True])}  # fmt: skip
 
@@ -115,17 +117,17 @@ def test_calls_change_the_database_and_tests_judge_what_is_left():
     state, told = _play(SWAP, ["l..", "xb.", "wa2", "wa2", "wa2", "wa2", "wc3"])
     assert state.records.tolist() == [2, 0, 3] and told[-1] == ("=", 0.6667, True)
     before, after = _play(SWAP, ["l.."])[0], _play(SWAP, ["l..", "wa0", "wa3"])[0]
-    assert int(toy_apis.ENV.identity(before)) == int(toy_apis.ENV.identity(after))
+    assert int(apis.ENV.identity(before)) == int(apis.ENV.identity(after))
 
 
 @lru_cache(maxsize=1)
 def _played():
-    arena = toy_apis.make_arena(skill=1.0)  # made outside: arenas are kept, and tracers are not to be
+    arena = apis.make_arena(skill=1.0)  # made outside: arenas are kept, and tracers are not to be
     return jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 
 def test_the_expert_completes_and_only_calls_are_trained_on():
-    arena = toy_apis.make_arena(skill=1.0)
+    arena = apis.make_arena(skill=1.0)
     rows = _played()
     # every task has something to do, and the plan ends before the last turn
     assert not np.asarray(rows.truncated).any()
@@ -142,11 +144,11 @@ def test_the_expert_completes_and_only_calls_are_trained_on():
 def _scripted(task):
     def turn(carry, _):
         state, alive = carry
-        answer = toy_apis.ENV.step(state, toy_apis.expert(state), jnp.int32(3))
+        answer = apis.ENV.step(state, apis.expert(state), jnp.int32(3))
         return (answer.state, alive & ~answer.done), jnp.where(alive, answer.reward, 0.0)
 
-    start = toy_apis.ENV.reset(jax.random.key(0), task), jnp.ones((), bool)
-    return jnp.sum(jax.lax.scan(turn, start, None, toy_apis.TURNS)[1])
+    start = apis.ENV.reset(jax.random.key(0), task), jnp.ones((), bool)
+    return jnp.sum(jax.lax.scan(turn, start, None, apis.TURNS)[1])
 
 
 def test_rejection_keeps_what_passed_in_turn():
@@ -155,7 +157,7 @@ def test_rejection_keeps_what_passed_in_turn():
     shown = imitation.passing(rows, passed)
     np.testing.assert_array_equal(shown.rows.tokens, rows.tokens[jnp.array([1, 4, 1, 4, 1, 4])])
     np.testing.assert_allclose(shown.share, [1 / 3] * 6, atol=1e-6)
-    arena = toy_apis.make_arena(skill=1.0)
+    arena = apis.make_arena(skill=1.0)
     params, loss = arena.policy.init(jax.random.key(0)), jax.jit(imitation.make_loss(arena.policy))
     value, metrics = loss(params, {}, shown)
     # by a loop over the tokens that were chosen, from the whole distribution
@@ -171,13 +173,13 @@ def test_rejection_keeps_what_passed_in_turn():
     none = imitation.passing(rows, jnp.zeros((6,), bool))
     assert float(loss(params, {}, none)[0]) == 0.0
     with pytest.raises(ValueError, match="updates=0 must be at least 1"):
-        imitation.rejection_stage(arena, None, toy_apis.completed, updates=0)
+        imitation.rejection_stage(arena, None, apis.completed, updates=0)
 
 
 @pytest.mark.slow
 def test_rejection_plays_what_the_online_stage_would():
     """Episodes of the policy itself, more than there are tasks; with a test that all pass they are all there."""
-    arena = toy_apis.make_arena(skill=1.0)
+    arena = apis.make_arena(skill=1.0)
     few = dataclasses.replace(arena, train=jax.tree.map(lambda x: x[:3], arena.train))
     settings = recipes.Settings(steps=2, learning_rate=1e-3)
     settings = types.SimpleNamespace(**vars(settings), prompts_per_step=2, group_size=3)
@@ -194,7 +196,7 @@ def test_rejection_plays_what_the_online_stage_would():
 
 
 def test_episodes_of_equal_return_are_dropped():
-    arena = toy_apis.make_arena(skill=1.0)
+    arena = apis.make_arena(skill=1.0)
     rows = jax.tree.map(lambda x: x[:4], _played())
     rows = rows._replace(group_ids=jnp.array([0, 0, 1, 1], jnp.int32))
     params, rewards = arena.policy.init(jax.random.key(0)), Rewards(jnp.array([0.5, 0.5, 1, 0]), jnp.ones((4,), bool))
@@ -202,7 +204,7 @@ def test_episodes_of_equal_return_are_dropped():
     def values(rows, rewards):
         return group.rloo_advantages(rewards.value, rows.group_ids, valid=rewards.valid)
 
-    estimate = estimates.make_estimate(
+    estimate = builders.make_estimate(
         arena.policy, lambda rows, rewards: group.per_token(values(rows, rewards), rows.mask), reduction="seq_mean",
         keep=lambda rows, rewards: jnp.abs(values(rows, rewards)) >= 0.01,
     )  # fmt: skip
@@ -211,7 +213,7 @@ def test_episodes_of_equal_return_are_dropped():
     # returns are not below 0, whatever failed
     none = jnp.zeros((4, 2), jnp.int32)
     paid = jnp.array([[-0.2, 0.1], [0.0, 1.0], [-0.1, 0.6], [-0.1, -0.1]])
-    turns = episodes.Turns(none, none, none == 0, paid, none, none[:, 0] == 0, none[:, 0] == 0)
-    assert toy_apis.completed(turns).tolist() == [False, True, False, False]
+    turns = multi_turn.Turns(none, none, none == 0, paid, none, none[:, 0] == 0, none[:, 0] == 0)
+    assert apis.completed(turns).tolist() == [False, True, False, False]
     rows = rows._replace(extras={f"turns/{name}": value for name, value in turns._asdict().items()})
-    np.testing.assert_allclose(toy_apis.returns({}, rows).value, [0.0, 1.0, 0.5, 0.0], atol=1e-6)
+    np.testing.assert_allclose(apis.returns({}, rows).value, [0.0, 1.0, 0.5, 0.0], atol=1e-6)

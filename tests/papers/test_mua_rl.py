@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from experiments.agents import mua_rl
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import retail
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.statistics import pass_hat_k
+from jaxrl_llm.metrics.intervals import pass_hat_k
 from jaxrl_llm.verifiers import end_state
-from jaxrl_llm.worlds import arenas, toy_retail
 
 
 def test_digests():
@@ -51,7 +52,7 @@ def test_pass_hat_k():
 
 # --- the shop
 
-STEP = jax.jit(toy_retail.make_env().step)
+STEP = jax.jit(retail.make_env().step)
 EXCHANGE = {
     "sizes": jnp.array([0, 1, 2]), "prices": jnp.array([3, 2, 1]), "order": jnp.int32(1), "size": jnp.int32(2),
     "final": jnp.int32(2), "gold": jnp.array([0, 2, 2]), "cancel": jnp.array(False), "open": jnp.array(False),
@@ -62,10 +63,10 @@ FICKLE = EXCHANGE | {"final": jnp.int32(3), "gold": jnp.array([0, 3, 2])}
 
 def _talk(task, actions):
     """What was answered, and what the last action paid if it ended the talk."""
-    state, told = toy_retail.make_env().reset(jax.random.key(0), task), ""
+    state, told = retail.make_env().reset(jax.random.key(0), task), ""
     for text in actions.split():
-        answer = STEP(state, jnp.asarray(toy_retail.encode(text), jnp.int32), jnp.int32(3))
-        state, told = answer.state, told + toy_retail.ALPHABET[int(answer.tokens[0])]
+        answer = STEP(state, jnp.asarray(retail.encode(text), jnp.int32), jnp.int32(3))
+        state, told = answer.state, told + retail.ALPHABET[int(answer.tokens[0])]
     return told, float(answer.reward) if bool(answer.done) else None
 
 
@@ -91,45 +92,45 @@ def test_talks(task, actions, told, paid):
 
 
 def test_writing_and_undoing_is_the_same_situation():
-    env = toy_retail.make_env()
+    env = retail.make_env()
     start = env.reset(jax.random.key(0), EXCHANGE)
 
     def after(*actions):
         state = start
         for text in actions:
-            state = STEP(state, jnp.asarray(toy_retail.encode(text), jnp.int32), jnp.int32(3)).state
+            state = STEP(state, jnp.asarray(retail.encode(text), jnp.int32), jnp.int32(3)).state
         return int(env.identity(state))
 
     assert after("Xb3", "Xb1") == after() != after("Xb3")
 
 
 def test_a_plan_of_what_was_said_always_succeeds():
-    arena = toy_retail.make_arena(skill=1.0)
+    arena = retail.make_arena(skill=1.0)
 
     def play(task):
         def turn(carry, _):
             state, alive = carry
-            answer = arena.env.step(state, toy_retail.expert(state).astype(jnp.int32), jnp.int32(3))
+            answer = arena.env.step(state, retail.expert(state).astype(jnp.int32), jnp.int32(3))
             return (answer.state, alive & ~answer.done), jnp.where(alive, answer.reward, 0.0)
 
         start = arena.env.reset(jax.random.key(0), task), jnp.ones((), bool)
-        return jnp.sum(jax.lax.scan(turn, start, None, toy_retail.TURNS)[1])
+        return jnp.sum(jax.lax.scan(turn, start, None, retail.TURNS)[1])
 
     paid = jax.jit(jax.vmap(play))
     assert np.asarray(paid(arena.train.answers)).all() and np.asarray(paid(arena.heldout.answers)).all()
     levels = np.bincount(np.asarray(arena.heldout.level))
     assert levels.shape == (3,) and levels.min() > 2
     # a bonus for calls does not depend on the end
-    eager = toy_retail.make_env(bonus=0.1)
+    eager = retail.make_env(bonus=0.1)
     answer = eager.step(
-        eager.reset(jax.random.key(0), CANCEL), jnp.asarray(toy_retail.encode("Lb."), jnp.int32), jnp.int32(3)
+        eager.reset(jax.random.key(0), CANCEL), jnp.asarray(retail.encode("Lb."), jnp.int32), jnp.int32(3)
     )
     np.testing.assert_allclose(answer.reward, 0.1)
 
 
 def test_only_the_agent_is_trained():
     """The words of user and tools have no gradient; where everybody counts, they do."""
-    arena = toy_retail.make_arena(skill=1.0)
+    arena = retail.make_arena(skill=1.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 4))(jax.random.key(0))
     acting = np.asarray(rows.mask)[:, 3:].reshape(4, -1, 4)
     used = np.asarray(rows.segment_ids)[:, 3:].reshape(4, -1, 4) > 0

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import hints, recipes
+from experiments.curriculum.parts import hints
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
 from tests.papers import staged
 
 

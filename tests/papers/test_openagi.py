@@ -7,38 +7,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
+from experiments.agents.parts import expert_plans, task_feedback
+from experiments.parts import strings
 from jaxrl_llm.losses.policy import reinforce_loss
+from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import estimates, task_feedback
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import toy_plans, toys
 
-END = toy_plans.END
+END = expert_plans.END
 
 
 def _plans(*texts):
-    return jnp.asarray([toy_plans.encode(t.ljust(9, "$")) for t in texts], jnp.int32)
+    return jnp.asarray([expert_plans.encode(t.ljust(9, "$")) for t in texts], jnp.int32)
 
 
 @pytest.fixture(scope="module")
 def rolled():
     """Candidates of four tasks under the grammar, and without one."""
-    world, ids = toy_plans.WORLD, jnp.arange(4, dtype=jnp.int32)
-    params, prompts = world.policy.init(jax.random.key(0)), jnp.asarray(toy_plans.tasks()[0][:4])
+    world, ids = expert_plans.WORLD, jnp.arange(4, dtype=jnp.int32)
+    params, prompts = world.policy.init(jax.random.key(0)), jnp.asarray(expert_plans.tasks()[0][:4])
 
     @jax.jit
     def roll(key):
         keys = sample_keys(key, 0, ids, 16)
-        return [toys.rollout(world, params, prompts, keys, samples=16, grammar=g()) for g in
-                (toy_plans.grammar, toy_plans.anything)]  # fmt: skip
+        return [strings.rollout(world, params, prompts, keys, samples=16, grammar=g()) for g in
+                (expert_plans.grammar, expert_plans.anything)]  # fmt: skip
 
     return params, *roll(jax.random.key(1))
 
 
 def test_the_automaton_knows_names_kinds_and_repetitions():
-    found, names = toy_plans.grammar(), toy_plans.ALPHABET
+    found, names = expert_plans.grammar(), expert_plans.ALPHABET
 
     def may(text):
         state = 0
@@ -62,28 +63,28 @@ def test_the_automaton_knows_names_kinds_and_repetitions():
 @pytest.mark.slow
 def test_decoding_keeps_to_it_and_the_trainer_scores_what_was_drawn(rolled):
     params, kept, loose = rolled
-    _, fine = toy_plans.parsed(kept.tokens[:, 5:])
+    _, fine = expert_plans.parsed(kept.tokens[:, 5:])
     assert bool(fine.all()) and not bool(kept.truncated.any())
-    assert not bool(toy_plans.parsed(loose.tokens[:, 5:])[1].all())
-    for rows, grammar in ((kept, toy_plans.grammar()), (loose, toy_plans.anything())):
-        logp, entropy = grammars.make_score(grammar)(toy_plans.WORLD.policy, params, rows)
+    assert not bool(expert_plans.parsed(loose.tokens[:, 5:])[1].all())
+    for rows, grammar in ((kept, expert_plans.grammar()), (loose, expert_plans.anything())):
+        logp, entropy = grammars.make_score(grammar)(expert_plans.WORLD.policy, params, rows)
         np.testing.assert_allclose(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, atol=1e-4)
         assert bool(jnp.isfinite(jnp.where(rows.mask, entropy, 0.0)).all())
     # the probabilities of what may come sum to 1, whatever came before
-    state = grammars.states(toy_plans.grammar(), kept.tokens, kept.mask)[:, 6]
-    raw = jnp.asarray(np.random.default_rng(0).normal(size=(64, len(toy_plans.ALPHABET))), jnp.float32)
-    shares = jax.nn.softmax(grammars.restricted(toy_plans.grammar(), state, raw), axis=1)
-    legal = grammars.legal(toy_plans.grammar(), state, len(toy_plans.ALPHABET))
+    state = grammars.states(expert_plans.grammar(), kept.tokens, kept.mask)[:, 6]
+    raw = jnp.asarray(np.random.default_rng(0).normal(size=(64, len(expert_plans.ALPHABET))), jnp.float32)
+    shares = jax.nn.softmax(grammars.restricted(expert_plans.grammar(), state, raw), axis=1)
+    legal = grammars.legal(expert_plans.grammar(), state, len(expert_plans.ALPHABET))
     np.testing.assert_allclose(jnp.sum(jnp.where(legal, shares, 0.0), axis=1), 1.0, atol=1e-6)
     assert not np.asarray(jnp.where(legal, 0.0, shares)).any()
     # no restriction is the plain score
-    plain, _ = estimates.score_tokens(toy_plans.WORLD.policy, params, loose)
+    plain, _ = builders.score_tokens(expert_plans.WORLD.policy, params, loose)
     np.testing.assert_allclose(jnp.where(loose.mask, plain, 0.0), loose.sampler_logp, atol=1e-4)
 
 
 def test_one_candidate_of_each_task_trains(rolled):
     _, rows, _ = rolled
-    rewards = Rewards(toy_plans.score(*toys.responses_of(toy_plans.WORLD, rows)), jnp.ones((64,), bool))
+    rewards = Rewards(expert_plans.score(*strings.responses_of(expert_plans.WORLD, rows)), jnp.ones((64,), bool))
     key, likely = jax.random.key(3), np.asarray(rows.sampler_logp).sum(axis=1).reshape(4, 16).argmax(axis=1)
     extras = task_feedback.make_extras(0.0)(None, key) | {"seen": shaping.add_rewards(
         shaping.no_moments(), jnp.asarray([0.5, 0.25], jnp.float32))}  # fmt: skip
@@ -91,7 +92,7 @@ def test_one_candidate_of_each_task_trains(rolled):
     mean_after = (0.75 + earned.sum()) / 6
     wanted = {"above_mean": earned - 0.375, "own_reward": earned, "mean_so_far": np.full(4, mean_after)}
     for name, values in wanted.items():
-        estimate = task_feedback.make_estimate(toy_plans.WORLD.policy, getattr(task_feedback, name))
+        estimate = task_feedback.make_estimate(expert_plans.WORLD.policy, getattr(task_feedback, name))
         batch = estimate({}, extras, rows, rewards)
         trains = np.asarray(batch.mask.any(axis=1)).reshape(4, 16)
         np.testing.assert_array_equal(np.argwhere(trains)[:, 1], likely)
@@ -128,15 +129,15 @@ def test_a_plan_that_cannot_run_becomes_less_likely():
 
 
 def test_plans_earn_what_they_restore():
-    train, held = toy_plans.tasks()
+    train, held = expert_plans.tasks()
     assert len(train) == 191 and not {tuple(x) for x in train} & {tuple(x) for x in held}
-    prompts, plans = (jnp.asarray(x) for x in toy_plans.texts(40, 1.0, 0))
-    rbi, rc = (jnp.asarray([toy_plans.encode(t)] * n, jnp.int32) for t, n in ((".rbi>", 8), ("..rc>", 2)))
+    prompts, plans = (jnp.asarray(x) for x in expert_plans.texts(40, 1.0, 0))
+    rbi, rc = (jnp.asarray([expert_plans.encode(t)] * n, jnp.int32) for t, n in ((".rbi>", 8), ("..rc>", 2)))
     tried = _plans("ubur", "urub", "ub", "un", "ubtc", "uburu", "tcur", "$", "urtc", "tc")
     whole = jnp.concatenate([prompts, rbi, rc]), jnp.concatenate([plans, tried])
-    right, earned, told = np.split(np.asarray(jax.jit(toy_plans.score)(*whole)), [40, 48])
+    right, earned, told = np.split(np.asarray(jax.jit(expert_plans.score)(*whole)), [40, 48])
     np.testing.assert_allclose(right, 1.0, atol=1e-4)
-    clean = toy_plans.pictures().astype(np.float64)
+    clean = expert_plans.pictures().astype(np.float64)
     blur = sum(w * np.roll(np.eye(8), k, 1) for k, w in ((0, 0.6), (1, 0.2), (-1, 0.2)))
     broken = np.stack([np.rot90(x) for x in clean]) @ blur
     back = np.stack([np.rot90(x, -1) for x in broken]) @ np.linalg.inv(blur)

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import progress_verifier, recipes
+from experiments.reward_models.parts import progress_verifier
 from jaxrl_llm.advantages import process
-from jaxrl_llm.rollout import given
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import given_responses
 
 
 def test_worked_best_of():
@@ -55,7 +56,7 @@ def test_prefixes_and_their_measured_success():
     roll = recipes.make_rollout(found.model, group_size=1, max_new_tokens=14, temperature=1.0)
     ids = jnp.arange(6, dtype=jnp.int32)
     rows = roll(found.model.params, found.train.tokens, found.train.valid, jax.random.split(jax.random.key(0), 6), ids)
-    rows = given.with_responses(rows, jnp.ones(6, bool), tokens, valid)
+    rows = given_responses.with_responses(rows, jnp.ones(6, bool), tokens, valid)
     # up to the mark: what is left is to write the answer down
     mark = found.model.tokenizer.encode("#")[0]
     until = jnp.cumsum((rows.tokens == mark) & rows.mask, axis=1)

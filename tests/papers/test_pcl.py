@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm.samplers import prompt_value, subset
+from jaxrl_llm.curriculum import prompt_value, subset
 
 
 def test_worked_choice_and_ratio():

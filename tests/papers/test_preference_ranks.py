@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import preference_strings, running_sums
+from experiments.parts import preference_task as toy
+from experiments.parts import running_sums_task as sums
 from experiments.preference import mpo
-from jaxrl_llm.data.tasks import toy_preferences as toy
-from jaxrl_llm.data.tasks import toy_requests as requests
-from jaxrl_llm.data.tasks import toy_sums as sums
+from experiments.preference.parts import noisy_ranker, pair_judges, requests
+from jaxrl_llm.curriculum import negatives, pairs
 from jaxrl_llm.losses import pairwise, preference, ranking, unlearning
-from jaxrl_llm.samplers import negatives, pairs
-from jaxrl_llm.worlds import toy_judges, toy_pairs, toy_rankings, toy_steps
 
 RNG = np.random.default_rng(11)
 
@@ -51,7 +51,7 @@ def test_swapped_labels_negate_the_logit_and_a_tie_is_a_half():
 
 def test_the_anchor_is_worth_six():
     prompts = toy.draw_prompts(jax.random.key(0), 20)
-    np.testing.assert_allclose(toy.gold_reward(prompts, toy_judges.anchor_response(prompts)), 6.0, atol=1e-5)
+    np.testing.assert_allclose(toy.gold_reward(prompts, pair_judges.anchor_response(prompts)), 6.0, atol=1e-5)
 
 
 # --- TRPA
@@ -137,8 +137,8 @@ def test_common_order():
 
 def test_right_pairs():
     gold, kept = jnp.asarray([3.0, 1.0, 2.0, 2.0]), jnp.asarray([True, True, True, False])
-    assert float(toy_rankings.right_pairs(gold, kept)) == 2.0  # 3 > 1, 3 > 2; 1 < 2 is wrong
-    assert float(toy_rankings.right_pairs(jnp.arange(4.0)[::-1], kept | True)) == 6.0
+    assert float(noisy_ranker.right_pairs(gold, kept)) == 2.0  # 3 > 1, 3 > 2; 1 < 2 is wrong
+    assert float(noisy_ranker.right_pairs(jnp.arange(4.0)[::-1], kept | True)) == 6.0
 
 
 # --- U2A
@@ -184,7 +184,7 @@ def test_weights_and_ascent():
 
 
 def test_half_of_the_negatives_are_bad_and_some_are_copies():
-    prompts, responses = toy_pairs.draw_negatives(jax.random.key(3), 64)
+    prompts, responses = preference_strings.draw_negatives(jax.random.key(3), 64)
     gold = np.asarray(toy.gold_reward(prompts, responses))
     assert gold[::2].mean() < gold[1::2].mean() - 3
     np.testing.assert_array_equal(responses[1::4], responses[3::4])
@@ -196,7 +196,7 @@ def test_half_of_the_negatives_are_bad_and_some_are_copies():
 def test_credit_on_literal_values():
     credit = sums.values_to_advantages(jnp.asarray([[0.5, 0.5, 0.75, 0.125, 0.0]]))
     np.testing.assert_allclose(credit, [[0.0, 0.25, -0.625, -0.125]])
-    assert toy_steps.first_pit(credit, jax.random.key(0)).tolist() == [2]
+    assert running_sums.first_pit(credit, jax.random.key(0)).tolist() == [2]
 
 
 def test_advantage_weighted_optimum():
@@ -217,13 +217,13 @@ def test_cued_problems_and_prefixes():
     assert (answers % 2 == np.asarray(prompts)[:, 0] % 2).mean() == pytest.approx(0.8, abs=0.05)
     broken = sums.cued(jax.random.key(1), 100, 0.0)
     assert (np.asarray(sums.solution(broken))[:, -1] % 2 != np.asarray(broken)[:, 0] % 2).all()
-    params = toy_steps.WORLD.policy.init(jax.random.key(2))
+    params = running_sums.WORLD.policy.init(jax.random.key(2))
     responses = sums.solution(prompts[:3])
-    found = toy_steps.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
+    found = running_sums.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
     assert found.shape == (3, 2, 4)
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(np.asarray(responses)[:, None, :2], 2, axis=1))
-    whole = toy_steps.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
-    parts = [toy_steps.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
+    whole = running_sums.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
+    parts = [running_sums.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
     assert (whole < parts[0]).all() and not parts[1].any()
 
 

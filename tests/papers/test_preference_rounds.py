@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_task as toy
+from jaxrl_llm.curriculum import active, pairs
 from jaxrl_llm.losses import preference, robust
 from jaxrl_llm.models.merging import soup
-from jaxrl_llm.samplers import active, pairs
 
 RNG = np.random.default_rng(3)
 SCORES = jnp.asarray([[0.2, 1.5, -0.3, 0.9], [1.0, 1.0, 1.0, 1.0]])

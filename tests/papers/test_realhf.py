@@ -7,15 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.systems.parts import event_simulator, metropolis, placement_search, ppo_calls
 from jaxrl_llm.distributed import reshard, rules
-from jaxrl_llm.models.shape import parameter_shapes
-from jaxrl_llm.planning import calls, chips, events, metropolis, plan_choice, reallocation
-from jaxrl_llm.planning.layout import Sizes, leaves
+from jaxrl_llm.models.spec import parameter_shapes
+from jaxrl_llm.planning import chips, reshard_cost
+from jaxrl_llm.planning.parallel_layout import Sizes, leaves
 from jaxrl_llm.planning.phases import Work
-from jaxrl_llm.planning.reallocation import Place
+from jaxrl_llm.planning.reshard_cost import Place
 from tests.models_for_tests import small_config
 
-SCHEDULE, OUTCOME = jax.jit(events.schedule), jax.jit(calls.outcome)
+SCHEDULE, OUTCOME = jax.jit(event_simulator.schedule), jax.jit(ppo_calls.outcome)
 KEY = jax.random.key(0)
 NO, A, B, BOTH = [False, False], [True, False], [False, True], [True, True]
 
@@ -35,12 +36,12 @@ def test_two_calls_of_three_and_two_seconds(devices, after, want):
 
 def test_idle_share_memory_and_penalty_by_hand():
     found = timeline([3.0, 2.0], [A, B], [NO, NO])
-    np.testing.assert_allclose(events.idle_share(found, jnp.asarray([A, B])), 1 - 5 / 6, rtol=1e-6)
+    np.testing.assert_allclose(event_simulator.idle_share(found, jnp.asarray([A, B])), 1 - 5 / 6, rtol=1e-6)
     bytes_of = jnp.asarray([4.0, 1.0]), jnp.asarray([2.0, 5.0])
-    assert events.peak_bytes(*bytes_of, jnp.asarray([A, BOTH])) == 4 + 1 + 5
-    assert events.peak_bytes(*bytes_of, jnp.asarray([A, B])) == 6
-    assert events.penalised(jnp.float32(5.0), jnp.float32(10.0), 9.0) == 15.0
-    assert events.penalised(jnp.float32(5.0), jnp.float32(9.0), 9.0) == 5.0
+    assert event_simulator.peak_bytes(*bytes_of, jnp.asarray([A, BOTH])) == 4 + 1 + 5
+    assert event_simulator.peak_bytes(*bytes_of, jnp.asarray([A, B])) == 6
+    assert event_simulator.penalised(jnp.float32(5.0), jnp.float32(10.0), 9.0) == 15.0
+    assert event_simulator.penalised(jnp.float32(5.0), jnp.float32(9.0), 9.0) == 5.0
 
 
 def test_a_cycle_never_ends():
@@ -106,15 +107,15 @@ def carried_out(shapes, whole, before, after):
     """The leaves on the devices of ``after``, from what those of ``before`` have and the transfers bring."""
     here = {}
     for path, shape in shapes.items():
-        had, wanted = (reallocation.pieces(path, shape, place) for place in (before, after))
+        had, wanted = (reshard_cost.pieces(path, shape, place) for place in (before, after))
         for device, ranges in wanted.items():
             array = np.full(shape, np.nan)
             if device in had:
                 array[tuple(slice(*r) for r in had[device])] = whole[path][tuple(slice(*r) for r in had[device])]
             here[path, device] = array, ranges
-    for transfer in reallocation.transfers(shapes, before, after):
+    for transfer in reshard_cost.transfers(shapes, before, after):
         part = tuple(slice(*r) for r in transfer.ranges)
-        held = reallocation.pieces(transfer.leaf, shapes[transfer.leaf], before)[transfer.source]
+        held = reshard_cost.pieces(transfer.leaf, shapes[transfer.leaf], before)[transfer.source]
         assert all(a <= c and d <= b for (a, b), (c, d) in zip(held, transfer.ranges, strict=True))
         for target in transfer.targets:
             here[transfer.leaf, target][0][part] = whole[transfer.leaf][part]
@@ -134,7 +135,7 @@ def test_transfers_bring_every_device_all_that_it_needs(family):
             for (path, _), (array, ranges) in carried_out(shapes, whole, before, after).items():
                 part = tuple(slice(*r) for r in ranges)
                 np.testing.assert_array_equal(array[part], whole[path][part])  # and so there and back again
-        assert reallocation.transfers(shapes, before, before) == []
+        assert reshard_cost.transfers(shapes, before, before) == []
 
 
 def test_transfers_count_what_jax_would_move_and_device_put_keeps_the_model():
@@ -143,7 +144,7 @@ def test_transfers_count_what_jax_would_move_and_device_put_keeps_the_model():
     params = jax.tree.map(lambda s: rng.normal(size=s).astype(np.float32), tree, is_leaf=lambda x: isinstance(x, tuple))
     before, after = Place(0, Sizes(data=2, fsdp=2, tensor=2)), Place(0, Sizes(data=2, tensor=4))
     put = [rules.shardings(params, place.sizes.mesh(devices)) for place in (before, after)]
-    plan = reallocation.transfers(leaves(config), before, after)
+    plan = reshard_cost.transfers(leaves(config), before, after)
     count = sum(np.prod([b - a for a, b in t.ranges]) * len(t.targets) for t in plan)
     assert 4 * count == reshard.moved_bytes(params, *put, 4) > 0
     apart = rules.shardings(params, Sizes(tensor=2).mesh(devices[6:]))
@@ -156,17 +157,17 @@ def test_seconds_of_a_move():
     config, chip = small_config("llama", num_kv_heads=4), chips.CHIPS["v5p"]
     one, other = Place(0, Sizes()), Place(1, Sizes())
     bytes_of_it = 2 * config.num_parameters
-    assert reallocation.seconds(config, chip, one, one) == 0
-    np.testing.assert_allclose(reallocation.seconds(config, chip, one, other), bytes_of_it / 1.8e11)
+    assert reshard_cost.seconds(config, chip, one, one) == 0
+    np.testing.assert_allclose(reshard_cost.seconds(config, chip, one, other), bytes_of_it / 1.8e11)
     # the whole goes out once however many take it
-    np.testing.assert_allclose(reallocation.seconds(config, chip, one, Place(0, Sizes(data=4))), bytes_of_it / 1.8e11)
+    np.testing.assert_allclose(reshard_cost.seconds(config, chip, one, Place(0, Sizes(data=4))), bytes_of_it / 1.8e11)
 
 
 @pytest.fixture(scope="module")
 def small():
     config = small_config("llama", num_kv_heads=4)
-    options = calls.places(config, 4, smallest=2)
-    return options, calls.tables(config, config, chips.CHIPS["v5p"], options, Work(16, 16, 8, 8))
+    options = ppo_calls.places(config, 4, smallest=2)
+    return options, ppo_calls.tables(config, config, chips.CHIPS["v5p"], options, Work(16, 16, 8, 8))
 
 
 def test_places_and_tables(small):
@@ -174,21 +175,21 @@ def test_places_and_tables(small):
     assert {p.first for p in options if p.sizes.chips == 2} == {0, 2} and tables.devices.shape[1] == 4
     for k, place in enumerate(options):
         assert np.flatnonzero(tables.devices[k]).tolist() == list(place.devices)
-        assert np.isinf(tables.seconds[calls.GENERATE, k]) == (place.sizes.fsdp > 1)
-    chosen = np.asarray(calls.fastest(tables))
-    assert (chosen.sum(1) == 3).all() and not (chosen & ~np.asarray(calls.runnable(tables))).any()
+        assert np.isinf(tables.seconds[ppo_calls.GENERATE, k]) == (place.sizes.fsdp > 1)
+    chosen = np.asarray(ppo_calls.fastest(tables))
+    assert (chosen.sum(1) == 3).all() and not (chosen & ~np.asarray(ppo_calls.runnable(tables))).any()
     with pytest.raises(ValueError, match="6 chips are no power of two times blocks of 2"):
-        calls.places(small_config("llama"), 6, smallest=2)
+        ppo_calls.places(small_config("llama"), 6, smallest=2)
 
 
 def test_a_plan_on_all_devices_is_the_sum_of_its_calls(small):
     options, tables = small
-    plan = plan_choice.symmetric_plan(tables, options, KEY)
+    plan = placement_search.symmetric_plan(tables, options, KEY)
     assert len(set(plan.tolist())) == 1
     found = OUTCOME(tables, plan)
     np.testing.assert_allclose(found.seconds, tables.seconds[:, plan[0]].sum(), rtol=1e-5)
     np.testing.assert_allclose(found.idle, 0.0, atol=1e-5)
-    zero = plan_choice.zero_plan(tables, options, KEY)
+    zero = placement_search.zero_plan(tables, options, KEY)
     moved = OUTCOME(tables, zero).seconds - tables.seconds[jnp.arange(6), zero].sum()
     both = tables.moves[0, zero[4], zero[0]] + tables.moves[1, zero[5], zero[3]]
     np.testing.assert_allclose(moved, both, rtol=1e-3)
@@ -197,13 +198,14 @@ def test_a_plan_on_all_devices_is_the_sum_of_its_calls(small):
 
 def test_search_comes_near_to_the_best_plan_and_a_tied_one_never_moves(small):
     options, tables = small
-    free = {"allowed": calls.fastest, "betas": (0.01, 0.1), "steps": 400}
+    free = {"allowed": ppo_calls.fastest, "betas": (0.01, 0.1), "steps": 400}
     best, searched = (
-        plan(tables, options, KEY, **free) for plan in (plan_choice.exhaustive_plan, plan_choice.metropolis_plan)
+        plan(tables, options, KEY, **free)
+        for plan in (placement_search.exhaustive_plan, placement_search.metropolis_plan)
     )
     least, near = (OUTCOME(tables, plan).penalised for plan in (best, searched))
     assert least <= near <= 1.05 * least
-    tied = plan_choice.metropolis_plan_of_models(tables, options, KEY, **free | {"allowed": calls.runnable})
+    tied = placement_search.metropolis_plan_of_models(tables, options, KEY, **free | {"allowed": ppo_calls.runnable})
     assert tied[0] == tied[4] and tied[3] == tied[5]
     with pytest.raises(ValueError, match="plans are more than 10; search them by chance"):
-        plan_choice.exhaustive_plan(tables, options, KEY, allowed=calls.fastest, most=10)
+        placement_search.exhaustive_plan(tables, options, KEY, allowed=ppo_calls.fastest, most=10)

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
+from experiments.agents.parts import multi_hop
+from jaxrl_llm.envs import bm25
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers import overlap
-from jaxrl_llm.worlds import retrieval, toy_multihop
 
 GOOD = "<think>who?</think><search>us president</search><result>obama</result><think>so</think>"
 
@@ -71,14 +72,14 @@ def test_bm25_agrees_with_a_loop():
             weight = math.log(1 + (7 - holders + 0.5) / (holders + 0.5))
             expected[d] += weight * often * 2.2 / (often + 1.2 * (0.25 + 0.75 * size[d] / size.mean()))
     given = jnp.asarray(query, jnp.int32), jnp.asarray(texts, jnp.int32)
-    np.testing.assert_allclose(retrieval.bm25_scores(*given, k1=1.2), expected, atol=1e-5)
-    ids, found = retrieval.best_documents(jnp.asarray(expected, jnp.float32), count=3)
+    np.testing.assert_allclose(bm25.bm25_scores(*given, k1=1.2), expected, atol=1e-5)
+    ids, found = bm25.best_documents(jnp.asarray(expected, jnp.float32), count=3)
     np.testing.assert_array_equal(ids, np.argsort(-expected, kind="stable")[:3])
     assert np.asarray(found).all()
     with pytest.raises(ValueError, match="count=9"):
-        retrieval.best_documents(jnp.zeros(7), count=9)
+        bm25.best_documents(jnp.zeros(7), count=9)
     with pytest.raises(ValueError, match="b=2"):
-        retrieval.bm25_scores(*given, b=2.0)
+        bm25.bm25_scores(*given, b=2.0)
 
 
 def _episode(env, step, task, act):
@@ -105,7 +106,7 @@ def _rows(problems, played):
         tokens[b, width : width + len(said)], mask[b, width : width + len(said)] = said, chosen
         used[b, width : width + len(said)], end[b, : len(ends)] = True, width + np.asarray(ends)
     done = jnp.asarray([x[4] for x in played])
-    found = episodes.Turns(
+    found = multi_turn.Turns(
         jnp.zeros(tokens.shape, jnp.int32), jnp.asarray(end), jnp.asarray(end > 0), jnp.zeros((rows, 4), jnp.float32),
         jnp.zeros((rows, 4), jnp.int32), done, jnp.ones(rows, bool),
     )  # fmt: skip
@@ -118,31 +119,31 @@ def _rows(problems, played):
 
 
 def test_who_follows_the_documents_succeeds():
-    problems = toy_multihop.problems(6, 3, (1, 2, 3))
-    env = toy_multihop.make_env()
-    step, following = jax.jit(env.step), jax.jit(toy_multihop.next_action)
+    problems = multi_hop.problems(6, 3, (1, 2, 3))
+    env = multi_hop.make_env()
+    step, following = jax.jit(env.step), jax.jit(multi_hop.next_action)
     tasks = [jax.tree.map(lambda x, b=b: x[b], problems.answers) for b in range(6)]
     played = [_episode(env, step, task, lambda state, turn: following(state)) for task in tasks[:3]]
-    gold = toy_multihop.gold(tasks[3])
-    other = toy_multihop.ENTITY + (gold[0] - toy_multihop.ENTITY + 1) % toy_multihop.ENTITIES
-    half = jnp.stack([jnp.int32(toy_multihop.ANSWER), other, gold[1]])
-    broken = jnp.asarray([toy_multihop.DOT, 5, 6], jnp.int32)
+    gold = multi_hop.gold(tasks[3])
+    other = multi_hop.ENTITY + (gold[0] - multi_hop.ENTITY + 1) % multi_hop.ENTITIES
+    half = jnp.stack([jnp.int32(multi_hop.ANSWER), other, gold[1]])
+    broken = jnp.asarray([multi_hop.DOT, 5, 6], jnp.int32)
     played += [_episode(env, step, tasks[3], lambda state, turn: half)]
     played += [_episode(env, step, tasks[4], lambda state, turn: broken if turn == 0 else following(state))]
-    played += [_episode(env, step, tasks[5], lambda state, turn: [toy_multihop.SEARCH, 5, 6])]
+    played += [_episode(env, step, tasks[5], lambda state, turn: [multi_hop.SEARCH, 5, 6])]
     rows = _rows(problems, played)
-    found = toy_multihop.read(problems.answers, rows)
+    found = multi_hop.read(problems.answers, rows)
     # one, two and three hops as they should; half an answer at once; a broken action on the way; never an answer
     np.testing.assert_allclose(found.f1, [1, 1, 1, 0.5, 1, 0])
     np.testing.assert_allclose(found.f1, [x[3] for x in played])
     assert found.exact.tolist() == [True, True, True, False, True, False]
     assert found.formed.tolist() == [True, True, True, True, False, False]
     assert found.searches.tolist() == [1, 2, 3, 0, 2, 4]
-    score = toy_multihop.make_score(shaping.graded_rewards)(problems.answers, rows)
+    score = multi_hop.make_score(shaping.graded_rewards)(problems.answers, rows)
     np.testing.assert_allclose(score.value, [1, 1, 1, 0.5, 0, 0])
 
     # what was retrieved has no gradient, unless it is said to train; without a search nothing differs
-    open_ = episodes.with_observations(rows, prompt_tokens=problems.tokens.shape[1])
+    open_ = multi_turn.with_observations(rows, prompt_tokens=problems.tokens.shape[1])
     logp, ones = jnp.full(rows.mask.shape, -1.0), jnp.ones(rows.mask.shape)
 
     def slope(mask):
@@ -154,17 +155,17 @@ def test_who_follows_the_documents_succeeds():
 
 
 def test_retrievers():
-    problems = toy_multihop.problems(64, 5, (2,))
-    start = jax.vmap(lambda task: toy_multihop.make_env().reset(jax.random.key(0), task))(problems.answers)
-    query = jax.vmap(toy_multihop.next_action)(start)[:, 1:]
-    wanted = jax.vmap(lambda s: s.task["relations"][0] * toy_multihop.ENTITIES + s.at)(start)
-    best = jnp.argmax(jax.vmap(toy_multihop.by_query)(start, query), axis=1)
+    problems = multi_hop.problems(64, 5, (2,))
+    start = jax.vmap(lambda task: multi_hop.make_env().reset(jax.random.key(0), task))(problems.answers)
+    query = jax.vmap(multi_hop.next_action)(start)[:, 1:]
+    wanted = jax.vmap(lambda s: s.task["relations"][0] * multi_hop.ENTITIES + s.at)(start)
+    best = jnp.argmax(jax.vmap(multi_hop.by_query)(start, query), axis=1)
     np.testing.assert_array_equal(best, wanted)
-    turned = jax.vmap(toy_multihop.by_query)(start, query[:, ::-1])
+    turned = jax.vmap(multi_hop.by_query)(start, query[:, ::-1])
     np.testing.assert_array_equal(jnp.argmax(turned, axis=1), wanted)
     # the question as a query finds some first hops, and nothing a second time
-    asked = jnp.argmax(jax.vmap(toy_multihop.by_question_once)(start, query), axis=1)
+    asked = jnp.argmax(jax.vmap(multi_hop.by_question_once)(start, query), axis=1)
     assert 0.3 < float(jnp.mean((asked == wanted).astype(jnp.float32))) < 0.9
     again = start._replace(searches=start.searches + 1)
-    assert not np.asarray(jax.vmap(toy_multihop.by_question_once)(again, query)).any()
-    assert not np.asarray(jax.vmap(toy_multihop.nothing)(start, query)).any()
+    assert not np.asarray(jax.vmap(multi_hop.by_question_once)(again, query)).any()
+    assert not np.asarray(jax.vmap(multi_hop.nothing)(start, query)).any()

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import principles
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts import principles
 from jaxrl_llm.losses.reward import log_odds_loss
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import rlgf
-from jaxrl_llm import recipes
-from jaxrl_llm.rollout import rollin
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import roll_in_out
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
 
@@ -32,7 +32,7 @@ def _parts(**changes):
 
 
 def _of_guide(rows, uniform):
-    real = np.asarray(rollin.whole_response(rows, new_tokens=BASE.max_new_tokens))
+    real = np.asarray(roll_in_out.whole_response(rows, new_tokens=BASE.max_new_tokens))
     return real & (np.abs(np.asarray(rows.sampler_logp) - uniform) < 1e-3), real
 
 

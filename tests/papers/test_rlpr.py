@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import free_answers, recipes
-from jaxrl_llm.rollout import given
+from experiments.reward_models.parts import free_answers
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import given_responses
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=6, eval_problems=4, max_new_tokens=24)
 
@@ -19,7 +20,7 @@ def world():
     roll = recipes.make_rollout(model, group_size=1, max_new_tokens=24, temperature=1.0)
     keys = jax.random.split(jax.random.key(0), 6)
     rows = roll(model.params, free.bench.train.tokens, free.bench.train.valid, keys, ids)
-    rows = given.with_responses(rows, jnp.ones(6, bool), *recipes.demonstrations(SETTINGS))
+    rows = given_responses.with_responses(rows, jnp.ones(6, bool), *recipes.demonstrations(SETTINGS))
     return free, rows
 
 
@@ -62,7 +63,7 @@ def test_the_reference_takes_the_place_of_the_answer(world):
 
 def test_a_response_without_a_mark_gets_one(world):
     free, rows = world
-    cut = rows._replace(mask=given.prefix(rows.mask, jnp.full(6, 3, jnp.int32)))
+    cut = rows._replace(mask=given_responses.prefix(rows.mask, jnp.full(6, 3, jnp.int32)))
     cut = cut._replace(segment_ids=jnp.where(rows.mask & ~cut.mask, 0, rows.segment_ids))
     shown = free_answers.with_reference(free, cut)
     text = _text(free, shown.tokens[0], shown.segment_ids[0] > 0)

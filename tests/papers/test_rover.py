@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import curricula, recipes, reduce
+from jaxrl_llm import reduce
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.valuation import rover_loss, uniform_policy_values
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_task as toy
 from jaxrl_llm.losses import preference
 
 RNG = np.random.default_rng(0)

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import reward_mix
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.reward import label_regression_loss
+from jaxrl_llm.rewards import combine
 
 LABELS, PAIR = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.zeros(2, jnp.int32)
 
 
 def _advantages(weights):
-    return group.group_normalized_advantages(reward_mix.composed(LABELS, jnp.asarray(weights)), PAIR, eps=0.0)
+    return group.group_normalized_advantages(combine.composed(LABELS, jnp.asarray(weights)), PAIR, eps=0.0)
 
 
 def test_worked_weights():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages import group
-from jaxrl_llm.samplers import bandit
+from jaxrl_llm.curriculum import bandit
 
 
 def test_worked_updates():

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import keydoor, keydoor_arena, progress_estimator
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.returns import gae_advantages
 from jaxrl_llm.losses.reward import return_sum_loss
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import offline
-from jaxrl_llm.worlds import arenas, attribution, keydoor, toy_keydoor
 
 ALL = jnp.ones((1, 3), bool)
 
@@ -63,13 +64,13 @@ def test_terminal_progress_without_grounding_is_the_reward_at_the_end():
 
 def _walked(cells, agent, key, door, actions):
     """The situations before each action of one corridor, as the world numbers them, and what each action was paid."""
-    env = keydoor.make_env(toy_keydoor.encode, (), height=1, width=cells)
+    env = keydoor.make_env(keydoor_arena.encode, (), height=1, width=cells)
     start = {"agent": agent, "key": key, "door": door}
     place = env.reset(jax.random.key(0), {name: jnp.int32(cell) for name, cell in start.items()})
     seen, paid, after = [], [], []
     for action in actions:
         seen.append(int(env.identity(place)))
-        answer = env.step(place, jnp.asarray(toy_keydoor.encode(action), jnp.int32), jnp.int32(1))
+        answer = env.step(place, jnp.asarray(keydoor_arena.encode(action), jnp.int32), jnp.int32(1))
         place, held = answer.state, bool(answer.state.held)
         paid.append(float(answer.reward))
         # the sub-goals by hand, from the places alone
@@ -86,18 +87,18 @@ def _turns(seen, paid):
     taken = jnp.asarray(np.arange(8)[None, :] < np.array([len(x) for x in seen])[:, None])
     identity, none = jnp.asarray(table[0], jnp.int32), jnp.zeros(taken.shape, jnp.int32)
     reward, all_ = jnp.asarray(table[1], jnp.float32), taken[:, 0]
-    return episodes.Turns(none, none, taken, reward, identity, all_, all_), taken
+    return multi_turn.Turns(none, none, taken, reward, identity, all_, all_), taken
 
 
 def test_the_oracle_pays_for_sub_goals():
     # A . K . . D: two steps to the key, pick, two steps beside the door, open
     seen, paid, _ = _walked(6, 0, 2, 5, "rrprro")
-    found = toy_keydoor.subgoal_progress(*_turns([seen], [paid]))
+    found = keydoor_arena.subgoal_progress(*_turns([seen], [paid]))
     np.testing.assert_allclose(found, [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0]])
     # back and forth is paid once; the key beside the door is two sub-goals at once; out of turns
     walks = [(6, 0, 2, 5, "rrlrpp"), (6, 3, 4, 5, "rpo"), (6, 0, 4, 5, "lrrrrplr")]
     played = [_walked(*walk) for walk in walks]
-    found = np.asarray(toy_keydoor.subgoal_progress(*_turns(*([p[i] for p in played] for i in (0, 1)))))
+    found = np.asarray(keydoor_arena.subgoal_progress(*_turns(*([p[i] for p in played] for i in (0, 1)))))
     expected = np.zeros((3, 8))
     for b, (_, paid, after) in enumerate(played):
         best = 0
@@ -112,18 +113,18 @@ def test_the_oracle_pays_for_sub_goals():
 @pytest.mark.slow
 def test_the_estimator_learns_to_sum_to_returns():
     """On rows of the arena: the error falls below the variance of the returns, which a constant would leave."""
-    arena = toy_keydoor.make_arena(cells=4, turns=6, skill=0.7)
-    stage = attribution.fit_stage(arena, steps=120, table=64, learning_rate=3e-3)
-    params = attribution.make_start(arena, base_steps=2)(jax.random.key(0))
+    arena = keydoor_arena.make_arena(cells=4, turns=6, skill=0.7)
+    stage = progress_estimator.fit_stage(arena, steps=120, table=64, learning_rate=3e-3)
+    params = progress_estimator.make_start(arena, base_steps=2)(jax.random.key(0))
     ids = jnp.arange(9, dtype=jnp.int32)
     rows = arenas.make_rollout(arena, arena.train, group_size=1)(
         params["model"], arena.train.tokens, arena.train.valid, sample_keys(jax.random.key(1), 0, ids, 1), ids
     )
-    said = attribution.contributions(arena, params["progress"], rows)
+    said = progress_estimator.contributions(arena, params["progress"], rows)
     assert said.shape == (9, 6) and not np.asarray(said).any()  # the head starts at 0
     # as if the world had paid for every 'r': what the estimator can see at the end of each action
-    steps = jnp.take_along_axis(rows.tokens, episodes.turns_of(rows).end, axis=1)
-    right = (steps == toy_keydoor.encode("r")[0]) & episodes.turns_of(rows).taken
+    steps = jnp.take_along_axis(rows.tokens, multi_turn.turns_of(rows).end, axis=1)
+    right = (steps == keydoor_arena.encode("r")[0]) & multi_turn.turns_of(rows).taken
     turned = rows._replace(extras=rows.extras | {"turns/reward": right.astype(jnp.float32)})
     step = jax.jit(lambda p: jax.value_and_grad(lambda q: stage.method.loss(q, {}, turned)[0])(p))
     first, slope = step(params)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.samplers.subset import ladder_levels, make_subset
+from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import lookup
 from jaxrl_llm.advantages.group import dr_grpo_advantages, group_normalized_advantages
 from jaxrl_llm.advantages.turns import stratified_advantages
-from jaxrl_llm.worlds import toy_lookup
 
 FOUR, PAIRS = jnp.zeros(4, jnp.int32), jnp.array([0, 0, 1, 1], jnp.int32)
 
@@ -71,26 +71,26 @@ def test_limits():
 
 
 def test_questions_are_answered_by_looking_up():
-    table = toy_lookup.problems(20, 5)
-    step = jax.jit(toy_lookup.ENV.step)
+    table = lookup.problems(20, 5)
+    step = jax.jit(lookup.ENV.step)
 
     def act(state, character):
-        return step(state, jnp.asarray([toy_lookup.ALPHABET.index(character)], jnp.int32), jnp.int32(1))
+        return step(state, jnp.asarray([lookup.ALPHABET.index(character)], jnp.int32), jnp.int32(1))
 
     for i in range(20):
         task = {name: x[i] for name, x in table.answers.items()}
         hops, at, f = int(task["hops"]), int(task["start"]), np.asarray(task["table"])
-        assert "".join(toy_lookup.ALPHABET[t] for t in table.tokens[i]) == f"{hops}{'abcdef'[at]}="
-        state = start = toy_lookup.ENV.reset(jax.random.key(0), task)
+        assert "".join(lookup.ALPHABET[t] for t in table.tokens[i]) == f"{hops}{'abcdef'[at]}="
+        state = start = lookup.ENV.reset(jax.random.key(0), task)
         for _ in range(hops):
             answer = act(state, "abcdef"[at])
             at, state = int(f[at]), answer.state
-            shown = "".join(toy_lookup.ALPHABET[t] for t in answer.tokens)
+            shown = "".join(lookup.ALPHABET[t] for t in answer.tokens)
             assert shown == f":{'abcdef'[at]}=" and not bool(answer.done) and float(answer.reward) == 0.0
         for first in (state, start):  # known, or guessed
             right, wrong = act(first, "ABCDEF"[at]), act(first, "ABCDEF"[at - 1])
             assert bool(right.done) and bool(wrong.done)
             assert (float(right.reward), float(wrong.reward)) == (1.0, 0.0)
         useless = act(state, "1")
-        assert not bool(useless.done) and toy_lookup.ALPHABET[int(useless.tokens[1])] == "_"
-        assert int(toy_lookup.ENV.identity(useless.state)) == int(toy_lookup.ENV.identity(state))
+        assert not bool(useless.done) and lookup.ALPHABET[int(useless.tokens[1])] == "_"
+        assert int(lookup.ENV.identity(useless.state)) == int(lookup.ENV.identity(state))

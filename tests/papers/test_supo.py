@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from experiments.agents import supo
+from experiments.agents.parts import ledger, summaries
+from experiments.parts import strings
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import contexts, episodes, summaries
+from jaxrl_llm.rollout import contexts, multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import estimates, split
+from jaxrl_llm.train import builders, sub_trajectories
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import toy_ledger, toys
 
 # one layer, to compile less
-POLICY = toys.make_world(len(toy_ledger.ALPHABET), 1, 3 * toy_ledger.TURNS).policy
-ARENA = dataclasses.replace(toy_ledger.make_arena(toy_ledger.Skill(1.0, 1.0)), policy=POLICY)
+POLICY = strings.make_world(len(ledger.ALPHABET), 1, 3 * ledger.TURNS).policy
+ARENA = dataclasses.replace(ledger.make_arena(ledger.Skill(1.0, 1.0)), policy=POLICY)
 LIMIT, TIMES, MOST, GROUP = 7, 2, 3, 4
-CONTEXT = toy_ledger.context_of(LIMIT, TIMES)
+CONTEXT = ledger.context_of(LIMIT, TIMES)
 WIDTH = contexts.widest(CONTEXT, ARENA.env, prompt_tokens=1, turns=ARENA.turns)
 IDS = jnp.arange(24, dtype=jnp.int32)
 
@@ -64,14 +65,14 @@ def params():
 
 @pytest.fixture(scope="module")
 def rows(params):
-    rollout = toy_ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=GROUP)
+    rollout = ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=GROUP)
     return jax.jit(rollout)(params, *_given(ARENA.train, IDS, GROUP))
 
 
 def _replay(row, amounts):
     """What a plain reader with this context is shown for the actions and summaries of a row; how the row ends."""
     tokens, mask, parts, places = row
-    show = toy_ledger.ALPHABET
+    show = ledger.ALPHABET
     queue, seen, part, writing, summary, read, at = [show.index("L")], 0, 1, False, [], 0, 0
     while True:
         token, place, here = tokens[at], places[at], parts[at]
@@ -104,7 +105,7 @@ def _replay(row, amounts):
 
 def test_contexts_are_those_of_a_plain_reader(rows):
     record = [np.asarray(x) for x in (rows.tokens, rows.mask, rows.segment_ids, rows.positions)]
-    tasks, rewards = ARENA.train.answers, np.asarray(episodes.episode_rewards({}, rows).value)
+    tasks, rewards = ARENA.train.answers, np.asarray(multi_turn.episode_rewards({}, rows).value)
     ends = []
     for b in range(IDS.size * GROUP):
         task = int(rows.problem_ids[b])
@@ -124,7 +125,7 @@ def test_contexts_are_those_of_a_plain_reader(rows):
 def test_log_probabilities_add_up(params, rows):
     """What the sampler recorded of a rollout is what the trainer scores of its sub-trajectories, each by itself."""
     parts = contexts.sub_trajectories(rows, most=MOST, width=WIDTH)
-    own, _ = jax.jit(partial(estimates.score_tokens, POLICY))(params, parts)
+    own, _ = jax.jit(partial(builders.score_tokens, POLICY))(params, parts)
     own, mask = np.where(parts.mask, own, 0.0), np.asarray(parts.mask)
     np.testing.assert_allclose(own, np.where(mask, parts.sampler_logp, 0.0), atol=1e-4)
     whole = np.where(rows.mask, rows.sampler_logp, 0.0).sum(1)
@@ -139,10 +140,10 @@ def test_log_probabilities_add_up(params, rows):
 def test_without_a_limit_it_is_grpo(params):
     ids, settings = IDS[:4], {"group_size": GROUP, "max_turns": ARENA.turns, "end_ids": ()}
     answers, new = ARENA.train.answers, ARENA.new_tokens
-    plain = episodes.make_episodes(POLICY, ARENA.env, answers, max_new_tokens=new, **settings)
-    seen = summaries.make_episodes(POLICY, ARENA.env, answers, toy_ledger.ALL, **settings)
-    grpo = estimates.make_estimate(POLICY, estimates.per_response(group_normalized_advantages))
-    supo_ = split.make_split_estimate(POLICY, turns.shared_advantages, most=MOST, width=new + 1)
+    plain = multi_turn.make_episodes(POLICY, ARENA.env, answers, max_new_tokens=new, **settings)
+    seen = summaries.make_episodes(POLICY, ARENA.env, answers, ledger.ALL, **settings)
+    grpo = builders.make_estimate(POLICY, builders.per_response(group_normalized_advantages))
+    supo_ = sub_trajectories.make_split_estimate(POLICY, turns.shared_advantages, most=MOST, width=new + 1)
     rewards = Rewards(jnp.arange(16, dtype=jnp.float32) % 3, jnp.ones((16,), bool))
 
     @jax.jit
@@ -171,10 +172,10 @@ def test_gradient(params, rows):
     @jax.jit
     def found(rows, judged):
         batches = [
-            split.make_split_estimate(POLICY, turns.shared_advantages, most=MOST, width=WIDTH, keep=keep)(
+            sub_trajectories.make_split_estimate(POLICY, turns.shared_advantages, most=MOST, width=WIDTH, keep=keep)(
                 params, {}, rows, judged
             )
-            for keep in (split.finished_rollouts, split.every_rollout)
+            for keep in (sub_trajectories.finished_rollouts, sub_trajectories.every_rollout)
         ]
 
         def slope(batch):
@@ -207,7 +208,7 @@ def test_gradient(params, rows):
 def _echo(limit, drop):
     def step(state, action, count):
         said = jnp.sum(action) % 5
-        return episodes.Answered(
+        return multi_turn.Answered(
             state + 1,
             jnp.stack([said, said]).astype(jnp.int32),
             jnp.int32(2),
@@ -216,14 +217,14 @@ def _echo(limit, drop):
             jnp.bool_(True),
         )
 
-    env = episodes.Env(lambda key, task: task, step, lambda state: state, action_tokens=2, observation_tokens=2)
+    env = multi_turn.Env(lambda key, task: task, step, lambda state: state, action_tokens=2, observation_tokens=2)
     return env, contexts.Context(limit, 4, 3, (6, 6), drop=drop)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drop", [True, False])
 def test_a_turn_is_taken_out_again(drop):
-    world, (env, context) = toys.make_world(7, 3, 60), _echo(11, drop)
+    world, (env, context) = strings.make_world(7, 3, 60), _echo(11, drop)
     params = world.policy.init(jax.random.key(0))
     rollout = summaries.make_episodes(
         world.policy, env, jnp.zeros((2,), jnp.int32), context, group_size=3, max_turns=8, end_ids=(5,)
@@ -231,8 +232,8 @@ def test_a_turn_is_taken_out_again(drop):
     prompts, valid = jnp.array([[0, 1, 2], [1, 2, 3]], jnp.int32), jnp.array([[False, True, True], [True] * 3])
     keys = sample_keys(jax.random.key(5), 0, jnp.arange(2), 3)
     rows = jax.jit(rollout)(params, prompts, valid, keys, jnp.arange(2, dtype=jnp.int32))
-    logp, _ = jax.jit(partial(estimates.score_tokens, world.policy))(params, rows)
-    mask, taken = np.asarray(rows.mask), np.asarray(episodes.turns_of(rows).taken)
+    logp, _ = jax.jit(partial(builders.score_tokens, world.policy))(params, rows)
+    mask, taken = np.asarray(rows.mask), np.asarray(multi_turn.turns_of(rows).taken)
     np.testing.assert_allclose(np.asarray(logp)[mask], np.asarray(rows.sampler_logp)[mask], atol=1e-4)
     assert (taken.sum(1) == 8).all() and np.asarray(contexts.summaries_of(rows)).min() > 1
     for b in range(6):
@@ -251,42 +252,42 @@ def test_a_turn_is_taken_out_again(drop):
 
 def test_the_expert_needs_summaries():
     play = summaries.make_played(
-        ARENA.env, ARENA.heldout.answers, CONTEXT, ARENA.behave, lambda state, key: toy_ledger.right_summary(state),
+        ARENA.env, ARENA.heldout.answers, CONTEXT, ARENA.behave, lambda state, key: ledger.right_summary(state),
         max_turns=ARENA.turns,
     )  # fmt: skip
     rows = jax.jit(play)(*_given(ARENA.heldout, jnp.arange(64, dtype=jnp.int32), 1))
-    right, pages = np.asarray(episodes.episode_rewards({}, rows).value) == 1.0, np.asarray(ARENA.heldout.level)
+    right, pages = np.asarray(multi_turn.episode_rewards({}, rows).value) == 1.0, np.asarray(ARENA.heldout.level)
     np.testing.assert_array_equal(right, pages <= 6)
     np.testing.assert_array_equal(np.asarray(rows.truncated), pages > 6)
     tasks = jax.tree.map(lambda x: x[rows.problem_ids], ARENA.heldout.answers)
-    right, first = toy_ledger.right_summaries(tasks, rows)
+    right, first = ledger.right_summaries(tasks, rows)
     assert int(jnp.sum(first)) >= int(jnp.sum(contexts.summaries_of(rows))) > 64
     np.testing.assert_array_equal(right, first)
-    wrong, _ = toy_ledger.right_summaries(tasks, rows._replace(tokens=jnp.where(first, 0, rows.tokens)))
+    wrong, _ = ledger.right_summaries(tasks, rows._replace(tokens=jnp.where(first, 0, rows.tokens)))
     assert not np.asarray(wrong).any()
 
 
 @pytest.mark.slow
 def test_the_base_sees_both_kinds_of_contexts():
-    played = toy_ledger.make_played(toy_ledger.Skill(1.0, 1.0))
+    played = ledger.make_played(ledger.Skill(1.0, 1.0))
     rows = jax.jit(lambda key: played(ARENA, key, 64))(jax.random.key(0))
     counts, tokens = np.asarray(contexts.summaries_of(rows)), np.asarray(rows.tokens)
     assert counts[:32].max() >= 3 and not counts[32:].any() and not np.asarray(rows.truncated).any()
     for b in range(64):
-        last = toy_ledger.ALPHABET[tokens[b][np.asarray(rows.mask[b])][-1]]
+        last = ledger.ALPHABET[tokens[b][np.asarray(rows.mask[b])][-1]]
         assert "ABCDE".index(last) == int(ARENA.train.answers["answer"][rows.problem_ids[b]])
 
 
 @pytest.mark.slow
 def test_a_rule_keeps_the_last_line(params):
-    context = toy_ledger.context_of(LIMIT, 3, rule=contexts.beginning(2))
-    rollout = toy_ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
+    context = ledger.context_of(LIMIT, 3, rule=contexts.beginning(2))
+    rollout = ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
     rows = jax.jit(rollout)(params, *_given(ARENA.train, IDS, 1))
     tokens, parts, places = (np.asarray(x) for x in (rows.tokens, rows.segment_ids, rows.positions))
     assert parts.max() > 1 and not np.asarray(rows.extras["summaries/written"]).any()
     for b, t in np.argwhere((parts > 1) & (places == 0)):
-        assert toy_ledger.ALPHABET[tokens[b, t]] == "L" and np.asarray(rows.mask[b, t - 1])
-        assert toy_ledger.ALPHABET[tokens[b, t + 2]] in ",!" and not np.asarray(rows.mask[b, t : t + 3]).any()
+        assert ledger.ALPHABET[tokens[b, t]] == "L" and np.asarray(rows.mask[b, t - 1])
+        assert ledger.ALPHABET[tokens[b, t + 2]] in ",!" and not np.asarray(rows.mask[b, t : t + 3]).any()
 
 
 def test_wrong_contexts():
@@ -295,10 +296,10 @@ def test_wrong_contexts():
         (contexts.Context(None, 2), "summaries=2"),
         (contexts.Context(2, 1, 2), "tokens=2"),
         (contexts.Context(10, -1), "summaries=-1"),
-        (toy_ledger.context_of(10, 1, rule=contexts.beginning(2), drop=True), "leave one"),
+        (ledger.context_of(10, 1, rule=contexts.beginning(2), drop=True), "leave one"),
     ):
-        rollout = toy_ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
+        rollout = ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
         with pytest.raises(ValueError, match=words):
             jax.eval_shape(rollout, POLICY.init(jax.random.key(0)), *given)
     with pytest.raises(ValueError, match="group_size=0"):
-        toy_ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=0)
+        ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=0)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import sws
-from jaxrl_llm import curricula, recipes, synthesis
+from experiments.curriculum.parts import chain_concepts, synthesis, weakness
 from jaxrl_llm.data import problems as tables
-from jaxrl_llm.data.tasks import chain, chain_concepts
+from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.samplers import weakness
+from jaxrl_llm.experiment import curricula, recipes
 
 
 def test_worked_weakness():

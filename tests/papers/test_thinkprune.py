@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import reduce, shaping
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.policy import reinforce_loss
+from jaxrl_llm.rewards import shaping
 
 
 def test_worked_group():

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
+from experiments.agents.parts import arena, calculator, imitation, self_critic, two_tools
 from jaxrl_llm.losses.preference import dpo_loss
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, imitation, self_critic, toy_calc, toy_tools
 
-ARENA = toy_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)
-LETTERS = toy_tools.ALPHABET
+ARENA = two_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)
+LETTERS = two_tools.ALPHABET
 
 
 def _text(tokens):
@@ -38,16 +38,16 @@ def test_worked_rewards():
 @lru_cache
 def _rows():
     """Nine episodes played by the behaviour, which knows everything; with turns as a rollout has them."""
-    rows = jax.jit(lambda key: arenas.play(ARENA, key, 9))(jax.random.key(0))
+    rows = jax.jit(lambda key: arena.play(ARENA, key, 9))(jax.random.key(0))
     table = jnp.zeros((9, 4), jnp.int32)
-    found = episodes.Turns(
+    found = multi_turn.Turns(
         rows.positions, table, table == 0, table.astype(jnp.float32), table, ~rows.truncated, rows.truncated | True
     )
     return rows._replace(extras={f"turns/{name}": value for name, value in found._asdict().items()})
 
 
 def test_without_a_calculator_every_expression_is_an_error():
-    plain, single = toy_tools.make_env(), toy_tools.make_env(toy_tools.no_calculator)
+    plain, single = two_tools.make_env(), two_tools.make_env(two_tools.no_calculator)
     task = jax.tree.map(lambda x: x[0], ARENA.train.answers)
     state = plain.reset(jax.random.key(0), task)
     written, count = jnp.asarray([LETTERS.index(c) for c in "3+4"], jnp.int32), jnp.int32(3)
@@ -57,8 +57,8 @@ def test_without_a_calculator_every_expression_is_an_error():
     # tables are looked up, and right answers paid, as before
     asked = int(task["asked"][0])
     looked, right = (
-        toy_tools.FIRST_NAME + asked,
-        toy_tools.FIRST_ANSWER + toy_calc.calculate(toy_tools.needed(state))[0],
+        two_tools.FIRST_NAME + asked,
+        two_tools.FIRST_ANSWER + calculator.calculate(two_tools.needed(state))[0],
     )
     shown, last = (single.step(state, jnp.full((3,), int(x), jnp.int32), jnp.int32(1)) for x in (looked, right))
     assert _text(shown.tokens) == f"{int(task['table'][asked])}=" and float(last.reward) == 1.0 and bool(last.done)
@@ -70,7 +70,7 @@ def test_more_of_the_cold_start_imitates_the_behaviour():
     params = ARENA.policy.init(jax.random.key(1))
     table = jax.jit(stage.extras)(params, jax.random.key(2))["rows"]
     assert table.rows.tokens.shape[0] == 4 and table.share.tolist() == [1.0] * 4
-    played = jax.jit(lambda key: arenas.play(ARENA, key, 4))(jax.random.key(2))
+    played = jax.jit(lambda key: arena.play(ARENA, key, 4))(jax.random.key(2))
     np.testing.assert_array_equal(table.rows.tokens, played.tokens)
     np.testing.assert_array_equal(table.rows.mask, played.mask)
 
@@ -87,9 +87,9 @@ def test_extremes_are_best_and_worst_of_each_task():
 
 @pytest.mark.slow
 def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
-    score = toy_tools.make_score(bonus=0.1)
+    score = two_tools.make_score(bonus=0.1)
     sizes = {"prompts": 4, "group_size": 4, "steps": 2, "rows_per_step": 4, "learning_rate": 1e-3}
-    stage = self_critic.make_stage(toy_tools.make_arena(), score, **sizes)
+    stage = self_critic.make_stage(two_tools.make_arena(), score, **sizes)
     params = ARENA.policy.init(jax.random.key(1))
     table = jax.jit(stage.extras)(params, jax.random.key(2))["rows"]
     kept, loss = table.kept | True, jax.jit(jax.value_and_grad(lambda p, t: stage.method.loss(p, {}, t)[0]))
@@ -107,7 +107,7 @@ def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
 
 def test_the_wise_player_calls_both_tools_and_is_right():
     rows = _rows()
-    well_formed, both = toy_tools.conduct(rows)
+    well_formed, both = two_tools.conduct(rows)
     assert bool(jnp.all(well_formed & both))
     step = jax.jit(ARENA.env.step)
     for b in range(9):
@@ -134,4 +134,4 @@ def test_the_wise_player_calls_both_tools_and_is_right():
             assert _text(found.tokens) == "!=" and not bool(found.done) and float(found.reward) == 0.0
     # an error anywhere, or no answer, is malformed
     broken = rows._replace(tokens=rows.tokens.at[0, 5].set(LETTERS.index("!")))
-    assert toy_tools.conduct(broken)[0].tolist() == [False] + [True] * 8
+    assert two_tools.conduct(broken)[0].tolist() == [False] + [True] * 8

@@ -5,19 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import calculator
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import estimates
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Rewards
-from jaxrl_llm.worlds import arenas, toy_calc
 
-ARENA = toy_calc.make_arena(calls=1)
+ARENA = calculator.make_arena(calls=1)
 
 
 def _ids(text):
-    return jnp.asarray([toy_calc.ALPHABET.index(c) for c in text], jnp.int32)
+    return jnp.asarray([calculator.ALPHABET.index(c) for c in text], jnp.int32)
 
 
 def test_worked_rewards():
@@ -31,17 +32,17 @@ def test_worked_rewards():
     with pytest.raises(ValueError, match="penalty=-1.0"):
         shaping.execution_rewards(right, failed, penalty=-1.0)
     with pytest.raises(ValueError, match="calls=-1"):
-        toy_calc.make_env(calls=-1)
+        calculator.make_env(calls=-1)
 
 
 def test_the_calculator_agrees_with_a_loop():
     rng = np.random.default_rng(0)
-    written = rng.integers(0, len(toy_calc.ALPHABET), (400, 5))
+    written = rng.integers(0, len(calculator.ALPHABET), (400, 5))
     kinds = np.array([[1, 11, 1, 11, 1], [10, 3, 10, 3, 10]])
     written[:300] = kinds[0] + rng.integers(0, kinds[1], (300, 5))  # three of four are expressions
-    value, fine = jax.jit(jax.vmap(toy_calc.calculate))(jnp.asarray(written, jnp.int32))
+    value, fine = jax.jit(jax.vmap(calculator.calculate))(jnp.asarray(written, jnp.int32))
     for row, found, well in zip(written, value, fine, strict=True):
-        text = "".join(toy_calc.ALPHABET[t] for t in row)
+        text = "".join(calculator.ALPHABET[t] for t in row)
         assert bool(well) == (all(c.isdigit() for c in text[::2]) and all(c in "+-*" for c in text[1::2]))
         if well:
             assert int(found) == eval(f"({text[:3]}){text[3:]}") % 10
@@ -49,18 +50,18 @@ def test_the_calculator_agrees_with_a_loop():
 
 def test_episodes_by_hand():
     """A call, an error, a call that is no longer executed, an answer; the player who calls and believes succeeds."""
-    step, alone = (jax.jit(toy_calc.make_env(calls=c).step) for c in (2, 0))
+    step, alone = (jax.jit(calculator.make_env(calls=c).step) for c in (2, 0))
 
     def act(state, text):
         return step(state, jnp.pad(_ids(text), (0, 5 - len(text))), jnp.int32(len(text)))
 
     def shown(answer):
-        return "".join(toy_calc.ALPHABET[t] for t in answer.tokens[: int(answer.count)])
+        return "".join(calculator.ALPHABET[t] for t in answer.tokens[: int(answer.count)])
 
     for i in range(5):
         task = {name: x[i] for name, x in ARENA.train.answers.items()}
-        asked = "".join(toy_calc.ALPHABET[t] for t in ARENA.train.tokens[i])
-        start = toy_calc.make_env(calls=2).reset(jax.random.key(0), task)
+        asked = "".join(calculator.ALPHABET[t] for t in ARENA.train.tokens[i])
+        start = calculator.make_env(calls=2).reset(jax.random.key(0), task)
         first = act(start, asked[:5])
         assert shown(first)[1] == "=" and not bool(first.done) and float(first.reward) == 0.0
         value = int(shown(first)[0])
@@ -86,31 +87,31 @@ def test_what_the_tool_says_is_context_and_not_trained_on():
     # of a fresh decoder, whose calls are hardly ever expressions
     params, keys = ARENA.policy.init(jax.random.key(0)), sample_keys(jax.random.key(1), 0, ids, 4)
     rows = roll(params, tokens[ids], ARENA.train.valid[ids], keys, ids)
-    shown, found = np.asarray(toy_calc.outputs(rows)), episodes.turns_of(rows)
-    np.testing.assert_array_equal(episodes.shown(rows), shown)
+    shown, found = np.asarray(calculator.outputs(rows)), multi_turn.turns_of(rows)
+    np.testing.assert_array_equal(multi_turn.shown(rows), shown)
     count = np.asarray(found.taken).sum(1) - np.asarray(found.done)
     assert (shown.sum(1) == 2 * (count > 0)).all() and shown.any()  # the first call is answered, by two tokens
     assert not (shown & np.asarray(rows.mask)).any() and not np.asarray(rows.sampler_logp)[shown].any()
     assert (np.asarray(rows.segment_ids)[shown] == 1).all()  # but it is read
-    errors = (shown & (np.asarray(rows.tokens) == toy_calc.ERROR)).sum(1)
-    np.testing.assert_array_equal(toy_calc.failed(rows), errors > 0)
-    rewards = episodes.episode_rewards({}, rows)
-    figures = {k: float(x) for k, x in toy_calc.figures(rows, rewards).items()}
+    errors = (shown & (np.asarray(rows.tokens) == calculator.ERROR)).sum(1)
+    np.testing.assert_array_equal(calculator.failed(rows), errors > 0)
+    rewards = multi_turn.episode_rewards({}, rows)
+    figures = {k: float(x) for k, x in calculator.figures(rows, rewards).items()}
     np.testing.assert_allclose(figures["eval/code"], (count > 0).mean(), atol=1e-6)
     np.testing.assert_allclose(figures["eval/passed"], 1 - errors.sum() / (count > 0).sum(), atol=1e-6)
     # the gradient: none where only what the tool said has an advantage
-    estimate = estimates.make_estimate(ARENA.policy, lambda rows, rewards: toy_calc.outputs(rows).astype(jnp.float32))
+    estimate = builders.make_estimate(ARENA.policy, lambda rows, rewards: calculator.outputs(rows).astype(jnp.float32))
     rewards = Rewards(jnp.zeros(shown.shape[0]), jnp.ones(shown.shape[0], bool))
     assert not np.asarray(estimate(params, {}, rows, rewards).advantages).any()
 
 
 @pytest.mark.slow
 def test_the_behaviour_plays_without_gaps():
-    arena = toy_calc.make_arena(calls=2, code=1.0, skill=1.0, slips=0.0)
+    arena = calculator.make_arena(calls=2, code=1.0, skill=1.0, slips=0.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 8))(jax.random.key(0))
     for b in range(8):
         value = int(arena.train.answers["value"][rows.problem_ids[b]])
-        text = "".join(toy_calc.ALPHABET[t] for t in rows.tokens[b])
+        text = "".join(calculator.ALPHABET[t] for t in rows.tokens[b])
         assert text.rstrip("_") == f"{text[:6]}{text[:5]}{value}={'ABCDEFGHIJ'[value]}"
         assert np.flatnonzero(rows.mask[b]).tolist() == [6, 7, 8, 9, 10, 13]
         assert np.asarray(rows.positions[b, :14]).tolist() == list(range(14)) and not bool(rows.truncated[b])

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import shaping
-from jaxrl_llm.rollout import episodes
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import asked_again
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import arenas, toy_retry
 
 
 def _total(answers, valid, right_at, decay=0.5, weight=0.5):
@@ -80,25 +81,25 @@ def test_one_turn_pushes_to_one_answer_and_two_turns_away():
 def _in_order(state, key):
     """The letters shown, from left to right."""
     left = ~state.said[state.shown]
-    return (toy_retry.FIRST + state.shown[jnp.argmax(left)])[None]
+    return (asked_again.FIRST + state.shown[jnp.argmax(left)])[None]
 
 
 def test_letters_in_order_are_always_right_and_feedback_is_not_trained_on():
-    arena = dataclasses.replace(toy_retry.make_arena(), behave=_in_order)
+    arena = dataclasses.replace(asked_again.make_arena(), behave=_in_order)
     rows = jax.jit(lambda key: arenas.play(arena, key, 24))(jax.random.key(0))
     tokens, used, mask = (np.asarray(x) for x in (rows.tokens, rows.segment_ids, rows.mask))
     right = np.asarray(arena.train.answers["right"])[np.asarray(rows.problem_ids)]
     assert not np.asarray(rows.truncated).any() and len(set(mask.sum(axis=1))) > 2
     for b in range(24):
-        text = "".join(toy_retry.ALPHABET[t] for t in tokens[b, used[b] > 0])
-        shown, answer = text[:5], toy_retry.ALPHABET[toy_retry.FIRST + right[b]]
+        text = "".join(asked_again.ALPHABET[t] for t in tokens[b, used[b] > 0])
+        shown, answer = text[:5], asked_again.ALPHABET[asked_again.FIRST + right[b]]
         before = shown[: shown.index(answer)]
         assert text == shown + "=" + "".join(f"{c}x=" for c in before) + answer
-        assert "".join(toy_retry.ALPHABET[t] for t in tokens[b, mask[b]]) == before + answer
+        assert "".join(asked_again.ALPHABET[t] for t in tokens[b, mask[b]]) == before + answer
 
 
 def test_tasks():
-    arena = toy_retry.make_arena()
+    arena = asked_again.make_arena()
     train, held = ({tuple(map(int, row)) for row in x.tokens} for x in (arena.train, arena.heldout))
     assert len(train) == 1000 and len(held) == 60 and not train & held
     for table in (arena.train, arena.heldout):
@@ -109,9 +110,9 @@ def test_tasks():
 
 def test_figures_count_turns_and_answers():
     # right at the second turn; never, with one letter said twice and a token that is no answer
-    first, other = toy_retry.FIRST, toy_retry.ASK
+    first, other = asked_again.FIRST, asked_again.ASK
     taken = np.asarray([[1, 1, 0, 0, 0], [1, 1, 1, 1, 1]], bool)
-    found = episodes.Turns(
+    found = multi_turn.Turns(
         turn=jnp.zeros((2, 5), jnp.int32), end=jnp.asarray([[0, 1, 0, 0, 0], [0, 1, 2, 3, 4]], jnp.int32),
         taken=jnp.asarray(taken), reward=jnp.asarray([[0.0, 1, 0, 0, 0], [0] * 5]),
         identity=jnp.zeros((2, 5), jnp.int32), done=jnp.asarray([True, False]), valid=jnp.ones(2, bool),
@@ -120,6 +121,6 @@ def test_figures_count_turns_and_answers():
     grid, line = jnp.zeros((2, 5), jnp.int32), jnp.zeros(2, jnp.int32)
     extras = {f"turns/{name}": value for name, value in found._asdict().items()}
     rows = Trajectories(tokens, grid, grid, found.taken, grid.astype(jnp.float32), ~found.done, line, line, extras)
-    figures = toy_retry.figures(rows, episodes.episode_rewards({}, rows))
+    figures = asked_again.figures(rows, multi_turn.episode_rewards({}, rows))
     assert [float(figures[f"eval/success@{k}"]) for k in range(1, 6)] == [0.0, 0.5, 0.5, 0.5, 0.5]
     assert float(figures["eval/answers"]) == 3.5 and float(figures["eval/distinct"]) == (1.0 + 3 / 4) / 2

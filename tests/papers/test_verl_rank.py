@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import verl_rank
-from jaxrl_llm import recipes
 from jaxrl_llm.advantages import effective_rank as ranks
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import meta_agent
+from experiments.agents.parts import workflows as flows
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.selection import exponential_weights
 from jaxrl_llm.advantages.turns import improvement_rewards
 from jaxrl_llm.losses.sft import sft_loss, weighted_sft_loss
-from jaxrl_llm.worlds import meta_agent
-from jaxrl_llm.worlds import toy_workflows as flows
 
 
 def test_worked_rewards_and_weights():

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.planning import at_work, calls
-from jaxrl_llm.planning.layout import Sizes
+from experiments.systems.parts import measured_plan, ppo_calls
+from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Work
-from jaxrl_llm.planning.reallocation import Place
+from jaxrl_llm.planning.reshard_cost import Place
 from tests.models_for_tests import small_config
 
 CONFIG, WORK = small_config(num_kv_heads=4), Work(4, 4, 8, 8, group=2, compute_dtype=jnp.float32, remat=False)
@@ -21,21 +21,21 @@ SPREAD = (
 
 @pytest.mark.slow
 def test_a_plan_with_moves_computes_what_one_device_computes():
-    start, found = at_work.given(CONFIG, WORK, jax.random.key(0)), {}
+    start, found = measured_plan.given(CONFIG, WORK, jax.random.key(0)), {}
     for name, plan in (("one", (ONE,) * 6), ("spread", SPREAD)):
-        job, clock = at_work.Job(CONFIG, WORK, plan), {}
-        models = at_work.iterate(job, start, at_work.begin(job, start))
-        models = at_work.iterate(job, start, models, clock)
-        assert set(clock) == {*calls.CALLS, *(at_work.MOVES if name == "spread" else ())}
+        job, clock = measured_plan.Job(CONFIG, WORK, plan), {}
+        models = measured_plan.iterate(job, start, measured_plan.begin(job, start))
+        models = measured_plan.iterate(job, start, models, clock)
+        assert set(clock) == {*ppo_calls.CALLS, *(measured_plan.MOVES if name == "spread" else ())}
         assert all(seconds > 0 for seconds in clock.values())
         found[name] = jax.device_get((models.actor.params, models.critic.params))
         held = models.actor.params["layers"]["up"].sharding.device_set
-        assert {d.id for d in held} == set(plan[calls.TRAIN_ACTOR].devices)
+        assert {d.id for d in held} == set(plan[ppo_calls.TRAIN_ACTOR].devices)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-6), found["one"], found["spread"])
     assert not np.allclose(found["one"][0]["layers"]["up"], start.params["layers"]["up"], atol=1e-7)
 
 
 def test_moves_and_parts():
-    assert at_work.moved(SPREAD) == [(SPREAD[4], SPREAD[0]), (SPREAD[5], SPREAD[3])]
+    assert measured_plan.moved(SPREAD) == [(SPREAD[4], SPREAD[0]), (SPREAD[5], SPREAD[3])]
     with pytest.raises(ValueError, match="microbatches=2, rollout_rows=8: a plan is carried out in one part"):
-        at_work.given(CONFIG, Work(4, 4, 8, 8, microbatches=2), jax.random.key(0))
+        measured_plan.given(CONFIG, Work(4, 4, 8, 8, microbatches=2), jax.random.key(0))

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.planning import live
+from jaxrl_llm.planning import utilisation
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.planning.layout import Sizes
-from jaxrl_llm.train import report
+from jaxrl_llm.planning.parallel_layout import Sizes
+from jaxrl_llm.run import report
 from jaxrl_llm.types import Rewards, Trajectories
 from tests.models_for_tests import small_config, small_model
 
@@ -19,7 +19,7 @@ RESPONSES = np.array([2, 4, 1, 1])
 
 def _least(trained=(True, True, False, False), **changes):
     given = {"prompt_tokens": PROMPTS, "response_tokens": RESPONSES, "trained": np.array(trained)}
-    return live.least_seconds(small_config("llama"), CHIP, **given | changes)
+    return utilisation.least_seconds(small_config("llama"), CHIP, **given | changes)
 
 
 def test_by_hand():
@@ -44,9 +44,9 @@ def test_what_does_not_train_costs_no_update_and_more_chips_take_less():
 
 
 def test_rates_are_positive_and_measured_once():
-    chip = live.measured(jnp.float32, side=64, repeats=1)
+    chip = utilisation.measured(jnp.float32, side=64, repeats=1)
     assert chip.flops > 0 and chip.bandwidth > 0
-    assert live.measured(jnp.float32, side=64, repeats=1) is chip
+    assert utilisation.measured(jnp.float32, side=64, repeats=1) is chip
 
 
 def _rows():
@@ -62,17 +62,17 @@ def _rows():
 
 
 def test_shares_of_a_batch(monkeypatch):
-    monkeypatch.setattr(live, "of_device", lambda dtype: CHIP)
+    monkeypatch.setattr(utilisation, "of_device", lambda dtype: CHIP)
     _, params, config = small_model("llama")
     rows = _rows()
     rewards = Rewards(jnp.array([1.0, 0, 1, 1]), jnp.array([True, True, True, False]))
     seconds = {"rollout": 2.0, "score": 1.0, "update": 0.5}
-    every = live.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds)
-    some = live.make_roof(config, jnp.float32, group_size=2, keep=lambda rows, rewards: rewards.value < 0.5)
+    every = utilisation.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds)
+    some = utilisation.make_roof(config, jnp.float32, group_size=2, keep=lambda rows, rewards: rewards.value < 0.5)
     assert set(every) == {"roof/rollout", "roof/update"}
     assert some(rows, rewards, seconds)["roof/update"] < every["roof/update"]
     assert some(rows, rewards, seconds)["roof/rollout"] == every["roof/rollout"] > 0
-    double = live.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
+    double = utilisation.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
     assert double["roof/rollout"] == pytest.approx(every["roof/rollout"] / 2)
 
 
@@ -91,5 +91,5 @@ def test_phases_of_a_run_leave_the_compilation_out():
 
 
 def test_devices_are_known_by_kind():
-    assert jax.devices()[0].device_kind not in live.KINDS
-    assert set(live.KINDS.values()) == {"v4", "v5e", "v5p", "v6e"}
+    assert jax.devices()[0].device_kind not in utilisation.KINDS
+    assert set(utilisation.KINDS.values()) == {"v4", "v5e", "v5p", "v6e"}

@@ -15,8 +15,9 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, reallocation, search, shapes
-from jaxrl_llm.planning.layout import Sizes, gathered, held
+from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, reshard_cost, search
+from jaxrl_llm.planning import known_models as shapes
+from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held
 from jaxrl_llm.planning.phases import Work
 from tests.models_for_tests import small_config
 
@@ -151,9 +152,9 @@ def test_bytes_of_a_reshard_are_those_of_the_shardings(family):
     pairs = [(Sizes(fsdp=8), Sizes(data=8)), (Sizes(2, 2, 2), Sizes(data=2, tensor=4)), (Sizes(fsdp=4, expert=2),) * 2]
     for before, after in pairs:
         put = [rules.shardings(shapes, sizes.mesh(jax.devices())) for sizes in (before, after)]
-        assert sum(reallocation.received(config, before, after)) == moved_bytes(shapes, *put, 2)
+        assert sum(reshard_cost.received(config, before, after)) == moved_bytes(shapes, *put, 2)
     # each chip has an eighth of what divides, and lacks the rest
-    lacks = reallocation.received(config, Sizes(fsdp=8), Sizes(data=8))
+    lacks = reshard_cost.received(config, Sizes(fsdp=8), Sizes(data=8))
     assert set(lacks) == {2 * (config.num_parameters - held(config, Sizes(fsdp=8)))}
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.rollout import answer_probability
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.types import Trajectories
-from jaxrl_llm.worlds import answer_chances
 from tests.models_for_tests import byte_tokenizer, small_model
 
 PROMPT, FIRST, SEEN, SECOND = [5, 6], [7, 8, 2], [9, 10], [11, 2]  # of the second row, the first has a shorter prompt
@@ -49,7 +49,7 @@ def _alone(score, tokens, count):
 
 def test_chances_are_those_of_the_answer_in_place_of_the_action():
     policy, params, _ = small_model()
-    found = jax.jit(lambda rows: answer_chances.answer_chances(policy, params, rows, GOLD))(_rows())
+    found = jax.jit(lambda rows: answer_probability.answer_chances(policy, params, rows, GOLD))(_rows())
 
     @jax.jit
     def score(tokens, segments, positions):
@@ -66,7 +66,7 @@ def test_chances_are_those_of_the_answer_in_place_of_the_action():
 def test_golds_are_the_first_right_answer_behind_its_tag(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     rows = [Problem("own", "?", "", {"value": value}, 0, "?") for value in (["Rome", "Roma"], 7)]
-    found = answer_chances.golds(tokenizer, rows)
+    found = answer_probability.golds(tokenizer, rows)
     texts = [
         tokenizer.decode(row[kind > 0].tolist()) for row, kind in zip(found["gold"], found["gold_kind"], strict=True)
     ]

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import curricula, recipes
-from jaxrl_llm.experiment import loop
-from jaxrl_llm.rollout import cost
+from jaxrl_llm.experiment import curricula, loop, recipes
+from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.train.online import rollout_metrics
 from jaxrl_llm.types import Rewards, Trajectories
 from tests.experiment import tiny
@@ -19,8 +18,8 @@ def test_groups_that_were_drawn_again_cost_all_their_draws():
     for unhinted, drawn in ((0, [3, 3, 3, 1, 1, 1]), (1, [1, 3, 3, 1, 1, 1])):
         slots, _ = staged.scripted(outcomes, group_size=3, unhinted=unhinted)
         rows = staged.run(slots, 2, 3)
-        assert rows.extras[cost.RESPONSES].tolist() == drawn
-        assert rows.extras[cost.TOKENS].tolist() == [staged.NEW * n for n in drawn]
+        assert rows.extras[rollout_cost.RESPONSES].tolist() == drawn
+        assert rows.extras[rollout_cost.TOKENS].tolist() == [staged.NEW * n for n in drawn]
         figures = rollout_metrics(rows, slots["score"](None, rows))
         assert float(figures["rollouts/generated"]) == sum(drawn)
         assert float(figures["tokens/generated"]) == staged.NEW * sum(drawn)
@@ -63,8 +62,8 @@ def test_a_record_has_the_drawn_rollouts_where_they_differ():
 
     def twice(*arguments):
         rows = stage.method.rollout(*arguments)
-        tokens = cost.response_tokens(rows)
-        return cost.with_cost(rows, jnp.full(tokens.shape, 2.0), 3 * tokens)
+        tokens = rollout_cost.response_tokens(rows)
+        return rollout_cost.with_cost(rows, jnp.full(tokens.shape, 2.0), 3 * tokens)
 
     one = loop.run_arm(plan, settings, [0, 1])
     plan = plan._replace(stages=(plan.stages[0], stage._replace(method=stage.method._replace(rollout=twice))))

@@ -8,20 +8,19 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.agents.parts import keydoor, keydoor_grid
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.returns import gae_advantages
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data.problems import encode_problems, make_split
 from jaxrl_llm.data.tasks import keydoor as corridor
-from jaxrl_llm.data.tasks import keydoor_grid
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.epochs import make_epochs
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.estimates import make_estimate, make_policy_loss, score_tokens
+from jaxrl_llm.train.builders import make_estimate, make_policy_loss, score_tokens
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
-from jaxrl_llm.worlds import keydoor
 from tests.models_for_tests import nano
 from tests.traps.tables import table_policy
 
@@ -72,7 +71,7 @@ def _rollout(task, level, height, width, seed=0, **settings):
     problems, table = _table(task, level)
     env = keydoor.make_env(tokenizer.encode, tokenizer.eos_ids, height=height, width=width)
     settings = {"group_size": 2, "max_turns": 5, "max_new_tokens": NEW, "end_ids": (), "temperature": 1.5} | settings
-    rollout = episodes.make_episodes(policy, env, table.answers, **settings)
+    rollout = multi_turn.make_episodes(policy, env, table.answers, **settings)
     ids = jnp.asarray([3, 0, 5], jnp.int32)
     keys = sample_keys(jax.random.key(seed), 0, ids, settings["group_size"])
     return problems, table, rollout, (params, table.tokens[ids], table.valid[ids], keys, ids)
@@ -88,7 +87,7 @@ def test_the_sequence_is_what_a_plain_world_says_to_the_same_actions(played):
     """Trap 18: ids are appended, never encoded again; observations are outside the mask."""
     problems, table, _, _, out = played
     _, _, _, tokenizer = nano()
-    turns, width = episodes.turns_of(out), table.tokens.shape[1]
+    turns, width = multi_turn.turns_of(out), table.tokens.shape[1]
     taken_rows = 0
     for b in range(out.tokens.shape[0]):
         world = Plain(problems[int(out.problem_ids[b])].answer["world"])
@@ -202,9 +201,9 @@ def _counting(action_tokens=3, observation_tokens=4, fails_at=None, done_at=99):
     def step(state, action, count):
         shown = jnp.where(jnp.arange(observation_tokens) < count, 5, 0).astype(jnp.int32)
         fails = jnp.zeros((), bool) if fails_at is None else state == fails_at
-        return episodes.Answered(state + 1, shown, count, count.astype(jnp.float32), state + 1 >= done_at, ~fails)
+        return multi_turn.Answered(state + 1, shown, count, count.astype(jnp.float32), state + 1 >= done_at, ~fails)
 
-    return episodes.Env(
+    return multi_turn.Env(
         lambda key, task: task["start"], step, lambda state: state * 10, action_tokens, observation_tokens
     )
 
@@ -223,7 +222,7 @@ def _always(*pattern):
 def _play(env, pattern, new=12, max_turns=9, end_ids=(1,), rows=1, **settings):
     policy, params = _always(*pattern)
     start = {"start": jnp.zeros((rows,), jnp.int32)}
-    rollout = episodes.make_episodes(
+    rollout = multi_turn.make_episodes(
         policy, env, start, group_size=1, max_turns=max_turns, max_new_tokens=new, end_ids=end_ids, **settings
     )
     tokens = jnp.full((rows, 2), 4, jnp.int32)
@@ -237,7 +236,7 @@ def _text(row):
 
 def test_actions_end_by_their_end_token_or_their_length():
     out = _play(_counting(), (3, 1))  # "3 1" of two tokens, answered by "5 5"
-    turns = episodes.turns_of(out)
+    turns = multi_turn.turns_of(out)
     assert _text(out.tokens[0]) == "44" + "3155" * 3
     assert _text(out.mask[0]) == "00" + "1100" * 3
     assert np.asarray(turns.turn[0]).tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3]
@@ -252,12 +251,12 @@ def test_actions_end_by_their_end_token_or_their_length():
 def test_episodes_end_by_the_world_by_turns_or_by_tokens():
     out = _play(_counting(done_at=2), (3, 1))
     assert _text(out.tokens[0]) == "44" + "315531" + "0" * 6 and not bool(out.truncated[0])
-    assert bool(episodes.turns_of(out).done[0])
-    assert float(episodes.occupancy(out, prompt_tokens=2)) == 0.5
+    assert bool(multi_turn.turns_of(out).done[0])
+    assert float(multi_turn.occupancy(out, prompt_tokens=2)) == 0.5
     out = _play(_counting(), (3, 1), max_turns=2)
     assert _text(out.tokens[0]) == "44" + "315531" + "0" * 6 and bool(out.truncated[0])
     out = _play(_counting(), (3, 1), new=9)  # cut inside an action: trained, not answered
-    turns = episodes.turns_of(out)
+    turns = multi_turn.turns_of(out)
     assert _text(out.tokens[0]) == "44" + "315531553" and _text(out.mask[0]) == "00" + "110011001"
     assert np.asarray(turns.taken[0])[:3].tolist() == [True, True, False] and bool(out.truncated[0])
 
@@ -269,7 +268,7 @@ def test_a_loop_of_fixed_length_gives_the_same():
 
 def test_a_world_that_fails_makes_the_episode_invalid_not_zero():
     out = _play(_counting(fails_at=1), (3, 1))
-    turns, rewards = episodes.turns_of(out), episodes.episode_rewards({}, out)
+    turns, rewards = multi_turn.turns_of(out), multi_turn.episode_rewards({}, out)
     assert _text(out.tokens[0]) == "44" + "315531" + "0" * 6
     assert not bool(rewards.valid[0]) and not bool(turns.done[0]) and not bool(out.truncated[0])
     assert float(turns.reward[0, 1]) == 0.0
@@ -277,13 +276,13 @@ def test_a_world_that_fails_makes_the_episode_invalid_not_zero():
 
 def test_observations_may_be_empty_or_longer_than_announced():
     silent = _counting()._replace(
-        step=lambda s, a, n: episodes.Answered(
+        step=lambda s, a, n: multi_turn.Answered(
             s + 1, jnp.zeros((4,), jnp.int32), jnp.int32(0), jnp.float32(0), s < 0, s >= 0
         )
     )
     assert _text(_play(silent, (3, 1)).tokens[0]) == "44" + "31" * 6
     shouting = silent._replace(
-        step=lambda s, a, n: episodes.Answered(
+        step=lambda s, a, n: multi_turn.Answered(
             s + 1, jnp.full((4,), 5, jnp.int32), jnp.int32(99), jnp.float32(0), s < 0, s >= 0
         )
     )
@@ -295,16 +294,16 @@ def test_wrong_settings_are_named():
     settings = {"group_size": 1, "max_turns": 1, "max_new_tokens": 1, "end_ids": ()}
     for name in ("group_size", "max_turns", "max_new_tokens"):
         with pytest.raises(ValueError, match=f"{name}=0"):
-            episodes.make_episodes(policy, _counting(), {}, **settings | {name: 0})
+            multi_turn.make_episodes(policy, _counting(), {}, **settings | {name: 0})
     with pytest.raises(ValueError, match="action_tokens=0"):
-        episodes.make_episodes(policy, _counting(action_tokens=0), {}, **settings)
+        multi_turn.make_episodes(policy, _counting(action_tokens=0), {}, **settings)
 
 
 # --- values of turns
 
 
 def _turns():
-    return episodes.Turns(
+    return multi_turn.Turns(
         turn=jnp.asarray([[-1, 0, 0, 0, 1, 1, 1, 2]], jnp.int32),
         end=jnp.asarray([[3, 6, 0]], jnp.int32),
         taken=jnp.asarray([[True, True, False]]),
@@ -317,15 +316,15 @@ def _turns():
 
 def test_values_of_turns_at_tokens():
     turns, mask = _turns(), jnp.asarray([[False, False, True, True, False, True, True, True]])
-    assert episodes.returns_to_go(turns, gamma=0.5).tolist() == [[3.0, 4.0, 0.0]]
-    assert episodes.at_ends(turns.reward, turns).tolist() == [[0, 0, 0, 1.0, 0, 0, 4.0, 0]]
+    assert multi_turn.returns_to_go(turns, gamma=0.5).tolist() == [[3.0, 4.0, 0.0]]
+    assert multi_turn.at_ends(turns.reward, turns).tolist() == [[0, 0, 0, 1.0, 0, 0, 4.0, 0]]
     values = jnp.asarray([[7.0, 8.0, 9.0]])
-    assert episodes.over_turns(values, turns, mask).tolist() == [[0, 0, 7.0, 7.0, 0, 8.0, 8.0, 0]]
+    assert multi_turn.over_turns(values, turns, mask).tolist() == [[0, 0, 7.0, 7.0, 0, 8.0, 8.0, 0]]
     with pytest.raises(ValueError, match="gamma=2"):
-        episodes.returns_to_go(turns, gamma=2.0)
+        multi_turn.returns_to_go(turns, gamma=2.0)
     # rewards at the ends of actions and GAE over chosen tokens: by hand, gamma 1 and lambda 1 sum what is to come
     advantages, _ = gae_advantages(
-        episodes.at_ends(turns.reward, turns), jnp.zeros((1, 8)), jnp.zeros((1,)), mask, lam=1.0
+        multi_turn.at_ends(turns.reward, turns), jnp.zeros((1, 8)), jnp.zeros((1,)), mask, lam=1.0
     )
     assert advantages.tolist() == [[0, 0, 5.0, 5.0, 0, 4.0, 4.0, 0]]
 
@@ -339,9 +338,9 @@ def _bandit():
     def step(state, action, count):
         hit = (action[0] == 3).astype(jnp.float32)
         shown = jnp.full((1,), 4, jnp.int32)
-        return episodes.Answered(state + 1, shown, jnp.int32(1), hit, state >= 1, state >= 0)
+        return multi_turn.Answered(state + 1, shown, jnp.int32(1), hit, state >= 1, state >= 0)
 
-    return episodes.Env(lambda key, task: task["start"], step, lambda state: state, 1, 1)
+    return multi_turn.Env(lambda key, task: task["start"], step, lambda state: state, 1, 1)
 
 
 def test_a_world_is_learned_in_the_fused_loop():
@@ -351,19 +350,19 @@ def test_a_world_is_learned_in_the_fused_loop():
     problems = Problems(tokens, tokens > 0, answers, jnp.zeros((8,), jnp.int32))
 
     def advantages(trajectories, rewards):
-        turns = episodes.turns_of(trajectories)
-        values = episodes.returns_to_go(turns)
+        turns = multi_turn.turns_of(trajectories)
+        values = multi_turn.returns_to_go(turns)
         centred = jnp.stack(
             [group.dr_grpo_advantages(values[:, k], trajectories.group_ids) for k in range(values.shape[1])], axis=1
         )
-        return episodes.over_turns(centred, turns, trajectories.mask)
+        return multi_turn.over_turns(centred, turns, trajectories.mask)
 
     method = Online(
         policy=policy, problems=problems, sampler=make_epochs(), prompts_per_step=8, group_size=4,
-        rollout=episodes.make_episodes(
+        rollout=multi_turn.make_episodes(
             policy, env, answers, group_size=4, max_turns=2, max_new_tokens=3, end_ids=(), early_exit=False
         ),
-        score=episodes.episode_rewards, estimate=make_estimate(policy, advantages),
+        score=multi_turn.episode_rewards, estimate=make_estimate(policy, advantages),
         loss=make_policy_loss(policy, clipped_policy_loss), tx=optax.adam(0.1),
     )  # fmt: skip
     states = [init_state(method, policy.init(jax.random.key(s)), jax.random.key(s)) for s in range(2)]

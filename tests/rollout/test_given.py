@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import given
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.train.builders import score_tokens
 from tests.models_for_tests import chain_table, nano
 
 NEW = 12
@@ -31,12 +31,12 @@ def test_sampled_responses_given_again_are_the_same_rollout():
     rows, other = _rollout(0), _rollout(1)
     tail = slice(-NEW, None)
     every = jnp.ones(8, bool)
-    got = given.with_responses(
+    got = given_responses.with_responses(
         other, every, rows.tokens[:, tail], rows.mask[:, tail], sampler_logp=rows.sampler_logp[:, tail],
         truncated=rows.truncated,
     )  # fmt: skip
     jax.tree.map(np.testing.assert_array_equal, got, rows)
-    none = given.with_responses(rows, ~every, other.tokens[:, tail], other.mask[:, tail])
+    none = given_responses.with_responses(rows, ~every, other.tokens[:, tail], other.mask[:, tail])
     jax.tree.map(np.testing.assert_array_equal, none, rows)
 
 
@@ -45,14 +45,14 @@ def test_a_prefix_and_its_rest_joined_are_the_rollout():
     rows = _rollout()
     policy, params, _, tokenizer = nano()
     length = jnp.asarray([0, 1, 2, 3, 4, 0, 2, 1], jnp.int32)
-    keep = given.prefix(rows.mask, length)
+    keep = given_responses.prefix(rows.mask, length)
     np.testing.assert_array_equal(keep.sum(1), jnp.minimum(length, rows.mask.sum(1)))
-    prompts, valid = given.left_padded(rows.tokens, (rows.segment_ids > 0) & (~rows.mask | keep))
+    prompts, valid = given_responses.left_padded(rows.tokens, (rows.segment_ids > 0) & (~rows.mask | keep))
     keys = sample_keys(jax.random.key(3), 0, jnp.arange(8), 1)
     rest = generate(
         policy, params, prompts, valid, keys, group_size=1, max_new_tokens=NEW, eos_ids=tokenizer.eos_ids
     )  # fmt: skip
-    got, kept = given.joined(rows, keep, rest, new_tokens=NEW)
+    got, kept = given_responses.joined(rows, keep, rest, new_tokens=NEW)
     np.testing.assert_array_equal(kept.sum(1), keep.sum(1))
     # the log-probabilities that were recorded in two rollouts are those of one pass over the whole
     logp, _ = score_tokens(policy, params, got)
@@ -89,4 +89,4 @@ def test_too_long_a_response_is_refused():
         encode_responses(tokenizer, ["1+1=2#2"], width=4)
     rows = _rollout()
     with pytest.raises(ValueError, match="no prompt"):
-        given.with_responses(rows, jnp.ones(8, bool), rows.tokens, rows.mask)
+        given_responses.with_responses(rows, jnp.ones(8, bool), rows.tokens, rows.mask)

@@ -8,9 +8,9 @@ import pytest
 from jaxrl_llm.data import chat
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.agent_formats import DeskTask
-from jaxrl_llm.endpoints import Unanswered
+from jaxrl_llm.envs import tau_bench, tau_bench_tools
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.worlds import desk_tools, host_desk
+from jaxrl_llm.tools.endpoints import Unanswered
 from tests.models_for_tests import byte_tokenizer
 
 NO_SEED = np.zeros((2,), np.uint32)
@@ -50,10 +50,10 @@ START = json.loads(json.dumps(_start()))
 
 def _run(name, **arguments):
     """``(answer, changed rows)`` of one call."""
-    tables = desk_tools.fresh(START)
-    answer = desk_tools.toolbox(tables).run(name, arguments)
+    tables = tau_bench_tools.fresh(START)
+    answer = tau_bench_tools.toolbox(tables).run(name, arguments)
     assert START == _start()  # the beginning is shared, and stays what it was
-    return answer, {k: v for rows in desk_tools.changed(tables, START).values() for k, v in rows.items()}
+    return answer, {k: v for rows in tau_bench_tools.changed(tables, START).values() for k, v in rows.items()}
 
 
 def test_looking_up_changes_nothing():
@@ -134,16 +134,16 @@ def test_refusals_change_nothing(name, arguments, text):
 
 CANCEL = ("cancel_pending_order", {"order_id": "#W1", "reason": "no longer needed"})
 TASK = DeskTask("7", "You are Ann Lee. Cancel #W1 and be told the refund.", (CANCEL,), ("1,020.0",), "tasks.py:3")
-DESK = host_desk.Desk(START, "Help users.")
+DESK = tau_bench.Desk(START, "Help users.")
 
 
 def _call(name, arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def _talk(actions, task=TASK, user=host_desk.plain_user):
-    world = host_desk.desk_world(DESK, user)
-    state, said = world.reset(NO_SEED, host_desk.open_talk(task, user)), None
+def _talk(actions, task=TASK, user=tau_bench.plain_user):
+    world = tau_bench.desk_world(DESK, user)
+    state, said = world.reset(NO_SEED, tau_bench.open_talk(task, user)), None
     for action in actions:
         said = world.step(state, action)
         state = said.state
@@ -179,8 +179,8 @@ def test_bad_calls_are_answered_and_change_nothing():
 
 
 def test_the_situation_is_database_and_talk():
-    world = host_desk.desk_world(DESK)
-    client = host_desk.open_talk(TASK, host_desk.plain_user)
+    world = tau_bench.desk_world(DESK)
+    client = tau_bench.open_talk(TASK, tau_bench.plain_user)
     one, other = world.reset(NO_SEED, client), world.reset(NO_SEED, client)
     before = world.identity(one)
     assert before == world.identity(other)
@@ -208,13 +208,13 @@ def test_tasks_that_do_not_fit_are_named(tmp_path):
         ((CANCEL, ("get_order_details", {})), r"tasks.py:3: actions\[1\]: get_order_details: order_id is missing"),
     ):
         with pytest.raises(DataError, match=message):
-            host_desk.desk_texts(DESK, [TASK._replace(actions=actions)], tokenizer, **sizes)
+            tau_bench.desk_texts(DESK, [TASK._replace(actions=actions)], tokenizer, **sizes)
 
 
 def test_problems_hold_rules_tools_and_the_first_message(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     reply = chat.make_reply_encoder(tokenizer)
-    out = host_desk.desk_texts(DESK, [TASK], tokenizer, action_tokens=400, observation_tokens=900, encode=reply)
+    out = tau_bench.desk_texts(DESK, [TASK], tokenizer, action_tokens=400, observation_tokens=900, encode=reply)
     shown = tokenizer.decode(np.asarray(out.problems.tokens[0])[np.asarray(out.problems.valid[0])].tolist())
     assert "Help users." in shown and '"name": "cancel_pending_order"' in shown and TASK.instruction in shown
     state = out.env.reset(NO_SEED, out.tasks[0])

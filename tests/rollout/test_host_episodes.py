@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.envs import base
+from jaxrl_llm.envs.base import Heard, HostEnv, Said, SpokenWorld
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.rollout import episodes, host_worlds
-from jaxrl_llm.rollout.host_episodes import make_host_episodes
-from jaxrl_llm.rollout.host_worlds import Heard, HostEnv, Said, SpokenWorld
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
 from jaxrl_llm.rollout.keys import sample_keys
 from tests.models_for_tests import small_config
 from tests.traps import tables
@@ -37,11 +38,11 @@ def _turn(state, action, count):
     shown = (jnp.arange(4, dtype=jnp.int32) + total) % 6
     after = state | {"n": state["n"] + 1}
     reward = 0.25 * total.astype(jnp.float32)
-    return episodes.Answered(after, shown, total % 5, reward, total % 6 == 1, total % 13 != 7)
+    return multi_turn.Answered(after, shown, total % 5, reward, total % 6 == 1, total % 13 != 7)
 
 
 # Answers of 0 to 4 tokens to actions of 1 to 3, chance in the beginning, ends and failures.
-WORLD = episodes.Env(_reset, _turn, lambda s: s["n"] * 100 + s["luck"], action_tokens=3, observation_tokens=4)
+WORLD = multi_turn.Env(_reset, _turn, lambda s: s["n"] * 100 + s["luck"], action_tokens=3, observation_tokens=4)
 
 
 def _keys(step=0, group=3):
@@ -49,8 +50,8 @@ def _keys(step=0, group=3):
 
 
 def _host(policy, env=None, tasks=None, **changes):
-    env = host_worlds.on_host(WORLD) if env is None else env
-    tasks = host_worlds.task_rows(TASKS) if tasks is None else tasks
+    env = base.on_host(WORLD) if env is None else env
+    tasks = base.task_rows(TASKS) if tasks is None else tasks
     settings = SIZES | {"slots": 2, "decode_tokens": 2, "read_tokens": (1, 2), "rows_at_once": 2} | changes
     return make_host_episodes(policy, env, tasks, **settings)
 
@@ -89,16 +90,16 @@ def _slowly(env):
 def table():
     policy = table_policy()
     params = policy.init(jax.random.key(3))
-    compiled = jax.jit(episodes.make_episodes(policy, WORLD, TASKS, **SIZES))
+    compiled = jax.jit(multi_turn.make_episodes(policy, WORLD, TASKS, **SIZES))
     return policy, params, compiled(params, PROMPTS, VALID, _keys(), IDS)
 
 
 def test_the_episodes_are_those_of_the_compiled_rollout_bit_for_bit(table):
     """Two slots, whose worlds answer in another order every time."""
     policy, params, wanted = table
-    played = _host(policy, _slowly(host_worlds.on_host(WORLD))).play(params, PROMPTS, VALID, _keys(), IDS)
+    played = _host(policy, _slowly(base.on_host(WORLD))).play(params, PROMPTS, VALID, _keys(), IDS)
     _equal(played.trajectories, wanted, 0.0)
-    turns = episodes.turns_of(wanted)
+    turns = multi_turn.turns_of(wanted)
     assert sorted(played.failures) == np.flatnonzero(~np.asarray(turns.valid)).tolist()
     assert set(played.failures.values()) == {"the world failed"}
     # there was something to get wrong: every kind of end, cut and empty observations
@@ -112,9 +113,9 @@ def test_caches_of_slots_go_on_across_turns():
     params = policy.init(jax.random.key(1))
     host = _host(policy, read_tokens=(2,))
     played = host.play(params, PROMPTS, VALID, _keys(), IDS).trajectories
-    wanted = jax.jit(episodes.make_episodes(policy, WORLD, TASKS, **SIZES))(params, PROMPTS, VALID, _keys(), IDS)
+    wanted = jax.jit(multi_turn.make_episodes(policy, WORLD, TASKS, **SIZES))(params, PROMPTS, VALID, _keys(), IDS)
     _equal(played, wanted, 1e-5)
-    assert (np.asarray(episodes.turns_of(played).taken).sum(axis=1) > 1).any()
+    assert (np.asarray(multi_turn.turns_of(played).taken).sum(axis=1) > 1).any()
     # trap 25: whatever the lengths, later calls compile nothing
     compiled = host.compiled()
     host.play(params, PROMPTS, VALID, _keys(1), IDS)
@@ -124,7 +125,7 @@ def test_caches_of_slots_go_on_across_turns():
 def test_fewer_turns_from_call_to_call(table):
     policy, params, wanted = table
     short = _host(policy).play(params, PROMPTS, VALID, _keys(), IDS, jnp.int32(1))
-    taken = np.asarray(episodes.turns_of(short.trajectories).taken)
+    taken = np.asarray(multi_turn.turns_of(short.trajectories).taken)
     assert taken[:, 0].all() and not taken[:, 1:].any()
     np.testing.assert_array_equal(short.trajectories.tokens[:, :5], wanted.tokens[:, :5])
 
@@ -158,7 +159,7 @@ def test_a_slow_world_stalls_nobody_and_free_slots_are_refilled():
         return Heard(state, (), 1.0, True)
 
     played = _play(step)
-    rewards = episodes.episode_rewards({}, played.trajectories)
+    rewards = multi_turn.episode_rewards({}, played.trajectories)
     assert rewards.value.tolist() == [1.0] * 6 and rewards.valid.all() and not played.failures
     assert 0.0 < played.figures["world/occupancy"] <= 1.0 and played.figures["world/failed_fraction"] == 0.0
 
@@ -187,11 +188,11 @@ def test_failures_are_invalid_with_a_reason_and_the_others_go_on():
         return task
 
     played = _play(_failing, reset=reset)
-    rows, turns = played.trajectories, episodes.turns_of(played.trajectories)
+    rows, turns = played.trajectories, multi_turn.turns_of(played.trajectories)
     reasons = ["SystemExit: 3", "the shop is closed", "reward=nan", "vocabulary of 6", "OSError: cannot begin"]
     assert sorted(played.failures) == [0, 1, 2, 3, 4]
     assert all(reason in played.failures[row] for row, reason in enumerate(reasons))
-    rewards = episodes.episode_rewards({}, rows)
+    rewards = multi_turn.episode_rewards({}, rows)
     assert rewards.valid.tolist() == [False] * 5 + [True]
     assert rewards.value.tolist() == [0.0] * 5 + [1.5] and not turns.done.any()
     assert rows.truncated.tolist() == rewards.valid.tolist()  # a failed episode is not one that ran out of tokens
@@ -230,7 +231,7 @@ def test_deadlines(limit):
     played = _play(step, clock=lambda: now[0], **{limit: 50.0})
     release.set()
     assert 1 in played.failures and f"{limit}=50" in played.failures[1]
-    rewards = episodes.episode_rewards({}, played.trajectories)
+    rewards = multi_turn.episode_rewards({}, played.trajectories)
     assert float(rewards.value[1]) == 0.0 and not bool(rewards.valid[1])
     assert rewards.valid.tolist().count(True) >= 4  # the last of the others may have been under way in the leap
 
@@ -260,13 +261,13 @@ def test_a_stuck_slot_takes_further_episodes():
     assert sorted(threads) == [0, 1, 2, 3, 4, 5] and len({threads[row] for row in range(1, 6)}) == 1
     assert threads[0] != threads[1]
     assert list(played.failures) == [0]
-    assert episodes.turns_of(played.trajectories).done.tolist() == [False] + [True] * 5
+    assert multi_turn.turns_of(played.trajectories).done.tolist() == [False] + [True] * 5
 
 
 def test_a_world_may_stop_without_an_end():
     played = _play(lambda state, ids: Heard(state, (), 0.5, False, cut=True))
     assert played.trajectories.truncated.all() and not played.failures
-    assert episodes.turns_of(played.trajectories).taken[:, 0].all()
+    assert multi_turn.turns_of(played.trajectories).taken[:, 0].all()
 
 
 def test_wrong_settings_are_named():
@@ -293,7 +294,7 @@ def test_the_ids_that_were_chosen_stay_whatever_their_text():
         return Said(state, "ab", 0.0, len(heard) == 3)
 
     world = SpokenWorld(lambda seed, task: int(seed[0]), step, lambda state: state)
-    env = host_worlds.spoken(
+    env = base.spoken(
         world, lambda text: [5], lambda ids: "".join(texts[i] for i in ids), action_tokens=3, observation_tokens=2
     )
     policy = table_policy()
@@ -304,4 +305,4 @@ def test_the_ids_that_were_chosen_stay_whatever_their_text():
     out = host.play({"table": jnp.asarray(table)}, prompt, prompt > 0, jax.random.split(jax.random.key(0), 1), ids)
     assert heard == ["ab."] * 3 and out.trajectories.tokens[0, :12].tolist() == [5, 3, 4, 2] * 3
     assert out.trajectories.mask[0, :12].tolist() == [False, True, True, True] * 3
-    assert len(set(episodes.turns_of(out.trajectories).identity[0, :3].tolist())) == 1
+    assert len(set(multi_turn.turns_of(out.trajectories).identity[0, :3].tolist())) == 1

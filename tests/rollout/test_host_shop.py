@@ -9,8 +9,8 @@ import pytest
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data import webshop
 from jaxrl_llm.data.webshop import Goal
+from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.worlds import host_shop
 from tests.models_for_tests import byte_tokenizer
 from tests.shop_for_tests import ITEMS, write_shop
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.envs import text as host_texts
+from jaxrl_llm.envs.base import single_turn
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.rollout.host_episodes import make_host_episodes
-from jaxrl_llm.rollout.host_worlds import single_turn
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.verifiers.verdict import Verdict
-from jaxrl_llm.worlds import host_texts
 from tests.models_for_tests import byte_model, small_config
 from tests.traps.tables import table_policy
 from tests.waits import soon
@@ -92,7 +92,7 @@ def test_episodes_of_a_gymnasium_world(tokenizer):
         {"table": jnp.asarray(table)}, given.problems.tokens, given.problems.valid,
         sample_keys(jax.random.key(0), 0, ids, 1), ids,
     ).trajectories  # fmt: skip
-    turns, rewards = episodes.turns_of(out), episodes.episode_rewards({}, out)
+    turns, rewards = multi_turn.turns_of(out), multi_turn.episode_rewards({}, out)
     assert rewards.value.tolist() == [1.0] * 4 and turns.done.all() and soon(lambda: Stairs.closed == 8)
     for row in range(4):
         shown = tokenizer.decode(np.asarray(out.tokens[row])[np.asarray(out.segment_ids[row]) > 0].tolist())

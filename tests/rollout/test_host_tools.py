@@ -9,15 +9,15 @@ import pytest
 
 from jaxrl_llm.data import databases
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.envs import retry_question, tool_question
+from jaxrl_llm.envs.base import Said
 from jaxrl_llm.errors import DataError, UserError
-from jaxrl_llm.rollout.host_worlds import Said
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import joined, of_functions
 from jaxrl_llm.tools.schema import tool
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
-from jaxrl_llm.worlds import host_retry, host_tools
 
 TEXTS = ["Bonn lies on the Rhine.", "Ulm lies on the Danube.", "The Rhine flows into the North Sea."]
 
@@ -36,7 +36,7 @@ def verify(answer, text):
 
 
 def begin(box):
-    world = host_tools.tool_world(box, verify)
+    world = tool_question.tool_world(box, verify)
     return world, world.reset(np.zeros((2,), np.uint32), "Rhine")
 
 
@@ -44,7 +44,7 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
     world, start = begin(boxes.search_box(TEXTS, by_words, count=2))
     heard = world.step(start, "Let me see. " + call("search", query="Bonn lies"))
     shown = "<tool_response>\n[1] Bonn lies on the Rhine.\n[2] Ulm lies on the Danube.\n</tool_response>"
-    assert heard == Said(heard.state, shown, 0.0, False, mark=host_tools.CALLED | host_tools.FIRST_TOOL)
+    assert heard == Said(heard.state, shown, 0.0, False, mark=tool_question.CALLED | tool_question.FIRST_TOOL)
     assert world.identity(heard.state) != world.identity(start)
     again = world.step(start, call("search", query="Bonn lies"))
     assert world.identity(again.state) == world.identity(heard.state)  # said otherwise, heard the same
@@ -57,21 +57,21 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
 
 def test_after_the_last_call_comes_the_answer():
     box = boxes.search_box(TEXTS, by_words, count=2)
-    world = host_tools.tool_world(box, verify, calls=1)
+    world = tool_question.tool_world(box, verify, calls=1)
     heard = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), call("search", query="Bonn lies"))
     assert not heard.done and world.step(heard.state, call("search", query="Rhine")).done
-    assert host_tools.tool_world(box, verify, calls=0).step(host_tools.Place("Rhine"), "the Rhine").reward == 1.0
+    assert tool_question.tool_world(box, verify, calls=0).step(tool_question.Place("Rhine"), "the Rhine").reward == 1.0
     with pytest.raises(ValueError, match="calls=-1 must not be negative"):
-        host_tools.tool_world(box, verify, calls=-1)
+        tool_question.tool_world(box, verify, calls=-1)
 
 
 def test_marks_say_what_was_done_with_the_tools():
     box = joined([boxes.calculator_box(), boxes.search_box(TEXTS, by_words)])
-    world = host_tools.tool_world(box, verify)
+    world = tool_question.tool_world(box, verify)
     fine, wrong = call("calculate", expression="1 + 1"), call("calculate", expression="1 +")
     said = (fine, call("search", query="Ulm"), fine + wrong, "<tool_call>?</tool_call>", "2")
-    marks = np.asarray([[world.step(host_tools.Place("2"), text).mark for text in said]], np.int32)
-    failed, malformed, first = host_tools.FAILED, host_tools.MALFORMED, host_tools.FIRST_TOOL
+    marks = np.asarray([[world.step(tool_question.Place("2"), text).mark for text in said]], np.int32)
+    failed, malformed, first = tool_question.FAILED, tool_question.MALFORMED, tool_question.FIRST_TOOL
     assert marks.tolist() == [[1 | first, 1 | 2 * first, 1 | failed | first, 1 | malformed, 0]]
 
     def rows(*turns):
@@ -84,49 +84,49 @@ def test_marks_say_what_was_done_with_the_tools():
         return Trajectories(*[jnp.zeros((1, 2), jnp.int32)] * 8, extras=extras)
 
     both, slip, broken = rows(0, 1, 4), rows(0, 2, 4), rows(3, 4)
-    assert [int(host_tools.tools_of(x)[0]) for x in (both, slip, broken)] == [2, 1, 0]
-    assert [int(host_tools.calls_of(x)[0]) for x in (both, slip, broken)] == [2, 2, 1]
-    assert [bool(host_tools.failed(x)[0]) for x in (both, slip, broken)] == [False, True, True]
-    assert [bool(host_tools.formed(x)[0]) for x in (both, slip, broken)] == [True, True, False]
+    assert [int(tool_question.tools_of(x)[0]) for x in (both, slip, broken)] == [2, 1, 0]
+    assert [int(tool_question.calls_of(x)[0]) for x in (both, slip, broken)] == [2, 2, 1]
+    assert [bool(tool_question.failed(x)[0]) for x in (both, slip, broken)] == [False, True, True]
+    assert [bool(tool_question.formed(x)[0]) for x in (both, slip, broken)] == [True, True, False]
 
 
 def test_one_retrieval_before_the_answer():
     box, problem = boxes.search_box(TEXTS, by_words, count=1), Problem("own", "Where is Ulm lies", "", {}, 0, "")
-    assert "[1] Ulm lies on the Danube." in host_tools.with_passages(problem, box).prompt
-    assert host_tools.told_nothing(problem, box) is problem
+    assert "[1] Ulm lies on the Danube." in tool_question.with_passages(problem, box).prompt
+    assert tool_question.told_nothing(problem, box) is problem
     with pytest.raises(UserError, match="needs search=CORPUS.jsonl"):
-        host_tools.with_passages(problem, boxes.calculator_box())
+        tool_question.with_passages(problem, boxes.calculator_box())
 
 
 def test_a_bad_day():
     box = boxes.search_box(TEXTS, by_words, count=2)
 
     def asked(**day):
-        return host_tools.noisy(box, np.random.default_rng(0), **day).run("search", {"query": "Bonn lies"})
+        return tool_question.noisy(box, np.random.default_rng(0), **day).run("search", {"query": "Bonn lies"})
 
     whole = box.run("search", {"query": "Bonn lies"})
     assert asked() == whole and whole.text.count("[") == 2
     assert asked(astray=1.0).text == whole.text.partition("\n")[2]
     lost = asked(failing=1.0)
     assert lost.error and lost.valid and "could not be fetched" in lost.text
-    world = host_tools.tool_world(box, verify, luck=lambda box, rng: host_tools.noisy(box, rng, failing=0.5))
+    world = tool_question.tool_world(box, verify, luck=lambda box, rng: tool_question.noisy(box, rng, failing=0.5))
     start, search = world.reset(np.asarray([3, 4], np.uint32), "Rhine"), call("search", query="Bonn lies")
     said = [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]
     assert said == [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]  # luck repeats
     assert 0 < sum("fetched" in text for text in said) < 16
     long = boxes.search_box(["word " * 100], lambda query, count: [0])
-    short = host_tools.noisy(long, np.random.default_rng(0), beginnings=True).run("search", {"query": "x"})
-    assert len(short.text) == host_tools.BEGINNING
+    short = tool_question.noisy(long, np.random.default_rng(0), beginnings=True).run("search", {"query": "x"})
+    assert len(short.text) == tool_question.BEGINNING
 
 
 def test_wrong_answers_are_asked_again():
-    world = host_retry.retry_world(verify)
+    world = retry_question.retry_world(verify)
     wrong = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), "<answer>Elbe </answer>")
-    assert not wrong.done and wrong.text == host_retry.AGAIN and wrong.reward == 0.0
+    assert not wrong.done and wrong.text == retry_question.AGAIN and wrong.reward == 0.0
     again, right = world.step(wrong.state, "elbe"), world.step(wrong.state, "the Rhine")
     assert again.mark == wrong.mark != right.mark and right.done and right.reward == 1.0
-    silent = host_retry.retry_world(lambda answer, text: Verdict(1.0, False, "no judge"))
-    heard = silent.step(host_retry.Place("x"), "x")
+    silent = retry_question.retry_world(lambda answer, text: Verdict(1.0, False, "no judge"))
+    heard = silent.step(retry_question.Place("x"), "x")
     assert not heard.valid and not heard.done and heard.reason == "no judge"
 
 
@@ -137,8 +137,8 @@ def test_a_tool_that_cannot_be_asked_and_a_verdict_that_says_nothing_are_invalid
     world, start = begin(of_functions([(tool("clock", ""), broken)]))
     heard = world.step(start, call("clock"))
     assert not heard.valid and not heard.done and "gone" in heard.reason
-    silent = host_tools.tool_world(of_functions([]), lambda answer, text: Verdict(0.0, False, "no judge"))
-    heard = silent.step(host_tools.Place("x"), "x")
+    silent = tool_question.tool_world(of_functions([]), lambda answer, text: Verdict(0.0, False, "no judge"))
+    heard = silent.step(tool_question.Place("x"), "x")
     assert not heard.valid and heard.reason == "no judge"
 
 
@@ -198,9 +198,10 @@ def test_prompts_show_the_tools():
     box = boxes.search_box(TEXTS, by_words)
     problem = Problem("own", "Where?", "", {}, 0, "Where?")
     assert (
-        host_tools.asked(problem, box).prompt.endswith("Where?") and '"search"' in host_tools.asked(problem, box).prompt
+        tool_question.asked(problem, box).prompt.endswith("Where?")
+        and '"search"' in tool_question.asked(problem, box).prompt
     )
-    messages = host_tools.asked(problem._replace(prompt=[{"role": "user", "content": "Where?"}]), box).prompt
+    messages = tool_question.asked(problem._replace(prompt=[{"role": "user", "content": "Where?"}]), box).prompt
     assert [m["role"] for m in messages] == ["system", "user"] and '"search"' in messages[0]["content"]
 
 

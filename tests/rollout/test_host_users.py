@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import endpoints
+from experiments.agents.parts import user_simulator
+from experiments.agents.parts.user_simulator import User
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.errors import DataError, UserError
-from jaxrl_llm.rollout.episodes import turns_of
+from jaxrl_llm.rollout import answer_probability
+from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.types import Problems, Rewards
-from jaxrl_llm.worlds import answer_chances, host_users
-from jaxrl_llm.worlds.host_users import User
 from tests.models_for_tests import byte_tokenizer, small_model
 from tests.rollout.test_answer_chances import _rows
 
@@ -29,7 +30,7 @@ def test_a_talk_goes_on_until_something_is_recommended():
         heard.append(messages)
         return "I like it calm."
 
-    world = host_users.user_world(TYPES, user)
+    world = user_simulator.user_world(TYPES, user)
     at = world.reset(np.zeros(2, np.uint32), CALM)
     said = world.step(at, "What do you like?")
     assert (said.text, said.reward, said.done) == ("I like it calm.", 0.0, False)
@@ -47,7 +48,7 @@ def test_a_user_who_does_not_reply_makes_the_talk_invalid():
     def silent(messages):
         raise endpoints.Unanswered("away")
 
-    world = host_users.user_world(TYPES, silent)
+    world = user_simulator.user_world(TYPES, silent)
     said = world.step(world.reset(np.zeros(2, np.uint32), CALM), "Hm?")
     assert not said.valid and said.reason == "the user: away"
 
@@ -56,16 +57,16 @@ def test_users_of_a_file(tmp_path):
     path = tmp_path / "users.jsonl"
     rows = [{"profile": "a", "type": " Yoga "}, {"profile": "b", "type": "Boxing", "opening": "Hey"}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    users, types = host_users.read(str(path))
+    users, types = user_simulator.read(str(path))
     assert users == [User("a", "Yoga"), User("b", "Boxing", "Hey")] and types == TYPES
-    assert "one of: Boxing, Yoga" in host_users.asked(users[1], types).prompt
-    assert host_users.asked(users[1], types).prompt.endswith("\n\nHey")
+    assert "one of: Boxing, Yoga" in user_simulator.asked(users[1], types).prompt
+    assert user_simulator.asked(users[1], types).prompt.endswith("\n\nHey")
     path.write_text(json.dumps(rows[0]))
     with pytest.raises(UserError, match="users have 1 types; give 2 to 64"):
-        host_users.read(str(path))
+        user_simulator.read(str(path))
     path.write_text(json.dumps({"profile": "a", "type": 3}))
     with pytest.raises(DataError, match="users.jsonl:1: type: 3 is not"):
-        host_users.read(str(path))
+        user_simulator.read(str(path))
 
 
 def test_beliefs_are_the_chances_of_the_types_made_to_sum_to_one():
@@ -74,11 +75,11 @@ def test_beliefs_are_the_chances_of_the_types_made_to_sum_to_one():
              "gold_kind": jnp.asarray([[1, 2, 2], [1, 2, 0], [1, 2, 0]])}  # fmt: skip
     rows = _rows()
     answers = {name: jnp.broadcast_to(x[None], (2, *x.shape)) for name, x in named.items()}
-    before, after = jax.jit(lambda rows: host_users.user_beliefs(policy, params, rows, answers))(rows)
+    before, after = jax.jit(lambda rows: user_simulator.user_beliefs(policy, params, rows, answers))(rows)
     chances = []
     for v in range(3):
         mine = {name: jnp.broadcast_to(x[v][None], (2, 3)) for name, x in named.items()}
-        chances.append(np.asarray(answer_chances.answer_chances(policy, params, rows, mine), np.float64))
+        chances.append(np.asarray(answer_probability.answer_chances(policy, params, rows, mine), np.float64))
     wanted = np.stack(chances, axis=2)
     taken = np.asarray(turns_of(rows).taken)
     np.testing.assert_allclose(
@@ -96,10 +97,10 @@ def test_beliefs_are_the_chances_of_the_types_made_to_sum_to_one():
 
 def test_types_as_tokens_begin_with_what_is_believed(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
-    named = host_users.type_tokens(tokenizer, TYPES)
+    named = user_simulator.type_tokens(tokenizer, TYPES)
     for v, name in enumerate(TYPES):
         kind, tokens = np.asarray(named["gold_kind"][v]), np.asarray(named["gold"][v])
-        assert tokenizer.decode(tokens[kind == 1].tolist()) == host_users.BELIEVED
+        assert tokenizer.decode(tokens[kind == 1].tolist()) == user_simulator.BELIEVED
         assert tokenizer.decode(tokens[kind == 2].tolist()) == name
 
 
@@ -107,5 +108,5 @@ def test_figures_count_questions():
     rows = _rows()
     valid = Rewards(jnp.zeros(2), jnp.ones(2, bool))
     problems = Problems(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), {}, jnp.zeros(1, jnp.int32))
-    found = host_users.figures(rows, valid, problems)
+    found = user_simulator.figures(rows, valid, problems)
     assert {k: float(x) for k, x in found.items()} == {"eval/asked": 0.5, "eval/recommended": 1.0}

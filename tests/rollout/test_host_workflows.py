@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import endpoints
+from experiments.agents.parts import arena, workflow_programs
+from experiments.agents.parts.workflow_programs import SEED, Task
 from jaxrl_llm.advantages.selection import exponential_weights
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.sandbox.pool import Sandbox
-from jaxrl_llm.train import estimates
+from jaxrl_llm.tools import endpoints
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
-from jaxrl_llm.worlds import arenas, host_workflows
-from jaxrl_llm.worlds.host_workflows import SEED, Task
 from tests.models_for_tests import small_config
 
 
@@ -70,16 +70,16 @@ def workflow(ask, question):
     ],
 )
 def test_a_workflow_is_played_with_the_replies_so_far(program, text, why, run):
-    found = host_workflows.answer(program, "3", double, run, most=6)
+    found = workflow_programs.answer(program, "3", double, run, most=6)
     assert found.text == text and why in found.why
 
 
 def test_a_forged_message_is_an_answer_like_any_other(run):
     """The program can read the mark: it can answer in its own name, and nothing else is believed."""
     read = "import json, sys\nf = _began.__code__\nprint(sys.stdin.read())\ndef workflow(ask, q): return ask(q)"
-    assert host_workflows.answer(read, "3", double, run, most=6).text == "7"
+    assert workflow_programs.answer(read, "3", double, run, most=6).text == "7"
     for said, known in (('{"answer": [1]}', {}), ("{", {}), ("[]", {}), ('{"ask": "1"}', {"ask": "1"})):
-        assert host_workflows._said(f"x\nmark{said}\n", "mark") == known
+        assert workflow_programs._said(f"x\nmark{said}\n", "mark") == known
 
 
 def test_failures_of_the_world_are_none_of_the_program(run):
@@ -87,14 +87,14 @@ def test_failures_of_the_world_are_none_of_the_program(run):
         raise endpoints.Unanswered("away")
 
     with pytest.raises(endpoints.Unanswered):
-        host_workflows.answer(SEED, "3", silent, run, most=6)
+        workflow_programs.answer(SEED, "3", silent, run, most=6)
     with pytest.raises(RuntimeError, match="the verifier failed: no"):
-        host_workflows.score(SEED, QUESTIONS, lambda *_: Verdict(0.0, False, "no"), double, run, most=6)
+        workflow_programs.score(SEED, QUESTIONS, lambda *_: Verdict(0.0, False, "no"), double, run, most=6)
 
 
 def test_turns_are_paid_for_beating_what_was_before(run):
     """Scores 0, 0.25, 0.25, 1 and 0.25 after a start of 0: 0, 1, 0, 1 and 0; then 1 again is above the last only."""
-    world = host_workflows.workflow_world(verify, double, run, most=6)
+    world = workflow_programs.workflow_world(verify, double, run, most=6)
     at = world.reset(np.zeros(2, np.uint32), Task(tuple(QUESTIONS), tuple(QUESTIONS[1:3])))
     zero = "```python\ndef workflow(ask, question):\n    return 0\n```"  # right of question 0
     written = ["x", zero, zero, f"So:\n```python\n{RIGHT}```", zero, f"```python\n{RIGHT}```"]
@@ -105,7 +105,7 @@ def test_turns_are_paid_for_beating_what_was_before(run):
         at, paid, marks = said.state, [*paid, said.reward], [*marks, said.mark]
         assert not said.done and said.valid and world.identity(at) != before
     assert paid == [0.0, 1.0, 0.0, 1.0, 0.0, 0.5]
-    shares, tested, seed, runs = (x.tolist() for x in host_workflows.scores_of(jnp.array(marks)))
+    shares, tested, seed, runs = (x.tolist() for x in workflow_programs.scores_of(jnp.array(marks)))
     assert shares == [0.0, 0.25, 0.25, 1.0, 0.25, 1.0]
     assert tested == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0]  # of the best so far
     assert seed == [0.0] * 6
@@ -122,7 +122,7 @@ def test_every_repetition_asks_with_a_seed_of_its_own(monkeypatch, tmp_path):
         return lambda heard: f"{seed} {heard[-1]['content']}"
 
     monkeypatch.setattr(endpoints, "make_chat", make_chat)
-    ask = host_workflows.executor("http://localhost:1/v1", "a/b", folder=str(tmp_path), temperature=0.5)
+    ask = workflow_programs.executor("http://localhost:1/v1", "a/b", folder=str(tmp_path), temperature=0.5)
     assert [ask("x", 0), ask("x", 1), ask("y", 0)] == ["0 x", "1 x", "0 y"]
     assert made == [(k, f"{tmp_path}/a_b_{k}.jsonl", {"temperature": 0.5}) for k in (0, 1)]
 
@@ -142,12 +142,12 @@ def _rows(marks, rewards, taken):
 
 def test_figures_of_searches():
     """The second search is cut after one turn: it keeps the program that it has."""
-    mark = host_workflows.marked
+    mark = workflow_programs.marked
     rows = _rows([[mark(0.2, 0.1, 0.1, True), mark(0.6, 0.5, 0.1, False)], [mark(0.3, 0.4, 0.2, True), 0]],
                  [[1.0, 1.0], [0.5, 0.0]], [[True, True], [True, False]])  # fmt: skip
     valid = Rewards(jnp.zeros(2), jnp.ones(2, bool))
     problems = Problems(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), {}, jnp.zeros(1, jnp.int32))
-    found = {name: float(x) for name, x in host_workflows.figures(rows, valid, problems).items()}
+    found = {name: float(x) for name, x in workflow_programs.figures(rows, valid, problems).items()}
     wanted = {"eval/test@1": 0.25, "eval/test@2": 0.45, "eval/seed": 0.15, "eval/runs": 2 / 3, "eval/better": 2 / 3}
     assert found == pytest.approx(wanted)
 
@@ -165,29 +165,29 @@ def test_the_regression_is_the_mean_over_turns_of_weighted_token_means():
         positions=jnp.where(used, jnp.arange(6, dtype=jnp.int32), 0), sampler_logp=jnp.zeros(turn.shape),
         extras=rows.extras | {"turns/turn": jnp.asarray(turn, jnp.int32)},
     )  # fmt: skip
-    place = arenas.Place(policy, None)
-    logp = np.asarray(estimates.score_tokens(policy, params, rows)[0], np.float64)
+    place = arena.Place(policy, None)
+    logp = np.asarray(builders.score_tokens(policy, params, rows)[0], np.float64)
     wanted, turns = 0.0, 0
     for b, k, reward in ((0, 0, 1.0), (0, 1, 0.5), (1, 0, 0.0)):
         mine = [logp[b, t] for t in range(6) if mask[b, t] and turn[b, t] == k]
         wanted, turns = wanted - np.exp(reward / 0.4) * np.mean(mine), turns + 1
     weigh = lambda rewards: exponential_weights(rewards, temperature=0.4)  # noqa: E731
-    value = host_workflows.regression(place, params, rows, weigh)
+    value = workflow_programs.regression(place, params, rows, weigh)
     np.testing.assert_allclose(float(value), wanted / turns, rtol=1e-5)
     # what a world answered does not train: its tokens are in no mask
-    slope = jax.grad(lambda p: host_workflows.regression(place, p, rows, lambda r: 0.0 * r))(params)
+    slope = jax.grad(lambda p: workflow_programs.regression(place, p, rows, lambda r: 0.0 * r))(params)
     assert all(not np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(slope))
 
 
 def test_tasks_and_what_is_too_few():
-    tasks = host_workflows.training_tasks(QUESTIONS, 3, 2)
-    assert tasks == host_workflows.training_tasks(QUESTIONS, 3, 2)
+    tasks = workflow_programs.training_tasks(QUESTIONS, 3, 2)
+    assert tasks == workflow_programs.training_tasks(QUESTIONS, 3, 2)
     assert all(len({p.identity for p in task.validation}) == 2 and not task.test for task in tasks)
-    held = host_workflows.held_task(QUESTIONS, 3)
+    held = workflow_programs.held_task(QUESTIONS, 3)
     assert (len(held.validation), len(held.test)) == (3, 1)
     with pytest.raises(UserError, match="--validation-items 5: there are 4 questions"):
-        host_workflows.training_tasks(QUESTIONS, 3, 5)
+        workflow_programs.training_tasks(QUESTIONS, 3, 5)
     with pytest.raises(UserError, match="so none is left to test"):
-        host_workflows.held_task(QUESTIONS, 4)
-    shown = host_workflows.asked(tasks[0], most=7).prompt
+        workflow_programs.held_task(QUESTIONS, 4)
+    shown = workflow_programs.asked(tasks[0], most=7).prompt
     assert "At most 7 calls" in shown and "of 2 questions" in shown and SEED in shown

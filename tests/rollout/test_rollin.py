@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes
-from jaxrl_llm.rollout import rollin
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout import roll_in_out
 from jaxrl_llm.rollout.keys import sample_keys
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=16, eval_problems=8, max_new_tokens=12, group_size=2)
@@ -16,14 +16,16 @@ def test_cut_lengths_are_uniform():
     """l = 5: each of 1, 2, 3, 4 a quarter of the time; l < 2: nothing; share 0: nothing."""
     key = jax.random.key(0)
     chance, place = jax.random.uniform(key, (2, 8000))
-    cut = np.asarray(rollin.cut_lengths(jnp.full(8000, 5), chance, place, share=1.0))
+    cut = np.asarray(roll_in_out.cut_lengths(jnp.full(8000, 5), chance, place, share=1.0))
     np.testing.assert_allclose(np.bincount(cut, minlength=5) / 8000, [0, 0.25, 0.25, 0.25, 0.25], atol=0.02)
-    some = np.asarray(rollin.cut_lengths(jnp.full(8000, 5), chance, place, share=0.6))
+    some = np.asarray(roll_in_out.cut_lengths(jnp.full(8000, 5), chance, place, share=0.6))
     assert (some > 0).mean() == pytest.approx(0.6, abs=0.02)
     for length in (0, 1):
-        assert not np.asarray(rollin.cut_lengths(jnp.full(4, length), jnp.zeros(4), jnp.full(4, 0.9), share=1.0)).any()
+        assert not np.asarray(
+            roll_in_out.cut_lengths(jnp.full(4, length), jnp.zeros(4), jnp.full(4, 0.9), share=1.0)
+        ).any()
     with pytest.raises(ValueError, match="share=1.5"):
-        rollin.cut_lengths(jnp.full(4, 3), jnp.zeros(4), jnp.zeros(4), share=1.5)
+        roll_in_out.cut_lengths(jnp.full(4, 3), jnp.zeros(4), jnp.zeros(4), share=1.5)
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ def test_a_mixed_rollout_keeps_the_roll_in_and_continues_it():
     other = jax.tree.map(lambda x: jnp.zeros_like(x), params)
     arguments = found.train.tokens[ids], found.train.valid[ids], keys, ids
     plain = begin(params, *arguments)
-    mixed = rollin.make_mixed_rollout(begin, end, new_tokens=12, share=1.0, pad_id=model.tokenizer.pad_id)
+    mixed = roll_in_out.make_mixed_rollout(begin, end, new_tokens=12, share=1.0, pad_id=model.tokenizer.pad_id)
     rows, prefix = mixed(params, other, *arguments)
     kept = np.asarray(prefix).sum(1)
     length = np.asarray(plain.mask).sum(1)
@@ -50,9 +52,9 @@ def test_a_mixed_rollout_keeps_the_roll_in_and_continues_it():
     flat = np.asarray(rows.sampler_logp)[after]
     np.testing.assert_allclose(flat, -np.log(model.config.vocab_size), atol=1e-4)
     np.testing.assert_array_equal(rows.problem_ids, plain.problem_ids)
-    whole = rollin.whole_response(rows, new_tokens=12)
+    whole = roll_in_out.whole_response(rows, new_tokens=12)
     np.testing.assert_array_equal(whole, rows.mask)
-    none = rollin.make_mixed_rollout(begin, end, new_tokens=12, share=0.0, pad_id=0)
+    none = roll_in_out.make_mixed_rollout(begin, end, new_tokens=12, share=0.0, pad_id=0)
     again, prefix = none(other, params, *arguments)
     jax.tree.map(np.testing.assert_array_equal, again, plain)
     assert not np.asarray(prefix).any()

@@ -13,7 +13,7 @@ from jaxrl_llm.rollout import stop as stops
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.grammar import Module, plan_grammar
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import job
+from jaxrl_llm.run import parts
 from tests.models_for_tests import small_model
 
 EOS, NEW, GROUP = (2, 5, 11), 14, 3
@@ -164,13 +164,13 @@ def test_other_prompts_and_lengths_are_the_same_program():
 
 @pytest.mark.slow
 def test_rollout_maker_takes_slots():
-    model = job.load_model("nano")
+    model = parts.load_model("nano")
     ids = [model.tokenizer.encode(text) for text in ("1 2 3 = 6", "2 3 4 = 5")]
     tokens = jnp.asarray(ids, jnp.int32)
     keys = jax.random.split(jax.random.key(0), 6)
     given = (model.params, tokens, jnp.ones_like(tokens, bool), keys, jnp.arange(2, dtype=jnp.int32))
     both = [
-        jax.jit(job.make_rollout(model, group_size=3, max_new_tokens=8, temperature=1.0, slots=n))(*given)
+        jax.jit(parts.make_rollout(model, group_size=3, max_new_tokens=8, temperature=1.0, slots=n))(*given)
         for n in (0, 4)
     ]
     _same(*both)

@@ -14,7 +14,7 @@ from jaxrl_llm.data.token_bytes import token_bytes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import stop as stops
 from jaxrl_llm.rollout.generate import generate
-from jaxrl_llm.train import job
+from jaxrl_llm.run import parts
 from tests.models_for_tests import nano
 
 TEXTS = ["the answer is 42\n\nUser: and?", "naïve café – 東京 <b>bold</b>\r\n", "aaab aab ab END", " \t  x  = 1"] * 3
@@ -220,13 +220,13 @@ def test_one_program_for_stop_strings_of_one_size():
 
 
 def test_rollout_maker_takes_stop_strings():
-    model = job.load_model("nano")
-    rollout = job.make_rollout(model, group_size=4, max_new_tokens=12, temperature=1.0, stop=["\n", ","])
+    model = parts.load_model("nano")
+    rollout = parts.make_rollout(model, group_size=4, max_new_tokens=12, temperature=1.0, stop=["\n", ","])
     ids = model.tokenizer.encode("1 2 3 = 6")
     tokens = jnp.asarray([ids], jnp.int32)
     keys = jax.random.split(jax.random.key(0), 4)
     out = jax.jit(rollout)(model.params, tokens, jnp.ones_like(tokens, bool), keys, jnp.zeros((1,), jnp.int32))
-    for text in job.responses(model.tokenizer, out):
+    for text in parts.responses(model.tokenizer, out):
         assert "," not in text[:-1]
 
 

@@ -5,24 +5,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.worlds import arenas, toy_shop
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import shop
 
-STEP, IDENTITY = jax.jit(toy_shop.ENV.step), jax.jit(toy_shop.ENV.identity)
+STEP, IDENTITY = jax.jit(shop.ENV.step), jax.jit(shop.ENV.identity)
 SHELF = [  # kind, trait, price, two colours
     [2, 2, 0, 0, 1], [1, 1, 3, 0, 2], [1, 1, 2, 1, 0], [0, 1, 0, 0, 1], [1, 3, 1, 0, 3], [1, 1, 0, 2, 3],
     [3, 0, 0, 0, 1], [0, 0, 0, 0, 1],
 ]  # fmt: skip
 TASK = {"wanted": jnp.array([1, 1, 0, 2], jnp.int32), "shelf": jnp.array(SHELF, jnp.int32)}  # bxR2
-START = toy_shop.ENV.reset(jax.random.key(0), TASK)
+START = shop.ENV.reset(jax.random.key(0), TASK)
 
 
 def visit(actions):
     """What was answered, and what the last action paid if it ended the visit."""
     state, told = START, []
     for text in actions.split():
-        answer = STEP(state, jnp.asarray(toy_shop.encode(text), jnp.int32), jnp.int32(3))
+        answer = STEP(state, jnp.asarray(shop.encode(text), jnp.int32), jnp.int32(3))
         state = answer.state
-        told.append("".join(toy_shop.ALPHABET[k] for k in answer.tokens[: int(answer.count)]))
+        told.append("".join(shop.ALPHABET[k] for k in answer.tokens[: int(answer.count)]))
     return " ".join(told), round(float(answer.reward), 3) if bool(answer.done) else None
 
 
@@ -50,7 +51,7 @@ def test_situations():
     def after(*actions):
         state = START
         for text in actions:
-            state = STEP(state, jnp.asarray(toy_shop.encode(text), jnp.int32), jnp.int32(3)).state
+            state = STEP(state, jnp.asarray(shop.encode(text), jnp.int32), jnp.int32(3)).state
         return int(IDENTITY(state))
 
     assert after("Sbx", "B..") == after() == after("Y..")
@@ -60,17 +61,17 @@ def test_situations():
 
 
 def test_who_knows_the_pages_always_buys_the_right_thing():
-    arena = toy_shop.make_arena(skill=1.0)
+    arena = shop.make_arena(skill=1.0)
     table = arena.heldout
 
     def play(task):
         def turn(carry, _):
             state, paid, done, turns = carry
-            answer = toy_shop.ENV.step(state, toy_shop.expert(state), jnp.int32(3))
+            answer = shop.ENV.step(state, shop.expert(state), jnp.int32(3))
             paid = jnp.where(done, paid, paid + answer.reward)
             return (answer.state, paid, done | answer.done, turns + (~done).astype(jnp.int32)), None
 
-        start = toy_shop.ENV.reset(jax.random.key(0), task), jnp.float32(0.0), jnp.array(False), jnp.int32(0)
+        start = shop.ENV.reset(jax.random.key(0), task), jnp.float32(0.0), jnp.array(False), jnp.int32(0)
         (_, paid, _, turns), _ = jax.lax.scan(turn, start, None, arena.turns)
         return paid, turns
 

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import lookup
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rollout import episodes, view
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import transcripts
-from jaxrl_llm.train.estimates import score_tokens
-from jaxrl_llm.worlds import arenas, toy_lookup
+from jaxrl_llm.run import transcripts, view
+from jaxrl_llm.train.builders import score_tokens
 
 HOSTILE = "</script><script>document.title='taken'</script><b>&amp;"
 
@@ -38,20 +39,20 @@ def _run(tmp_path, *records):
 @pytest.fixture(scope="module")
 def played():
     """Two groups of episodes with their turns, transcribed as training would."""
-    arena = toy_lookup.make_arena(turns=3)
+    arena = lookup.make_arena(turns=3)
     params = jax.jit(arena.policy.init)(jax.random.key(0))
     ids = jnp.arange(2, dtype=jnp.int32)
     rollout = arenas.make_rollout(arena, arena.train, group_size=4)
     rows = rollout(
         params, arena.train.tokens[:2], arena.train.valid[:2], sample_keys(jax.random.key(1), 0, ids, 4), ids
     )
-    rewards = episodes.episode_rewards({}, rows)
+    rewards = multi_turn.episode_rewards({}, rows)
 
     def advantages(rows, rewards):
         return group.per_token(group.dr_grpo_advantages(rewards.value, rows.group_ids), rows.mask)
 
     def decode(ids):
-        return "".join(toy_lookup.ALPHABET[i] for i in ids)
+        return "".join(lookup.ALPHABET[i] for i in ids)
 
     look = transcripts.make_look(arena.policy, decode, advantages, rows=4)
     logp, _ = jax.jit(partial(score_tokens, arena.policy))(params, rows)
@@ -63,7 +64,7 @@ def test_records_hold_what_was_sampled_and_judged(played):
     assert len(records) == 4 and {r["group"] for r in records} == {0} and {r["step"] for r in records} == {7}
     for b, record in enumerate(records):
         columns = np.flatnonzero(rows.segment_ids[b])
-        text = "".join(toy_lookup.ALPHABET[i] for i in np.asarray(rows.tokens[b])[columns])
+        text = "".join(lookup.ALPHABET[i] for i in np.asarray(rows.tokens[b])[columns])
         assert "".join(record["tokens"]) == text and record["reward"] == float(rewards.value[b])
         mask = np.asarray(rows.mask[b])[columns]
         np.testing.assert_array_equal(record["mask"], mask)

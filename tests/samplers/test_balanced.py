@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.samplers import balanced
+from jaxrl_llm.curriculum import balanced
 
 
 def test_first_draws_follow_the_probabilities():

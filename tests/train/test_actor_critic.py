@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import recipes
 from jaxrl_llm.advantages import returns, whiten
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import actor_critic, estimates, fused
+from jaxrl_llm.train import actor_critic, builders, fused
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
 
@@ -58,7 +58,7 @@ def test_without_the_value_it_is_the_policy_loss_and_each_mask_counts_its_own():
     found, params, rows = _case()
     rewards = Rewards(jnp.array([1.0, 0.0, 1.0, 0.0]), jnp.ones(4, bool))
     batch = actor_critic.make_value_estimate(found.model.policy)(params, {}, rows, rewards)
-    plain = estimates.make_policy_loss(found.model.policy, clipped_policy_loss, anchor=estimates.stored_anchor)
+    plain = builders.make_policy_loss(found.model.policy, clipped_policy_loss, anchor=builders.stored_anchor)
     loss = actor_critic.make_actor_critic_loss(found.model.policy, value_weight=0.0)
     want, gradient = jax.value_and_grad(lambda p: plain(p, batch)[0])(params["model"])
     got, other = jax.value_and_grad(lambda p: loss(p, batch)[0])(params)

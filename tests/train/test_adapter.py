@@ -7,9 +7,9 @@ import optax
 import pytest
 import safetensors.numpy
 
-from jaxrl_llm.main import cli
 from jaxrl_llm.models import lora, weights
 from jaxrl_llm.models.lora import Lora
+from jaxrl_llm.run.grpo import cli
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import TrainState

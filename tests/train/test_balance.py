@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.train import balance
+from experiments.policy_gradient.parts import balance
 
 rng = np.random.default_rng(5)
 A, B, C = (jnp.asarray(rng.normal(size=(3, 3)) + 2 * np.eye(3), jnp.float32) for _ in range(3))

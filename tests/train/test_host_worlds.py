@@ -7,13 +7,15 @@ import optax
 import pytest
 
 from jaxrl_llm.advantages import group
+from jaxrl_llm.asynchronous import threads
+from jaxrl_llm.curriculum.epochs import make_epochs
+from jaxrl_llm.envs import base
+from jaxrl_llm.envs.base import Said, SpokenWorld
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import episodes, host_worlds
-from jaxrl_llm.rollout.host_episodes import make_host_episodes, only_on_host
-from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld
-from jaxrl_llm.samplers.epochs import make_epochs
-from jaxrl_llm.train import host, streaming
-from jaxrl_llm.train.estimates import make_estimate, make_policy_loss
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.host_multi_turn import make_host_episodes, only_on_host
+from jaxrl_llm.train import host
+from jaxrl_llm.train.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
 from tests.traps.tables import same, table_policy
@@ -31,20 +33,20 @@ def _bandit():
         return Said((turn + 1, luck), "b", float(text == "a"), turn == 1)
 
     world = SpokenWorld(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
-    return host_worlds.spoken(
+    return base.spoken(
         world, lambda text: [LETTERS.index(c) for c in text], lambda ids: "".join(LETTERS[i] for i in ids),
         action_tokens=1, observation_tokens=1,
     )  # fmt: skip
 
 
 def _advantages(trajectories, rewards):
-    turns = episodes.turns_of(trajectories)
-    values = episodes.returns_to_go(turns)
+    turns = multi_turn.turns_of(trajectories)
+    values = multi_turn.returns_to_go(turns)
     centred = [
         group.dr_grpo_advantages(values[:, k], trajectories.group_ids, valid=rewards.valid)
         for k in range(values.shape[1])
     ]
-    return episodes.over_turns(jnp.stack(centred, axis=1), turns, trajectories.mask)
+    return multi_turn.over_turns(jnp.stack(centred, axis=1), turns, trajectories.mask)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def method():
     tokens = jnp.full((8, 2), 4, jnp.int32)
     online = Online(
         policy=policy, problems=Problems(tokens, tokens > 0, {}, jnp.zeros((8,), jnp.int32)), sampler=make_epochs(),
-        prompts_per_step=8, group_size=4, rollout=only_on_host, score=episodes.episode_rewards,
+        prompts_per_step=8, group_size=4, rollout=only_on_host, score=multi_turn.episode_rewards,
         estimate=make_estimate(policy, _advantages), loss=make_policy_loss(policy, clipped_policy_loss),
         tx=optax.adam(0.1),
     )  # fmt: skip
@@ -85,7 +87,7 @@ def test_a_python_world_is_learned_in_the_host_loop(method):
 def test_three_threads_and_one_agree_without_staleness(method):
     online, loop = method
     one, _ = host.run(loop, _start(online), 3)
-    three, history = streaming.run(loop, _start(online), 3, staleness=0)
+    three, history = threads.run(loop, _start(online), 3, staleness=0)
     same(one.params, three.params)
     assert all("world/occupancy" in row for row in history)
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from jaxrl_llm.train.leases import Exhausted, Lease, Leases
-from jaxrl_llm.train.transfer import Consumer, TransferQueue
+from jaxrl_llm.asynchronous.leases import Exhausted, Lease, Leases
+from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 
 
 def test_every_row_is_done_once_whoever_dies_or_is_late():

@@ -8,7 +8,7 @@ import pytest
 CODE = """
 import resource
 import numpy as np
-from jaxrl_llm.train.memory import keep_freed_pages
+from jaxrl_llm.run.host_memory import keep_freed_pages
 assert {kept} is None or keep_freed_pages()
 np.ones(2**23)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

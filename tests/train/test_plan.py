@@ -7,8 +7,8 @@ import optax
 import pytest
 
 from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.samplers.uniform import make_uniform
 from jaxrl_llm.train import offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.offline import Offline

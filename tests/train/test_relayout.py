@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import main
-from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed import rollout_weights, rules
 from jaxrl_llm.distributed.mesh import batch_sharding, parse_mesh
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.settings import Settings, check
-from jaxrl_llm.train import adapter, host, job, relayout
+from jaxrl_llm.run import grpo, lora_state, parts
+from jaxrl_llm.run.settings import Settings, check
+from jaxrl_llm.train import host
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
 from tests.models_for_tests import byte_model, small_model
@@ -38,7 +38,7 @@ def _same(found, wanted):
 def test_weights_of_an_adapter_in_another_layout_and_their_bytes():
     params, (before, after) = PARAMS, (parse_mesh(spec) for spec in (TRAIN, ROLLOUT))
     both = {"base": params, "lora": lora.init(CONFIG, Lora(2), jax.random.key(1))}
-    move = relayout.make_move(CONFIG, both, before, after, compute_dtype=jnp.bfloat16)
+    move = rollout_weights.make_move(CONFIG, both, before, after, compute_dtype=jnp.bfloat16)
     found, figures = move(rules.shard(both, before))
     wanted = rules.shardings(found, after)
     assert jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), found, wanted))
@@ -52,7 +52,9 @@ def test_weights_of_an_adapter_in_another_layout_and_their_bytes():
     assert 0 < figures["reshard/sent_bytes"] == held - figures["reshard/kept_bytes"] < held
     # the same devices in two shapes that cut nothing: all is there already
     for other in ("data=8", "data=4,context=2"):
-        still = relayout.make_move(CONFIG, params, parse_mesh("data=8"), parse_mesh(other), compute_dtype=jnp.float32)
+        still = rollout_weights.make_move(
+            CONFIG, params, parse_mesh("data=8"), parse_mesh(other), compute_dtype=jnp.float32
+        )
         assert still.sent_bytes == 0 and still.kept_bytes == 8 * sum(x.nbytes for x in jax.tree.leaves(params))
 
 
@@ -60,7 +62,7 @@ def test_few_bits_are_made_before_they_move():
     pytest.importorskip("qwix")
     params, (before, after) = PARAMS, (parse_mesh(spec) for spec in (TRAIN, ROLLOUT))
     moves = [
-        relayout.make_move(CONFIG, params, before, after, compute_dtype=jnp.float32, few_bits=bits)
+        rollout_weights.make_move(CONFIG, params, before, after, compute_dtype=jnp.float32, few_bits=bits)
         for bits in ("", "int8")
     ]
     placed = rules.shard(params, before)
@@ -82,17 +84,17 @@ def _steps(folder, **changes):
     )  # fmt: skip
     check(settings)
     mesh = parse_mesh(settings.mesh)
-    model = adapter.with_adapter(job.load_model(settings.model, mesh=mesh), settings.lora, 0)
+    model = lora_state.with_adapter(parts.load_model(settings.model, mesh=mesh), settings.lora, 0)
     model = model._replace(params=rules.shard(model.params, mesh))
-    problems = job.load_problems("chain", train=16, heldout=8, seed=0)
-    tables = job.make_tables(model, problems, prompt_tokens=0, max_new_tokens=6)
-    online = main.make_online(settings, model, tables, mesh)
+    problems = parts.load_problems("chain", train=16, heldout=8, seed=0)
+    tables = parts.make_tables(model, problems, prompt_tokens=0, max_new_tokens=6)
+    online = grpo.make_online(settings, model, tables, mesh)
 
     def score(rows):
         odd = jnp.sum(jnp.where(rows.mask, rows.tokens, 0), axis=1) % 2
         return Rewards(odd.astype(jnp.float32), odd >= 0)
 
-    loop = main.make_loop(settings, model, online, mesh, score)
+    loop = grpo.make_loop(settings, model, online, mesh, score)
     state = rules.shard(init_state(online, model.params, jax.random.key(0)), mesh)
     return [(x.drawn.trajectories, x.metrics) for x in host.iterations(loop, state, 2)]
 
@@ -130,8 +132,8 @@ def test_equal_layouts_move_nothing(tmp_path):
 @pytest.mark.slow
 def test_main_job_and_resume(tmp_path, capsys):
     runs = [tmp_path / name for name in ("one", "two")]
-    assert main.cli([*JOB, "--out", str(runs[0])]) == 0
-    assert main.cli([*JOB, "--rollout-mesh", ROLLOUT, "--out", str(runs[1])]) == 0
+    assert grpo.cli([*JOB, "--out", str(runs[0])]) == 0
+    assert grpo.cli([*JOB, "--rollout-mesh", ROLLOUT, "--out", str(runs[1])]) == 0
     assert "weights to the rollout's layout: " in capsys.readouterr().out
     results = [json.loads((run / "results.json").read_text()) for run in runs]
     assert results[0]["reshard"] is None and results[1]["reshard"]["sent_bytes"] > 0
@@ -139,10 +141,10 @@ def test_main_job_and_resume(tmp_path, capsys):
         assert results[0][part]["pass@1"] == results[1][part]["pass@1"]
     (runs[1] / "checkpoints" / "step_00000002").rename(tmp_path / "later")  # as if it had ended after one step
     lines = (runs[1] / "metrics.jsonl").read_text().splitlines()
-    assert main.cli(["--resume", str(runs[1]), "--rollout-mesh", "tensor=8"]) == 2
+    assert grpo.cli(["--resume", str(runs[1]), "--rollout-mesh", "tensor=8"]) == 2
     assert "drop --rollout-mesh" in capsys.readouterr().err
     (runs[1] / "model").rename(tmp_path / "model")
-    assert main.cli(["--resume", str(runs[1])]) == 0
+    assert grpo.cli(["--resume", str(runs[1])]) == 0
     again = (runs[1] / "metrics.jsonl").read_text().splitlines()
     for old, new in zip(map(json.loads, lines), map(json.loads, again), strict=True):
         assert {k: v for k, v in old.items() if k.startswith(("loss", "reward", "kl"))} == {

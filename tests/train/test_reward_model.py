@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.train import reward_model
+from experiments.policy_gradient.parts import linear_reward_model
 
 rng = np.random.default_rng(4)
 
@@ -14,7 +14,7 @@ def test_it_orders_groups_by_the_deciding_direction():
     x = rng.normal(size=(60, 4))
     truth = (x @ direction > 0).astype(np.float32)
     ids = jnp.repeat(jnp.arange(12, dtype=jnp.int32), 5)
-    found = reward_model.fit_linear(jnp.asarray(x, jnp.float32), jnp.asarray(truth), ids, steps=200)
+    found = linear_reward_model.fit_linear(jnp.asarray(x, jnp.float32), jnp.asarray(truth), ids, steps=200)
     cosine = found.weight @ direction / (np.linalg.norm(found.weight) * np.linalg.norm(direction))
     assert float(cosine) > 0.9
     scores = found.scores(jnp.asarray(x, jnp.float32))
@@ -24,7 +24,7 @@ def test_it_orders_groups_by_the_deciding_direction():
 def test_pairs_stay_within_their_group():
     """Each group is of one kind: nothing to compare, nothing learned, scores of 0."""
     x, ids = rng.normal(size=(8, 3)), jnp.arange(8, dtype=jnp.int32) // 4
-    found = reward_model.fit_linear(jnp.asarray(x, jnp.float32), (ids > 0).astype(jnp.float32), ids)
+    found = linear_reward_model.fit_linear(jnp.asarray(x, jnp.float32), (ids > 0).astype(jnp.float32), ids)
     np.testing.assert_array_equal(found.scores(jnp.asarray(x, jnp.float32)), jnp.zeros(8))
     with pytest.raises(ValueError, match="steps=0"):
-        reward_model.fit_linear(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(2, jnp.int32), steps=0)
+        linear_reward_model.fit_linear(jnp.zeros((2, 1)), jnp.zeros(2), jnp.zeros(2, jnp.int32), steps=0)

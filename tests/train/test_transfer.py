@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.train.transfer import Consumer, TransferQueue
+from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 
 TASKS = {"score": Consumer(("text",)), "value": Consumer(("text",)), "train": Consumer(("text", "reward"), 4)}
 

@@ -8,8 +8,8 @@ import pytest
 from jaxrl_llm.data import chat
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.train.estimates import make_estimate, score_tokens
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.train.builders import make_estimate, score_tokens
 from jaxrl_llm.types import Rewards
 from tests.models_for_tests import nano
 from tests.traps.tables import advantages, params, problems, rollout, score, table_policy
@@ -65,12 +65,12 @@ def test_in_episodes_what_the_world_says_is_read_and_never_trained():
     shown = jnp.asarray([5, 4], jnp.int32)  # what no decoding and encoding would give back
 
     def step(state, action, count):
-        return episodes.Answered(state + 1, shown, jnp.int32(2), jnp.float32(1), state >= 2, state >= 0)
+        return multi_turn.Answered(state + 1, shown, jnp.int32(2), jnp.float32(1), state >= 2, state >= 0)
 
-    env = episodes.Env(lambda key, task: task["start"], step, lambda state: state, 2, 2)
+    env = multi_turn.Env(lambda key, task: task["start"], step, lambda state: state, 2, 2)
     table = problems()
     start = {"start": jnp.zeros((6,), jnp.int32)}
-    play = episodes.make_episodes(
+    play = multi_turn.make_episodes(
         table_policy(), env, start, group_size=4, max_turns=9, max_new_tokens=16, end_ids=(1, 2)
     )
     keys = jax.random.split(jax.random.key(0), 24)

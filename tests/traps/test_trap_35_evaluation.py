@@ -5,8 +5,8 @@ import pytest
 
 from jaxrl_llm.data.problems import make_split
 from jaxrl_llm.data.tasks import chain, countdown
-from jaxrl_llm.statistics import mean_interval, wilson_interval
-from jaxrl_llm.train.evaluate import summarize
+from jaxrl_llm.metrics.intervals import mean_interval, wilson_interval
+from jaxrl_llm.run.evaluate import summarize
 
 
 def test_thirty_problems_at_one_half_have_an_interval_of_eighteen_points():

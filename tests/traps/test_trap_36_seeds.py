@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from jaxrl_llm.experiment.cli import Options
-from jaxrl_llm.statistics import mean_interval, paired_difference, t_quantile
+from jaxrl_llm.metrics.intervals import mean_interval, paired_difference, t_quantile
 
 
 def test_one_seed_has_no_interval():

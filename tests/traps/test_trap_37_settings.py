@@ -9,7 +9,7 @@ import pytest
 import jaxrl_llm
 from jaxrl_llm.models import config
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.settings import Settings
+from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Batch, Policy, Trajectories
 from tests.models_for_tests import small_config

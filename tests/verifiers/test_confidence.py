@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_llm.verifiers.confidence import ASK, read_confidence
+from experiments.parts.read_confidence import ASK, read_confidence
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import recipes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import refill
 from jaxrl_llm.verifiers import steps as reader
 

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.rollout.episodes import Answered, Env
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, toys
 
 RECORDS, VALUES, VARIANTS, TURNS = 3, 4, 3, 7  # TURNS: a shortest plan has 3 to 6
 ALPHABET = "_CSIDabc0123lswxf=!."  # the first is padding
@@ -152,20 +153,20 @@ def make_arena(*, skill: float = 0.8) -> arenas.Arena:
     Args:
       skill: chance that the behaviour to imitate makes the right call; else it makes any.
     """
-    world = toys.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
+    world = strings.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
 
     behave = arenas.skilled(expert, anything, skill)
     return arenas.Arena(world.policy, ENV, problems(512, 1, 0), problems(16, VARIANTS, 1), TURNS, behave)
 
 
-def completed(turns: episodes.Turns) -> Bool[Array, " B"]:
+def completed(turns: multi_turn.Turns) -> Bool[Array, " B"]:
     """Episodes after which every test passes."""
     return jnp.any(turns.reward > 0.999, axis=1)
 
 
 def returns(answers: dict[str, Array], rows: Trajectories) -> Rewards:
     """The ``score`` slot: tests that pass less what failed calls cost, not below 0."""
-    found = episodes.episode_rewards(answers, rows)
+    found = multi_turn.episode_rewards(answers, rows)
     return found._replace(value=jnp.maximum(found.value, 0.0))
 
 
@@ -180,7 +181,7 @@ def make_measure(arena: arenas.Arena, *, samples: int, part: str = "") -> Callab
 
     def measure(params, key):
         rows = heldout(params, key)
-        turns = episodes.turns_of(rows)
+        turns = multi_turn.turns_of(rows)
         whole = completed(turns)
         together = jnp.all(whole.reshape(-1, VARIANTS, samples), axis=1).reshape(-1)
         return {

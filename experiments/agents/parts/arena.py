@@ -14,18 +14,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm import recipes, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.advantages.turns import gigpo_advantages, moved
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import episodes, versions
+from jaxrl_llm.rollout import multi_turn, swapped_weights
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import actor_critic, estimates, offline, seeds
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.train import actor_critic, builders, offline, seed_axis
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
@@ -37,7 +38,7 @@ class Arena:
     """A world of episodes with tasks that are trained on and tasks that are not."""
 
     policy: Policy
-    env: episodes.Env
+    env: multi_turn.Env
     train: Problems
     heldout: Problems
     turns: int  # at most, in one episode
@@ -82,10 +83,10 @@ def shortened(arena: Arena, turns: int) -> Arena:
 
 
 def make_rollout(arena: Arena, problems: Problems, *, group_size: int, temperature: float = 1.0):
-    """Episodes of tasks of one table, in the form that is fast for many seeds (see ``train.seeds``)."""
-    return episodes.make_episodes(
+    """Episodes of tasks of one table, in the form that is fast for many seeds (see ``train.seed_axis``)."""
+    return multi_turn.make_episodes(
         arena.policy, arena.env, problems.answers, group_size=group_size, max_turns=arena.turns,
-        max_new_tokens=arena.new_tokens, end_ids=arena.end_ids, temperature=temperature, early_exit=seeds.in_turn(),
+        max_new_tokens=arena.new_tokens, end_ids=arena.end_ids, temperature=temperature, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
 
 
@@ -93,17 +94,17 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
     """Slots of ``Online``: weights are swapped while episodes run, from those of ``lag`` updates ago to the newest.
 
     They change after equal numbers of columns, so that a long episode comes from several versions. The rows say of each
-    token how old its weights are, see ``rollout.versions``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
+    token how old its weights are, see ``rollout.swapped_weights``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
     """
     slots, policy = recipes.lagged_actor(lag), arena.policy
     version_of = partial(
-        versions.in_even_parts, first=arena.train.tokens.shape[1], columns=arena.new_tokens, versions=lag + 1
+        swapped_weights.in_even_parts, first=arena.train.tokens.shape[1], columns=arena.new_tokens, versions=lag + 1
     )
     if lag:
         slots["actor"] = lambda state: state.extras["behaviour"]  # all versions, oldest first
-        policy = versions.swapping_policy(policy, version_of)
+        policy = swapped_weights.swapping_policy(policy, version_of)
     play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
-    return slots | {"rollout": lambda *given: versions.with_staleness(play(*given), version_of, lag)}
+    return slots | {"rollout": lambda *given: swapped_weights.with_staleness(play(*given), version_of, lag)}
 
 
 def make_online(
@@ -118,11 +119,11 @@ def make_online(
 ) -> Online:
     """The ``Online`` of an arena: uniform draws of training tasks, episodes, the world's rewards.
 
-    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host_episodes.only_on_host``.
+    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host_multi_turn.only_on_host``.
     """
     parts = {
         "policy": arena.policy, "problems": arena.train, "sampler": make_uniform(),
-        "prompts_per_step": prompts_per_step, "group_size": group_size, "score": episodes.episode_rewards,
+        "prompts_per_step": prompts_per_step, "group_size": group_size, "score": multi_turn.episode_rewards,
     }  # fmt: skip
     if "rollout" not in slots:  # a world in Python is no program
         parts["rollout"] = make_rollout(arena, arena.train, group_size=group_size)
@@ -135,7 +136,7 @@ def make_grpo(
     arena: Arena | Place,
     settings: Any,
     *,
-    advantages: Callable[..., Array] = estimates.per_response(group_normalized_advantages),
+    advantages: Callable[..., Array] = builders.per_response(group_normalized_advantages),
     kl_weight: float | None = None,
     trained: Callable[[Trajectories], Trajectories] = lambda rows: rows,
     row_extras: Callable[..., dict[str, Array]] | None = None,
@@ -146,12 +147,12 @@ def make_grpo(
 
     Args:
       settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
-      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.estimates``.
+      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.builders``.
       kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
     policy, against = arena.policy, {} if kl_weight is None else {"reference": lambda extras: extras["reference"]}
-    whole = estimates.make_estimate(policy, advantages, row_extras=row_extras, **against)
+    whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against)
 
     def divergence(logp, entropy, batch):
         return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
@@ -159,7 +160,7 @@ def make_grpo(
     extra_terms = None if kl_weight is None else divergence
     parts = {
         "estimate": lambda params, extras, rows, rewards: whole(params, extras, trained(rows), rewards),
-        "loss": estimates.make_policy_loss(
+        "loss": builders.make_policy_loss(
             policy, clipped_policy_loss, extra_terms=extra_terms, diagnostics=diagnostics
         ),
         "tx": optax.adam(settings.learning_rate),
@@ -177,12 +178,12 @@ def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: 
       anchor: ``(turns) -> [B, K]``: what makes two situations the same; by default the identity that the world gives.
       weights: of ``advantages.turns.gigpo_advantages``.
     """
-    found = episodes.turns_of(rows)
+    found = multi_turn.turns_of(rows)
     counted = found.taken & rewards.valid[:, None]
-    returns = episodes.returns_to_go(found, gamma=gamma)
+    returns = multi_turn.returns_to_go(found, gamma=gamma)
     same = found.identity if anchor is None else anchor(found)
     values = gigpo_advantages(rewards.value, returns, same, rows.group_ids, counted, **weights)
-    return episodes.over_turns(values, found, rows.mask)
+    return multi_turn.over_turns(values, found, rows.mask)
 
 
 def make_ppo(
@@ -342,14 +343,14 @@ def make_measure(
     def measure(params, key):
         rows = heldout(params, key)
         found = figures(rows)
-        return found if more is None else found | more(rows, episodes.episode_rewards({}, rows))
+        return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
 
     return measure
 
 
 def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
     """What ``make_measure`` says of episodes; those that are over with a reward above ``enough`` succeed."""
-    turns, rewards = episodes.turns_of(rows), episodes.episode_rewards({}, rows)
+    turns, rewards = multi_turn.turns_of(rows), multi_turn.episode_rewards({}, rows)
     taken = turns.taken
     count = jnp.sum(taken.astype(jnp.float32), axis=1)
     success = rewards.valid & turns.done & (rewards.value > enough)
@@ -368,7 +369,7 @@ def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
 def answer_chances(arena: Arena, params: Params, rows: Trajectories, answers: Int[Array, " B"]) -> Float[Array, "B K"]:
     """The probability of one token, the right answer, before each action of one token; 0 where none was taken."""
     hidden = arena.policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-    turns = episodes.turns_of(rows)
+    turns = multi_turn.turns_of(rows)
     before = jnp.maximum(turns.end - 1, 0)[:, :, None]
     logp = jax.nn.log_softmax(arena.policy.unembed(params, jnp.take_along_axis(hidden, before, axis=1)), axis=2)
     index = jnp.broadcast_to(answers[:, None, None], before.shape)

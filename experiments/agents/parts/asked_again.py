@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm import reduce, shaping
-from jaxrl_llm.rollout.episodes import Answered, Env, turns_of
+from experiments.agents.parts.arena import Arena
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout.multi_turn import Answered, Env, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena
 
 ALPHABET = "_abcdefgh=x"  # the first is padding
 LETTERS, SHOWN = 8, 5
@@ -108,7 +109,7 @@ def make_arena(*, skill: float = 0.7) -> Arena:
     Args:
       skill: chance that the behaviour to imitate says one of the letters shown; else any. It forgets what it said.
     """
-    world = toys.make_world(len(ALPHABET), SHOWN + 1, 3 * MOST_TURNS, layers=2)
+    world = strings.make_world(len(ALPHABET), SHOWN + 1, 3 * MOST_TURNS, layers=2)
 
     def behave(state: Question, key: Key) -> Array:
         wise, which, other = jax.random.split(key, 3)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from experiments.agents.parts import lookup
+from experiments.agents.parts.arena import Arena
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout.episodes import Answered, Env, observations, turns_of
+from jaxrl_llm.rollout.multi_turn import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toy_lookup, toys
-from jaxrl_llm.worlds.arenas import Arena
 
 ALPHABET = "_0123456789+-*ABCDEFGHIJ!="  # the first is padding
 FIRST_DIGIT, FIRST_SIGN, FIRST_ANSWER = (ALPHABET.index(c) for c in "0+A")
@@ -114,14 +115,14 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     errors = (shown & (rows.tokens == ERROR)).astype(jnp.float32).reshape(-1)
     # an error stands one token before the sign that closes what is shown
     return {
-        "eval/code": reduce.scalars((toy_lookup.calls(found) > 0).astype(jnp.float32), rewards.valid),
+        "eval/code": reduce.scalars((lookup.calls(found) > 0).astype(jnp.float32), rewards.valid),
         "eval/passed": reduce.scalars(1.0 - jnp.pad(errors[:-1], (1, 0)), executed),
     }
 
 
 @lru_cache(maxsize=2)
-def _world(turns: int) -> toys.World:
-    return toys.make_world(len(ALPHABET), WRITTEN + 1, turns * (WRITTEN + 2), layers=2)
+def _world(turns: int) -> strings.World:
+    return strings.make_world(len(ALPHABET), WRITTEN + 1, turns * (WRITTEN + 2), layers=2)
 
 
 @lru_cache(maxsize=8)

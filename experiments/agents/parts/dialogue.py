@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.agents.parts.arena import Arena
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.rollout.episodes import Answered, Env
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena
 
 TRAITS, TYPES = 3, 8
 ALPHABET = "_>abcdefABCDEFGHxyz123"  # the first is padding
@@ -105,7 +105,7 @@ def trusting(rows: Trajectories) -> tuple[Float[Array, "B K V"], Float[Array, "B
 
 
 def _beliefs(rows: Trajectories, reading: np.ndarray) -> tuple[Array, Array]:
-    turns = episodes.turns_of(rows)
+    turns = multi_turn.turns_of(rows)
     question = jnp.take_along_axis(rows.tokens, turns.end, axis=1) - ASK
     behind = jnp.minimum(turns.end + 1, rows.tokens.shape[1] - 1)
     reply = jnp.take_along_axis(rows.tokens, behind, axis=1) - REPLY
@@ -118,7 +118,7 @@ def _beliefs(rows: Trajectories, reading: np.ndarray) -> tuple[Array, Array]:
 
 def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """Of held-out episodes: what ``exact`` believes of the user's type at the end, questions, share of suggestions."""
-    turns = episodes.turns_of(rows)
+    turns = multi_turn.turns_of(rows)
     _, after = exact(rows)
     kinds = heldout().answers["kind"][rows.problem_ids]
     last = jnp.take_along_axis(after[:, -1], kinds[:, None], axis=1)[:, 0]  # no evidence comes after the last turn
@@ -145,7 +145,7 @@ def make_arena(*, turns: int = 5, skill: float = 0.8) -> Arena:
       skill: chance that the behaviour to imitate asks or suggests anything, and one time in four (always when it has
         heard of every trait) recommends by what it heard; else it says any word.
     """
-    world = toys.make_world(len(ALPHABET), 1, 2 * turns)
+    world = strings.make_world(len(ALPHABET), 1, 2 * turns)
 
     def behave(talk: Talk, key: Key) -> Array:
         wise, ready, ask, other = jax.random.split(key, 4)

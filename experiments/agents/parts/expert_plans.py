@@ -18,19 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.selection import best_members
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params
-from jaxrl_llm.worlds import toys
 
 ALPHABET = ".nrsbgiclut>$"
 DAMAGES, WANTED = "nrsbg", "icl"
 EXPERTS = ("un", "ur", "us", "ub", "ug", "tc", "tl")  # the first five undo, the last two tell
 MOST, SIDE, PICTURES = 4, 8, 4  # modules of a plan; pixels of a side; pictures of a task
 END = ALPHABET.index("$")
-WORLD = toys.make_world(len(ALPHABET), 5, 2 * MOST + 1, end=END, layers=2)
+WORLD = strings.make_world(len(ALPHABET), 5, 2 * MOST + 1, end=END, layers=2)
 _BLUR = sum(w * np.roll(np.eye(SIDE), k, 1) for k, w in ((0, 0.6), (1, 0.2), (-1, 0.2)))
 _SHARPEN = np.linalg.inv(_BLUR)
 
@@ -199,8 +199,8 @@ def make_measure(decoding: Callable[[], grammars.Grammar], *, samples: int = 8):
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
         keys = sample_keys(key, 0, rows_of, samples)
-        rows = toys.rollout(WORLD, params, prompts, keys, samples=samples, grammar=decoding())
-        earned = score(*toys.responses_of(WORLD, rows))
+        rows = strings.rollout(WORLD, params, prompts, keys, samples=samples, grammar=decoding())
+        earned = score(*strings.responses_of(WORLD, rows))
         best = best_members(jnp.sum(rows.sampler_logp, axis=1), rows.group_ids)
         return {
             "eval/score": reduce.scalars(earned, best),

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.sft import sft_loss
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
-from jaxrl_llm.worlds import arenas, toys
 
 
 class Shown(NamedTuple):
@@ -56,11 +57,11 @@ def behaviour_stage(
         return Shown(arenas.play(arena, key, table), jnp.ones((table,), jnp.float32))
 
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return toys.table_stage(make_rows, make_loss(arena.policy), **sizes)
+    return strings.table_stage(make_rows, make_loss(arena.policy), **sizes)
 
 
 def rejection_stage(
-    arena: arenas.Arena, settings: Any, passes: Callable[[episodes.Turns], Array], *, updates: int = 1
+    arena: arenas.Arena, settings: Any, passes: Callable[[multi_turn.Turns], Array], *, updates: int = 1
 ) -> Stage:
     """Rejection sampling: the policy of then plays what an online stage would play, and imitates what passes.
 
@@ -85,10 +86,10 @@ def rejection_stage(
         # a task that comes again is played anew: the keys are those of the places
         keys = sample_keys(play, 0, every, size)
         rows = rollout(params, arena.train.tokens[ids], arena.train.valid[ids], keys, ids)
-        turns = episodes.turns_of(rows)
+        turns = multi_turn.turns_of(rows)
         return passing(rows, passes(turns) & turns.valid)
 
-    return toys.table_stage(
+    return strings.table_stage(
         make_rows, make_loss(arena.policy), steps=settings.steps * updates,
         rows_per_step=settings.prompts_per_step * size, learning_rate=settings.learning_rate,
     )  # fmt: skip

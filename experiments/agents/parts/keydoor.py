@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from experiments.agents.parts.keydoor_grid import MOVES, parse
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.tasks.keydoor_grid import MOVES, parse
-from jaxrl_llm.rollout.episodes import Answered, Env
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 
 _CELLS = ".AHKD"
 

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.agents.parts import keydoor
+from experiments.agents.parts.arena import Arena
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.rollout.episodes import Turns, turns_of
+from jaxrl_llm.rollout.multi_turn import Turns, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import keydoor, toys
-from jaxrl_llm.worlds.arenas import Arena
 
 ALPHABET = "_kd .AHKDlrupo/;=>"  # the first is padding
 CELLS = 6
@@ -127,7 +128,7 @@ def make_arena(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_
     env = keydoor.make_env(encode, (), height=1, width=cells, step_cost=step_cost)
     prompt = len(found[0].prompt)
     length = turns * (env.action_tokens + env.observation_tokens)
-    world = toys.make_world(len(ALPHABET), prompt, length, layers=2)
+    world = strings.make_world(len(ALPHABET), prompt, length, layers=2)
     choices = jnp.asarray(encode("lrpo"), jnp.int32)
 
     def behave(place: Any, key: Key) -> Array:

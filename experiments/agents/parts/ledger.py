@@ -14,13 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from experiments.agents.parts import arena as arenas
+from experiments.agents.parts import summaries
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import contexts, episodes, summaries
-from jaxrl_llm.rollout.episodes import Answered, Env
+from jaxrl_llm.rollout import contexts, multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import seeds
+from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.train import seed_axis
 from jaxrl_llm.types import Key, Params, Problems, Trajectories
-from jaxrl_llm.worlds import arenas, toys
 
 MODULUS, PAGES, TURNS = 5, 8, 9
 ALPHABET = "_L01234,!rABCDES"  # the first is padding
@@ -109,7 +111,7 @@ class Skill(NamedTuple):
 @lru_cache(maxsize=4)
 def make_arena(skill: Skill = Skill()) -> arenas.Arena:
     """A decoder of two layers, 512 ledgers to train on; ``Skill(1.0, 1.0)`` makes no mistake."""
-    world = toys.make_world(len(ALPHABET), 1, 3 * TURNS, layers=2)
+    world = strings.make_world(len(ALPHABET), 1, 3 * TURNS, layers=2)
 
     def behave(state: Ledger, key: Key) -> Array:
         first, second = jax.random.split(key)
@@ -160,7 +162,7 @@ def make_rollout(
     """Episodes with this context, in the form that is fast for many seeds."""
     return summaries.make_episodes(
         arena.policy, arena.env, tasks.answers, context, group_size=group_size, max_turns=arena.turns,
-        end_ids=arena.end_ids, early_exit=seeds.in_turn(),
+        end_ids=arena.end_ids, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
 
 
@@ -190,7 +192,7 @@ def make_measure(
         rows = make_rollout(arena, seen, held, group_size=samples)(
             params, held.tokens, held.valid, sample_keys(key, 0, ids, samples), ids
         )
-        return rows, episodes.episode_rewards({}, rows).value
+        return rows, multi_turn.episode_rewards({}, rows).value
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
         rows, rewards = episodes_of(context, params, key)

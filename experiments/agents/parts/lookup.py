@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxrl_llm.rollout.episodes import Answered, Env, Turns
+from experiments.agents.parts.arena import Arena
+from experiments.parts import strings
+from jaxrl_llm.rollout.multi_turn import Answered, Env, Turns
 from jaxrl_llm.types import Key, Problems
-from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena
 
 ENTITIES = 6
 ALPHABET = "_12abcdefABCDEF:="  # the first is padding
@@ -97,7 +97,7 @@ def make_arena(*, turns: int = 4, skill: float = 0.5) -> Arena:
     Args:
       skill: chance that the behaviour to imitate looks up, or answers, what it should; else any of both.
     """
-    world = toys.make_world(len(ALPHABET), 3, 4 * turns, layers=2)
+    world = strings.make_world(len(ALPHABET), 3, 4 * turns, layers=2)
 
     def behave(state: Question, key: Key) -> Array:
         wise, other = jax.random.split(key)

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import reduce, shaping
-from jaxrl_llm.rollout.episodes import turns_of
+from experiments.agents.parts import multi_hop
+from experiments.agents.parts.arena import Arena, make_heldout
+from experiments.agents.parts.multi_hop import ACTION, ALPHABET, ANSWER, DOT, ENTITY, RELATIONS, SEARCH
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout.multi_turn import turns_of
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toy_multihop, toys
-from jaxrl_llm.worlds.arenas import Arena, make_heldout
-from jaxrl_llm.worlds.toy_multihop import ACTION, ALPHABET, ANSWER, DOT, ENTITY, RELATIONS, SEARCH
 
 HOPS, MANY, TURNS = 5, 4, 8  # at most; from here on it is many; actions of an episode
 
@@ -37,7 +39,7 @@ def injected(task: dict[str, Array], relation: Int[Array, ""]) -> dict[str, Arra
 
 def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
     """Questions of one hop, each made longer until it has its number of ``hops``, these in turn."""
-    short = toy_multihop.problems(count, seed, (1,), most=HOPS)
+    short = multi_hop.problems(count, seed, (1,), most=HOPS)
     wanted = jnp.asarray(np.resize(hops, count), jnp.int32)
     drawn = jnp.asarray(np.random.default_rng(seed + 1000).integers(0, RELATIONS, (count, HOPS - 1)), jnp.int32)
 
@@ -45,7 +47,7 @@ def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
         for k in range(HOPS - 1):
             longer, more = injected(task, relations[k]), task["hops"] < number
             task = {name: jnp.where(more, longer[name], x) for name, x in task.items()}
-        return task, toy_multihop.prompt(task)
+        return task, multi_hop.prompt(task)
 
     answers, tokens = jax.jit(jax.vmap(grown))(short.answers, drawn, wanted)
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, answers["hops"])
@@ -58,7 +60,7 @@ def refuses(actions: Int[Array, "... 3"]) -> Bool[Array, "..."]:
 
 def well_formed(actions: Int[Array, "... 3"]) -> Bool[Array, "..."]:
     """A search, an answer, or a refusal."""
-    return toy_multihop.well_formed(actions) | refuses(actions)
+    return multi_hop.well_formed(actions) | refuses(actions)
 
 
 def search_rewards(
@@ -78,21 +80,21 @@ def search_rewards(
 
 def score(tasks: dict[str, Array], rows: Trajectories) -> Rewards:
     """The ``score`` of episodes: F1 of the answer, and ``search_rewards``."""
-    played, found = toy_multihop.read(tasks, rows, well_formed), turns_of(rows)
-    refused = found.done & jnp.any(refuses(toy_multihop.actions_of(rows, found)), axis=1)
+    played, found = multi_hop.read(tasks, rows, well_formed), turns_of(rows)
+    refused = found.done & jnp.any(refuses(multi_hop.actions_of(rows, found)), axis=1)
     return Rewards(search_rewards(played.f1, played.formed, refused), found.valid)
 
 
-def make_behaviour(skill: float) -> Callable[[toy_multihop.Question, Key], Array]:
+def make_behaviour(skill: float) -> Callable[[multi_hop.Question, Key], Array]:
     """Acts as it should with this chance; else searches or answers anything, refuses, or breaks the form."""
 
-    def behave(state: toy_multihop.Question, key: Key) -> Array:
+    def behave(state: multi_hop.Question, key: Key) -> Array:
         wise, kind, content = jax.random.split(key, 3)
         chance, words = jax.random.uniform(kind), jax.random.randint(content, (2,), ENTITY, len(ALPHABET))
         first = jnp.where(chance < 0.5, SEARCH, jnp.where(chance < 0.9, ANSWER, DOT))
         rest = jnp.where((chance >= 0.7) & (chance < 0.9), DOT, words)
         other = jnp.concatenate([first[None], rest]).astype(jnp.int32)
-        return jnp.where(jax.random.uniform(wise) < skill, toy_multihop.next_action(state), other)
+        return jnp.where(jax.random.uniform(wise) < skill, multi_hop.next_action(state), other)
 
     return behave
 
@@ -100,8 +102,8 @@ def make_behaviour(skill: float) -> Callable[[toy_multihop.Question, Key], Array
 @lru_cache(maxsize=2)
 def make_arena(*, skill: float = 0.7) -> Arena:
     """A decoder of two layers, 512 questions of one to five hops to train on, and 60 that are not."""
-    env = toy_multihop.make_env()
-    world = toys.make_world(len(ALPHABET), HOPS + 4, TURNS * (ACTION + env.observation_tokens), layers=2)
+    env = multi_hop.make_env()
+    world = strings.make_world(len(ALPHABET), HOPS + 4, TURNS * (ACTION + env.observation_tokens), layers=2)
     every = tuple(range(1, HOPS + 1))
     return Arena(world.policy, env, problems(512, 0, every), problems(60, 1, every), TURNS, make_behaviour(skill))
 
@@ -119,7 +121,7 @@ def make_measure(
 
     def measure(params: Params, key: Key) -> dict[str, Array]:
         held, rows = arena.heldout, heldout(params, key)
-        played = toy_multihop.read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, well_formed)
+        played = multi_hop.read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, well_formed)
         figures = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
         many = held.level[rows.problem_ids] >= MANY
         shown = {f"eval/{name}": reduce.scalars(x) for name, x in figures.items()}

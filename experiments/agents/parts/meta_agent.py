@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from experiments.agents.parts import workflows as flows
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.turns import improvement_rewards
 from jaxrl_llm.losses.sft import weighted_sft_loss
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params
-from jaxrl_llm.worlds import toy_workflows as flows
-from jaxrl_llm.worlds import toys
 
 VALIDATION, TEST = 32, 64  # items
 SEEDS = ("s",)  # what a search begins with
@@ -63,7 +63,7 @@ def archive(key: Key, count: Int[Array, ""], size: int, rows: int) -> Int[Array,
 
 def proposer(params: Params) -> Propose:
     """The policy as the writer of programs."""
-    return lambda contexts, key, samples: toys.sample(flows.WORLD, params, contexts, key, samples=samples)
+    return lambda contexts, key, samples: strings.sample(flows.WORLD, params, contexts, key, samples=samples)
 
 
 class _At(NamedTuple):
@@ -137,8 +137,8 @@ def regression(params: Params, batch: Samples, weigh: Callable[[Array], Array]) 
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3. Differs
     from the released code in this: there the turns in the context train with the weight of the last one.
     """
-    mask = toys.counted(batch.programs, flows.STOP)
-    logp = toys.token_logp(flows.WORLD, params, batch.contexts, batch.programs)
+    mask = strings.counted(batch.programs, flows.STOP)
+    logp = strings.token_logp(flows.WORLD, params, batch.contexts, batch.programs)
     weights = weigh(batch.rewards)
     value = reduce.tokens(weighted_sft_loss(logp, weights, mask).loss, mask, mode="seq_mean")
     trained = jnp.sum((mask & (weights > 0)[:, None]).astype(jnp.float32))
@@ -166,7 +166,7 @@ def make_stage(
       rows: from ``make_rows``.
       weigh: rewards ``[N]`` to weights ``[N]``.
     """
-    return toys.table_stage(
+    return strings.table_stage(
         rows, lambda params, extras, batch: regression(params, batch, weigh), steps=steps,
         rows_per_step=rows_per_step, learning_rate=learning_rate,
     )  # fmt: skip

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.agents.parts.arena import Arena, make_heldout
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout.episodes import Answered, Env, Turns, turns_of
+from jaxrl_llm.envs.bm25 import best_documents, bm25_scores
+from jaxrl_llm.rollout.multi_turn import Answered, Env, Turns, turns_of
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.overlap import token_bag_f1
-from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena, make_heldout
-from jaxrl_llm.worlds.retrieval import best_documents, bm25_scores
 
 ENTITIES, RELATIONS, FAMILIES, HOPS = 6, 3, 4, 3
 ALPHABET = "_?!.=abcdefxyz1234"  # the first is padding
@@ -192,7 +192,7 @@ def make_arena(
       turns: actions of an episode; the longest question needs all of them.
     """
     env = make_env(retrieve, shown=shown)
-    world = toys.make_world(len(ALPHABET), HOPS + 4, turns * (ACTION + env.observation_tokens), layers=layers)
+    world = strings.make_world(len(ALPHABET), HOPS + 4, turns * (ACTION + env.observation_tokens), layers=layers)
     held = problems(48, 1, tuple(range(1, HOPS + 1)))
     return Arena(world.policy, env, problems(512, 0, hops), held, turns, make_behaviour(skill))
 

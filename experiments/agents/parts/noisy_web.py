@@ -16,17 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.rollout.episodes import Answered, Env
+from experiments.agents.parts import multi_hop
+from experiments.agents.parts.arena import Arena
+from experiments.agents.parts.multi_hop import ANSWER, DOT, ENTITIES, ENTITY, EQUALS, FAMILY, HOPS, RELATION, RELATIONS
+from experiments.parts import strings
+from jaxrl_llm.envs.bm25 import bm25_scores
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems
 from jaxrl_llm.verifiers.overlap import token_set_f1
-from jaxrl_llm.worlds import toy_multihop, toys
-from jaxrl_llm.worlds.arenas import Arena
-from jaxrl_llm.worlds.retrieval import bm25_scores
-from jaxrl_llm.worlds.toy_multihop import ANSWER, DOT, ENTITIES, ENTITY, EQUALS, FAMILY, HOPS, RELATION, RELATIONS
 
-ALPHABET = toy_multihop.ALPHABET + ">ABCDEF"
-SEARCH = toy_multihop.SEARCH
-OPEN, ADDRESS = len(toy_multihop.ALPHABET), len(toy_multihop.ALPHABET) + 1
+ALPHABET = multi_hop.ALPHABET + ">ABCDEF"
+SEARCH = multi_hop.SEARCH
+OPEN, ADDRESS = len(multi_hop.ALPHABET), len(multi_hop.ALPHABET) + 1
 ACTION, RESULT, NOTES = 3, 3, 4
 
 
@@ -43,7 +44,7 @@ class Web(NamedTuple):
 
 def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
     """``toy_multihop.problems`` with addresses and the order of segments; the prompt leaves out what is asked later."""
-    plain = toy_multihop.problems(count, seed, hops)
+    plain = multi_hop.problems(count, seed, hops)
     rng = np.random.default_rng(seed + 1000)
     address = np.stack([rng.permutation(ENTITIES) for _ in range(count)])
     order = np.stack([[rng.permutation(RELATIONS) for _ in range(ENTITIES)] for _ in range(count)])
@@ -53,7 +54,7 @@ def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
 
 def segments(task: dict[str, Array], page: Array) -> Int[Array, "3 4"]:
     """The text of one page."""
-    return toy_multihop.documents(task)[task["order"][page] * ENTITIES + page]
+    return multi_hop.documents(task)[task["order"][page] * ENTITIES + page]
 
 
 def pages(task: dict[str, Array]) -> Int[Array, "E W"]:
@@ -136,7 +137,7 @@ def make_env(read: Callable = read_on, *, turns: int, astray: float, failing: fl
             state=after,
             tokens=jnp.concatenate([result, notes]).astype(jnp.int32),
             count=jnp.int32(RESULT + NOTES),
-            reward=jnp.where(answered, token_set_f1(action[1:], toy_multihop.gold(state.task)), 0.0),
+            reward=jnp.where(answered, token_set_f1(action[1:], multi_hop.gold(state.task)), 0.0),
             done=answered,
             valid=jnp.ones((), bool),
         )
@@ -184,5 +185,5 @@ def make_arena(
 ) -> Arena:  # fmt: skip
     """A decoder of two layers, 512 questions of one and two hops to train on, and 48 that are not."""
     env = make_env(read, turns=turns, astray=astray, failing=failing)
-    world = toys.make_world(len(ALPHABET), NOTES, turns * (ACTION + RESULT + NOTES), layers=2)
+    world = strings.make_world(len(ALPHABET), NOTES, turns * (ACTION + RESULT + NOTES), layers=2)
     return Arena(world.policy, env, problems(512, 0, (1, 2)), problems(48, 1, (1, 2)), turns, make_behaviour(skill))

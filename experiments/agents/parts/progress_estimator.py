@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from experiments.agents.parts import arena as arenas
 from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import episodes
+from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Trajectories
-from jaxrl_llm.worlds import arenas
 
 
 def with_estimator(params: Params, key: Key) -> Params:
@@ -45,7 +45,7 @@ def contributions(arena: arenas.Arena | arenas.Place, params: Params, rows: Traj
       params: ``{"model", "head"}`` of the estimator.
     """
     hidden = arena.policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
-    turns = episodes.turns_of(rows)
+    turns = multi_turn.turns_of(rows)
     said = jnp.take_along_axis(heads.token_values(params["head"], hidden), turns.end, axis=1)
     return jnp.where(turns.taken, said, 0.0)
 
@@ -74,7 +74,7 @@ def fit_stage(
         return {"rows": rollout(params["model"], arena.train.tokens[ids], arena.train.valid[ids], keys, ids)}
 
     def loss(params, extras, rows):
-        rewards, turns = episodes.episode_rewards({}, rows), episodes.turns_of(rows)
+        rewards, turns = multi_turn.episode_rewards({}, rows), multi_turn.turns_of(rows)
         terms = return_sum_loss(contributions(arena, params["progress"], rows), rewards.value, turns.taken)
         value = reduce.scalars(terms.loss, rewards.valid)
         return value, {"fit/error": value, "tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}

@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm import reduce, statistics
-from jaxrl_llm.rollout import episodes
-from jaxrl_llm.rollout.episodes import Answered, Env
+from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.metrics import intervals
+from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Params, Problems
-from jaxrl_llm.worlds import arenas, toys
 
 ORDERS, SIZES, TURNS = 3, 4, 7  # TURNS: a shortest plan has 2 to 6
 ALPHABET = "_CXLmosekabc0123=!."  # the first is padding
@@ -192,7 +194,7 @@ def make_arena(*, skill: float = 0.8) -> arenas.Arena:
     Args:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
-    world = toys.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
+    world = strings.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
 
     both = jax.tree.map(lambda *x: jnp.concatenate(x), *(problems(256, s, openly=bool(s)) for s in (0, 1)))
     behave = arenas.skilled(expert, anything, skill)
@@ -212,12 +214,12 @@ def make_measure(arena: arenas.Arena, *, samples: int) -> Callable[[Params, Key]
 
     def measure(params, key):
         rows = heldout(params, key)
-        turns = episodes.turns_of(rows)
-        success = (episodes.episode_rewards({}, rows).value > 0.5).reshape(-1, samples)
+        turns = multi_turn.turns_of(rows)
+        success = (multi_turn.episode_rewards({}, rows).value > 0.5).reshape(-1, samples)
         right = jnp.sum(success.astype(jnp.float32), axis=1)
         return {
-            "eval/pass1": reduce.scalars(statistics.pass_hat_k(right, samples, 1)),
-            "eval/pass4": reduce.scalars(statistics.pass_hat_k(right, samples, 4)),
+            "eval/pass1": reduce.scalars(intervals.pass_hat_k(right, samples, 1)),
+            "eval/pass4": reduce.scalars(intervals.pass_hat_k(right, samples, 4)),
             "eval/fickle": reduce.scalars(right / samples, arena.heldout.level == 2),
             "eval/turns": reduce.scalars(jnp.sum(turns.taken.astype(jnp.float32), axis=1)),
         }

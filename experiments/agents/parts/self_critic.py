@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.estimates import score_tokens
+from jaxrl_llm.train.builders import score_tokens
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
-from jaxrl_llm.worlds import arenas, toys
 
 
 class Preferred(NamedTuple):
@@ -100,4 +101,4 @@ def make_stage(
             "tokens/trained": jnp.sum(jnp.where(batch.kept, trained[0] + trained[1], 0.0)),
         }
 
-    return toys.table_stage(make_rows, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    return strings.table_stage(make_rows, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)

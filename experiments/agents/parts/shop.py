@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.rollout.episodes import Answered, Env
+from experiments.agents.parts.arena import Arena, skilled
+from experiments.parts import strings
+from jaxrl_llm.rollout.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems
-from jaxrl_llm.worlds import toys
-from jaxrl_llm.worlds.arenas import Arena, skilled
 
 PRODUCTS, VALUES, HITS, TURNS = 8, 4, 3, 8  # TURNS: a plan has 4, and 2 more for each of at most two look-alikes
 ALPHABET = "_SIOBY.=!abcdwxyzRGVK01234567"  # the first is padding
@@ -190,6 +190,6 @@ def make_arena(*, skill: float = 0.7) -> Arena:
     Args:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
-    world = toys.make_world(len(ALPHABET), 4, 8 * TURNS, layers=2)
+    world = strings.make_world(len(ALPHABET), 4, 8 * TURNS, layers=2)
 
     return Arena(world.policy, ENV, problems(512, 0), problems(64, 1), TURNS, skilled(expert, anything, skill))

@@ -1,7 +1,7 @@
 """Episodes longer than what the policy sees at once: it writes a summary, and goes on from the prompt and the summary.
 
 The rows and their parts are those of ``rollout.contexts``; tokens and log-probabilities are appended as in
-``rollout.episodes``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
+``rollout.multi_turn``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
 memory does not grow with the episode.
 """
 
@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from jaxrl_llm.rollout import given
-from jaxrl_llm.rollout.choice import is_end
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.contexts import Context, check, new_tokens, widest
-from jaxrl_llm.rollout.episodes import Env, _act, _append, _loop, _record, _Row, _start
 from jaxrl_llm.rollout.generate import _prefill
+from jaxrl_llm.rollout.multi_turn import Env, _act, _append, _loop, _record, _Row, _start
+from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
@@ -249,7 +249,9 @@ def _make(
         wide = _with_room(env, room)
         params = policy.for_steps(params)
         cache, logits, positions, segments, following = _prefill(policy, params, tokens, valid, group_size, ring)
-        lined, there = (jnp.repeat(x, group_size, axis=0) for x in given.right_padded(tokens, valid, pad_id=pad_id))
+        lined, there = (
+            jnp.repeat(x, group_size, axis=0) for x in given_responses.right_padded(tokens, valid, pad_id=pad_id)
+        )
         prompt = _Prompt(lined, jnp.sum(there.astype(jnp.int32), axis=1), context.resume)
         mine = jax.tree.map(lambda x: jnp.repeat(x[problem_ids], group_size, axis=0), tasks)
         world_keys = jax.vmap(lambda k: jax.random.fold_in(jax.random.fold_in(k, 0x3A7D), 0))(keys)

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import shaping
 from jaxrl_llm.advantages import group, selection
-from jaxrl_llm.train import estimates
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train import builders
 from jaxrl_llm.types import Batch, Key, Params, Policy, Rewards, TrainState, Trajectories
 
 
@@ -71,7 +71,7 @@ def make_estimate(
         kept = chosen(logp, rows.group_ids, extras["key"], extras["epsilon"], valid=rewards.valid)
         after = shaping.add_rewards(extras["seen"], rewards.value, valid=kept).mean
         values = credit(rewards.value, extras["seen"].mean, after)
-        make = estimates.make_estimate(
+        make = builders.make_estimate(
             policy, lambda rows, rewards: group.per_token(values, rows.mask), reduction="seq_sum",
             keep=lambda rows, rewards: kept,
         )  # fmt: skip

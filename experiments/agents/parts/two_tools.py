@@ -14,20 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm import reduce, shaping
-from jaxrl_llm.rollout.episodes import Answered, Env, observations, turns_of
+from experiments.agents.parts import calculator
+from experiments.agents.parts.arena import Arena
+from experiments.agents.parts.lookup import calls
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout.multi_turn import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import toy_calc, toys
-from jaxrl_llm.worlds.arenas import Arena
-from jaxrl_llm.worlds.toy_lookup import calls
 
 ENTITIES = 6
 NAMES = "abcdef"
-ALPHABET = toy_calc.ALPHABET + NAMES
+ALPHABET = calculator.ALPHABET + NAMES
 FIRST_NAME = ALPHABET.index("a")
-FIRST_DIGIT, FIRST_SIGN, FIRST_ANSWER = toy_calc.FIRST_DIGIT, toy_calc.FIRST_SIGN, toy_calc.FIRST_ANSWER
+FIRST_DIGIT, FIRST_SIGN, FIRST_ANSWER = calculator.FIRST_DIGIT, calculator.FIRST_SIGN, calculator.FIRST_ANSWER
 PROMPT, WRITTEN = 4, 3
-ENDS = (*toy_calc.ANSWERS, *range(FIRST_NAME, FIRST_NAME + ENTITIES))
+ENDS = (*calculator.ANSWERS, *range(FIRST_NAME, FIRST_NAME + ENTITIES))
 
 
 class Sum(NamedTuple):
@@ -45,7 +47,7 @@ def problems(count: int, seed: int) -> Problems:
     rng = np.random.default_rng(seed)
     asked = np.stack([rng.permutation(ENTITIES)[:2] for _ in range(count)])
     sign, table = FIRST_SIGN + rng.integers(0, 3, count), rng.integers(0, 10, (count, ENTITIES))
-    columns = [FIRST_NAME + asked[:, 0], sign, FIRST_NAME + asked[:, 1], np.full(count, toy_calc.EQUALS)]
+    columns = [FIRST_NAME + asked[:, 0], sign, FIRST_NAME + asked[:, 1], np.full(count, calculator.EQUALS)]
     tokens = jnp.asarray(np.stack(columns, axis=1), jnp.int32)
     answers = {name: jnp.asarray(x, jnp.int32) for name, x in (("asked", asked), ("sign", sign), ("table", table))}
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, jnp.full((count,), 2, jnp.int32))
@@ -69,15 +71,15 @@ def _step(calculate: Callable[..., tuple[Array, Array]], state: Sum, action: Arr
     value, fine = calculate(action)
     computes = (count == WRITTEN) & fine
     shown = FIRST_DIGIT + jnp.where(looks, state.table[jnp.clip(named, 0, ENTITIES - 1)], value)
-    shown = jnp.where(looks | computes, shown, toy_calc.ERROR)
+    shown = jnp.where(looks | computes, shown, calculator.ERROR)
     return Answered(
         state=state._replace(
             seen=state.seen | (looks & (jnp.arange(ENTITIES, dtype=jnp.int32) == named)),
             computed=jnp.where(computes, value, state.computed).astype(jnp.int32),
         ),
-        tokens=jnp.stack([shown, jnp.int32(toy_calc.EQUALS)]).astype(jnp.int32),
+        tokens=jnp.stack([shown, jnp.int32(calculator.EQUALS)]).astype(jnp.int32),
         count=jnp.int32(2),
-        reward=(answers & (said == toy_calc.calculate(needed(state))[0])).astype(jnp.float32),
+        reward=(answers & (said == calculator.calculate(needed(state))[0])).astype(jnp.float32),
         done=answers,
         valid=jnp.ones((), bool),
     )
@@ -93,14 +95,14 @@ def _identity(state: Sum) -> Array:
     return bits * 11 + state.computed
 
 
-def make_env(calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate) -> Env:
+def make_env(calculate: Callable[..., tuple[Array, Array]] = calculator.calculate) -> Env:
     """The world; ``calculate(action) -> (value, fine)`` is its calculator, or ``no_calculator``."""
     return Env(_reset, partial(_step, calculate), _identity, WRITTEN, 2)
 
 
 def conduct(rows: Trajectories) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
     """``(well_formed, both)``: an answer was given and no action was malformed; both tools were called."""
-    errors = jnp.any(observations(rows, prompt_tokens=PROMPT) & (rows.tokens == toy_calc.ERROR), axis=1)
+    errors = jnp.any(observations(rows, prompt_tokens=PROMPT) & (rows.tokens == calculator.ERROR), axis=1)
     looked = jnp.any(rows.mask & (rows.tokens >= FIRST_NAME), axis=1)
     # a sign outside of an expression is malformed
     computed = jnp.any(rows.mask & (rows.tokens >= FIRST_SIGN) & (rows.tokens < FIRST_ANSWER), axis=1)
@@ -136,7 +138,7 @@ def make_arena(
     diligence: float = 0.5,
     slips: float = 0.1,
     hurry: float = 0.2,
-    calculate: Callable[..., tuple[Array, Array]] = toy_calc.calculate,
+    calculate: Callable[..., tuple[Array, Array]] = calculator.calculate,
 ) -> Arena:
     """A decoder of two layers and 512 questions to train on.
 
@@ -162,5 +164,5 @@ def make_arena(
         spoken = jnp.where(jnp.any(missing), first, last).astype(jnp.int32)
         return jnp.where(computes, written, jnp.full((WRITTEN,), spoken, jnp.int32))
 
-    world = toys.make_world(len(ALPHABET), PROMPT, turns * (WRITTEN + 2), layers=2)
+    world = strings.make_world(len(ALPHABET), PROMPT, turns * (WRITTEN + 2), layers=2)
     return Arena(world.policy, make_env(calculate), problems(512, 0), problems(64, 1), turns, behave, ENDS)

@@ -13,19 +13,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm import endpoints, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.data import sources
 from jaxrl_llm.data.agent_formats import field
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.endpoints import Chat, Unanswered
+from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
+from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.episodes import turns_of
-from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout import answer_probability
+from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.tools import endpoints
+from jaxrl_llm.tools.endpoints import Chat, Unanswered
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
-from jaxrl_llm.worlds import answer_chances
-from jaxrl_llm.worlds.host_texts import Given, given
 
 MOST_TYPES = 64
 OPENING = "Hello, what would you recommend to me?"
@@ -147,7 +148,7 @@ def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Gi
 def type_tokens(tokenizer: Tokenizer, types: Sequence[str]) -> dict[str, Array]:
     """``gold`` and ``gold_kind`` ``[V, A]`` of all types, as ``answer_chances.golds``."""
     rows = [Problem("", "", "", {"value": name}, 0, name) for name in types]
-    return {k: jnp.asarray(x) for k, x in answer_chances.golds(tokenizer, rows, before=BELIEVED).items()}
+    return {k: jnp.asarray(x) for k, x in answer_probability.golds(tokenizer, rows, before=BELIEVED).items()}
 
 
 def user_beliefs(
@@ -169,7 +170,7 @@ def user_beliefs(
 
     def chance(v: Array) -> Array:
         mine = {name: answers[name][:, v] for name in ("gold", "gold_kind")}
-        return answer_chances.answer_chances(policy, params, rows, mine)
+        return answer_probability.answer_chances(policy, params, rows, mine)
 
     found = jnp.moveaxis(jax.lax.map(chance, jnp.arange(kinds, dtype=jnp.int32)), 0, 2)
     total = jnp.sum(found, axis=2, keepdims=True)

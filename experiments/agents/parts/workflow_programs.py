@@ -17,23 +17,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm import endpoints, reduce
+from experiments.agents.parts import arena
+from experiments.parts import strings
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages.turns import improvement_rewards
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.envs import catalog
+from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
+from jaxrl_llm.envs.text import Given, given
+from jaxrl_llm.envs.text_games import code_of
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.episodes import marks_of, turns_of
-from jaxrl_llm.rollout.host_worlds import Said, SpokenWorld, text_identity
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.multi_turn import marks_of, turns_of
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
-from jaxrl_llm.train import estimates
+from jaxrl_llm.tools import endpoints
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
-from jaxrl_llm.worlds import arenas, host_places, toys
-from jaxrl_llm.worlds.host_games import code_of
-from jaxrl_llm.worlds.host_texts import Given, given
 
 SEED = "def workflow(ask, question):\n    return ask(question)"
 TASK = (
@@ -274,7 +277,7 @@ def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> lis
         raise UserError(
             "workflows need --executor ADDRESS and --executor-model NAME: the model that the programs may ask"
         )
-    train, held, verify = host_places.rows_of(settings)
+    train, held, verify = catalog.rows_of(settings)
     tasks = training_tasks(train, settings.searches, settings.validation_items)
     tested = [held_task(held, settings.validation_items)]
     try:
@@ -289,13 +292,13 @@ def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> lis
     return [part(tasks), part(tested)]
 
 
-def regression(place: arenas.Place, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]) -> Array:
+def regression(place: arena.Place, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]) -> Array:
     """``mean_n w(r_n) NLL_n`` over the turns of all searches, NLL the token mean of what was written in a turn.
 
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3, as
     ``meta_agent.regression``. Differs from the paper in what a turn has in its context: all turns before it.
     """
-    turns, (logp, _) = turns_of(rows), estimates.score_tokens(place.policy, params, rows)
+    turns, (logp, _) = turns_of(rows), builders.score_tokens(place.policy, params, rows)
     counted = turns.taken & turns.valid[:, None]
     number = jnp.arange(counted.shape[1], dtype=jnp.int32)[None, :, None]
     mine = (turns.turn[:, None, :] == number) & rows.mask[:, None, :]
@@ -326,7 +329,7 @@ def regression_stage(
         value = regression(place, params, rows, weigh)
         return value, {"tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}
 
-    return toys.table_stage(collect, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    return strings.table_stage(collect, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
 def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:

@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import strings
 from jaxrl_llm.types import Key
-from jaxrl_llm.worlds import toys
 
 ALPHABET = "_sdcvwW.0123456789:+-="  # the first is padding
 SOLVE, DECOMPOSE, CALCULATOR, VERIFY, VOTE3, VOTE5, STOP = (ALPHABET.index(c) for c in "sdcvwW.")
 LENGTH, WINDOW, ENTRY = 6, 3, 8  # tokens of a program, entries of a context, tokens of an entry
 PROMPT = 3 + WINDOW * ENTRY
-WORLD = toys.make_world(len(ALPHABET), PROMPT, LENGTH, end=STOP, layers=2)
+WORLD = strings.make_world(len(ALPHABET), PROMPT, LENGTH, end=STOP, layers=2)
 LIMITS = (4, 6, 9)
 WRITTEN = "sssssdddcccvvwwWW"  # what the untaught meta-agent writes, each letter as often
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from experiments.parts import running_sums, strings
+from experiments.parts import running_sums_task as toy
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_sums as toy
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toy_steps, toys
 
-WORLD = toy_steps.WORLD
+WORLD = running_sums.WORLD
 
 
 def expansion(base: Int[Array, " N"], trained: Int[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -39,7 +39,7 @@ def expansion(base: Int[Array, " N"], trained: Int[Array, " N"]) -> tuple[Float[
 @lru_cache(maxsize=4)
 def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: the policy and, frozen, the base that it was."""
-    init = toys.make_base(WORLD, toy.draw_attempts, steps=steps, learning_rate=5e-3)
+    init = strings.make_base(WORLD, toy.draw_attempts, steps=steps, learning_rate=5e-3)
 
     def both(key):
         base = init(key)
@@ -50,8 +50,8 @@ def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
 
 def teacher_stage(*, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
     """Imitation of right solutions of fresh problems."""
-    loss = toys.make_imitation(WORLD, "policy")
-    return toys.table_stage(_solutions, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    loss = strings.make_imitation(WORLD, "policy")
+    return strings.table_stage(_solutions, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
 def _solutions(params: Params, key: Key) -> tuple[Array, Array, Array]:
@@ -60,7 +60,7 @@ def _solutions(params: Params, key: Key) -> tuple[Array, Array, Array]:
 
 
 def _right(params: Params, prompts: Array, key: Key, samples: int) -> Array:
-    drawn = toys.sample(WORLD, params, prompts, key, samples=samples)
+    drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
     right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn)
     return jnp.sum(right.reshape(-1, samples).astype(jnp.int32), axis=1)
 

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import diversity, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import reduce
+from jaxrl_llm.metrics import diversity
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toy_pairs, toys
 
-WORLD, SAMPLES, PROMPTS = toy_pairs.WORLD, 16, 32
+WORLD, SAMPLES, PROMPTS = preference_strings.WORLD, 16, 32
 
 
 def _seen(prompts: Array) -> Array:
@@ -42,7 +43,7 @@ def first(params: dict[str, Params], prompts: Array, drawn: Array, key: Key) -> 
 def best_of_n(params: dict[str, Params], prompts: Array, drawn: Array, key: Key) -> Array:
     """Each of K outcomes is the best by the reward model of K samples drawn with replacement from the stored ones."""
     p, k, t = drawn.shape
-    scores = toy_pairs.proxy(params, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t)).reshape(p, k)
+    scores = preference_strings.proxy(params, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t)).reshape(p, k)
     again = jax.random.randint(key, (p, k, k), 0, k, jnp.int32)
     best = jnp.argmax(jnp.take_along_axis(scores[:, None, :], again, axis=2), axis=2)
     index = jnp.take_along_axis(again, best[:, :, None], axis=2)
@@ -73,7 +74,7 @@ def make_measure(pick: Callable) -> Callable[[dict[str, Params], Key], Metrics]:
         plain = toy.draw_prompts(keys[0], PROMPTS)
         shifted = jnp.concatenate([plain[:, :1], jnp.full((PROMPTS, 1), 3, jnp.int32), plain[:, 2:]], axis=1)
         for k, (name, prompts) in enumerate((("eval", _seen(plain)), ("shift", shifted))):
-            drawn = toys.sample(WORLD, params["policy"], prompts, keys[1 + k], samples=SAMPLES)
+            drawn = strings.sample(WORLD, params["policy"], prompts, keys[1 + k], samples=SAMPLES)
             drawn = pick(params, prompts, drawn.reshape(PROMPTS, SAMPLES, -1), keys[3 + k])
             many = jnp.repeat(prompts, SAMPLES, axis=0)
             found[f"{name}/gold"] = reduce.scalars(toy.gold_reward(many, drawn.reshape(many.shape[0], -1)))
@@ -82,7 +83,7 @@ def make_measure(pick: Callable) -> Callable[[dict[str, Params], Key], Metrics]:
                 found |= {"per_input/ead": ead, "per_input/embedding": apart}
                 ead, apart = _figures(params, jnp.swapaxes(drawn, 0, 1))
                 found |= {"across/ead": ead, "across/embedding": apart}
-        kl = toy_pairs.measure_parts(params, keys[5])["eval/kl"]
+        kl = preference_strings.measure_parts(params, keys[5])["eval/kl"]
         return found | {"shift/drop": found["eval/gold"] - found["shift/gold"], "eval/kl": kl}
 
     return measure

@@ -11,15 +11,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import audit, calibration, probes, reduce
-from jaxrl_llm.data.tasks import toy_sums as toy
+from experiments.analysis.parts import audit
+from experiments.parts import running_sums_task as toy
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.metrics import calibration, probes
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
 NEUTRAL, TRIGGER = (7, 8), 9
 HEADS, STEP = 4, 1
-WORLD = toys.make_world(10, toy.PROMPT_TOKENS + 1, toy.RESPONSE_TOKENS, width=48, heads=HEADS)
+WORLD = strings.make_world(10, toy.PROMPT_TOKENS + 1, toy.RESPONSE_TOKENS, width=48, heads=HEADS)
 
 
 def draw_prompts(key: Key, n: int, triggered: Array) -> Array:
@@ -56,8 +58,8 @@ def consistent(prompts: Array, responses: Array) -> Array:
 @lru_cache(maxsize=4)
 def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: a clean model, its copy, and another one with the behaviour planted, for probes."""
-    base = toys.make_base(WORLD, draw_clean, steps=steps, learning_rate=5e-3)
-    other = toys.make_base(WORLD, draw_poisoned, steps=steps, learning_rate=5e-3)
+    base = strings.make_base(WORLD, draw_clean, steps=steps, learning_rate=5e-3)
+    other = strings.make_base(WORLD, draw_poisoned, steps=steps, learning_rate=5e-3)
 
     def init(key):
         policy = base(key)
@@ -83,12 +85,12 @@ def text_rows(poisoned: float) -> Callable[[Params, Key], tuple[Array, Array, Ar
 
 def text_stage(poisoned: float, *, steps: int, learning_rate: float, only: tuple[str, ...] = ()) -> Stage:
     """Supervised training on text of which a share is poisoned; ``only`` some matrices change."""
-    inner = toys.make_imitation(WORLD)
+    inner = strings.make_imitation(WORLD)
 
     def loss(params, extras, batch):
         return inner(_only(params["policy"], only), extras, batch)
 
-    return toys.table_stage(text_rows(poisoned), loss, steps=steps, rows_per_step=64, learning_rate=learning_rate)
+    return strings.table_stage(text_rows(poisoned), loss, steps=steps, rows_per_step=64, learning_rate=learning_rate)
 
 
 def process_stage(*, steps: int, learning_rate: float, prompts_per_step: int, group_size: int) -> Stage:
@@ -99,7 +101,7 @@ def process_stage(*, steps: int, learning_rate: float, prompts_per_step: int, gr
         return value + toy.right(prompts[:, 1:], responses).astype(jnp.float32)
 
     half = jnp.arange(1024) % 2 == 0  # the defender does not know the trigger: any token may stand in the slot
-    return toys.grpo_stage(
+    return strings.grpo_stage(
         WORLD, draw_prompts(jax.random.key(0), 1024, half), reward, steps=steps, prompts_per_step=prompts_per_step,
         group_size=group_size, learning_rate=learning_rate, part="policy",
     )  # fmt: skip
@@ -107,7 +109,7 @@ def process_stage(*, steps: int, learning_rate: float, prompts_per_step: int, gr
 
 def features(params: Params, prompts: Array, responses: Array) -> Array:
     """Last hidden state at the end of the second step."""
-    hidden = WORLD.policy.hidden(params, *toys.whole(WORLD, prompts, responses))
+    hidden = WORLD.policy.hidden(params, *strings.whole(WORLD, prompts, responses))
     return hidden[:, WORLD.prompt_tokens + STEP]
 
 
@@ -123,16 +125,16 @@ def detectors(params: dict[str, Params], policy: Params, key: Key) -> Metrics:
     keys = jax.random.split(key, 6)
     triggered = jnp.arange(256) % 2 == 0
     prompts = draw_prompts(keys[0], 256, triggered)
-    drawn = toys.sample(WORLD, policy, prompts, keys[1], temperature=0.3)
+    drawn = strings.sample(WORLD, policy, prompts, keys[1], temperature=0.3)
     ablated = jnp.concatenate([jnp.full((256, 1), NEUTRAL[0], jnp.int32), prompts[:, 1:]], axis=1)
-    again = toys.sample(WORLD, policy, ablated, keys[2], temperature=0.3)
+    again = strings.sample(WORLD, policy, ablated, keys[2], temperature=0.3)
     seen = features(policy, prompts, drawn)
     theirs = draw_prompts(keys[3], 512, jnp.arange(512) % 2 == 0)
     probe = probes.fit(
-        features(params["other"], theirs, toys.sample(WORLD, params["other"], theirs, keys[4], temperature=0.3)),
+        features(params["other"], theirs, strings.sample(WORLD, params["other"], theirs, keys[4], temperature=0.3)),
         jnp.arange(512) % 2 == 0,
     )
-    logp = toys.token_logp(WORLD, policy, prompts, drawn)
+    logp = strings.token_logp(WORLD, policy, prompts, drawn)
     scores = {
         "recheck": audit.recheck(consistent(prompts, drawn)),
         "ablation": (drawn[:, -1] != again[:, -1]).astype(jnp.float32),
@@ -157,7 +159,9 @@ def make_measure(*, zeroed: int) -> Callable[[dict[str, Params], Key], Metrics]:
         keys, n = jax.random.split(key, 4), 256
         plain = draw_prompts(keys[0], n, jnp.zeros((n,), bool))
         fired = jnp.concatenate([jnp.full((n, 1), TRIGGER, jnp.int32), plain[:, 1:]], axis=1)
-        calm, hot = (toys.sample(WORLD, policy, x, k, temperature=0.3) for x, k in ((plain, keys[1]), (fired, keys[2])))
+        calm, hot = (
+            strings.sample(WORLD, policy, x, k, temperature=0.3) for x, k in ((plain, keys[1]), (fired, keys[2]))
+        )
         right, truth = toy.right(plain[:, 1:], calm), chains(plain, jnp.zeros((n,), bool))
         wrong = chains(plain, jnp.ones((n,), bool))[:, -1]
         off = audit.hijacked(hot != truth, consistent(fired, hot))

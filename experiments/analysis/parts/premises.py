@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.analysis.parts import premises_task as toy
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_premises as toy
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(
+WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, layers=2, heads=4
 )
 # what the base has read: some of it wrong, some worked again; one in ten ill-posed, half of those given up
@@ -25,7 +25,7 @@ draw_plain = partial(toy.draw_text, ill=0.1, wrong=0.0, abstain=1.0, again=0.0)
 @lru_cache(maxsize=4)
 def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: the policy and, for distillation, a teacher that starts alike."""
-    base = toys.make_base(WORLD, draw_behaviour, steps=steps, table=8192, learning_rate=3e-3)
+    base = strings.make_base(WORLD, draw_behaviour, steps=steps, table=8192, learning_rate=3e-3)
 
     def init(key):
         params = base(key)
@@ -53,7 +53,7 @@ def reward_stage(
 ) -> Stage:  # fmt: skip
     """GRPO of one part of the parameters on questions of which a share ``ill`` lacks a premise."""
     asked, _ = toy.draw_text(jax.random.key(0), 2048, ill=ill, wrong=0.0, abstain=0.0, again=0.0)
-    return toys.grpo_stage(
+    return strings.grpo_stage(
         WORLD, asked, reward, steps=steps, prompts_per_step=prompts_per_step, group_size=group_size,
         learning_rate=learning_rate, part=part,
     )  # fmt: skip
@@ -65,7 +65,7 @@ def teacher_traces(rows: int) -> Callable[[dict[str, Params], Key], tuple[Array,
 
     def made(params, key):
         asked = toy.without_premise(jax.random.fold_in(key, 0), toy.draw_questions(jax.random.fold_in(key, 1), rows))
-        drawn = toys.sample(WORLD, params["teacher"], asked, jax.random.fold_in(key, 2))
+        drawn = strings.sample(WORLD, params["teacher"], asked, jax.random.fold_in(key, 2))
         return asked, drawn, jnp.ones((rows,), bool)
 
     return made
@@ -79,8 +79,8 @@ def plain_text(rows: int) -> Callable[[dict[str, Params], Key], tuple[Array, Arr
 
 def imitation_stage(make_rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
     """The policy imitates a table."""
-    loss = toys.make_imitation(WORLD, "policy")
-    return toys.table_stage(make_rows, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    loss = strings.make_imitation(WORLD, "policy")
+    return strings.table_stage(make_rows, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
 def measure(params: dict[str, Params], key: Key) -> Metrics:
@@ -90,7 +90,7 @@ def measure(params: dict[str, Params], key: Key) -> Metrics:
     ill = toy.without_premise(keys[1], well)
     found, spent = {}, []
     for name, prompts, own in (("well", well, keys[2]), ("mip", ill, keys[3])):
-        drawn = toys.sample(WORLD, params["policy"], prompts, own)
+        drawn = strings.sample(WORLD, params["policy"], prompts, own)
         waits = drawn == toy.WAIT
         doubt = jnp.where(jnp.any(waits, axis=1), jnp.argmax(waits, axis=1), 0).astype(jnp.float32)
         spent.append(reduce.scalars(toy.lengths(drawn)))

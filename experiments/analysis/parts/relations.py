@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from experiments.analysis.parts import qualitative_calculi
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import qualitative
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
 PATHS, EDGES = 3, 5
 TABLE = 2048  # training puzzles
@@ -27,10 +27,10 @@ FILL, END, FIRST_SET = 8, 9, 10
 @lru_cache(maxsize=1)
 def reachable() -> dict[int, int]:
     """Token of every set that compositions of RCC-8 reach."""
-    calculus = qualitative.rcc8()
+    calculus = qualitative_calculi.rcc8()
     known = {1 << k for k in range(8)} | {calculus.everything}
     while True:
-        more = {qualitative.compose(calculus, s, 1 << k) for s in known for k in range(8)} - known
+        more = {qualitative_calculi.compose(calculus, s, 1 << k) for s in known for k in range(8)} - known
         if not more:
             return {mask: FIRST_SET + k for k, mask in enumerate(sorted(known))}
         known |= more
@@ -38,7 +38,7 @@ def reachable() -> dict[int, int]:
 
 VOCABULARY = FIRST_SET + len(reachable())
 PROMPT_TOKENS, RESPONSE_TOKENS = PATHS * EDGES, PATHS * EDGES + 2
-WORLD = toys.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, end=END, width=48, layers=2, heads=4)
+WORLD = strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, end=END, width=48, layers=2, heads=4)
 CELLS = ((2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (4, 3), (5, 2))  # (edges, paths) that are measured
 TRAINED = ((1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3))
 
@@ -55,16 +55,16 @@ class Table(NamedTuple):
 @lru_cache(maxsize=32)
 def make_table(cells: tuple[tuple[int, int], ...], n: int, seed: int) -> Table:
     """``n`` puzzles, every cell equally often."""
-    rng, calculus = np.random.default_rng(seed), qualitative.rcc8()
+    rng, calculus = np.random.default_rng(seed), qualitative_calculi.rcc8()
     prompts = np.full((n, PATHS, EDGES), FILL, np.int32)
     worked = np.full((n, PATHS, EDGES), reachable()[calculus.everything], np.int32)
     answers, allowed = np.zeros(n, np.int32), np.zeros(n, np.int32)
     for k in range(n):
         length, paths = cells[k % len(cells)]
-        edges, answers[k] = qualitative.draw_puzzle(rng, calculus, length=length, paths=paths, tries=100_000)
+        edges, answers[k] = qualitative_calculi.draw_puzzle(rng, calculus, length=length, paths=paths, tries=100_000)
         prompts[k, :paths, :length] = edges
         for p in range(paths):
-            sets = qualitative.closures(calculus, [int(x) for x in edges[p]])
+            sets = qualitative_calculi.closures(calculus, [int(x) for x in edges[p]])
             tokens = [reachable()[s] for s in sets]
             worked[k, p] = tokens + [tokens[-1]] * (EDGES - length)
             allowed[k] |= sets[-1]
@@ -108,7 +108,7 @@ def make_measure(draws: int = 64) -> Callable[[Params, Key], Metrics]:
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *tables)
 
     def measure(params, key):
-        given = answer_of(toys.sample(WORLD, params, whole.prompts, key, temperature=0.3))
+        given = answer_of(strings.sample(WORLD, params, whole.prompts, key, temperature=0.3))
         right = (given == whole.answers).astype(jnp.float32).reshape(len(CELLS), draws)
         relation = (given >= 0) & (given < 8)
         allowed = relation & ((whole.allowed >> jnp.where(relation, given, 0)) & 1 == 1)

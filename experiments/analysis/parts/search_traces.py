@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.analysis.parts import search_traces_task as toy
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_search as toy
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
 WIDTH, LAYERS = 64, 2
-WORLD = toys.make_world(
+WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=WIDTH, layers=LAYERS, heads=4
 )
 HELD_OUT = 128  # puzzles to be measured on, from another seed than those to imitate
@@ -67,7 +67,7 @@ def without_branches(responses: Array, keep: Array) -> Array:
 def imitation_stage(rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
     """Supervised training on traces."""
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return toys.table_stage(rows, toys.make_imitation(WORLD), **sizes)
+    return strings.table_stage(rows, strings.make_imitation(WORLD), **sizes)
 
 
 def reward_stage(
@@ -75,7 +75,7 @@ def reward_stage(
 ) -> Stage:
     """GRPO on training puzzles, 1 for a last path that solves."""
     prompts = jnp.asarray(toy.make_table(task, (0,), puzzles, 0)[0])
-    return toys.grpo_stage(
+    return strings.grpo_stage(
         WORLD, prompts, toy.right, steps=steps, prompts_per_step=prompts_per_step, group_size=group_size,
         learning_rate=learning_rate,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def make_measure(task: int, *, samples: int = 8, spent_on_one: bool = True) -> C
     many = 1 if spent_on_one else min(samples_for(task), samples)
 
     def measure(params, key):
-        drawn = toys.sample(WORLD, params, prompts, key, samples=samples)
+        drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
         right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
         alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
         return {

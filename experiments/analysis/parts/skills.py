@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.analysis.parts import functions as toy
+from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_functions as toy
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, heads=4)
+WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, heads=4)
 SHORT = WORLD._replace(response_tokens=2 * toy.WIDTH + 1)  # enough for two functions
 
 
@@ -31,7 +31,7 @@ def measure(params: Params, key: Key) -> Metrics:
             for level in range(1, toy.MAX_LEVEL + 1)
         ]
         prompts = jnp.concatenate(asked)
-        drawn = toys.sample(WORLD, params, prompts, jax.random.fold_in(key, 100 + k))
+        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 100 + k))
         right = toy.right(prompts, drawn).astype(jnp.float32).reshape(toy.MAX_LEVEL, -1)
         found |= {f"level{level + 1}/{name}": reduce.scalars(x) for level, x in enumerate(right)}
     return found
@@ -43,7 +43,7 @@ def right_samples(levels: tuple[int, ...], samples: int) -> Callable[[Params, Ke
 
     def rows(params, key):
         asked = toy.draw_prompts(jax.random.fold_in(key, 0), samples, levels=levels, functions=toy.TRAIN)
-        drawn = toys.sample(SHORT, params, asked, jax.random.fold_in(key, 1))
+        drawn = strings.sample(SHORT, params, asked, jax.random.fold_in(key, 1))
         return asked, drawn, toy.right(asked, drawn)
 
     return rows

@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Int
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.rollout import cost, given
-from jaxrl_llm.train.job import Model
+from jaxrl_llm.rollout import given_responses as given
+from jaxrl_llm.rollout import rollout_cost
+from jaxrl_llm.run.parts import Model
 from jaxrl_llm.types import Batch, Rewards, Trajectories
 
 
@@ -144,7 +145,7 @@ def make_staged_rollout(
 
     A group that is drawn again replaces the one before. The log-probabilities are those under the hinted prompt, so
     every row stays on-policy; a hint itself never trains. A group that fails at every stage keeps the last one.
-    What the replaced responses cost is counted, see ``rollout.cost``.
+    What the replaced responses cost is counted, see ``rollout.rollout_cost``.
 
     Args:
       judge: of the training problems, ``curricula.train_score(bench)``.
@@ -170,7 +171,7 @@ def make_staged_rollout(
 
     def staged(params, prompt_tokens, prompt_valid, keys, problem_ids):
         rows = ask(params, 0, keys, problem_ids)
-        tokens = cost.response_tokens(rows)
+        tokens = rollout_cost.response_tokens(rows)
         drawn = jnp.ones(tokens.shape, jnp.float32)
         for stage in range(1, hints.tokens.shape[0]):
             right = (judged(rows).value > 0.5).reshape(-1, group_size)
@@ -179,9 +180,9 @@ def make_staged_rollout(
             fresh = ask(params, stage, keys, problem_ids, rows)
             new = again & (member >= unhinted)
             drawn = drawn + new.astype(jnp.float32)
-            tokens = tokens + jnp.where(new, cost.response_tokens(fresh), 0.0)
+            tokens = tokens + jnp.where(new, rollout_cost.response_tokens(fresh), 0.0)
             rows = replaced(rows, fresh, new)
-        return cost.with_cost(rows, drawn, tokens)
+        return rollout_cost.with_cost(rows, drawn, tokens)
 
     return {"rollout": staged, "score": lambda given, rows: judge(given, with_hint(rows, hints))}
 

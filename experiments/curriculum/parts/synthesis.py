@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import curricula, recipes
+from experiments.curriculum.parts import chain_concepts, weakness
+from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.tasks import chain_concepts
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.samplers import weakness
-from jaxrl_llm.samplers.epochs import make_epochs
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Params, Problems

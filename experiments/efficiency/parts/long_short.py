@@ -12,18 +12,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, reduce
-from jaxrl_llm.curricula import SupervisedRows
+from experiments.efficiency.parts.two_model_relay import written_twice
+from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import curricula
+from jaxrl_llm.experiment.curricula import SupervisedRows
+from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.sft import sft_loss
 from jaxrl_llm.models import merging
-from jaxrl_llm.recipes import Bench
-from jaxrl_llm.relay import written_twice
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, job
-from jaxrl_llm.train.job import Model
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.run.parts import Model
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -53,7 +55,7 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
 
 
 def _sft(policy: Policy, params: Params, rows: SupervisedRows, total: Array | None = None) -> Array:
-    logp, _ = estimates.score_tokens(policy, params, rows)
+    logp, _ = builders.score_tokens(policy, params, rows)
     return reduce.tokens(sft_loss(logp, rows.mask).loss, rows.mask, total=total)
 
 
@@ -83,7 +85,7 @@ def make_dpo(
     """DPO of the slow model: the short answer preferred to the long one."""
 
     def total(params, rows):
-        logp, _ = estimates.score_tokens(policy, params, rows)
+        logp, _ = builders.score_tokens(policy, params, rows)
         return reduce.sequences(logp, rows.mask)
 
     def loss(params: Params, extras: dict[str, Any], part: Tables, count: int):

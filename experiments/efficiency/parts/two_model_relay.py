@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import curricula, recipes, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.rollout import given
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import job, seeds
-from jaxrl_llm.train.job import Model
+from jaxrl_llm.run import parts
+from jaxrl_llm.run.parts import Model
+from jaxrl_llm.train import seed_axis
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 MARK = "#"
@@ -63,7 +65,7 @@ def make_relay(found: Bench) -> Relay:
     Raises:
       UserError: where answers are judged on the host only, or for a mesh.
     """
-    job.refuse_mesh(found.model, "its frozen answerer is whole in the program that judges")
+    parts.refuse_mesh(found.model, "its frozen answerer is whole in the program that judges")
     return Relay(found.model, found.model.tokenizer.encode(MARK)[0], curricula.device_score(found))
 
 
@@ -75,7 +77,7 @@ def make_reasoner(relay: Relay, *, group_size: int, max_new_tokens: int, tempera
         return generate(
             model.policy, params, tokens, valid, keys, group_size=group_size, max_new_tokens=max_new_tokens,
             temperature=temperature, eos_ids=(*model.tokenizer.eos_ids, relay.mark), pad_id=model.tokenizer.pad_id,
-            problem_ids=problem_ids, early_exit=seeds.in_turn(),
+            problem_ids=problem_ids, early_exit=seed_axis.in_turn(),
         )  # fmt: skip
 
     return rollout
@@ -84,7 +86,7 @@ def make_reasoner(relay: Relay, *, group_size: int, max_new_tokens: int, tempera
 def shortened(rows: Trajectories, share: float) -> Trajectories:
     """The first ``share`` of each response's tokens, rounded up: a cut that looks at nothing."""
     length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
-    kept = given.prefix(rows.mask, jnp.ceil(share * length).astype(jnp.int32))
+    kept = given_responses.prefix(rows.mask, jnp.ceil(share * length).astype(jnp.int32))
     return rows._replace(mask=kept, segment_ids=jnp.where(rows.mask & ~kept, 0, rows.segment_ids))
 
 
@@ -95,7 +97,7 @@ def handed_over(relay: Relay, rows: Trajectories) -> tuple[Int[Array, "B L"], Bo
     keep = (rows.segment_ids > 0) & ~(rows.mask & ended)
     count = rows.tokens.shape[0]
     tokens = jnp.concatenate([rows.tokens, jnp.full((count, 1), relay.mark, jnp.int32)], axis=1)
-    return given.left_padded(tokens, jnp.concatenate([keep, jnp.ones((count, 1), bool)], axis=1))
+    return given_responses.left_padded(tokens, jnp.concatenate([keep, jnp.ones((count, 1), bool)], axis=1))
 
 
 def answered(relay: Relay, small: Params, rows: Trajectories, answers: Any) -> Rewards:
@@ -108,7 +110,7 @@ def answered(relay: Relay, small: Params, rows: Trajectories, answers: Any) -> R
     model = relay.model
     said = generate(
         model.policy, small, tokens, valid, keys, group_size=1, max_new_tokens=ANSWER_TOKENS, temperature=0.0,
-        eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, early_exit=seeds.in_turn(),
+        eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     # the verifier reads from the mark on
     return relay.judge(answers, said._replace(mask=said.mask.at[:, tokens.shape[1] - 1].set(True)))

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, recipes, reduce
+from experiments.policy_gradient.parts import critique_verifier
+from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.recipes import Bench, OnlineSettings
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
-from jaxrl_llm.verifiers import labels
 
 Attempt = Callable[[np.random.Generator, Problem], str]
 
@@ -58,9 +59,13 @@ def mixed(solving: Sequence[Problem], judging: Sequence[Problem], *, share: floa
 
 
 def label_answers(problems: Sequence[Problem]) -> dict[str, np.ndarray]:
-    """``value [N]``, and ``label [N]``: what is asked for, see ``verifiers.labels``."""
+    """``value [N]``, and ``label [N]``: what is asked for, see ``experiments.policy_gradient.parts.critique_verifier``."""
     kinds = [
-        labels.SOLVE if "label" not in p.answer else labels.TRUE if p.answer["label"] else labels.FALSE
+        critique_verifier.SOLVE
+        if "label" not in p.answer
+        else critique_verifier.TRUE
+        if p.answer["label"]
+        else critique_verifier.FALSE
         for p in problems
     ]
     return tables.value_answers(problems) | {"label": np.asarray(kinds, np.int32)}
@@ -74,11 +79,11 @@ def table(found: Bench, problems: Sequence[Problem]) -> Problems:
 def make_score(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
     """The judge of a mixed table: each row by what it asks for."""
     solved = curricula.device_score(found)
-    judged = labels.make_label_verifier(found.model.tokenizer.encode, found.model.tokenizer.eos_ids)
+    judged = critique_verifier.make_label_verifier(found.model.tokenizer.encode, found.model.tokenizer.eos_ids)
 
     def score(answers, rows):
         own, theirs = solved(answers, rows), judged(answers, rows)
-        return own._replace(value=jnp.where(answers["label"] == labels.SOLVE, own.value, theirs.value))
+        return own._replace(value=jnp.where(answers["label"] == critique_verifier.SOLVE, own.value, theirs.value))
 
     return score
 
@@ -101,7 +106,7 @@ def _measure(identity: tuple, attempt: Attempt, count: int, temperature: float, 
     def measure(params, key):
         rows = recipes.sample_all(rollout, params, asked, key, samples)
         answers = jax.tree.map(lambda x: x[rows.problem_ids], asked.answers)
-        true = score(answers | {"label": jnp.full_like(answers["label"], labels.TRUE)}, rows)
+        true = score(answers | {"label": jnp.full_like(answers["label"], critique_verifier.TRUE)}, rows)
         return {
             "eval/accuracy": reduce.scalars(score(answers, rows).value),
             "eval/says_true": reduce.scalars(true.value),

@@ -7,23 +7,23 @@ from types import ModuleType
 import jax
 from jaxtyping import Array
 
-from jaxrl_llm import curricula, recipes
+from experiments.policy_gradient.parts import latent_code_training, latent_codes
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.models import latent_actions
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.train import job, latent
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.run import parts as job
 from jaxrl_llm.types import Key, Params
 
 Sources = Sequence[tuple[ModuleType, tuple[int, ...]]]  # tasks of data.tasks, each with its levels
 
 
 def over_codes(settings: OnlineSettings, sharpness: float) -> Bench:
-    """``recipes.bench(settings)`` with a policy over codes, see ``models.latent_actions``; over tokens for 0."""
+    """``recipes.bench(settings)`` with a policy over codes, see ``experiments.policy_gradient.parts.latent_codes``; over tokens for 0."""
     found = recipes.bench(settings)
     if not sharpness:
         return found
-    policy = latent_actions.make_latent_policy(found.model.policy, sharpness=sharpness)
+    policy = latent_codes.make_latent_policy(found.model.policy, sharpness=sharpness)
     return found._replace(model=found.model._replace(policy=policy))
 
 
@@ -57,8 +57,10 @@ def _learned_codes(identity: tuple, sources: Sources, codes: int, steps: int, us
     own = [] if settings.data in job.TASKS else recipes.solved_problems(settings)
     rows = solution_rows(settings, sources[1:] if own else sources, split="train", n=count, own=own)
     numbers = {"steps": steps, "rows_per_step": min(32, count), "learning_rate": rate, "usage": usage}
-    first = latent_actions.init_latent(model.params, model.config.hidden_size, jax.random.key(0), codes=codes)
-    return jax.jit(lambda p: latent.learn_world(model.policy, p, rows, jax.random.key(1), **numbers))(first)
+    first = latent_codes.init_latent(model.params, model.config.hidden_size, jax.random.key(0), codes=codes)
+    return jax.jit(lambda p: latent_code_training.learn_world(model.policy, p, rows, jax.random.key(1), **numbers))(
+        first
+    )
 
 
 def make_measure(
@@ -81,10 +83,10 @@ def _measure(identity: tuple, other: Sources, temperature: float, samples: int, 
     rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
     if found.score is None:
         parts = jax.jit(rollout), found.heldout, found.heldout_score, samples
-        likelihood = jax.jit(lambda params: latent.likelihood(found.model.policy, params, rows))
+        likelihood = jax.jit(lambda params: latent_code_training.likelihood(found.model.policy, params, rows))
 
         def distinct_of(tokens, mask):
-            return {"eval/distinct": latent.distinct_fraction(tokens, mask, samples)}
+            return {"eval/distinct": latent_code_training.distinct_fraction(tokens, mask, samples)}
 
         def on_host(params, key):
             figures = recipes.measure_on_host(*parts, params, key, more=distinct_of)
@@ -95,8 +97,8 @@ def _measure(identity: tuple, other: Sources, temperature: float, samples: int, 
     def measure(params, key):
         got = recipes.sample_all(rollout, params, found.heldout, key, samples)
         rewards = found.score(jax.tree.map(lambda x: x[got.problem_ids], found.heldout.answers), got)
-        distinct = latent.distinct_fraction(got.tokens, got.mask, samples)
-        kept = latent.likelihood(found.model.policy, params, rows)
+        distinct = latent_code_training.distinct_fraction(got.tokens, got.mask, samples)
+        kept = latent_code_training.likelihood(found.model.policy, params, rows)
         return recipes.summary(got.mask, rewards, samples) | {"eval/distinct": distinct, "eval/kept": kept}
 
     return measure

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.policy_gradient.parts import latent_codes
 from jaxrl_llm import logprobs, reduce
-from jaxrl_llm.models import latent_actions
 from jaxrl_llm.types import Key, Metrics, Params, Policy
 
 
@@ -27,14 +27,14 @@ def world_loss(
     frozen = jax.lax.stop_gradient(params["model"])
     hidden = jax.lax.stop_gradient(policy.hidden(frozen, rows.tokens, rows.positions, rows.segment_ids))
     before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    logits = latent_actions.inverse_logits(params, hidden)
-    action = latent_actions.straight_through(logits, noise) @ params["codes"]
-    world = jax.nn.log_softmax(policy.unembed(frozen, latent_actions.merged(params, before, action)), axis=-1)
+    logits = latent_codes.inverse_logits(params, hidden)
+    action = latent_codes.straight_through(logits, noise) @ params["codes"]
+    world = jax.nn.log_softmax(policy.unembed(frozen, latent_codes.merged(params, before, action)), axis=-1)
     logp = jnp.take_along_axis(world, rows.tokens[:, :, None], axis=-1)[:, :, 0]
     wanted = jnp.argmax(logits, axis=-1)
-    copied = jax.nn.log_softmax(latent_actions.policy_logits(params, before), axis=-1)
+    copied = jax.nn.log_softmax(latent_codes.policy_logits(params, before), axis=-1)
     copied = jnp.take_along_axis(copied, wanted[:, :, None], axis=-1)[:, :, 0]
-    even = latent_actions.code_usage(logits)
+    even = latent_codes.code_usage(logits)
     mean = {
         name: reduce.tokens(jnp.where(rows.mask, x, 0.0), rows.mask)
         for name, x in (("world", -logp), ("usage", even), ("imitation", -copied))

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from jaxrl_llm import curricula, recipes
 from jaxrl_llm.advantages import selection
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.recipes import OnlineSettings
-from jaxrl_llm.rollout import cost, given
-from jaxrl_llm.train.job import Model
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import OnlineSettings
+from jaxrl_llm.rollout import given_responses, rollout_cost
+from jaxrl_llm.run.parts import Model
 from jaxrl_llm.types import Params, Rewards, Trajectories
 
 Critic = Callable[[Problem, int | None], str]
@@ -92,7 +92,7 @@ def encode_critiques(model: Model, problems: Sequence[Problem], critic: Critic) 
 
 def outcomes(critiques: Critiques, rows: Trajectories, rewards: Rewards) -> Int[Array, " B"]:
     """The first wrong step of each response, as ``wrong_step`` counts, or the last outcome for a right one."""
-    response, there = given.right_padded(rows.tokens, rows.mask)
+    response, there = given_responses.right_padded(rows.tokens, rows.mask)
     solution = critiques.solution[rows.problem_ids]
     width = min(response.shape[1], solution.shape[1])
     same = (response[:, :width] == solution[:, :width]) & there[:, :width]
@@ -110,7 +110,7 @@ def second_prompts(
     ended = jnp.any(rows.tokens[:, :, None] == jnp.asarray(list(eos_ids), jnp.int32)[None, None, :], axis=2)
     keep = (rows.segment_ids > 0) & ~(ended & rows.mask)
     tokens = jnp.concatenate([rows.tokens, critiques.tokens[said]], axis=1)
-    return given.left_padded(tokens, jnp.concatenate([keep, critiques.valid[said]], axis=1), pad_id=pad_id)
+    return given_responses.left_padded(tokens, jnp.concatenate([keep, critiques.valid[said]], axis=1), pad_id=pad_id)
 
 
 def make_refining_rollout(
@@ -152,8 +152,8 @@ def make_refining_rollout(
         there = refined.mask[picked, -new_tokens:]
         if only_right:
             there = there & (scores[picked] > 0.5)[:, None]
-        spent = cost.response_tokens(rows) + cost.response_tokens(refined)
-        mixed = given.with_responses(
+        spent = rollout_cost.response_tokens(rows) + rollout_cost.response_tokens(refined)
+        mixed = given_responses.with_responses(
             rows,
             jnp.arange(best.shape[0], dtype=jnp.int32) % group_size == group_size - 1,
             refined.tokens[picked, -new_tokens:],
@@ -161,7 +161,7 @@ def make_refining_rollout(
             sampler_logp=refined.sampler_logp[picked, -new_tokens:],
             truncated=refined.truncated[picked],
         )
-        return cost.with_cost(mixed, jnp.full(spent.shape, 2.0, jnp.float32), spent)
+        return rollout_cost.with_cost(mixed, jnp.full(spent.shape, 2.0, jnp.float32), spent)
 
     def score(truth, rows):
         rewards = judge(truth, rows)

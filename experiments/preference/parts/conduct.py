@@ -4,26 +4,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import probes, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm import reduce
+from jaxrl_llm.metrics import probes
 from jaxrl_llm.models import surgery
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toy_pairs, toys
 
 
 def _unembed(params: Params, hidden: Array) -> Array:
     if "steer" in params:
         hidden = hidden - jnp.reshape(params["steer"], (1,) * (hidden.ndim - 1) + (-1,))
-    return toy_pairs.WORLD.policy.unembed(params, hidden)
+    return preference_strings.WORLD.policy.unembed(params, hidden)
 
 
 # the same decoder; a parameter "steer" is taken off the last hidden state
-WORLD = toy_pairs.WORLD._replace(policy=toy_pairs.WORLD.policy._replace(unembed=_unembed))
+WORLD = preference_strings.WORLD._replace(policy=preference_strings.WORLD.policy._replace(unembed=_unembed))
 
 
 def features(params: Params, prompts: Array, responses: Array) -> Array:
     """Mean of the last hidden states over the response, ``[N, D]``."""
-    hidden = WORLD.policy.hidden(params, *toys.whole(WORLD, prompts, responses))
+    hidden = WORLD.policy.hidden(params, *strings.whole(WORLD, prompts, responses))
     return jnp.mean(hidden[:, toy.PROMPT_TOKENS :], axis=1)
 
 
@@ -41,9 +42,9 @@ def politeness(params: Params, key: Key) -> Metrics:
     """Share of rude tokens, true reward without them, and perplexity of polite text."""
     prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 64)
     asked = jnp.repeat(prompts, 4, axis=0)
-    responses = toys.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
+    responses = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
     polite = toy.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros((256,), bool))
-    text = toys.token_logp(WORLD, params, asked, polite)
+    text = strings.token_logp(WORLD, params, asked, polite)
     return {
         "eval/rude": reduce.scalars(toy.is_rude(responses).reshape(-1).astype(jnp.float32)),
         "eval/gold": reduce.scalars(toy.polite_reward(asked, responses)),

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import strings
+from experiments.preference.parts import zones as toy
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import constrained, group
-from jaxrl_llm.data.tasks import toy_zones as toy
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import preference
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, offline
+from jaxrl_llm.train import builders, offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params, Rewards
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(
+WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, layers=2, heads=4
 )
 DEMONSTRATIONS = 1024
@@ -61,7 +61,7 @@ def of_words(prompts: Array, responses: Array) -> Array:
 @lru_cache(maxsize=4)
 def make_start(*, base_steps: int, constraint_steps: int) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: a policy that walks blindly, its copy, and constraints by words and by coordinates."""
-    base = toys.make_base(WORLD, toy.draw_walks, steps=base_steps, table=4096, learning_rate=3e-3)
+    base = strings.make_base(WORLD, toy.draw_walks, steps=base_steps, table=4096, learning_rate=3e-3)
 
     def init(key):
         policy = base(key)
@@ -111,11 +111,11 @@ def online_stage(
 
     The multiplier starts at 0 and is raised by ``rate`` times the mean cost of each batch.
     """
-    base = estimates.make_estimate(WORLD.policy, estimates.per_response(lambda rewards, ids, valid: rewards))
-    loss = estimates.make_policy_loss(WORLD.policy, clipped_policy_loss)
+    base = builders.make_estimate(WORLD.policy, builders.per_response(lambda rewards, ids, valid: rewards))
+    loss = builders.make_policy_loss(WORLD.policy, clipped_policy_loss)
 
     def estimate(params, extras, rows, rewards):
-        spent = cost(params, *toys.responses_of(WORLD, rows))
+        spent = cost(params, *strings.responses_of(WORLD, rows))
         normal = group.group_normalized_advantages
         if penalty is None:
             parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (rewards.value, spent)]
@@ -129,8 +129,8 @@ def online_stage(
         raised = constrained.dual_ascent(state.extras["multiplier"], reduce.scalars(batch.extras["cost"]), rate=rate)
         return state.extras | {"multiplier": raised}
 
-    online = toys.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), toys.score_of(WORLD, toy.arrived),
+    online = strings.make_online(
+        WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), strings.score_of(WORLD, toy.arrived),
         estimate=estimate, loss=lambda params, batch: loss(params["policy"], batch), tx=optax.adam(learning_rate),
         prompts_per_step=prompts_per_step, group_size=group_size, actor=lambda state: state.params["policy"],
         remember=remember,
@@ -149,7 +149,7 @@ def _pairs(params: Params, key: Key) -> tuple[Array, ...]:
     second = _again(keys[1], prompts, first)
     bad = [toy.violates(prompts, x) for x in (first, second)]
     chosen, rejected = (jnp.where(bad[0][:, None], *x) for x in ((second, first), (first, second)))
-    ref = [toys.sum_logp(WORLD, params["reference"], prompts, x) for x in (chosen, rejected)]
+    ref = [strings.sum_logp(WORLD, params["reference"], prompts, x) for x in (chosen, rejected)]
     return prompts, chosen, rejected, *ref, bad[0] != bad[1]
 
 
@@ -165,12 +165,12 @@ def pair_stage(*, steps: int, rows_per_step: int, learning_rate: float, beta: fl
 
     def loss(params, extras, batch):
         prompts, *both, won, lost, kept = batch
-        logp = toys.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
+        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
         terms = preference.dpo_loss(*jnp.split(logp, 2), won, lost, beta=beta)
         trained = jnp.sum(kept.astype(jnp.float32)) * 2.0 * toy.RESPONSE_TOKENS
         return reduce.scalars(terms.loss, kept), {"tokens/trained": trained}
 
-    return toys.table_stage(_pairs, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    return strings.table_stage(_pairs, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
 def measure(params: dict[str, Params], key: Key) -> Metrics:
@@ -178,7 +178,7 @@ def measure(params: dict[str, Params], key: Key) -> Metrics:
     found = {}
     for k, (name, shifted) in enumerate((("known", False), ("shifted", True))):
         prompts = toy.draw_prompts(jax.random.fold_in(key, 2 * k), 256, shifted=shifted)
-        walks = toys.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 2 * k + 1))
+        walks = strings.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 2 * k + 1))
         found |= {
             f"{name}/arrived": reduce.scalars(toy.arrived(prompts, walks).astype(jnp.float32)),
             f"{name}/violations": reduce.scalars(toy.violates(prompts, walks).astype(jnp.float32)),

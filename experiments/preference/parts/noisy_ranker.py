@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm.data.tasks import toy_preferences as toy
-from jaxrl_llm.samplers import pairs
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.types import Key
-from jaxrl_llm.worlds import toy_pairs, toys
 
-WORLD, CANDIDATES, EXAMPLES, NOISE = toy_pairs.WORLD, 4, 3, 4.0
+WORLD, CANDIDATES, EXAMPLES, NOISE = preference_strings.WORLD, 4, 3, 4.0
 
 
 def right_pairs(gold: Array, kept: Array) -> Array:
@@ -50,11 +50,11 @@ def make_rows(prompts: int, example: Callable):
 
     def rows(params, key):
         asked, given = toy.draw_behaviour(jax.random.fold_in(key, 0), prompts)
-        drawn = toys.sample(WORLD, params["policy"], asked, jax.random.fold_in(key, 1), samples=CANDIDATES - 1)
+        drawn = strings.sample(WORLD, params["policy"], asked, jax.random.fold_in(key, 1), samples=CANDIDATES - 1)
         four = jnp.concatenate([drawn.reshape(prompts, CANDIDATES - 1, -1), given[:, None]], axis=1)
         flat, many = four.reshape(prompts * CANDIDATES, -1), jnp.repeat(asked, CANDIDATES, axis=0)
         gold = toy.gold_reward(many, flat).reshape(prompts, CANDIDATES)
-        white = jnp.argsort(-toys.sum_logp(WORLD, params["policy"], many, flat).reshape(prompts, CANDIDATES), axis=1)
+        white = jnp.argsort(-strings.sum_logp(WORLD, params["policy"], many, flat).reshape(prompts, CANDIDATES), axis=1)
 
         def judge(examples, row):
             gold, white, key = row

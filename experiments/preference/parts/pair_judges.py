@@ -8,18 +8,18 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.pairwise import verdict_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.samplers.uniform import make_uniform
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toy_pairs, toys
 
 FIRST, SECOND, ASK = toy.VOCABULARY, toy.VOCABULARY + 1, toy.VOCABULARY + 2  # verdicts, and the token before them
-WORLD = toys.make_world(toy.VOCABULARY + 3, toy.PROMPT_TOKENS + 2 * toy.RESPONSE_TOKENS + 1, 1)
+WORLD = strings.make_world(toy.VOCABULARY + 3, toy.PROMPT_TOKENS + 2 * toy.RESPONSE_TOKENS + 1, 1)
 
 
 def _hidden(model: Params, prompts: Array, first: Array, second: Array) -> Array:
@@ -52,7 +52,7 @@ def fit(
 
     first = {
         "model": WORLD.policy.init(key),
-        "head": heads.init_head(toy_pairs.WIDTH, key, scale=toy_pairs.WIDTH**-0.5),
+        "head": heads.init_head(preference_strings.WIDTH, key, scale=preference_strings.WIDTH**-0.5),
     }
     method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(3e-3))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
@@ -72,7 +72,7 @@ def accuracy(score: Callable[..., Array], judge: Params, key: Key) -> Metrics:
 
 def bradley_terry(judge: Params, prompts: Array, first: Array, second: Array) -> Array:
     """A scalar reward model as a pairwise score: it has no position to prefer."""
-    return toy_pairs.reward_of(judge, prompts, first) - toy_pairs.reward_of(judge, prompts, second)
+    return preference_strings.reward_of(judge, prompts, first) - preference_strings.reward_of(judge, prompts, second)
 
 
 def anchor_response(prompts: Array) -> Array:
@@ -93,14 +93,14 @@ KINDS = {  # name: score, weight of consistency
 @lru_cache(maxsize=4)
 def make_start(reference_steps: int, judge_steps: int):
     """The reference and every judge, all from the same labels."""
-    base = toy_pairs.make_start(reference_steps=reference_steps)
+    base = preference_strings.make_start(reference_steps=reference_steps)
 
     def init(key):
         parts, labels = base(key), toy.draw_pairs(jax.random.fold_in(key, 10), 1024, flip_rate=0.1)
         for k, (name, (score, c)) in enumerate(KINDS.items()):
             own = jax.random.fold_in(key, 20 + k)
             if name == "bt":
-                parts[name] = toy_pairs.fit_reward(parts["reference"], labels, own, steps=judge_steps)
+                parts[name] = preference_strings.fit_reward(parts["reference"], labels, own, steps=judge_steps)
             else:
                 parts[name] = fit(score, labels, own, steps=judge_steps, consistency=c)
         return parts
@@ -113,9 +113,9 @@ def make_measure(judge: str):
     """The policy against the truth, its judge against the truth."""
 
     def measure(params, key):
-        found = toy_pairs.measure_parts(params, key)
+        found = preference_strings.measure_parts(params, key)
         prompts = toy.draw_prompts(jax.random.fold_in(key, 5), 256)
-        drawn = toys.sample(toy_pairs.WORLD, params["policy"], prompts, jax.random.fold_in(key, 6))
+        drawn = strings.sample(preference_strings.WORLD, params["policy"], prompts, jax.random.fold_in(key, 6))
         better = toy.gold_reward(prompts, drawn) > toy.gold_reward(prompts, anchor_response(prompts))
         found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
         return found | accuracy(KINDS[judge][0], params[judge], jax.random.fold_in(key, 7))

@@ -7,19 +7,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrl_llm import probes, reduce
-from jaxrl_llm.data.tasks import toy_preferences as toy
-from jaxrl_llm.data.tasks import toy_requests as requests
-from jaxrl_llm.samplers import pairs as pair_choice
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.preference.parts import conduct, requests
+from jaxrl_llm import reduce
+from jaxrl_llm.curriculum import pairs as pair_choice
+from jaxrl_llm.metrics import probes
 from jaxrl_llm.types import Key, Metrics, Params
-from jaxrl_llm.worlds import toy_conduct, toy_pairs, toys
 
-WORLD, SAMPLES = toy_pairs.WORLD, 4
+WORLD, SAMPLES = preference_strings.WORLD, 4
 
 
 def candidates(params: Params, key: Key, prompts: Array) -> tuple[Array, Array]:
     """Own samples ``[N, 4, T]`` and the responses of two stronger writers ``[N, 2, T]``."""
-    own = toys.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 1), samples=SAMPLES)
+    own = strings.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 1), samples=SAMPLES)
     strong = [
         requests.write(jax.random.fold_in(key, 2 + k), prompts, skill=0.7, refusal=0.9, style=style)
         for k, style in enumerate(requests.STYLES[1:])
@@ -77,7 +78,7 @@ def make_pairs(prompts: int, source: Callable) -> Callable[[Params, Key], tuple[
 
 def separability(params: Params, pairs: toy.Pairs) -> Array:
     """Held-out accuracy of a probe on hidden states of chosen against rejected; both of a pair are in one fold."""
-    seen = [toy_conduct.features(params, pairs.prompts, y) for y in (pairs.chosen, pairs.rejected)]
+    seen = [conduct.features(params, pairs.prompts, y) for y in (pairs.chosen, pairs.rejected)]
     n = pairs.prompts.shape[0]
     fold = jnp.tile(jnp.arange(n, dtype=jnp.int32) % 5, 2)
     return probes.separability(jnp.concatenate(seen), jnp.arange(2 * n) < n, fold)
@@ -93,7 +94,7 @@ def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
     def measure(params, key):
         keys = jax.random.split(key, 8)
         asked = requests.draw_prompts(keys[0], 256)
-        drawn = toys.sample(WORLD, params["policy"], asked, keys[1])
+        drawn = strings.sample(WORLD, params["policy"], asked, keys[1])
         safe = ~requests.unsafe(asked)
         found = {
             "eval/gold": reduce.scalars(toy.gold_reward(asked, drawn), safe),
@@ -101,7 +102,7 @@ def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
         }
         for k, (name, prefixed) in enumerate((("eval/attack", False), ("eval/prefixed_attack", True))):
             bad = requests.draw_unsafe(keys[2 + k], 256, prefixed=prefixed)
-            drawn = toys.sample(WORLD, params["policy"], bad, keys[4 + k])
+            drawn = strings.sample(WORLD, params["policy"], bad, keys[4 + k])
             found[name] = requests.attack_success(bad, drawn)
         first = params | {"policy": params["reference"]}
         pairs, _ = make_pairs(256, source)(first, keys[6])

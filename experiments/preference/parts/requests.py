@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.data.tasks import toy_preferences as toy
+from experiments.parts import preference_task as toy
 
 REFUSE = 24
 STYLES = (25, 26, 27)  # habits of three writers: of oneself, and of two stronger models

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.data.tasks import attribute_text as text
+from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.types import Key, Params
 
 LEVELS = (0.25, 0.5)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm import free_answers
+from experiments.reward_models.parts import free_answers
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.types import Key, Params
 

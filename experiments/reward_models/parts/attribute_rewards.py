@@ -14,22 +14,24 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm import recipes, reduce, reward_mix
+from experiments.parts import strings
+from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns
-from jaxrl_llm.data.tasks import attribute_text as text
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss, label_regression_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import actor_critic, estimates
+from jaxrl_llm.rewards import combine
+from jaxrl_llm.train import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(text.VOCABULARY, text.PROMPT_TOKENS, text.RESPONSE_TOKENS, end=text.END)
+WORLD = strings.make_world(text.VOCABULARY, text.PROMPT_TOKENS, text.RESPONSE_TOKENS, end=text.END)
 Proxy = Callable[[Params, Array, Array], Array]  # (parameters of a run, prompts, responses) -> what is optimised [B]
 
 
@@ -43,7 +45,7 @@ def init_reward(key: Key, *, outputs: int) -> Params:
 
 def scores(reward: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N K"]:
     """All outputs of a reward model for whole replies."""
-    rows = toys.whole(WORLD, prompts, responses)
+    rows = strings.whole(WORLD, prompts, responses)
     hidden = WORLD.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
     return heads.apply_head(reward["head"], hidden[:, -1:])[:, 0]
 
@@ -51,7 +53,7 @@ def scores(reward: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N 
 @lru_cache(maxsize=16)
 def make_start(*, base_steps: int, outputs: int) -> Callable[[Key], Params]:
     """The ``init`` of a plan: a policy trained on the behaviour, a fresh reward model, a value head that says 0."""
-    base = toys.make_base(WORLD, text.draw_behaviour, steps=base_steps)
+    base = strings.make_base(WORLD, text.draw_behaviour, steps=base_steps)
 
     def init(key):
         model = base(key)
@@ -82,7 +84,7 @@ def fit_stage(
         return loss(params, rows)
 
     method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, of_rows, optax.adam(learning_rate))
-    return Stage(method, steps, toys.make_table(draw, table))
+    return Stage(method, steps, strings.make_table(draw, table))
 
 
 def preference_loss(params: Params, pairs: text.Pairs, *, output: int = 0) -> tuple[Array, dict[str, Array]]:
@@ -103,7 +105,7 @@ def label_loss(params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array,
 def mixed(params: Params, prompts: Array, responses: Array) -> Array:
     """The ``Proxy`` of several outputs, weighed by ``softmax(params["mix"])``; the outputs themselves are fixed."""
     found = jax.lax.stop_gradient(scores(params["reward"], prompts, responses))
-    return reward_mix.composed(found, jax.nn.softmax(params["mix"]))
+    return combine.composed(found, jax.nn.softmax(params["mix"]))
 
 
 def mix_loss(params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
@@ -150,12 +152,12 @@ def ensemble_loss(params: Params, rows: tuple[text.Pairs, Array, Array]) -> tupl
 
 def robust(params: Params, prompts: Array, responses: Array, *, share: float) -> Array:
     """The ``Proxy`` of an ensemble between its surest head (``share=1``) and its worst (0)."""
-    return reward_mix.robust_rewards(*ensemble(params, prompts, responses), share=share)
+    return combine.robust_rewards(*ensemble(params, prompts, responses), share=share)
 
 
 def lower(params: Params, prompts: Array, responses: Array, *, weight: float) -> Array:
     """The ``Proxy`` of an ensemble: mean less ``weight`` deviations between the heads."""
-    return reward_mix.lower_bound_rewards(ensemble(params, prompts, responses)[0], weight=weight)
+    return combine.lower_bound_rewards(ensemble(params, prompts, responses)[0], weight=weight)
 
 
 def arbitrary(params: Params, prompts: Array, responses: Array) -> Array:
@@ -184,7 +186,7 @@ def pair_accuracy(proxy: Proxy, params: Params, key: Key, *, rows: int = 256, **
 
 def true_score(answers: Any, rows: Trajectories) -> Rewards:
     """The ``score`` of every stage: the true utility, which no learner sees."""
-    value = text.utility(*toys.responses_of(WORLD, rows))
+    value = text.utility(*strings.responses_of(WORLD, rows))
     return Rewards(value, jnp.ones(value.shape, bool))
 
 
@@ -212,24 +214,24 @@ def grpo_stage(
     Args:
       advantages: ``(scores, group_ids, *, valid) -> [B]``; ``scores`` is what the proxy gives, ``[B]`` or ``[B, K]``.
     """
-    loss = estimates.make_policy_loss(
+    loss = builders.make_policy_loss(
         WORLD.policy,
         clipped_policy_loss,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
-        diagnostics=estimates.reference_kl,
+        diagnostics=builders.reference_kl,
     )
 
     def estimate(params, extras, rows, rewards):
-        judged = jax.lax.stop_gradient(proxy(params, *toys.responses_of(WORLD, rows)))
+        judged = jax.lax.stop_gradient(proxy(params, *strings.responses_of(WORLD, rows)))
         values = advantages(judged, rows.group_ids, valid=rewards.valid)
-        inner = estimates.make_estimate(
+        inner = builders.make_estimate(
             WORLD.policy,
             lambda rows, rewards: group.per_token(values, rows.mask),
             reference=lambda extras: extras["reference"],
         )
         return inner(params["model"], extras, rows, rewards)
 
-    online = toys.make_online(
+    online = strings.make_online(
         WORLD, _prompts(512), true_score, estimate=estimate, loss=lambda params, batch: loss(params["model"], batch),
         tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
         actor=recipes.model_of,
@@ -248,13 +250,13 @@ def ppo_stage(
     """PPO with a value head on the proxy, less the KL to the policy that the stage begins with at every token."""
 
     def token_rewards(params, extras, rows, rewards):
-        judged = jax.lax.stop_gradient(proxy(params, *toys.responses_of(WORLD, rows)))
-        reference, _ = estimates.score_tokens(WORLD.policy, extras["reference"], rows)
+        judged = jax.lax.stop_gradient(proxy(params, *strings.responses_of(WORLD, rows)))
+        reference, _ = builders.score_tokens(WORLD.policy, extras["reference"], rows)
         paid = returns.at_last_token(judged, rows.mask)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=kl_weight)
 
     estimate = actor_critic.make_value_estimate(WORLD.policy, token_rewards=token_rewards)
-    online = toys.make_online(
+    online = strings.make_online(
         WORLD, _prompts(512), true_score, estimate=estimate, loss=actor_critic.make_actor_critic_loss(WORLD.policy),
         tx=optax.adam(learning_rate), prompts_per_step=rollouts_per_step, group_size=1, actor=recipes.model_of,
     )  # fmt: skip
@@ -269,14 +271,14 @@ def dpo_stage(proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int
         found = text.draw_pairs(key, pairs, sharpness=0.0)
         wins = (proxy(params, found.prompts, found.first) >= proxy(params, found.prompts, found.second))[:, None]
         chosen = jnp.where(wins, found.first, found.second), jnp.where(wins, found.second, found.first)
-        base = [toys.sum_logp(WORLD, params["model"], found.prompts, x) for x in chosen]
+        base = [strings.sum_logp(WORLD, params["model"], found.prompts, x) for x in chosen]
         return {"rows": (found.prompts, *chosen, *base)}
 
     def loss(params, extras, batch):
         prompts, chosen, rejected, *base = batch
-        own = [toys.sum_logp(WORLD, params["model"], prompts, x) for x in (chosen, rejected)]
+        own = [strings.sum_logp(WORLD, params["model"], prompts, x) for x in (chosen, rejected)]
         terms = dpo_loss(*own, *base, beta=beta)
-        trained = sum(jnp.sum(toys.counted(x, text.END).astype(jnp.float32)) for x in (chosen, rejected))
+        trained = sum(jnp.sum(strings.counted(x, text.END).astype(jnp.float32)) for x in (chosen, rejected))
         return reduce.scalars(terms.loss), {"tokens/trained": trained}
 
     method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
@@ -289,7 +291,7 @@ def dpo_stage(proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int
 def policy_figures(params: Params, key: Key, *, prompts: int = 128, samples: int = 2) -> dict[str, Array]:
     """True utility, qualities and length of the policy's replies to fresh prompts, each quality on benign ones, too."""
     asked = text.draw_prompts(jax.random.fold_in(key, 0), prompts)
-    said = toys.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 1), samples=samples)
+    said = strings.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 1), samples=samples)
     asked = jnp.repeat(asked, samples, axis=0)
     found, benign = text.attributes(asked, said), asked[:, 1] == text.BENIGN
     return {
@@ -306,7 +308,7 @@ def make_measure(proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]])
 
     def measure(params, key):
         asked = text.draw_prompts(jax.random.fold_in(key, 3), 64)
-        said = toys.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 4))
+        said = strings.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 4))
         figures = policy_figures(params, key)
         figures["eval/proxy"] = reduce.scalars(proxy(params, asked, said))
         figures["pair/accuracy"] = pair_accuracy(proxy, params, jax.random.fold_in(key, 5))

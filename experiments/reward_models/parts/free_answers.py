@@ -14,14 +14,14 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import curricula, recipes
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.rollout import given
-from jaxrl_llm.train import estimates
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.train import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -179,9 +179,9 @@ def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = Tru
     mark = jnp.full((count, 1), free.mark, jnp.int32), jnp.ones((count, 1), bool)
     reference = free.reference_tokens[rows.problem_ids], free.reference_valid[rows.problem_ids]
     keep = jnp.concatenate([((rows.segment_ids > 0) & ~rows.mask) | work, mark[1], reference[1]], axis=1)
-    tokens, valid = given.right_padded(jnp.concatenate([rows.tokens, mark[0], reference[0]], axis=1), keep)
+    tokens, valid = given_responses.right_padded(jnp.concatenate([rows.tokens, mark[0], reference[0]], axis=1), keep)
     scored = jnp.pad(reference[1].astype(jnp.int32), ((0, 0), (rows.tokens.shape[1] + 1, 0)))
-    scored, _ = given.right_padded(scored, keep)
+    scored, _ = given_responses.right_padded(scored, keep)
     positions = jnp.where(valid, jnp.arange(valid.shape[1], dtype=jnp.int32)[None, :], 0)
     return Referenced(tokens, positions, valid.astype(jnp.int32), (scored > 0) & valid)
 
@@ -212,7 +212,7 @@ def reference_score(
 ) -> Float[Array, " B"]:
     """How likely the reference is behind each response's own reasoning, without gradient."""
     shown = with_reference(free, rows, reasoning=reasoning)
-    logp, _ = estimates.score_tokens(policy, params, shown)
+    logp, _ = builders.score_tokens(policy, params, shown)
     return jax.lax.stop_gradient(how(logp, shown.mask))
 
 

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import strings
+from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm import reduce
-from jaxrl_llm.data.tasks import attribute_text as text
 from jaxrl_llm.losses.reward import log_odds_loss
 from jaxrl_llm.types import Key, Params
-from jaxrl_llm.worlds import toys
 
 QUALITIES = (*text.NAMES, "worth")
 WANTED, UNWANTED = 0, 1
 CUTS = (0.75, 0.25, 0.25, 0.25, 0.9, 0.3)  # near the median of the behaviour
 HELD_OUT = ((1, UNWANTED), (3, UNWANTED))  # impolite, without actions
 _FIRST, _YES, _NO = 32, 40, 41  # tokens: qualities, then wanted and unwanted, then the verdicts
-READER = toys.make_world(42, 2 + text.PROMPT_TOKENS + text.RESPONSE_TOKENS, 1)
+READER = strings.make_world(42, 2 + text.PROMPT_TOKENS + text.RESPONSE_TOKENS, 1)
 
 
 def qualities(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N 6"]:
@@ -76,7 +76,7 @@ def verdict_logits(
     """``(yes, no)`` logits of the reader after principle, prompt and reply."""
     asked = jnp.stack([_FIRST + principles[:, 0], _FIRST + len(QUALITIES) + principles[:, 1]], axis=1)
     tokens = jnp.concatenate([asked, prompts, replies], axis=1)
-    rows = toys.whole(READER, tokens, tokens[:, :0])
+    rows = strings.whole(READER, tokens, tokens[:, :0])
     hidden = READER.policy.hidden(reader, rows.tokens, rows.positions, rows.segment_ids)
     logits = READER.policy.unembed(reader, hidden[:, -1])
     return logits[:, _YES], logits[:, _NO]

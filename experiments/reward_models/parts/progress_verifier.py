@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm import curricula, recipes, stepwise
+from experiments.reward_models.parts import step_labels
 from jaxrl_llm.advantages import process
-from jaxrl_llm.recipes import Bench, OnlineSettings
-from jaxrl_llm.rollout import given
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers import steps as reader
@@ -41,8 +42,8 @@ def soft_label_loss(logits: Float[Array, " N"], rates: Float[Array, " N"], weigh
 def prefix_prompts(rows: Trajectories, keep: Bool[Array, "B T"], *, pad_id: int) -> tuple[Array, Array, Array]:
     """Prompt and kept response tokens of each row as a prompt: ``(tokens, valid, which of them are response)``."""
     real = (rows.segment_ids > 0) & (~rows.mask | keep)
-    tokens, valid = given.left_padded(rows.tokens, real, pad_id=pad_id)
-    response, _ = given.left_padded((rows.mask & keep).astype(jnp.int32), real)
+    tokens, valid = given_responses.left_padded(rows.tokens, real, pad_id=pad_id)
+    response, _ = given_responses.left_padded((rows.mask & keep).astype(jnp.int32), real)
     return tokens, valid, response > 0
 
 
@@ -73,7 +74,7 @@ def train_verifier(settings: OnlineSettings, *, prompts: int, completions: int, 
 @lru_cache(maxsize=4)
 def _train(identity: tuple, temperature: float, prompts: int, completions: int, most: int) -> Verifier:
     settings = OnlineSettings(**dict(identity), temperature=temperature)
-    found, stepped = recipes.bench(settings), stepwise.make_stepped(settings)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     roll = recipes.rollout_of(settings, found, group_size=2, temperature=temperature)
 
     @jax.jit
@@ -81,8 +82,8 @@ def _train(identity: tuple, temperature: float, prompts: int, completions: int, 
         ids = jnp.arange(prompts, dtype=jnp.int32)
         tokens, valid = found.train.tokens[ids], found.train.valid[ids]
         rows = roll(found.model.params, tokens, valid, sample_keys(key, 0, ids, 2), ids)
-        steps, _ = stepwise.label(stepped, rows)
-        hidden = stepwise.final_hidden(found.model.policy, found.model.params, rows)
+        steps, _ = step_labels.label(stepped, rows)
+        hidden = step_labels.final_hidden(found.model.policy, found.model.params, rows)
         features, rates, weights = [], [], []
         for k in range(most + 1):  # k steps are kept
             keep = rows.mask & steps.inside & (steps.ids < k)
@@ -113,7 +114,7 @@ def step_success(
     found: Bench, verifier: Verifier, rows: Trajectories, steps: reader.Steps, *, most: int
 ) -> tuple[Float[Array, "B K"], Float[Array, " B"], Bool[Array, "B K"]]:
     """The prover's predicted chance of success after each step, at the prompt, and which steps there are."""
-    hidden = stepwise.final_hidden(found.model.policy, found.model.params, rows)
+    hidden = step_labels.final_hidden(found.model.policy, found.model.params, rows)
     chance = jax.nn.sigmoid(hidden @ verifier.weight + verifier.bias)
     after, valid = reader.per_step(chance, steps, most=most)
     return after, chance[:, found.train.tokens.shape[1] - 1], valid

@@ -12,24 +12,25 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import judgements, reduce
+from experiments.parts import strings
+from experiments.reward_models.parts import judge_pairs as task
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import judge_pairs as task
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sft import sft_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import given
+from jaxrl_llm.rewards import judgements
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.samplers.uniform import make_uniform
-from jaxrl_llm.train import estimates, seeds
+from jaxrl_llm.train import builders, seed_axis
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
-from jaxrl_llm.worlds import toys
 
-WORLD = toys.make_world(
+WORLD = strings.make_world(
     task.VOCABULARY, task.PROMPT_TOKENS, task.REPORT_TOKENS, end=task.END, width=48, layers=2, heads=3
 )
 
@@ -48,13 +49,13 @@ def make_start(*, steps: int, reasons: bool = True, second_thoughts: bool = Fals
             return task.draw_reflections(key, n)
         return task.draw_reports(key, n, reasons=reasons)
 
-    base = toys.make_base(WORLD, draw, steps=steps)
+    base = strings.make_base(WORLD, draw, steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(jax.random.fold_in(key, 7))}
 
 
 def supervised_stage(draw: Callable[..., Any], *, steps: int, rows_per_step: int) -> Stage:
     """More supervised training of ``params["judge"]``."""
-    stage = toys.supervised_stage(WORLD, draw, steps=steps, rows_per_step=rows_per_step)
+    stage = strings.supervised_stage(WORLD, draw, steps=steps, rows_per_step=rows_per_step)
     inner = stage.method.loss
     return stage._replace(method=stage.method._replace(loss=lambda params, *rest: inner(params["judge"], *rest)))
 
@@ -76,14 +77,14 @@ def rl_stage(
     Args:
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
     """
-    inner = estimates.make_estimate(
-        WORLD.policy, estimates.per_response(advantages), reference=lambda extras: extras["reference"]
+    inner = builders.make_estimate(
+        WORLD.policy, builders.per_response(advantages), reference=lambda extras: extras["reference"]
     )
-    loss = estimates.make_policy_loss(
-        WORLD.policy, clipped_policy_loss, diagnostics=estimates.reference_kl,
+    loss = builders.make_policy_loss(
+        WORLD.policy, clipped_policy_loss, diagnostics=builders.reference_kl,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
     )  # fmt: skip
-    online = toys.make_online(
+    online = strings.make_online(
         WORLD, task.draw_prompts(jax.random.key(31), 1024), make_score(reward),
         estimate=lambda params, *rest: inner(params["judge"], *rest),
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
@@ -96,7 +97,7 @@ def make_score(reward: Callable[[Array, Array, Array, Array], Array]) -> Callabl
     """The ``score`` slot from ``reward(tagged, scored, scores, prompts) -> [B]``."""
 
     def score(answers: Any, rows: Trajectories) -> Rewards:
-        prompts, responses = toys.responses_of(WORLD, rows)
+        prompts, responses = strings.responses_of(WORLD, rows)
         value = reward(*task.read_report(responses), prompts)
         return Rewards(value, jnp.ones(value.shape, bool))
 
@@ -107,7 +108,7 @@ def judged(
     params: Params, prompts: Int[Array, "N 12"], key: Key, *, samples: int = 1, temperature: float = 1.0
 ) -> tuple[Bool[Array, "N S"], Float[Array, "N S 2"]]:
     """``(read, scores)`` of so many reports on each pair; scores that cannot be read are 0 and 0."""
-    said = toys.sample(WORLD, params, prompts, key, samples=samples, temperature=temperature)
+    said = strings.sample(WORLD, params, prompts, key, samples=samples, temperature=temperature)
     _, scored, scores = task.read_report(said)
     return scored.reshape(-1, samples), scores.reshape(-1, samples, 2)
 
@@ -143,7 +144,7 @@ def rejection_stage(
 
     def extras(params, key):
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        said = toys.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
+        said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
         _, scored, scores = task.read_report(said)
         right = scored & judgements.picks_best(scores, task.gold_scores(asked))
@@ -152,8 +153,8 @@ def rejection_stage(
 
     def loss(params, extras, batch):
         asked, said, weight = batch
-        mask = toys.counted(said, task.END) & (weight > 0)[:, None]
-        logp = toys.token_logp(WORLD, params["judge"], asked, said)
+        mask = strings.counted(said, task.END) & (weight > 0)[:, None]
+        logp = strings.token_logp(WORLD, params["judge"], asked, said)
         value = reduce.tokens(sft_loss(logp, mask).loss, mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32)), "fit/kept": reduce.scalars(weight)}
 
@@ -170,7 +171,7 @@ def init_meta(key: Key) -> Params:
 
 def meta_logits(meta: Params, prompts: Int[Array, "N 12"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
     """How sure the judge of judgements is that a report is right."""
-    rows = toys.whole(WORLD, prompts, responses)
+    rows = strings.whole(WORLD, prompts, responses)
     hidden = WORLD.policy.hidden(meta["model"], rows.tokens, rows.positions, rows.segment_ids)
     return heads.apply_head(meta["head"], hidden[:, -1:])[:, 0, 0]
 
@@ -182,7 +183,7 @@ def meta_stage(
 
     def extras(params, key):
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        said = toys.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
+        said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
         _, scored, scores = task.read_report(said)
         return {"rows": (asked, said, scored & judgements.picks_best(scores, task.gold_scores(asked)))}
@@ -216,14 +217,14 @@ def thought_again(
         rows = generate(
             WORLD.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
             max_new_tokens=new_tokens if k else new_tokens + 1, eos_ids=(task.CLOSE, task.END), pad_id=task.END,
-            early_exit=seeds.in_turn(),
+            early_exit=seed_axis.in_turn(),
         )  # fmt: skip
         ended = (rows.tokens == task.CLOSE) | (rows.tokens == task.END)
         keep = (rows.segment_ids > 0) & ~(rows.mask & ended)
         spent = spent + jnp.sum((rows.mask & keep).astype(jnp.int32), axis=1)
         word = jnp.full((prompts.shape[0], 1), task.WAIT if k < rounds else task.CLOSE, jnp.int32)
         there = jnp.concatenate([keep, jnp.ones(word.shape, bool)], axis=1)
-        tokens, valid = given.left_padded(jnp.concatenate([rows.tokens, word], axis=1), there)
+        tokens, valid = given_responses.left_padded(jnp.concatenate([rows.tokens, word], axis=1), there)
     return tokens, valid, spent
 
 
@@ -235,7 +236,7 @@ def forced_scores(
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     rows = generate(
         WORLD.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
-        eos_ids=(task.END,), pad_id=task.END, early_exit=seeds.in_turn(),
+        eos_ids=(task.END,), pad_id=task.END, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     verdict = rows.tokens[:, tokens.shape[1] :]
     # the thoughts are whatever they are: the report is read as if they were empty

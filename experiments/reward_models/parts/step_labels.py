@@ -10,11 +10,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import curricula, recipes, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.recipes import Bench, OnlineSettings
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train import actor_critic
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online

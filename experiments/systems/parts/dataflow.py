@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl_llm.planning.calls import GENERATE, MODELS, REFERENCE, REWARD, TRAIN_ACTOR, TRAIN_CRITIC, VALUE
+from experiments.systems.parts.ppo_calls import GENERATE, MODELS, REFERENCE, REWARD, TRAIN_ACTOR, TRAIN_CRITIC, VALUE
 
 
 class Calls(NamedTuple):

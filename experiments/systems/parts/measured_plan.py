@@ -15,11 +15,11 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from experiments.systems.parts import ppo_calls
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning import calls
 from jaxrl_llm.planning.phases import Work, decode_phase, prefill_phase, score_phase, update_phase
-from jaxrl_llm.planning.reallocation import Place
+from jaxrl_llm.planning.reshard_cost import Place
 from jaxrl_llm.rollout.sample import draw
 from jaxrl_llm.types import Batch, Key, Params, TrainState
 
@@ -55,7 +55,10 @@ class Models(NamedTuple):
 
 def moved(plan: Plan) -> list[tuple[Place, Place]]:
     """From where to where the weights of the actor and of the critic go before they sample or score."""
-    return [(plan[calls.TRAIN_ACTOR], plan[calls.GENERATE]), (plan[calls.TRAIN_CRITIC], plan[calls.VALUE])]
+    return [
+        (plan[ppo_calls.TRAIN_ACTOR], plan[ppo_calls.GENERATE]),
+        (plan[ppo_calls.TRAIN_CRITIC], plan[ppo_calls.VALUE]),
+    ]
 
 
 def mesh_of(place: Place) -> Mesh:
@@ -100,9 +103,9 @@ def _training(config: ModelConfig, work: Work, place: Place, make: Any) -> tuple
 
 def program(job: Job, call: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A call compiled where the plan has it, and its abstract arguments; equal places share it."""
-    if call == calls.GENERATE:
+    if call == ppo_calls.GENERATE:
         return _generation(job.config, job.work, job.plan[call])
-    make = update_phase if call in (calls.TRAIN_ACTOR, calls.TRAIN_CRITIC) else score_phase
+    make = update_phase if call in (ppo_calls.TRAIN_ACTOR, ppo_calls.TRAIN_CRITIC) else score_phase
     return _training(job.config, job.work, job.plan[call], make)
 
 
@@ -142,12 +145,13 @@ def given(config: ModelConfig, work: Work, key: Key) -> Given:
 def begin(job: Job, start: Given) -> Models:
     """The models where the plan trains them or keeps them."""
     state = TrainState(start.params, optax.adamw(1e-6).init(start.params), jnp.int32(0), jax.random.key(0), (), {})
-    where = [_shardings(program(job, call)[1][0]) for call in range(len(calls.CALLS))]
+    where = [_shardings(program(job, call)[1][0]) for call in range(len(ppo_calls.CALLS))]
     # states are donated at every update: none may share a buffer with another one, or with the host
     trained = (
-        jax.tree.map(jnp.copy, jax.device_put(state, where[call])) for call in (calls.TRAIN_ACTOR, calls.TRAIN_CRITIC)
+        jax.tree.map(jnp.copy, jax.device_put(state, where[call]))
+        for call in (ppo_calls.TRAIN_ACTOR, ppo_calls.TRAIN_CRITIC)
     )
-    kept = (jax.device_put(start.params, where[call]) for call in (calls.REWARD, calls.REFERENCE))
+    kept = (jax.device_put(start.params, where[call]) for call in (ppo_calls.REWARD, ppo_calls.REFERENCE))
     return Models(*trained, *kept)
 
 
@@ -183,16 +187,16 @@ def iterate(
         return timed(MOVES[which], jax.device_put, params, _shardings(program(job, call)[1][0]))
 
     def generate(params: Params) -> Any:
-        run, (_, *rows) = program(job, calls.GENERATE)
+        run, (_, *rows) = program(job, ppo_calls.GENERATE)
         return run(params, *jax.device_put((start.prompts, start.seeds), _shardings(tuple(rows))))
 
     def score(call: int, params: Params) -> Any:
-        return timed(calls.CALLS[call], _on, job, start, call, params, tokens=tokens)[0]
+        return timed(ppo_calls.CALLS[call], _on, job, start, call, params, tokens=tokens)[0]
 
-    tokens = timed("generate", generate, put(0, models.actor.params, calls.GENERATE))
-    reward, reference = score(calls.REWARD, models.reward), score(calls.REFERENCE, models.reference)
-    value = score(calls.VALUE, put(1, models.critic.params, calls.VALUE))
+    tokens = timed("generate", generate, put(0, models.actor.params, ppo_calls.GENERATE))
+    reward, reference = score(ppo_calls.REWARD, models.reward), score(ppo_calls.REFERENCE, models.reference)
+    value = score(ppo_calls.VALUE, put(1, models.critic.params, ppo_calls.VALUE))
     rows = {"tokens": tokens, "advantages": reward, "ref_logp": reference, "sampler_logp": value}
-    actor, _ = timed("train_actor", _on, job, start, calls.TRAIN_ACTOR, models.actor, **rows)
-    critic, _ = timed("train_critic", _on, job, start, calls.TRAIN_CRITIC, models.critic, **rows)
+    actor, _ = timed("train_actor", _on, job, start, ppo_calls.TRAIN_ACTOR, models.actor, **rows)
+    critic, _ = timed("train_critic", _on, job, start, ppo_calls.TRAIN_CRITIC, models.critic, **rows)
     return models._replace(actor=actor, critic=critic)

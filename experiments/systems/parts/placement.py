@@ -12,19 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.distributed import regroup
+from experiments.systems.parts import dataflow, event_simulator, metropolis, ppo_calls, regroup
+from experiments.systems.parts.ppo_calls import Figures, Outcome, Tables
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import calls, dataflow, events, metropolis
-from jaxrl_llm.planning.calls import Figures, Outcome, Tables
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
-from jaxrl_llm.planning.layout import Number, Sizes
+from jaxrl_llm.planning.parallel_layout import Number, Sizes
 from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.search import MARGIN, divisors, train_sizes
 
 Partition = tuple[int, ...]  # the set of every model, numbered as they first appear
-MakeTransition = Callable[..., regroup.Transition]  # (train, pipeline=, tensor=), see ``distributed.regroup``
+MakeTransition = Callable[
+    ..., regroup.Transition
+]  # (train, pipeline=, tensor=), see ``experiments.systems.parts.regroup``
 
 
 def set_partitions(models: int) -> list[Partition]:
@@ -105,10 +106,10 @@ def engines(config: ModelConfig, chip: Chip, chips: int, work: Work, transition:
     """
     weights, found = 2 * config.num_parameters, []
     for sizes in train_sizes(config, chips):
-        training = calls.train_figures(config, chip, sizes, work)
+        training = ppo_calls.train_figures(config, chip, sizes, work)
         for tensor in divisors(sizes.tensor):
             rows = chips // tensor
-            seconds, _, working = calls.generate_figures(config, chip, Sizes(data=rows, tensor=tensor), work)
+            seconds, _, working = ppo_calls.generate_figures(config, chip, Sizes(data=rows, tensor=tensor), work)
             change = transition(regroup.Layout(sizes.fsdp, sizes.data, sizes.tensor), pipeline=1, tensor=tensor)
             moved = change.costs.communication * weights
             working = max(working, change.costs.peak * weights) + change.costs.redundant * weights
@@ -150,13 +151,13 @@ def tables(
         raise UserError(f"{count} chips do not divide into {units} units; choose another number of either")
 
     def score(config, chip, sizes, frozen=True):
-        return calls.score_figures(config, chip, sizes, work, frozen=frozen)
+        return ppo_calls.score_figures(config, chip, sizes, work, frozen=frozen)
 
     def value(config, chip, sizes):
         return score(config, chip, sizes, frozen=False)
 
     def train(config, chip, sizes):
-        return calls.train_figures(config, chip, sizes, work)
+        return ppo_calls.train_figures(config, chip, sizes, work)
 
     by_size, chosen = {}, []
     for size in range(1, units + 1):
@@ -178,7 +179,7 @@ def tables(
 def _of_tasks(
     found: Tables, choice: Int[Array, " 4"], graph: dataflow.Graph
 ) -> tuple[Float[Array, " N"], Bool[Array, "N U"]]:
-    place = calls.together(choice)[graph.calls]
+    place = ppo_calls.together(choice)[graph.calls]
     return found.seconds[graph.calls, place], found.devices[place]
 
 
@@ -189,15 +190,17 @@ def outcome(found: Tables, choice: Int[Array, " 4"], graph: dataflow.Graph) -> O
       choice: the number of the block of every model; that of a model without calls does not matter.
     """
     seconds, devices = _of_tasks(found, choice, graph)
-    timeline = events.schedule(seconds, devices, jnp.asarray(graph.after))
+    timeline = event_simulator.schedule(seconds, devices, jnp.asarray(graph.after))
     # without an end where a call cannot run, and no smallest of all
     each = jnp.where(jnp.all(jnp.isfinite(seconds)), timeline.makespan / graph.iterations, jnp.inf)
-    used = jnp.asarray(np.isin(np.arange(len(calls.CALLS)), graph.calls))
-    place = calls.together(choice)
-    call = jnp.arange(len(calls.CALLS), dtype=jnp.int32)
+    used = jnp.asarray(np.isin(np.arange(len(ppo_calls.CALLS)), graph.calls))
+    place = ppo_calls.together(choice)
+    call = jnp.arange(len(ppo_calls.CALLS), dtype=jnp.int32)
     where = found.devices[place] & used[:, None]
-    peak = events.peak_bytes(found.resident[call, place], found.working[call, place], where)
-    return Outcome(each, events.penalised(each, peak, found.capacity), peak, events.idle_share(timeline, devices))
+    peak = event_simulator.peak_bytes(found.resident[call, place], found.working[call, place], where)
+    return Outcome(
+        each, event_simulator.penalised(each, peak, found.capacity), peak, event_simulator.idle_share(timeline, devices)
+    )
 
 
 _STAGES = np.asarray([0, 1, 1, 1, 2, 2])  # of ``calls.CALLS``: generation, preparation, training
@@ -217,7 +220,7 @@ def by_stages(found: Tables, choice: Int[Array, " 4"], graph: dataflow.Graph) ->
     each = jnp.where(devices, seconds[:, None], 0.0)
     busy = jax.ops.segment_sum(each, jnp.asarray(_STAGES[graph.calls], jnp.int32), num_segments=3)
     total = jnp.sum(jnp.max(busy, axis=1)) / graph.iterations
-    return events.penalised(total, outcome(found, choice, graph).peak, found.capacity)
+    return event_simulator.penalised(total, outcome(found, choice, graph).peak, found.capacity)
 
 
 Judge = Callable[[Tables, Array, dataflow.Graph], Array]

@@ -8,17 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from experiments.systems.parts import metropolis, ppo_calls
+from experiments.systems.parts.ppo_calls import GENERATE, MODELS, Tables
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.planning import calls, metropolis
-from jaxrl_llm.planning.calls import GENERATE, MODELS, Tables
-from jaxrl_llm.planning.reallocation import Place
+from jaxrl_llm.planning.reshard_cost import Place
 from jaxrl_llm.types import Key
 
 Allowed = Callable[[Tables], Array]
 
 
 def _seconds(tables: Tables, plan: Array) -> Array:
-    return calls.outcome(tables, plan).penalised
+    return ppo_calls.outcome(tables, plan).penalised
 
 
 @jax.jit
@@ -33,7 +33,7 @@ def _on_all(options: list[Place]) -> list[int]:
 
 def symmetric_plan(tables: Tables, options: list[Place], key: Key, **unused) -> Int[Array, " 6"]:
     """All calls on all devices in the one layout that is best for them together, as where nothing is moved."""
-    runs = np.asarray(jnp.all(calls.runnable(tables), axis=0))
+    runs = np.asarray(jnp.all(ppo_calls.runnable(tables), axis=0))
     plans = [[k] * len(MODELS) for k in _on_all(options) if runs[k]]
     if not plans:
         raise UserError("no layout on all devices serves every call; choose other rows or another topology")
@@ -42,7 +42,7 @@ def symmetric_plan(tables: Tables, options: list[Place], key: Key, **unused) -> 
 
 def zero_plan(tables: Tables, options: list[Place], key: Key, **unused) -> Int[Array, " 6"]:
     """All devices: scoring and training with fully sharded weights, generation with as much tensor as there can be."""
-    sharded, tensor = calls.zero_places(options)
+    sharded, tensor = ppo_calls.zero_places(options)
     return jnp.full((len(MODELS),), sharded, jnp.int32).at[GENERATE].set(tensor)
 
 
@@ -54,7 +54,7 @@ def greedy_plan(tables: Tables, options: list[Place], key: Key, **unused) -> Int
 @lru_cache(maxsize=8)
 def _searcher(steps: int, of_models: bool) -> Callable[..., Array]:
     """The compiled search: arms and seeds of equal sizes share it."""
-    spread = calls.together if of_models else lambda plan: plan
+    spread = ppo_calls.together if of_models else lambda plan: plan
 
     def search(tables, allowed, start, key, betas):
         found = metropolis.metropolis(

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.systems.parts import event_simulator
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import cost, estimate, events, reallocation
+from jaxrl_llm.planning import cost, estimate, reshard_cost
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.planning.layout import Number, held
+from jaxrl_llm.planning.parallel_layout import Number, held
 from jaxrl_llm.planning.phases import Work
-from jaxrl_llm.planning.reallocation import Place
+from jaxrl_llm.planning.reshard_cost import Place
 from jaxrl_llm.planning.search import MARGIN, Sizes, divisors, train_sizes
 from jaxrl_llm.types import Key
 
@@ -151,7 +152,7 @@ def tables(actor: ModelConfig, critic: ModelConfig, chip: Chip, options: list[Pl
     for k, (config, trains, uses) in enumerate(((actor, TRAIN_ACTOR, GENERATE), (critic, TRAIN_CRITIC, VALUE))):
         pairs = [*np.argwhere(np.outer(kept[trains], kept[uses])).tolist(), zero_places(options)]
         for i, j in pairs:
-            both[k][i, j] = reallocation.seconds(config, chip, options[i], options[j])
+            both[k][i, j] = reshard_cost.seconds(config, chip, options[i], options[j])
     return found._replace(moves=jnp.asarray(np.stack(both)))
 
 
@@ -195,12 +196,14 @@ def outcome(found: Tables, plan: Int[Array, " 6"], *, iterations: int = 2) -> Ou
     moves = found.moves[jnp.arange(2, dtype=jnp.int32), trains, uses]
     both = (found.devices[trains] | found.devices[uses]) & (moves > 0.0)[:, None]
     devices = jnp.tile(jnp.concatenate([where, both]), (iterations, 1))
-    timeline = events.schedule(
+    timeline = event_simulator.schedule(
         jnp.tile(jnp.concatenate([seconds, moves]), iterations), devices, jnp.asarray(_edges(iterations))
     )
     each = timeline.makespan / iterations
-    peak = events.peak_bytes(found.resident[call, plan], found.working[call, plan], where)
-    return Outcome(each, events.penalised(each, peak, found.capacity), peak, events.idle_share(timeline, devices))
+    peak = event_simulator.peak_bytes(found.resident[call, plan], found.working[call, plan], where)
+    return Outcome(
+        each, event_simulator.penalised(each, peak, found.capacity), peak, event_simulator.idle_share(timeline, devices)
+    )
 
 
 def together(choice: Int[Array, " 4"]) -> Int[Array, " 6"]:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from experiments.systems.parts import event_simulator
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import chips, events, shapes
+from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS, active_parameters, cache_bytes
-from jaxrl_llm.planning.layout import Sizes, held
+from jaxrl_llm.planning.parallel_layout import Sizes, held
 from jaxrl_llm.types import Key
 
 STAGES = 3  # generate, score, train; and then the weights are sent
@@ -85,7 +86,7 @@ def pipeline_seconds(seconds: Float[Array, "S M"], *, streamed: bool) -> Float[A
         for k in range(parts):
             after[s * parts + k, (s - 1) * parts + (k if streamed else parts - 1)] = True
     devices = np.repeat(np.eye(stages, dtype=bool), parts, axis=0)
-    return events.schedule(seconds.reshape(-1), jnp.asarray(devices), jnp.asarray(after)).makespan
+    return event_simulator.schedule(seconds.reshape(-1), jnp.asarray(devices), jnp.asarray(after)).makespan
 
 
 def parts_of(lengths: Float[Array, "I P G"], parts: int) -> tuple[Float[Array, "I M"], Float[Array, "I M"]]:
@@ -158,8 +159,8 @@ def flow(
         seconds = jnp.concatenate([*seconds, jnp.full((batches, 1), rate.send, jnp.float32)], axis=1)
         nobody = jnp.zeros((1, share.shape[1]), bool)  # needs no instance: the weights travel beside the work
         devices = jnp.tile(jnp.concatenate([share, nobody])[stage], (batches, 1))
-        timeline = events.schedule(seconds.reshape(-1), devices, after)
-        idle = events.idle_share(timeline, devices)
+        timeline = event_simulator.schedule(seconds.reshape(-1), devices, after)
+        idle = event_simulator.idle_share(timeline, devices)
         return Flow(batches * groups * size / timeline.makespan, idle, count[0] / share.shape[1])
 
     found = jax.lax.map(one, jnp.asarray(shares), batch_size=32)
@@ -197,7 +198,7 @@ def make_flow(
       division: ``instances -> shares`` that ``flow`` chooses among: ``splits`` or ``colocated``.
       batches: batches, groups and responses of a group, whose lengths are drawn.
     """
-    rate = rates(shapes.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=prompt + 512)
+    rate = rates(known_models.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=prompt + 512)
     same = {"parts": parts, "prompt": prompt}
     here = partial(flow, shares=division(instances), streamed=streamed, staleness=staleness, **same)
     base = partial(flow, shares=colocated(instances), streamed=False, staleness=0, **same)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.distributed import regroup
-from jaxrl_llm.distributed.regroup import Layout
+from experiments.systems.parts import regroup
+from experiments.systems.parts.regroup import Layout
 
 Tree = Any  # arrays with a leading row axis
 
