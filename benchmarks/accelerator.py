@@ -99,7 +99,7 @@ def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: in
 
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.planning.cost import active_parameters
-    from jaxrl_llm.train.builders import make_policy_loss
+    from jaxrl_llm.train.methods.builders import make_policy_loss
     from jaxrl_llm.train.step import make_update
     from jaxrl_llm.types import Batch, TrainState
 
@@ -131,9 +131,9 @@ def run_ours(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, An
     import jax
     import jax.numpy as jnp
 
-    from jaxrl_llm.models import weights
-    from jaxrl_llm.models.attention_kernels import make_attend
     from jaxrl_llm.models.decoder import make_policy
+    from jaxrl_llm.models.io import weights
+    from jaxrl_llm.models.kernels.attention_kernels import make_attend
     from jaxrl_llm.planning import utilisation
 
     dtype = jnp.dtype(sizes.dtype)
@@ -274,9 +274,9 @@ def write_model(folder: str, shape: str, tiny: bool) -> None:
     """Random weights of a known shape."""
     import jax
 
-    from jaxrl_llm.models import weights
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.decoder import init_params
+    from jaxrl_llm.models.io import weights
     from jaxrl_llm.planning.known_models import shape_of
 
     config = shape_of(shape)

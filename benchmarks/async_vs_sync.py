@@ -42,7 +42,8 @@ def make(sleep: float):
     from experiments.parts import running_sums_task as toy
     from jaxrl_llm.advantages import group
     from jaxrl_llm.losses.policy import clipped_policy_loss
-    from jaxrl_llm.train import builders, host
+    from jaxrl_llm.train import host
+    from jaxrl_llm.train.methods import builders
     from jaxrl_llm.train.online import init_state
 
     world = running_sums.WORLD

@@ -46,15 +46,15 @@ def run_jax(folder: pathlib.Path, updates: int) -> dict:
     from jaxrl_llm.distributed import mesh as meshes
     from jaxrl_llm.distributed import rules
     from jaxrl_llm.losses.policy import clipped_policy_loss
-    from jaxrl_llm.models import weights
+    from jaxrl_llm.models.io import weights
     from jaxrl_llm.rollout.generate import generate
     from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.run import host_memory
     from jaxrl_llm.train import fused
-    from jaxrl_llm.train.builders import make_estimate, make_policy_loss
+    from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
+    from jaxrl_llm.train.methods.shared_prompt import share_prompts
     from jaxrl_llm.train.online import Online, init_state
     from jaxrl_llm.train.per_device import per_device_loss
-    from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
     host_memory.keep_freed_pages()  # as the main job and every experiment do
@@ -166,9 +166,9 @@ def write_model(folder: pathlib.Path) -> None:
     """Random weights that both sides load."""
     import jax
 
-    from jaxrl_llm.models import weights
     from jaxrl_llm.models.config import ModelConfig
     from jaxrl_llm.models.decoder import make_policy
+    from jaxrl_llm.models.io import weights
 
     config = ModelConfig(
         family="qwen3", vocab_size=VOCAB, hidden_size=64, intermediate_size=176, num_layers=2, num_heads=4,

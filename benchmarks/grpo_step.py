@@ -56,10 +56,10 @@ def run_ours(kind: str, steps: int) -> list[float]:
     from jaxrl_llm.rollout.per_device import per_device
     from jaxrl_llm.run import host_memory
     from jaxrl_llm.train import host
-    from jaxrl_llm.train.builders import make_estimate, make_policy_loss, per_response
+    from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, per_response
+    from jaxrl_llm.train.methods.shared_prompt import share_prompts
     from jaxrl_llm.train.online import Online, init_state
     from jaxrl_llm.train.per_device import per_device_loss
-    from jaxrl_llm.train.shared_prompt import share_prompts
     from jaxrl_llm.types import Problems, Rewards
 
     host_memory.keep_freed_pages()  # as the main job and every experiment do

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
-from jaxrl_llm.run import record
+from jaxrl_llm.run.records import record
 from jaxrl_llm.train import parity
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GEMMA = {"norm": "rms_plus_one", "activation": "gelu_tanh", "output_norms": True, "scale_embedding": True}

@@ -50,7 +50,7 @@ from jaxrl_llm.planning.cost import LINKS
 from jaxrl_llm.planning.parallel_layout import Sizes, leaves
 from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reshard_cost import Place
-from jaxrl_llm.run import record
+from jaxrl_llm.run.records import record
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks"
 CONFIG = ModelConfig(  # so many layers run under a scan, which compiles quickly

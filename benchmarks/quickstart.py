@@ -15,7 +15,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from jaxrl_llm.run.record import running_mean
+from jaxrl_llm.run.records.record import running_mean
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "quickstart"
 

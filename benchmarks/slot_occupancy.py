@@ -27,11 +27,11 @@ import numpy as np
 
 from experiments.agents.parts import retail
 from experiments.parts import strings
-from jaxrl_llm.envs.base import HostEnv, on_host, task_rows
 from jaxrl_llm.metrics.intervals import mean_interval
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
+from jaxrl_llm.rollout.host.driver import make_host_episodes
+from jaxrl_llm.rollout.host.env import HostEnv, on_host, task_rows
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks" / "slot_occupancy.json"

@@ -6,8 +6,8 @@ python docs/make_plans.py
 import pathlib
 
 from jaxrl_llm.planning import chips, search
-from jaxrl_llm.planning.cli import GIB, Settings, work_of
 from jaxrl_llm.planning.known_models import shape_of
+from jaxrl_llm.run.plan import GIB, Settings, work_of
 
 MODELS = (
     "Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-8B", "Qwen3-32B", "Llama-3-8B", "Llama-3-70B", "Qwen3-30B-A3B",

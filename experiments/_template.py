@@ -22,7 +22,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 # Every field is a flag of the command line. A field that no arm reads is an error: see `check_flags`.

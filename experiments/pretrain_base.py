@@ -30,9 +30,9 @@ from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tasks import chain, countdown, keydoor
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics.intervals import score_interval, wilson_interval
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.evaluate import evaluate
 from jaxrl_llm.verifiers import answers

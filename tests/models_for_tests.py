@@ -10,9 +10,9 @@ import tokenizers as hugging_face
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 GEMMA = {"norm": "rms_plus_one", "activation": "gelu_tanh", "output_norms": True, "scale_embedding": True,

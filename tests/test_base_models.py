@@ -11,7 +11,7 @@ import pytest
 from jaxrl_llm import logprobs
 from jaxrl_llm.data import corpus, problems
 from jaxrl_llm.data import tokenizer as tokenizers
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "pretrain_base"
 LIMITS = {"nano": (100_000, 300_000, 0.6), "tiny": (500_000, 2_000_000, 0.6)}  # parameters, nats a response token

@@ -8,8 +8,8 @@ import sys
 import jax
 import pytest
 
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import doctor
 from tests.models_for_tests import TEMPLATE, byte_model, small_config
 

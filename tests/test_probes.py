@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.preference.parts import surgery
 from jaxrl_llm.metrics import probes
-from jaxrl_llm.models import surgery
 
 RNG = np.random.default_rng(5)
 

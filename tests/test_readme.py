@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.models import weights
-from jaxrl_llm.planning import cli as planning
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
+from jaxrl_llm.run import plan as planning
 from jaxrl_llm.run.settings import Settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -21,9 +21,9 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import turn_limits
-from jaxrl_llm.rollout.host_multi_turn import only_on_host
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.host.driver import only_on_host
+from jaxrl_llm.rollout.turns import turn_limits
 from jaxrl_llm.train.plan import Plan, Stage
 
 CELLS, MOST_TURNS = 6, 12

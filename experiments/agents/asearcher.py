@@ -30,13 +30,13 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import independent_episodes, many_hops
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, whiten
-from jaxrl_llm.envs import catalog, tool_question
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.envs import tool_question
+from jaxrl_llm.experiment import multi_turn_plan, recipes
 from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import swapped_weights
-from jaxrl_llm.run import multi_turn_plan, parts
-from jaxrl_llm.train import builders
+from jaxrl_llm.rollout.turns import swapped_weights
+from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
 

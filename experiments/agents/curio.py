@@ -30,9 +30,9 @@ from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
-from jaxrl_llm.train import actor_critic
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import actor_critic
 from jaxrl_llm.train.plan import Plan, Stage
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)

@@ -28,9 +28,11 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.envs import catalog, tool_question
-from jaxrl_llm.rollout import answer_probability, multi_turn
-from jaxrl_llm.run import multi_turn_plan, parts
+from jaxrl_llm.envs import tool_question
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.train.plan import Plan, Stage
 
 

@@ -26,13 +26,13 @@ from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.envs import catalog
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
-from jaxrl_llm.train import builders
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import catalog
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
 

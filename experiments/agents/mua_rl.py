@@ -25,9 +25,9 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import retail
 from experiments.parts import strings
 from jaxrl_llm import experiment
-from jaxrl_llm.envs import catalog
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import catalog
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 

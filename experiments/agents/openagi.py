@@ -29,7 +29,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rollout import grammar as grammars
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Plan, Stage
 
 

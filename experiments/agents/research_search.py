@@ -28,10 +28,11 @@ from experiments.agents.parts import multi_hop
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
-from jaxrl_llm.envs.catalog import questions
+from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan, parts
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import parts
+from jaxrl_llm.run.catalog import questions
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 

@@ -26,8 +26,8 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena, progress_estimator
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.plan import Plan, Stage
 
 

@@ -28,8 +28,8 @@ from experiments.agents.parts import lookup
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.plan import Plan, Stage
 
 

@@ -29,11 +29,12 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import ledger
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
-from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.envs import tool_question
+from jaxrl_llm.experiment import multi_turn_plan, text_contexts
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import contexts, text_contexts
-from jaxrl_llm.run import multi_turn_plan, parts
-from jaxrl_llm.train import builders, sub_trajectories
+from jaxrl_llm.rollout.turns import contexts
+from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.train.methods import builders, sub_trajectories
 from jaxrl_llm.train.plan import Plan, Stage
 
 

@@ -25,9 +25,10 @@ from jaxtyping import Array
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator, imitation, self_critic, two_tools
 from jaxrl_llm import experiment
-from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.envs import tool_question
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.run import multi_turn_plan, parts
+from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.plan import Plan, Stage
 
 

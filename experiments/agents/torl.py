@@ -22,10 +22,11 @@ from jaxtyping import Array
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
 from jaxrl_llm import experiment
-from jaxrl_llm.envs import catalog, tool_question
+from jaxrl_llm.envs import tool_question
+from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import catalog
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards, Trajectories
 

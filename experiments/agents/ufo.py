@@ -27,13 +27,13 @@ from experiments.agents.parts import asked_again
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.envs import catalog, retry_question
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.envs import retry_question
+from jaxrl_llm.experiment import multi_turn_plan, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.run import multi_turn_plan
-from jaxrl_llm.train import actor_critic, builders
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run import catalog
+from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards

@@ -30,7 +30,7 @@ from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import selection
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.train.plan import Plan, Stage
 
 

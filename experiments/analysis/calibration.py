@@ -31,7 +31,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 WORLD = toy_confidence.WORLD
 correctness = toy_confidence.make_reward(lambda right, confidence: right)

@@ -24,7 +24,8 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.reduce import scalars
-from jaxrl_llm.train import builders, refill
+from jaxrl_llm.train import refill
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

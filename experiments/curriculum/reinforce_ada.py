@@ -28,7 +28,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

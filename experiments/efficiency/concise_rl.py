@@ -22,7 +22,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

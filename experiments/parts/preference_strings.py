@@ -17,7 +17,8 @@ from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.train import builders, offline
+from jaxrl_llm.train import offline
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards

@@ -23,7 +23,8 @@ from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.grammar import Grammar
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import builders, offline, seed_axis
+from jaxrl_llm.train import offline, seed_axis
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage

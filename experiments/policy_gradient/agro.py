@@ -27,7 +27,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, off_policy
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
 

@@ -29,7 +29,7 @@ from jaxrl_llm.advantages import attention, group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention_maps import attention_maps
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 def random_credit(waad, fai, mask, *, fraction, amplify) -> Array:

@@ -27,7 +27,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.train import actor_critic
+from jaxrl_llm.train.methods import actor_critic
 
 
 def right(values: Array) -> Array:

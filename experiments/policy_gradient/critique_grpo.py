@@ -28,7 +28,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

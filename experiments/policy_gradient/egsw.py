@@ -26,7 +26,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 def step_weights(entropy, advantages, batch, **numbers):

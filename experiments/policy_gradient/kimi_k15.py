@@ -32,7 +32,7 @@ from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Sampler, TokenTerms
 
 

@@ -24,7 +24,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 def _signed(rewards: Array, group_ids: Array, *, valid: Array, **weights: float) -> Array:

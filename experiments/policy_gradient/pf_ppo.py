@@ -30,7 +30,7 @@ from jaxrl_llm.advantages import returns, selection, whiten
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.models import heads
-from jaxrl_llm.train import actor_critic, builders
+from jaxrl_llm.train.methods import actor_critic, builders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.off_policy import red_drop_advantages
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

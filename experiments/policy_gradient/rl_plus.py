@@ -26,7 +26,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
 

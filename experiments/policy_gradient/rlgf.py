@@ -23,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.rollout import roll_in_out
-from jaxrl_llm.train import actor_critic
+from jaxrl_llm.train.methods import actor_critic
 from jaxrl_llm.train.plan import Plan
 
 

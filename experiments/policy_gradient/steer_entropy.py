@@ -28,7 +28,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses import token_choice
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages.prefix_tree import branch_differences, tempo_advantages
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

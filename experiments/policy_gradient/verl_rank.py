@@ -24,7 +24,7 @@ from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, ranking
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
 WORLD = confidence.WORLD

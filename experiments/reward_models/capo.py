@@ -24,7 +24,7 @@ from experiments.reward_models.parts import step_labels
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.verifiers import steps as reader
 
 

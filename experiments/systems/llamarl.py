@@ -29,7 +29,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.off_policy import aipo_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
 

@@ -27,7 +27,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import trajectory_balance_loss
 from jaxrl_llm.losses.policy import reinforce_loss
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.replay import REPLAY, empty_replay, make_replay
 from jaxrl_llm.types import TokenTerms
 

@@ -56,7 +56,7 @@ def anchor_advantages(
     of equal returns, gives exactly 0.
 
     Args:
-      returns: what each turn led to, for example ``rollout.multi_turn.returns_to_go``.
+      returns: what each turn led to, for example ``rollout.turns.multi_turn.returns_to_go``.
       identity: equal for states that are the same situation.
       normalise: ``(rewards, ids, valid=)``; ``group.dr_grpo_advantages`` does not divide by the deviation.
 

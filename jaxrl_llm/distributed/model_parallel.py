@@ -96,7 +96,7 @@ def make_attend(
     divide are left to the compiler.
 
     Args:
-      inner: what runs on one device: ``models.attention.attend``, or a kernel of ``models.attention_kernels``.
+      inner: what runs on one device: ``models.attention.attend``, or a kernel of ``models.kernels.attention_kernels``.
       otherwise: what the compiler can divide, for shapes that do not divide: ``models.attention.attend``, which is
         needed where ``inner`` is a kernel. None: ``inner``.
     """

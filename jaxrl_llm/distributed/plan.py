@@ -6,4 +6,4 @@ A plan is made of models and of the training step, which lie above this package:
 import runpy
 
 if __name__ == "__main__":
-    runpy.run_module("jaxrl_llm.planning.cli", run_name="__main__")
+    runpy.run_module("jaxrl_llm.run.plan", run_name="__main__")

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import asked_again
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
-from jaxrl_llm.rollout.multi_turn import marks_of, turns_of
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.answers import final_part
 from jaxrl_llm.verifiers.verdict import Verifier

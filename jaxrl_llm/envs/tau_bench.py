@@ -15,10 +15,10 @@ from jaxrl_llm.data.agent_formats import DeskTask
 from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.envs.tau_bench_tools import RETAIL, Tables, changed, fresh, toolbox
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import DataError
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 from jaxrl_llm.tools import calls
 from jaxrl_llm.tools import schema as schemas
 from jaxrl_llm.tools.endpoints import Chat, Unanswered

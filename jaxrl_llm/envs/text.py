@@ -1,4 +1,4 @@
-"""Worlds of other packages for ``rollout.host_multi_turn``: Gymnasium environments and reasoning-gym families as text."""
+"""Worlds of other packages for ``rollout.host.driver``: Gymnasium environments and reasoning-gym families as text."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,8 +8,8 @@ import numpy as np
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs.base import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
 from jaxrl_llm.errors import UserError, extra_module
+from jaxrl_llm.rollout.host.env import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
 from jaxrl_llm.types import Problems
 from jaxrl_llm.verifiers import gym
 from jaxrl_llm.verifiers.verdict import Verifier

@@ -1,4 +1,4 @@
-"""Games of other packages as worlds for ``rollout.host_multi_turn``: TextWorld, ALFWorld, TextArena and AppWorld.
+"""Games of other packages as worlds for ``rollout.host.driver``: TextWorld, ALFWorld, TextArena and AppWorld.
 
 Each is imported where it is used, and asked for by name where it is not there:
 
@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.envs.text import Given, as_begun
 from jaxrl_llm.errors import UserError, extra_module
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 
 # --- TextWorld and ALFWorld
 

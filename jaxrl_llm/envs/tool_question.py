@@ -16,10 +16,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm import reduce
 from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.multi_turn import episode_rewards, marks_of, turns_of
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
 from jaxrl_llm.tools import schema
 from jaxrl_llm.tools.calls import Answer, Toolbox, Turn, take_turn
 from jaxrl_llm.types import Problems, Rewards, Trajectories

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.data.webshop import Goal, Product
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 from jaxrl_llm.tools.boxes import bm25
 
 HITS, SHOWN = 50, 10  # of a search, of a page

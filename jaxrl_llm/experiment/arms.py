@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.plan import Plan

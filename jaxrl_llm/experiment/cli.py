@@ -18,7 +18,8 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, claims, loop, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import flags, host_memory, record
+from jaxrl_llm.run import flags, host_memory
+from jaxrl_llm.run.records import record
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan

@@ -12,7 +12,8 @@ import numpy as np
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, plots, recipes, results, systems
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.run import flags, record
+from jaxrl_llm.run import flags
+from jaxrl_llm.run.records import record
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 

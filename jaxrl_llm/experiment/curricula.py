@@ -24,7 +24,8 @@ from jaxrl_llm.losses.sft import sft_loss
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
-from jaxrl_llm.train import builders, offline
+from jaxrl_llm.train import offline
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage

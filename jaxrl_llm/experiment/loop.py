@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.experiment.results import ArmResult, plain
-from jaxrl_llm.run.progress import progress
+from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.train import fused, host, offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online

@@ -1,7 +1,7 @@
 """Agents' experiments at real scale: a model from its files, and the world of a benchmark over its local files.
 
 An experiment whose settings extend ``Settings`` takes ``--data``, for example ``webshop:FOLDER``, with ``--model DIR``;
-the same method then trains in the host loop (``rollout.host_multi_turn``) in place of the embedded arena. What ``--data``
+the same method then trains in the host loop (``rollout.host.driver``) in place of the embedded arena. What ``--data``
 may be, and what lies there, is said by ``host_places``.
 """
 
@@ -17,15 +17,14 @@ from jaxtyping import Array
 from experiments.agents.parts import arena
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import catalog
 from jaxrl_llm.envs.text import Given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rollout import text_contexts
-from jaxrl_llm.rollout.contexts import Context
-from jaxrl_llm.rollout.host_multi_turn import HostEpisodes, make_host_episodes, only_on_host
+from jaxrl_llm.experiment import recipes, text_contexts
+from jaxrl_llm.rollout.host.driver import HostEpisodes, make_host_episodes, only_on_host
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.multi_turn import episode_rewards
+from jaxrl_llm.rollout.turns.contexts import Context
+from jaxrl_llm.rollout.turns.multi_turn import episode_rewards
+from jaxrl_llm.run import catalog
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import load_model
 from jaxrl_llm.train.online import Online

@@ -18,7 +18,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
 from jaxrl_llm.train import seed_axis
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
@@ -136,7 +136,7 @@ def with_heads(found: Bench, plan: Plan, **outputs: int) -> Plan:
     """The plan of an arm whose parameters are ``{"model": ..., name: head of so many outputs, ...}``.
 
     Heads start at zero weights where they have one output (a value) and small normal ones else. Rollouts and
-    measurement see the plain model; see ``train.actor_critic``.
+    measurement see the plain model; see ``train.methods.actor_critic``.
     """
     width, measure = found.model.config.hidden_size, plan.measure
 

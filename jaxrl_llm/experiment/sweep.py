@@ -11,7 +11,8 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, results
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.metrics.intervals import Interval
-from jaxrl_llm.run import flags, record
+from jaxrl_llm.run import flags
+from jaxrl_llm.run.records import record
 
 FIRST_SEED = 1000  # no seed of a record is used, and no evaluation problem is looked at
 

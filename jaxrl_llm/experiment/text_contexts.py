@@ -12,8 +12,8 @@ from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import contexts
-from jaxrl_llm.rollout.contexts import Context
+from jaxrl_llm.rollout.turns import contexts
+from jaxrl_llm.rollout.turns.contexts import Context
 from jaxrl_llm.types import Trajectories
 
 ASK = (

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.models import safetensors_io, tensor_names
+from jaxrl_llm.models.io import safetensors_io, tensor_names
 from jaxrl_llm.models.layers import LORA_A, LORA_B
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params, Policy

@@ -20,7 +20,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.sample import draw
-from jaxrl_llm.train.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Batch, Policy, TrainState
 

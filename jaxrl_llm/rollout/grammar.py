@@ -148,7 +148,7 @@ def states(grammar: Grammar, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
 
 
 def make_score(grammar: Grammar, *, chunk: int = 128) -> Callable[..., tuple[Array, Array]]:
-    """The ``score`` of ``train.builders`` builders under a grammar: ``(logp, entropy)`` over what is allowed.
+    """The ``score`` of ``train.methods.builders`` builders under a grammar: ``(logp, entropy)`` over what is allowed.
 
     Args:
       chunk: time steps whose logits exist at once, as of ``logprobs.chunked``.

@@ -39,7 +39,7 @@ def generate_strict(
 
     Args:
       score: the trainer's, ``(policy, params, rows, *, temperature) -> (logp, entropy)``:
-        ``train.builders.score_tokens`` or ``train.shared_prompt.share_prompts``.
+        ``train.methods.builders.score_tokens`` or ``train.methods.shared_prompt.share_prompts``.
       settings: the others of ``generate``.
     """
     rows = generate(

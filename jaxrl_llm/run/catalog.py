@@ -21,11 +21,11 @@ from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics import intervals
-from jaxrl_llm.rollout import answer_probability
-from jaxrl_llm.rollout.multi_turn import episode_rewards, marks_of, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
 from jaxrl_llm.run import parts
 from jaxrl_llm.tools import boxes, endpoints
 from jaxrl_llm.tools.calls import Toolbox
+from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 

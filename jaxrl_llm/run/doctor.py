@@ -23,8 +23,8 @@ from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import config as model_config
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
 
 TEXTS = ("The quick brown fox jumps over the lazy dog.", "  a b\n\tc", "1+2=3; x^2 >= 0", "äöü 你好 🙂")

@@ -26,17 +26,18 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import host_memory, lora_state, parts, record, report, transcripts, view
+from jaxrl_llm.run import host_memory, lora_state, parts
 from jaxrl_llm.run.evaluate import Evaluation, evaluate
-from jaxrl_llm.run.progress import progress
+from jaxrl_llm.run.records import record, report, transcripts, view
+from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, by_device, check, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint, host
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
+from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.plan import most_parts
-from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 

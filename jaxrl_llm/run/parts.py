@@ -27,11 +27,12 @@ from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import quantised, weights
+from jaxrl_llm.models import quantised
 from jaxrl_llm.models.attention import attend
-from jaxrl_llm.models.attention_kernels import make_attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.models.kernels.attention_kernels import make_attend
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -113,7 +114,7 @@ def load_model(
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
       int8_cache, compute_dtype, remat: as in ``models.decoder.make_policy``.
-      attention: as in ``models.attention_kernels.make_attend``.
+      attention: as in ``models.kernels.attention_kernels.make_attend``.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.

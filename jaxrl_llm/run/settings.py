@@ -11,7 +11,8 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
-from jaxrl_llm.run import flags, parts, record
+from jaxrl_llm.run import flags, parts
+from jaxrl_llm.run.records import record
 
 
 @dataclasses.dataclass(frozen=True)

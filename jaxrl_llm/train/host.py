@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.distributed.rollout_weights import Move
-from jaxrl_llm.rollout.host_multi_turn import HostEpisodes
+from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
 from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories

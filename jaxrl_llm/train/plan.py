@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host_multi_turn import HostEpisodes
+from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online

@@ -15,7 +15,7 @@ from experiments.parts import strings
 from jaxrl_llm.asynchronous import roles
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import go_on
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
 

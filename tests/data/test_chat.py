@@ -71,7 +71,7 @@ def test_no_bos_where_the_tokenizer_has_none(tmp_path):
 
 def test_special_texts_of_a_sentencepiece_model_are_single_ids():
     """The bundled model spells characters: its end token must not be spelled."""
-    from jaxrl_llm.models import weights
+    from jaxrl_llm.models.io import weights
 
     tokenizer = tokenizer_module.load(weights.bundled("nano"))._replace(
         chat_template="{% for m in messages %}{{ bos_token + m['content'] + eos_token }}{% endfor %}"
@@ -133,7 +133,7 @@ def test_templates_run_in_a_sandbox():
 
 
 def test_tokenizer_without_template():
-    from jaxrl_llm.models import weights
+    from jaxrl_llm.models.io import weights
 
     with pytest.raises(UserError, match="no chat template"):
         chat.encode_chat(tokenizer_module.load(weights.bundled("nano")), TALK)

@@ -6,7 +6,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxrl_llm.data import tokenizer as tokenizer_module
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 
 
 def _write_bytes_tokenizer(folder, config):

@@ -9,7 +9,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.offload import fetched, parked, parked_state
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
 from tests.models_for_tests import small_model

@@ -10,8 +10,7 @@ from experiments.agents import gigpo, stratified_grpo
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.envs import webshop
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli
-from jaxrl_llm.run import multi_turn_plan
+from jaxrl_llm.experiment import cli, multi_turn_plan
 from tests.models_for_tests import byte_model, byte_tokenizer
 from tests.shop_for_tests import first_products, forty_mugs
 

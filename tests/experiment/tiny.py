@@ -19,7 +19,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import make_estimate
+from jaxrl_llm.train.methods.builders import make_estimate
 from jaxrl_llm.train.offline import Offline
 from tests.traps import tables
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 from tests.experiments.test_smoke import FILES, _ids, _name
 from tests.models_for_tests import byte_model
 

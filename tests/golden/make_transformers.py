@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from jaxrl_llm.models import config as model_config
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 
 PATH = pathlib.Path(__file__).with_name("transformers.json")
 BASE = {

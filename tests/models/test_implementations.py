@@ -8,8 +8,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import model_parallel, rules
-from jaxrl_llm.models import attention, attention_kernels, attention_pallas
+from jaxrl_llm.models import attention
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_kernels, attention_pallas
 from jaxrl_llm.planning import chips, compiled
 from tests.models_for_tests import small_config, small_model
 

@@ -7,8 +7,8 @@ import pytest
 
 from experiments.policy_gradient.parts import latent_code_training as learning
 from experiments.policy_gradient.parts import latent_codes as latent
-from jaxrl_llm.train import builders
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Trajectories
 from tests.models_for_tests import dense_rows, small_model
 

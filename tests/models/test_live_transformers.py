@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from jaxrl_llm.models import weights  # noqa: E402
+from jaxrl_llm.models.io import weights  # noqa: E402
 from jaxrl_llm.rollout.generate import generate  # noqa: E402
 from tests.models_for_tests import ALL_FAMILIES, small_config  # noqa: E402
 

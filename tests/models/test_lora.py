@@ -10,7 +10,8 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_llm import logprobs
-from jaxrl_llm.models import lora, weights
+from jaxrl_llm.models import lora
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
 

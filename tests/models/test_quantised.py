@@ -10,7 +10,7 @@ from jaxrl_llm.models import quantised
 from jaxrl_llm.models.quantised import opened, quantise, stored_bytes
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests.models_for_tests import dense_rows, small_model
 
 qwix = pytest.importorskip("qwix")

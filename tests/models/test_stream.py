@@ -13,8 +13,8 @@ import pytest
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
 from tests.models_for_tests import ALL_FAMILIES, small_config, small_model
 
 

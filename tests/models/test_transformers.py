@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_llm.models import config as model_config
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.rollout.generate import generate
 from tests.golden import make_transformers as golden
 

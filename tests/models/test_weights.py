@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jaxrl_llm.models import weights
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.io import weights
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
 
 

@@ -13,7 +13,7 @@ from experiments.agents.parts import independent_episodes, many_hops, multi_hop
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.rollout import multi_turn, swapped_weights
+from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
 from jaxrl_llm.types import Policy, Trajectories
 
 MASK = jnp.ones((1, 4), bool)

@@ -15,7 +15,8 @@ from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import chips, known_models
-from jaxrl_llm.train import builders, host
+from jaxrl_llm.train import host
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state
 
 WORLD = running_sums.WORLD

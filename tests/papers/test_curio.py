@@ -8,7 +8,7 @@ import pytest
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import dialogue
 from jaxrl_llm.advantages import beliefs
-from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.turns import multi_turn
 
 ONE, FIRST = jnp.ones((1, 1), bool), jnp.array([0], jnp.int32)
 EVEN, HALF = jnp.full((1, 1, 4), 0.25), jnp.array([[[0.5, 0.5, 0.0, 0.0]]])

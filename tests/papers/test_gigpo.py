@@ -8,7 +8,7 @@ import pytest
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena
 from jaxrl_llm.advantages import group, turns
-from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.turns import multi_turn
 
 PAIR, ALL = jnp.zeros(2, jnp.int32), jnp.ones((2, 2), bool)
 RETURNS, SEEN = jnp.array([[9.5, 10.0], [0.0, 0.0]]), jnp.array([[0, 1], [0, 2]], jnp.int32)

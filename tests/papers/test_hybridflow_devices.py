@@ -22,7 +22,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state, iterate
 from jaxrl_llm.train.step import make_update
 from tests.models_for_tests import dense_rows, small_model

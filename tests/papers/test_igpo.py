@@ -9,8 +9,8 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 
 ALL = jnp.ones((1, 3), bool)
 

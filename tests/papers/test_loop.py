@@ -16,8 +16,8 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.train import builders
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
 RNG = np.random.default_rng(0)

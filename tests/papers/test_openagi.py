@@ -13,7 +13,7 @@ from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
 END = expert_plans.END

@@ -12,7 +12,7 @@ from experiments.agents.parts import multi_hop
 from jaxrl_llm.envs import bm25
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers import overlap
 

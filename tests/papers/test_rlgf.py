@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import rlgf
+from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rollout import roll_in_out
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
 

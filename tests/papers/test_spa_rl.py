@@ -10,8 +10,8 @@ from experiments.agents.parts import keydoor, keydoor_arena, progress_estimator
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.returns import gae_advantages
 from jaxrl_llm.losses.reward import return_sum_loss
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline
 
 ALL = jnp.ones((1, 3), bool)

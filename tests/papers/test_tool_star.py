@@ -10,7 +10,7 @@ import pytest
 from experiments.agents.parts import arena, calculator, imitation, self_critic, two_tools
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Rewards
 
 ARENA = two_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)

@@ -9,9 +9,9 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import builders
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
 ARENA = calculator.make_arena(calls=1)

@@ -11,7 +11,7 @@ import pytest
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import asked_again
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout import multi_turn
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Trajectories
 
 

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.run import report
+from jaxrl_llm.run.records import report
 from jaxrl_llm.types import Rewards, Trajectories
 from tests.models_for_tests import small_config, small_model
 

@@ -15,10 +15,11 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning import chips, cli, compiled, cost, estimate, phases, reshard_cost, search
+from jaxrl_llm.planning import chips, compiled, cost, estimate, phases, reshard_cost, search
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held
 from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.run import plan as cli
 from tests.models_for_tests import small_config
 
 PARAMETERS = {

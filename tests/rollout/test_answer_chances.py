@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.rollout import answer_probability
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods import answer_probability
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Trajectories
 from tests.models_for_tests import byte_tokenizer, small_model
 

@@ -15,10 +15,10 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data.problems import encode_problems, make_split
 from jaxrl_llm.data.tasks import keydoor as corridor
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, score_tokens
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
 from tests.models_for_tests import nano

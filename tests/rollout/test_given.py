@@ -11,7 +11,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests.models_for_tests import chain_table, nano
 
 NEW = 12

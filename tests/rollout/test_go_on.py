@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.rollout.generate import generate, go_on
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests.models_for_tests import small_model
 
 EOS = (3, 7, 11)

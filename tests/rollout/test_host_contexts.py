@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from experiments.agents.parts import summaries
-from jaxrl_llm.envs import base
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.rollout import contexts
-from jaxrl_llm.rollout.contexts import Context
-from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
-from jaxrl_llm.rollout.host_turns import ruled
-from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.rollout.host import env
+from jaxrl_llm.rollout.host.driver import make_host_episodes
+from jaxrl_llm.rollout.host.turns import ruled
+from jaxrl_llm.rollout.turns import contexts
+from jaxrl_llm.rollout.turns.contexts import Context
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from tests.models_for_tests import small_config
 from tests.rollout.test_host_episodes import IDS, PROMPTS, SIZES, TASKS, VALID, WORLD, _equal, _keys, table_policy
 
@@ -44,8 +44,8 @@ def table():
 def on_host(policy, context, **changes):
     room = contexts.new_tokens(context, WORLD, prompt_tokens=PROMPTS.shape[1], turns=TURNS)
     slots = {"slots": 2, "decode_tokens": 2, "read_tokens": (1, 2), "rows_at_once": 2, "max_new_tokens": room}
-    tasks = base.task_rows(TASKS)
-    return make_host_episodes(policy, base.on_host(WORLD), tasks, context=context, **LONG | slots | changes)
+    tasks = env.task_rows(TASKS)
+    return make_host_episodes(policy, env.on_host(WORLD), tasks, context=context, **LONG | slots | changes)
 
 
 def compiled(policy, params, context):

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.envs import base
-from jaxrl_llm.envs.base import Heard, HostEnv, Said, SpokenWorld
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
+from jaxrl_llm.rollout.host import env as base
+from jaxrl_llm.rollout.host.driver import make_host_episodes
+from jaxrl_llm.rollout.host.env import Heard, HostEnv, Said, SpokenWorld
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 from tests.models_for_tests import small_config
 from tests.traps import tables
 from tests.waits import soon

@@ -10,11 +10,11 @@ import pytest
 
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.envs import text as host_texts
-from jaxrl_llm.envs.base import single_turn
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.host_multi_turn import make_host_episodes
+from jaxrl_llm.rollout.host.driver import make_host_episodes
+from jaxrl_llm.rollout.host.env import single_turn
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests.models_for_tests import byte_model, small_config
 from tests.traps.tables import table_policy

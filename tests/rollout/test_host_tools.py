@@ -10,8 +10,8 @@ import pytest
 from jaxrl_llm.data import databases
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.envs import retry_question, tool_question
-from jaxrl_llm.envs.base import Said
 from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.rollout.host.env import Said
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import joined, of_functions

@@ -12,9 +12,9 @@ from experiments.agents.parts.user_simulator import User
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.errors import DataError, UserError
-from jaxrl_llm.rollout import answer_probability
-from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.tools import endpoints
+from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards
 from tests.models_for_tests import byte_tokenizer, small_model
 from tests.rollout.test_answer_chances import _rows

@@ -13,7 +13,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests.models_for_tests import small_config

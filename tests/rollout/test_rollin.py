@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rollout import roll_in_out
 from jaxrl_llm.rollout.keys import sample_keys
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=16, eval_problems=8, max_new_tokens=12, group_size=2)

@@ -9,8 +9,8 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.strict import generate_strict
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, score_tokens
-from jaxrl_llm.train.shared_prompt import share_prompts
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Rewards
 from tests.models_for_tests import ALL_FAMILIES, small_model

@@ -14,10 +14,10 @@ import pytest
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.run import transcripts, view
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.run.records import transcripts, view
+from jaxrl_llm.train.methods.builders import score_tokens
 
 HOSTILE = "</script><script>document.title='taken'</script><b>&amp;"
 

@@ -11,7 +11,8 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import actor_critic, builders, fused
+from jaxrl_llm.train import fused
+from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
 

@@ -7,7 +7,8 @@ import optax
 import pytest
 import safetensors.numpy
 
-from jaxrl_llm.models import lora, weights
+from jaxrl_llm.models import lora
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.run.grpo import cli
 from jaxrl_llm.train import checkpoint

@@ -22,8 +22,8 @@ import pytest
 import safetensors.numpy
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import weights
-from jaxrl_llm.run import record
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.run.records import record
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.types import TrainState
 from tests.models_for_tests import small_model

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, reference_kl
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, reference_kl
 from jaxrl_llm.train.online import Online, iterate
 from tests.traps.tables import (
     advantages,

@@ -9,13 +9,13 @@ import pytest
 from jaxrl_llm.advantages import group
 from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.curriculum.epochs import make_epochs
-from jaxrl_llm.envs import base
-from jaxrl_llm.envs.base import Said, SpokenWorld
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.host_multi_turn import make_host_episodes, only_on_host
+from jaxrl_llm.rollout.host import env
+from jaxrl_llm.rollout.host.driver import make_host_episodes, only_on_host
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import host
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
 from tests.traps.tables import same, table_policy
@@ -33,7 +33,7 @@ def _bandit():
         return Said((turn + 1, luck), "b", float(text == "a"), turn == 1)
 
     world = SpokenWorld(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
-    return base.spoken(
+    return env.spoken(
         world, lambda text: [LETTERS.index(c) for c in text], lambda ids: "".join(LETTERS[i] for i in ids),
         action_tokens=1, observation_tokens=1,
     )  # fmt: skip

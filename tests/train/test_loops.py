@@ -13,7 +13,7 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.train import fused, host
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Rewards
 from jaxrl_llm.verifiers.tokens import character_classes, make_value_verifier

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.builders import make_policy_loss, mismatch_weights
+from jaxrl_llm.train.methods.builders import make_policy_loss, mismatch_weights
 from jaxrl_llm.train.online import begin, iterate
 from tests.traps.tables import fresh_params, online, same, start, table_policy
 

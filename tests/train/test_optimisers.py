@@ -11,7 +11,7 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.spec import matrix_shapes
 from jaxrl_llm.train import checkpoint
-from jaxrl_llm.train.builders import make_policy_loss
+from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.optimisers import muon, rounded, stochastic_rounding
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import TrainState

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import host, parity
-from jaxrl_llm.train.builders import make_policy_loss
+from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import TrainState

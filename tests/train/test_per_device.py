@@ -9,9 +9,9 @@ import pytest
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.per_device import per_device_loss
-from jaxrl_llm.train.shared_prompt import share_prompts
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Batch
 from tests.models_for_tests import small_model

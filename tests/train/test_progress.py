@@ -3,7 +3,7 @@
 import io
 import sys
 
-from jaxrl_llm.run.progress import progress
+from jaxrl_llm.run.records.progress import progress
 
 FIGURES = {"reward": 0.25, "tokens/s": 58171.0}
 

@@ -6,8 +6,8 @@ import pytest
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import make_policy_loss, score_tokens
-from jaxrl_llm.train.shared_prompt import share_prompts
+from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
+from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.types import Batch
 from tests.models_for_tests import ALL_FAMILIES, small_model
 

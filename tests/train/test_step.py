@@ -9,7 +9,7 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_sum
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_policy_loss, sampler_anchor
+from jaxrl_llm.train.methods.builders import make_policy_loss, sampler_anchor
 from jaxrl_llm.train.step import accumulate, make_update, trained_first
 from jaxrl_llm.types import Batch, TrainState
 from tests.models_for_tests import dense_rows, small_model

@@ -15,7 +15,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import generate
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Batch, Policy, Problems, Rewards, TokenTerms, Trajectories
 

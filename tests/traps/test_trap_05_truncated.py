@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.train.builders import make_estimate
+from jaxrl_llm.train.methods.builders import make_estimate
 from jaxrl_llm.train.online import rollout_metrics
 from jaxrl_llm.types import Rewards
 from tests.traps.tables import params, problems, rollout, table_policy

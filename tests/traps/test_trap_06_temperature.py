@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, sampler_anchor, score_tokens
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, sampler_anchor, score_tokens
 from jaxrl_llm.types import Rewards
 from tests.traps.tables import advantages, params, problems, rollout, table_policy
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.sample import draw, support
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests.traps.tables import params, problems, table_policy
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.train.builders import make_policy_loss
+from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.step import accumulate
 from tests.models_for_tests import small_config, small_model
 from tests.traps.tables import online, random_batch, same, start

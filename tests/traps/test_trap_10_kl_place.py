@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_policy_loss
+from jaxrl_llm.train.methods.builders import make_policy_loss
 from tests.traps.tables import params, random_batch, table_policy
 
 

@@ -7,7 +7,7 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_policy_loss, sampler_anchor
+from jaxrl_llm.train.methods.builders import make_policy_loss, sampler_anchor
 from jaxrl_llm.train.step import accumulate
 from tests.traps.tables import params, random_batch, table_policy
 

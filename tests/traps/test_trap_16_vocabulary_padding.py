@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from tests.models_for_tests import small_config
 
 

@@ -8,8 +8,8 @@ import pytest
 from jaxrl_llm.data import chat
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.train.builders import make_estimate, score_tokens
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.types import Rewards
 from tests.models_for_tests import nano
 from tests.traps.tables import advantages, params, problems, rollout, score, table_policy

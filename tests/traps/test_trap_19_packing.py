@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import reduce
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Batch
 from tests.models_for_tests import small_model
 from tests.traps.tables import random_batch

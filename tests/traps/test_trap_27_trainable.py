@@ -11,7 +11,7 @@ from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.train.builders import make_policy_loss
+from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import TrainState
 from tests.models_for_tests import small_config

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.builders import make_policy_loss, sampler_anchor
+from jaxrl_llm.train.methods.builders import make_policy_loss, sampler_anchor
 from jaxrl_llm.train.step import make_update
 from tests.traps.tables import online, random_batch, start, table_policy
 

@@ -9,7 +9,7 @@ import optax
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import fused
-from jaxrl_llm.train.builders import make_estimate, make_policy_loss, score_tokens, stored_anchor
+from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, score_tokens, stored_anchor
 from jaxrl_llm.train.online import begin
 from jaxrl_llm.train.step import make_update
 from tests.traps.tables import advantages, fresh_params, online, params, same, score, start, table_policy

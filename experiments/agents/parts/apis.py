@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float, Int
 from experiments.agents.parts import arena as arenas
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
 RECORDS, VALUES, VARIANTS, TURNS = 3, 4, 3, 7  # TURNS: a shortest plan has 3 to 6

@@ -23,10 +23,11 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import multi_turn, swapped_weights
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import actor_critic, builders, offline, seed_axis
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
+from jaxrl_llm.train import offline, seed_axis
+from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
@@ -94,7 +95,7 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
     """Slots of ``Online``: weights are swapped while episodes run, from those of ``lag`` updates ago to the newest.
 
     They change after equal numbers of columns, so that a long episode comes from several versions. The rows say of each
-    token how old its weights are, see ``rollout.swapped_weights``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
+    token how old its weights are, see ``rollout.turns.swapped_weights``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
     """
     slots, policy = recipes.lagged_actor(lag), arena.policy
     version_of = partial(
@@ -119,7 +120,7 @@ def make_online(
 ) -> Online:
     """The ``Online`` of an arena: uniform draws of training tasks, episodes, the world's rewards.
 
-    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host_multi_turn.only_on_host``.
+    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host.driver.only_on_host``.
     """
     parts = {
         "policy": arena.policy, "problems": arena.train, "sampler": make_uniform(),
@@ -147,7 +148,7 @@ def make_grpo(
 
     Args:
       settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
-      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.builders``.
+      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.methods.builders``.
       kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
@@ -203,7 +204,7 @@ def make_ppo(
     Args:
       settings: ``learning_rate`` and ``prompts_per_step``.
       group_size: episodes of a task; a critic needs no more than one.
-      token_rewards, token_loss, reduction: as in ``train.actor_critic``; no rewards: the outcome at the last token.
+      token_rewards, token_loss, reduction: as in ``train.methods.actor_critic``; no rewards: the outcome at the last token.
     """
     parts = {
         "estimate": actor_critic.make_value_estimate(arena.policy, token_rewards=token_rewards, reduction=reduction),

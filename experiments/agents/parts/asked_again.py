@@ -20,7 +20,7 @@ from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.multi_turn import Answered, Env, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 ALPHABET = "_abcdefgh=x"  # the first is padding

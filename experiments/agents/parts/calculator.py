@@ -18,7 +18,7 @@ from experiments.agents.parts import lookup
 from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout.multi_turn import Answered, Env, observations, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 ALPHABET = "_0123456789+-*ABCDEFGHIJ!="  # the first is padding

@@ -20,8 +20,8 @@ from jaxtyping import Array, Bool, Float, Int
 from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 TRAITS, TYPES = 3, 8

@@ -11,9 +11,9 @@ from experiments.agents.parts import arena as arenas
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.sft import sft_loss
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts.keydoor_grid import MOVES, parse
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 
 _CELLS = ".AHKD"
 

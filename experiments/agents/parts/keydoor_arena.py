@@ -14,7 +14,7 @@ from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.rollout.multi_turn import Turns, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import Turns, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 ALPHABET = "_kd .AHKDlrupo/;=>"  # the first is padding

@@ -18,9 +18,9 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import summaries
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.rollout import contexts, multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns import contexts, multi_turn
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.types import Key, Params, Problems, Trajectories
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int
 
 from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
-from jaxrl_llm.rollout.multi_turn import Answered, Env, Turns
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns
 from jaxrl_llm.types import Key, Problems
 
 ENTITIES = 6

@@ -19,7 +19,7 @@ from experiments.agents.parts.multi_hop import ACTION, ALPHABET, ANSWER, DOT, EN
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
 HOPS, MANY, TURNS = 5, 4, 8  # at most; from here on it is many; actions of an episode

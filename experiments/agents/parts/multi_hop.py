@@ -20,7 +20,7 @@ from experiments.agents.parts.arena import Arena, make_heldout
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.envs.bm25 import best_documents, bm25_scores
-from jaxrl_llm.rollout.multi_turn import Answered, Env, Turns, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns, turns_of
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.overlap import token_bag_f1
 

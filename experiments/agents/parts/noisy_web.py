@@ -21,7 +21,7 @@ from experiments.agents.parts.arena import Arena
 from experiments.agents.parts.multi_hop import ANSWER, DOT, ENTITIES, ENTITY, EQUALS, FAMILY, HOPS, RELATION, RELATIONS
 from experiments.parts import strings
 from jaxrl_llm.envs.bm25 import bm25_scores
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems
 from jaxrl_llm.verifiers.overlap import token_set_f1
 

@@ -17,8 +17,8 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rollout import multi_turn
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Trajectories

@@ -24,8 +24,8 @@ from experiments.agents.parts import arena as arenas
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.metrics import intervals
-from jaxrl_llm.rollout import multi_turn
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Params, Problems
 
 ORDERS, SIZES, TURNS = 3, 4, 7  # TURNS: a shortest plan has 2 to 6

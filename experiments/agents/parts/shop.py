@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts.arena import Arena, skilled
 from experiments.parts import strings
-from jaxrl_llm.rollout.multi_turn import Answered, Env
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems
 
 PRODUCTS, VALUES, HITS, TURNS = 8, 4, 3, 8  # TURNS: a plan has 4, and 2 more for each of at most two look-alikes

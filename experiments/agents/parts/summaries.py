@@ -1,7 +1,7 @@
 """Episodes longer than what the policy sees at once: it writes a summary, and goes on from the prompt and the summary.
 
-The rows and their parts are those of ``rollout.contexts``; tokens and log-probabilities are appended as in
-``rollout.multi_turn``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
+The rows and their parts are those of ``rollout.turns.contexts``; tokens and log-probabilities are appended as in
+``rollout.turns.multi_turn``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
 memory does not grow with the episode.
 """
 
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.rollout.contexts import Context, check, new_tokens, widest
 from jaxrl_llm.rollout.generate import _prefill
-from jaxrl_llm.rollout.multi_turn import Env, _act, _append, _loop, _record, _Row, _start
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
+from jaxrl_llm.rollout.turns.contexts import Context, check, new_tokens, widest
+from jaxrl_llm.rollout.turns.multi_turn import Env, _act, _append, _loop, _record, _Row, _start
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 

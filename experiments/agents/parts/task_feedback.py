@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Batch, Key, Params, Policy, Rewards, TrainState, Trajectories
 
 

@@ -19,13 +19,13 @@ from jaxrl_llm.data.agent_formats import field
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout import answer_probability
-from jaxrl_llm.rollout.multi_turn import turns_of
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.tools.endpoints import Chat, Unanswered
+from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 
 MOST_TYPES = 64

@@ -23,17 +23,17 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages.turns import improvement_rewards
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import catalog
-from jaxrl_llm.envs.base import Said, SpokenWorld, text_identity
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.envs.text_games import code_of
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.multi_turn import marks_of, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
+from jaxrl_llm.run import catalog
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier

@@ -25,7 +25,7 @@ from jaxrl_llm.losses.sft import sft_loss
 from jaxrl_llm.models import merging
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.parts import Model
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 

@@ -6,9 +6,9 @@ from jaxtyping import Array
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.preference.parts import surgery
 from jaxrl_llm import reduce
 from jaxrl_llm.metrics import probes
-from jaxrl_llm.models import surgery
 from jaxrl_llm.types import Key, Metrics, Params
 
 

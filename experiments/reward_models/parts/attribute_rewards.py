@@ -26,7 +26,7 @@ from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss, label_regression_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import combine
-from jaxrl_llm.train import actor_critic, builders
+from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories

@@ -21,7 +21,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.train import builders
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 

@@ -25,7 +25,8 @@ from jaxrl_llm.rewards import judgements
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train import builders, seed_axis
+from jaxrl_llm.train import seed_axis
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories

@@ -16,7 +16,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
-from jaxrl_llm.train import actor_critic
+from jaxrl_llm.train.methods import actor_critic
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage

@@ -16,9 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.models import config as model_config
-from jaxrl_llm.models import safetensors_io as files
-from jaxrl_llm.models import tensor_names
 from jaxrl_llm.models.decoder import Remat, make_policy
+from jaxrl_llm.models.io import safetensors_io as files
+from jaxrl_llm.models.io import tensor_names
 from jaxrl_llm.models.spec import ModelConfig, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 

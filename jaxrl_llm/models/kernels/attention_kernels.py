@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.models import attention, attention_pallas
+from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn
+from jaxrl_llm.models.kernels import attention_pallas
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
 OF_PLATFORM = {"tpu": "pallas", "gpu": "cudnn"}

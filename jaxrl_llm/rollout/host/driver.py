@@ -1,9 +1,9 @@
 """Episodes of several turns in Python worlds: slots that decode together, refilled as soon as an episode is over.
 
-A fixed number of slots has caches on the device (``rollout.host_slots``). Whoever's turn it is to act is decoded, some
+A fixed number of slots has caches on the device (``rollout.host.slots``). Whoever's turn it is to act is decoded, some
 tokens at a time without coming back to the host; whoever waits for the world does not take part, and holds nobody up:
-worlds answer in threads (``rollout.world_threads``). An episode that is over leaves its slot to the next one of the batch. What
-comes back are the ``Trajectories`` of ``rollout.multi_turn``: token ids are only appended, and keys are folded by the
+worlds answer in threads (``rollout.host.threads``). An episode that is over leaves its slot to the next one of the batch. What
+comes back are the ``Trajectories`` of ``rollout.turns.multi_turn``: token ids are only appended, and keys are folded by the
 column of the episode, so that neither the slot nor the time at which a world answers changes what is sampled.
 Where an episode outgrows its context the policy writes a summary, and its slot begins again with the prompt and that.
 """
@@ -18,13 +18,13 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.envs.base import HostEnv
-from jaxrl_llm.rollout.contexts import Context, check, widest
-from jaxrl_llm.rollout.host_recorder import Record, trajectories_of, written_of
-from jaxrl_llm.rollout.host_slots import Device, Layout, make_programs
-from jaxrl_llm.rollout.host_turns import UNBEGUN, Episode, Rules, close_world, most_tokens, ruled, take_turn
+from jaxrl_llm.rollout.host.env import HostEnv
+from jaxrl_llm.rollout.host.recorder import Record, trajectories_of, written_of
+from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
+from jaxrl_llm.rollout.host.threads import Done, Hands
+from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, close_world, most_tokens, ruled, take_turn
 from jaxrl_llm.rollout.sample import check_sampling
-from jaxrl_llm.rollout.world_threads import Done, Hands
+from jaxrl_llm.rollout.turns.contexts import Context, check, widest
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 _POLL_S = 0.05  # how often deadlines are looked at while nothing else happens
@@ -56,7 +56,7 @@ def only_on_host(*_: Any) -> Trajectories:
 
 @jax.jit
 def _seeds(keys: Key) -> Array:
-    """Of the worlds, as in ``rollout.multi_turn``."""
+    """Of the worlds, as in ``rollout.turns.multi_turn``."""
     return jax.vmap(lambda k: jax.random.key_data(jax.random.fold_in(jax.random.fold_in(k, 0x3A7D), 0)))(keys)
 
 
@@ -92,7 +92,7 @@ def make_host_episodes(
     """As ``episodes.make_episodes``, for a world in Python; ``train.host`` trains on it.
 
     An exception of the world, an invalid answer, or a deadline that passes makes the episode invalid, with a reason;
-    the others go on. ``extras`` hold the ``Turns`` of ``rollout.multi_turn``. A world that waits costs nothing; one that
+    the others go on. ``extras`` hold the ``Turns`` of ``rollout.turns.multi_turn``. A world that waits costs nothing; one that
     computes much in Python holds up the host, and belongs into a process of its own. With a limited ``context`` these
     are the episodes of ``summaries.make_episodes``, in caches no longer than the longest sub-trajectory.
 

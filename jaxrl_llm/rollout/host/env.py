@@ -1,6 +1,6 @@
-"""Worlds in Python, in the shape of ``rollout.multi_turn.Env``: of token ids, or of text with a tokenizer around it.
+"""Worlds in Python, in the shape of ``rollout.turns.multi_turn.Env``: of token ids, or of text with a tokenizer around it.
 
-``rollout.host_multi_turn`` plays them. A world is asked from a thread, one call at a time for each episode, several
+``rollout.host.driver`` plays them. A world is asked from a thread, one call at a time for each episode, several
 episodes at once: what episodes share must bear that. States may be new values or one object that changes.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jaxrl_llm.rollout.multi_turn import Env
+from jaxrl_llm.rollout.turns.multi_turn import Env
 from jaxrl_llm.verifiers.verdict import Verifier
 
 State = Any

@@ -1,4 +1,4 @@
-"""What ``rollout.host_multi_turn`` writes while episodes go on, and the ``Trajectories`` that come of it."""
+"""What ``rollout.host.driver`` writes while episodes go on, and the ``Trajectories`` that come of it."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm.rollout.host_slots import Layout
+from jaxrl_llm.rollout.host.slots import Layout
 from jaxrl_llm.types import Trajectories
 
 

@@ -2,7 +2,7 @@
 
 Rows of a batch stand at the same column of their cache; slots do not. So a slot's cache is that of a batch of one, the
 slots are a leading axis over it, and what a ``Policy`` does to a batch is mapped over them: any policy will do. Columns
-are those of ``rollout.multi_turn``: the left-padded prompt, then the tokens of the episode, one after the other.
+are those of ``rollout.turns.multi_turn``: the left-padded prompt, then the tokens of the episode, one after the other.
 """
 
 from collections.abc import Callable

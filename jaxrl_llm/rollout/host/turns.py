@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.envs.base import Heard, HostEnv
-from jaxrl_llm.rollout.contexts import Context
+from jaxrl_llm.rollout.host.env import Heard, HostEnv
+from jaxrl_llm.rollout.turns.contexts import Context
 
 UNBEGUN = object()  # the state before the world has begun
 

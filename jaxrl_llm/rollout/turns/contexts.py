@@ -3,7 +3,7 @@
 An episode that outgrows its context becomes several sub-trajectories: the first ends with a summary, the next begins
 with the prompt and that summary, the last ends with the answer. They lie behind one another in one row as packed
 segments, with positions of their own, so that none sees another. ``experiments.agents.parts.summaries`` plays such episodes in compiled
-worlds, ``rollout.host_multi_turn`` in Python ones.
+worlds, ``rollout.host.driver`` in Python ones.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def beginning(tokens: int) -> Callable[[Array, Array], tuple[Array, Array]]:
 def widest(context: Context, env: Any, *, prompt_tokens: int, turns: int) -> int:
     """Tokens of the longest sub-trajectory there can be in ``env``, an ``Env`` or a ``HostEnv``.
 
-    >>> from jaxrl_llm.rollout.multi_turn import Env
+    >>> from jaxrl_llm.rollout.turns.multi_turn import Env
     >>> env = Env(None, None, None, action_tokens=1, observation_tokens=2)
     >>> widest(Context(10, 2, 2, (7,)), env, prompt_tokens=1, turns=14)
     16

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxrl_llm.rollout.host_multi_turn import HostEpisodes, Played
+from jaxrl_llm.rollout.host.driver import HostEpisodes, Played
 from jaxrl_llm.types import Key, TrainState, Trajectories
 
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rollout_weights
-from jaxrl_llm.models import weights
-from jaxrl_llm.run import parts, record
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.run import parts
 from jaxrl_llm.run.evaluate import Evaluation
+from jaxrl_llm.run.records import record
 from jaxrl_llm.types import Params
 
 

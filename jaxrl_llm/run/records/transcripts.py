@@ -1,4 +1,4 @@
-"""Rollouts as lines to read: text of every token, who wrote it, what it was worth; for ``run.view``."""
+"""Rollouts as lines to read: text of every token, who wrote it, what it was worth; for ``run.records.view``."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm.distributed import hosts
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Params, Policy, Rewards, Trajectories
 
 BROKEN = "\ufffd"  # half a character; the tokens that complete it follow

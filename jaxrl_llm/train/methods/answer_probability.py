@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.rollout.multi_turn import turns_of
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online, answers_of
 from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs
-from jaxrl_llm.train.builders import score_tokens
+from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Params, Policy
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rollout import contexts
-from jaxrl_llm.train import builders
+from jaxrl_llm.rollout.turns import contexts
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 
 
@@ -34,7 +34,7 @@ def make_split_estimate(
     keep: Callable[[Trajectories, Rewards], Array] = every_rollout,
     **settings: Any,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
-    """``estimates.make_estimate`` with the sub-trajectories of ``rollout.contexts`` as the rows of the batch.
+    """``estimates.make_estimate`` with the sub-trajectories of ``rollout.turns.contexts`` as the rows of the batch.
 
     A rollout in one piece is the same as without: the other rows are padding, and in no sum.
 
