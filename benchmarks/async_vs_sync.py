@@ -71,9 +71,8 @@ def compare(arguments: argparse.Namespace) -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: arguments.cores])
     import jax
 
-    from experiments.parts import running_sums as toy_steps
+    from experiments.parts import running_sums, strings
     from experiments.parts import running_sums_task as toy
-    from experiments.parts import strings as toys
     from jaxrl_llm.asynchronous import threads
     from jaxrl_llm.metrics.intervals import mean_interval, paired_difference
     from jaxrl_llm.train import host

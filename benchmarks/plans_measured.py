@@ -2,7 +2,7 @@
 
     python benchmarks/plans_measured.py
 
-The six calls of ``experiments.systems.parts.ppo_calls`` (four models of one small shape, scalar heads left out as in the cost model) run
+The six calls of ``ppo_calls`` (four models of one small shape, scalar heads left out as in the cost model) run
 for real, with weights moved wherever a plan says so, on eight CPU devices in one process: plans by rule and the plans
 that the search of ``experiments/systems/realhf.py`` chooses with much memory and with little. The cost model has the
 rates of this machine in the place of the chip table's: a square product, a pass over memory, an all-gather.

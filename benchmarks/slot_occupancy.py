@@ -2,7 +2,7 @@
 
     python benchmarks/slot_occupancy.py
 
-The shop of ``experiments.agents.parts.retail`` in Python: every answer takes 50 ms, and a customer leaves after a number of turns
+The shop of ``retail`` in Python: every answer takes 50 ms, and a customer leaves after a number of turns
 that is geometric, 5 on average. Both arms play the same 512 episodes (32 prompts x 16) with the same decoder, 16 at a
 time, with the same code; only
 

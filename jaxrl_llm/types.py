@@ -70,7 +70,9 @@ class Trajectories(NamedTuple):
     truncated: Bool[Array, " B"]  # ran out of tokens before an end
     group_ids: Int[Array, " B"]
     problem_ids: Int[Array, " B"]  # row of the Problems table
-    extras: dict[str, Array] = {}  # leaves with leading axis B; episodes keep their turns here, see rollout.turns.multi_turn
+    extras: dict[
+        str, Array
+    ] = {}  # leaves with leading axis B; episodes keep their turns here, see rollout.turns.multi_turn
 
 
 class Batch(NamedTuple):

@@ -24,6 +24,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.host.driver import only_on_host
 from jaxrl_llm.rollout.turns import turn_limits
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 CELLS, MOST_TURNS = 6, 12
@@ -63,11 +64,14 @@ def build(settings: Settings) -> Plan:
         if settings.max_turns < max(settings.turns):
             raise UserError(f"--max-turns {settings.max_turns} is below --turns {max(settings.turns)}; raise it")
         slots = turn_limits.scheduled(only_on_host, turns_at)
-        return multi_turn_plan.make_plan(settings, lambda place, rollout: arenas.make_grpo(place, settings, **slots),
-                                     through=turn_limits.on_host)  # fmt: skip
+        return multi_turn_plan.make_plan(
+            settings,
+            lambda tasks, rollout: episode_methods.make_grpo(tasks, settings, **slots),
+            through=turn_limits.on_host,
+        )
     arena = keydoor_arena.make_arena(cells=CELLS, turns=MOST_TURNS)
     rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
-    online = arenas.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
+    online = episode_methods.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
     more = keydoor_arena.by_length(arena, cells=CELLS, most=5)
     measure = arenas.make_measure(arena, samples=8, more=more)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)

@@ -36,7 +36,7 @@ from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import swapped_weights
 from jaxrl_llm.run import catalog, parts
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import TokenTerms
 
 
@@ -95,7 +95,7 @@ def build(settings: Settings) -> experiment.Plan:
         slots |= {"tx": optax.adam(settings.learning_rate), "prompts_per_step": settings.prompts_per_step}
         loss = builders.make_batch_loss(place.policy, terms, diagnostics=swapped_weights.shown)
         estimate = builders.make_estimate(place.policy, advantages, keep=keep, row_extras=swapped_weights.noted(eta))
-        return arenas.make_online(place, estimate=estimate, loss=loss, group_size=size, **slots)
+        return episode_methods.make_online(place, estimate=estimate, loss=loss, group_size=size, **slots)
 
     if settings.data:
         score = tool_question.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))

@@ -32,7 +32,7 @@ from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
-from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.train.methods import actor_critic, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
@@ -87,7 +87,7 @@ def build(settings: Settings) -> Plan:
             return multi_turn.at_ends(found.reward + settings.weight * curious, found)
 
         estimate = actor_critic.make_value_estimate(place.policy, token_rewards=paid, gamma=settings.gamma)
-        return arenas.make_ppo(place, settings, estimate=estimate, **slots)
+        return episode_methods.make_ppo(place, settings, estimate=estimate, **slots)
 
     if settings.data:
         if settings.believe is not dialogue.trusting:
@@ -100,7 +100,7 @@ def build(settings: Settings) -> Plan:
             return method(place, believed, **slots)
 
         more = {"opened": user_simulator.users, "more": user_simulator.figures, "extras": strings.keep_reference}
-        return multi_turn_plan.make_plan(settings, own, start=arenas.with_value, part="model", **more)
+        return multi_turn_plan.make_plan(settings, own, start=episode_methods.with_value, part="model", **more)
     arena = dialogue.make_arena()
     online = method(arena, lambda extras, rows, answers: settings.believe(rows))
     start = arenas.make_valued_base(arena, steps=settings.base_steps)

@@ -33,6 +33,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
@@ -76,7 +77,7 @@ def build(settings: Settings) -> Plan:
     """One online stage on the web of the arm; every arm is measured on the noisy one."""
     rewards = {"wrong_reward": settings.wrong_reward, "malformed_reward": settings.malformed_reward}
     reward = partial(shaping.graded_rewards, **rewards)
-    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
         day = partial(tool_question.noisy, beginnings=settings.read is noisy_web.first_segment)
         luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]

@@ -27,6 +27,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 
@@ -73,7 +74,7 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/en
 def by_groups(settings: Settings) -> Callable[..., Online]:
     """Episodes with an advantage for every turn."""
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
-    advantages = partial(arenas.by_situation, gamma=settings.gamma, anchor=settings.anchor, **weights)
+    advantages = partial(episode_methods.by_situation, gamma=settings.gamma, anchor=settings.anchor, **weights)
 
     def shared(extras, rows, rewards):
         found = multi_turn.turns_of(rows)
@@ -81,7 +82,7 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
         return {"shared": multi_turn.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
     return partial(
-        arenas.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
+        episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
         diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
     )  # fmt: skip
 
@@ -89,10 +90,10 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
 def build(settings: Settings) -> Plan:
     """One online stage."""
     critic = settings.normalise is None
-    ppo = partial(arenas.make_ppo, settings=settings, group_size=settings.group_size)
+    ppo = partial(episode_methods.make_ppo, settings=settings, group_size=settings.group_size)
     method = ppo if critic else by_groups(settings)
     if settings.data:
-        valued = {"start": arenas.with_value, "part": "model"} if critic else {}
+        valued = {"start": episode_methods.with_value, "part": "model"} if critic else {}
         return multi_turn_plan.make_plan(settings, method, **valued)
     arena = keydoor_arena.make_arena()
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)

@@ -32,7 +32,7 @@ from jaxrl_llm.envs import tool_question
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
-from jaxrl_llm.train.methods import answer_probability
+from jaxrl_llm.train.methods import answer_probability, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -50,7 +50,7 @@ def by_episode(settings, rows, rewards) -> Array:
 
 
 def by_situation(settings, rows, rewards) -> Array:
-    return arenas.by_situation(rows, rewards, gamma=settings.gamma)
+    return episode_methods.by_situation(rows, rewards, gamma=settings.gamma)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def build(settings: Settings) -> Plan:
         return {"turn/signal": (jnp.abs(batch.advantages) > 0).astype(jnp.float32)}
 
     credit = {"advantages": partial(settings.credit, settings), "diagnostics": signal}
-    method = partial(arenas.make_grpo, settings=settings, **credit)
+    method = partial(episode_methods.make_grpo, settings=settings, **credit)
     if settings.data:
         noted, opened = lambda *x, **y: answer_probability.with_chances(method(*x, **y)), catalog.questions
         return multi_turn_plan.make_plan(

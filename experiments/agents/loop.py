@@ -32,7 +32,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
 
@@ -89,15 +89,15 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
 def build(settings: Settings) -> Plan:
     """Several updates on the same episodes; or imitation."""
     critic = settings.advantages is None
-    part, first = ("model", arenas.with_value) if critic else ("", multi_turn_plan.as_loaded)
+    part, first = ("model", episode_methods.with_value) if critic else ("", multi_turn_plan.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
     several = {"updates_per_rollout": settings.updates_per_rollout, "max_grad_norm": settings.max_grad_norm}
 
     def method(place, **slots):
         slots |= several | {"group_size": settings.group_size}
         if critic:
-            return arenas.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
-        return arenas.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
+            return episode_methods.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
+        return episode_methods.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
 
     if settings.data and settings.rejection:
         raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")

@@ -28,6 +28,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
@@ -77,7 +78,7 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
-    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
         slots = {"trained": partial(settings.trained, settings.max_new_tokens),
                  "score": partial(catalog.served, bonus=settings.bonus)}  # fmt: skip

@@ -33,6 +33,7 @@ from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.catalog import questions
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
@@ -75,7 +76,7 @@ CURVES = ("eval/f1", "eval/f1_3", "eval/searches", "eval/formed", "reward/mean",
 def build(settings: Settings) -> Plan:
     """One online stage on questions of two hops; the base has seen all kinds, played badly."""
     reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
-    method = partial(arenas.make_grpo, settings=settings, kl_weight=settings.kl_weight)
+    method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
         slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[settings.retrieve], "more": tool_question.figures}

@@ -28,6 +28,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -95,7 +96,7 @@ def build(settings: Settings) -> Plan:
             grounded = turns.moved(found.identity, counted)
             return multi_turn.at_ends(turns.spa_rewards(progress, grounded, counted, **weights), found)
 
-        return arenas.make_ppo(place, settings, token_rewards=paid, **slots)
+        return episode_methods.make_ppo(place, settings, token_rewards=paid, **slots)
 
     def stages(stage, hosted):
         rows = settings.prompts_per_step

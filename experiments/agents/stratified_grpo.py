@@ -30,6 +30,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -87,7 +88,7 @@ def build(settings: Settings) -> Plan:
         return {"calls": group.per_token(count, rows.mask)}
 
     method = partial(
-        arenas.make_grpo, settings=settings, advantages=advantages, row_extras=called,
+        episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=called,
         diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
     )  # fmt: skip
     if settings.data:

@@ -34,7 +34,7 @@ from jaxrl_llm.experiment import multi_turn_plan, text_contexts
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.run import catalog, parts
-from jaxrl_llm.train.methods import builders, sub_trajectories
+from jaxrl_llm.train.methods import builders, episode_methods, sub_trajectories
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -92,7 +92,7 @@ def build(settings: Settings) -> Plan:
             place.policy, settings.advantages, keep=settings.keep, most=settings.summaries + 1, width=width
         )
         loss = builders.make_policy_loss(place.policy, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.28))
-        return arenas.make_grpo(place, settings, estimate=estimate, loss=loss, **slots)
+        return episode_methods.make_grpo(place, settings, estimate=estimate, loss=loss, **slots)
 
     if settings.data:
         sight = text_contexts.sight(limit, times, settings.summary_tokens, **how)

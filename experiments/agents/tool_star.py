@@ -29,6 +29,7 @@ from jaxrl_llm.envs import tool_question
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -90,7 +91,7 @@ def build(settings: Settings) -> Plan:
             raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
                             "give --arm accuracy tool_star no_bonus no_critic")  # fmt: skip
         method = partial(
-            arenas.make_grpo, settings=settings, score=tool_question.make_multi_score(bonus=settings.bonus)
+            episode_methods.make_grpo, settings=settings, score=tool_question.make_multi_score(bonus=settings.bonus)
         )
 
         def stages(half, hosted):
@@ -106,7 +107,9 @@ def build(settings: Settings) -> Plan:
         updates = 2 * settings.steps + settings.critic_steps
         sft = imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate)
         return Plan(start, (sft,), measure)
-    half = Stage(arenas.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus)), settings.steps)
+    half = Stage(
+        episode_methods.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus)), settings.steps
+    )
     return Plan(start, (half, settings.between(settings, arena, half), half), measure)
 
 

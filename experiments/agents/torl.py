@@ -27,6 +27,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards, Trajectories
 
@@ -80,7 +81,7 @@ def build(settings: Settings) -> Plan:
     def trained(rows):
         return rows._replace(mask=settings.trained(rows))
 
-    method = partial(arenas.make_grpo, settings=settings, trained=trained, score=score)
+    method = partial(episode_methods.make_grpo, settings=settings, trained=trained, score=score)
     if settings.data:
         opened = partial(catalog.questions, calls=settings.calls)
         return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures)

@@ -33,7 +33,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
-from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.train.methods import actor_critic, builders, episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Rewards
@@ -42,13 +42,13 @@ from jaxrl_llm.types import Rewards
 def ppo(arena: arenas.Arena, **slots) -> Online:
     estimate = actor_critic.make_value_estimate(arena.policy, gamma=1.0, lam=1.0)
     loss = actor_critic.make_actor_critic_loss(arena.policy)
-    return arenas.make_online(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
+    return episode_methods.make_online(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
 
 
 def grpo(arena: arenas.Arena, **slots) -> Online:
     estimate = builders.make_estimate(arena.policy, builders.per_response(group_normalized_advantages))
     loss = builders.make_policy_loss(arena.policy, clipped_policy_loss)
-    return strings.of_part(arenas.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
+    return strings.of_part(episode_methods.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +96,7 @@ def build(settings: Settings) -> Plan:
     method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
     if settings.data:
         more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns}
-        return multi_turn_plan.make_plan(settings, method, start=arenas.with_value, part="model", **more)
+        return multi_turn_plan.make_plan(settings, method, start=episode_methods.with_value, part="model", **more)
     arena = asked_again.make_arena()
     online = method(arenas.shortened(arena, settings.turns))
     measure = arenas.make_measure(arena, samples=16, part="model", more=asked_again.figures)

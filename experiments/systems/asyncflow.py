@@ -58,7 +58,8 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {"steps": 120, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "instances": 4}
 ARMS = {
-    "colocated": {"division": streaming_simulator.colocated, "streamed": False, "eta": 0}, "apart": {"streamed": False, "eta": 0},
+    "colocated": {"division": streaming_simulator.colocated, "streamed": False, "eta": 0},
+    "apart": {"streamed": False, "eta": 0},
     "streamed": {"eta": 0}, "async": {}, "async_2": {"eta": 2}, "async_4": {"eta": 4},
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
@@ -75,8 +76,9 @@ def build(settings: Settings) -> experiment.Plan:
     """GRPO from a stale policy, and the simulated stages of the arm."""
     late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
-    flow = streaming_simulator.make_flow(settings.simulated, settings.chip, *sizes, settings.division, settings.streamed,
-                             settings.eta)  # fmt: skip
+    flow = streaming_simulator.make_flow(
+        settings.simulated, settings.chip, *sizes, settings.division, settings.streamed, settings.eta
+    )
 
     def method(make, policy):
         values = builders.per_response(group.group_normalized_advantages)

@@ -9,7 +9,7 @@ Equations: aipo: -sg(min(pi / mu, cap)) A log pi with mu what the sampler record
            aipo_2, aipo_10, aipo_inf: other caps); reinforce: weight 1; ppo: clipped ratio to mu, 0.8 to 1.2; sync: aipo
            with weights renewed at every update. aipo_lag_n, reinforce_lag_n: every sample is n updates old; at lag 0
            they are one, sync.
-Left out:  devices apart; weight transfer (distributed/reshard.py) and the throughput law (experiments/systems/parts/overlap_law.py) are
+Left out:  devices apart; weight transfer (distributed/reshard.py) and the throughput law (parts/overlap_law.py) are
            tested there. Here the sampler's weights are renewed every 8 updates inside one program. Lags of ppo and of
            the other caps: with them it would take more than twice as long, and the claim is of aipo and reinforce.
 Expect:    eval/accuracy: aipo > reinforce, and |aipo - sync| < 0.03; policy/weight_spread: aipo < aipo_inf.

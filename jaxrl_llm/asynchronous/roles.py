@@ -1,7 +1,7 @@
 """The work of every role of an asynchronous run, as functions of the role's own state; no queue, no network.
 
 A process builds its ``Program`` itself, on the devices that it sees; between processes go NumPy arrays, and weights in
-pieces (``distributed.weight_transfer``). Whoever calls these functions decides where they run: ``actors.threads`` in one
+pieces (``weight_transfer``). Whoever calls these functions decides where they run: ``threads`` in one
 process, ``asynchronous.ray_workers`` in many.
 """
 

@@ -1,10 +1,13 @@
 """Questions of ``--data`` asked again after every wrong answer, with one fixed feedback (unary feedback)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from experiments.agents.parts import asked_again
+from jaxrl_llm import reduce
+from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
 from jaxrl_llm.types import Problems, Rewards, Trajectories
@@ -12,6 +15,7 @@ from jaxrl_llm.verifiers.answers import final_part
 from jaxrl_llm.verifiers.verdict import Verifier
 
 AGAIN = "Your answer is wrong. Try again."
+MOST_TURNS = 5  # how far success is followed
 RIGHT = 0.5  # a verdict above it
 
 
@@ -42,6 +46,22 @@ def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"
     return marks_of(rows), turns_of(rows).taken
 
 
+def figures_of(
+    rows: Trajectories, rewards: Rewards, answers: Callable[[Trajectories], tuple[Array, Array]], *, turns: int
+) -> dict[str, Array]:
+    """``eval/success@k``: right within k = 1 to ``turns`` turns; turns used, all of failures; share of new answers."""
+    found = turns_of(rows)
+    used = jnp.sum(found.taken.astype(jnp.int32), axis=1)
+    found_by = {
+        f"eval/success@{k}": reduce.scalars((found.done & (used <= k)).astype(jnp.float32), rewards.valid)
+        for k in range(1, turns + 1)
+    }
+    return found_by | {
+        "eval/answers": reduce.scalars(used.astype(jnp.float32), rewards.valid),
+        "eval/distinct": reduce.scalars(shaping.distinct_share(*answers(rows)), rewards.valid),
+    }
+
+
 def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
-    """``toy_retry.figures`` of measured episodes."""
-    return asked_again.figures(rows, rewards, answers_of)
+    """``figures_of`` measured episodes of questions in text."""
+    return figures_of(rows, rewards, answers_of, turns=MOST_TURNS)

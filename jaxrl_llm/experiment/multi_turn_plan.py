@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.agents.parts import arena
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given
@@ -27,6 +26,7 @@ from jaxrl_llm.rollout.turns.multi_turn import episode_rewards
 from jaxrl_llm.run import catalog
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import load_model
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
@@ -65,9 +65,9 @@ class Hosted(NamedTuple):
     world: HostEpisodes  # groups of episodes of the tasks that train
 
     @property
-    def place(self) -> arena.Place:
+    def place(self) -> episode_methods.Setup:
         """What methods take in the place of an arena."""
-        return arena.Place(self.model.policy, self.train.problems)
+        return episode_methods.Setup(self.model.policy, self.train.problems)
 
     def rollout(self, params: Params, tokens: Array, valid: Array, keys: Key, problem_ids: Array) -> Trajectories:
         """The world as the rollout of a stage that makes a table of episodes when it begins."""
@@ -178,7 +178,7 @@ def make_plan(
         keys = sample_keys(key, 0, ids, settings.eval_samples)
         given = params[part] if part else params, held.problems.tokens, held.problems.valid, keys, ids
         played = [world.play(*given).trajectories for world in tested]
-        found = arena.figures(played[0], enough=ENOUGH)
+        found = episode_methods.figures(played[0], enough=ENOUGH)
         if sight is not None:
             found |= text_contexts.figures(played[0], played[-1], enough=ENOUGH)
         return found if more is None else found | more(played[0], episode_rewards({}, played[0]), held.problems)

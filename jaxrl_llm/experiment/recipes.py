@@ -18,6 +18,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
 from jaxrl_llm.train import seed_axis
+from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
@@ -154,11 +155,6 @@ def with_heads(found: Bench, plan: Plan, **outputs: int) -> Plan:
 @lru_cache(maxsize=8)
 def _of_model(measure: Callable) -> Callable[[Params, Key], dict[str, Array]]:
     return lambda params, key: measure(params["model"], key)
-
-
-def model_of(state: Any) -> Params:
-    """The ``actor`` of ``Online`` for parameters with heads."""
-    return state.params["model"]
 
 
 def stale_actor(every: int) -> dict[str, Callable]:

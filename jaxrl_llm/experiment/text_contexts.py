@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.agents.parts import arena
 from jaxrl_llm import reduce
 from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.tokenizer import Tokenizer
@@ -14,6 +13,7 @@ from jaxrl_llm.envs.text import Given
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.rollout.turns.contexts import Context
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.types import Trajectories
 
 ASK = (
@@ -82,7 +82,7 @@ def checked(seen: Contexts, found: Sequence[Given], turns: int) -> int:
 
 def figures(rows: Trajectories, more: Trajectories, *, enough: float) -> dict[str, Array]:
     """Of measured episodes in the context of training and in that of more summaries; names as in ``toy_ledger``."""
-    here, there = (arena.figures(found, enough=enough)["eval/success"] for found in (rows, more))
+    here, there = (episode_methods.figures(found, enough=enough)["eval/success"] for found in (rows, more))
     return {
         "eval/more": there,
         "eval/gained": there - here,

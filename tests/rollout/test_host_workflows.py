@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.agents.parts import arena, workflow_programs
+from experiments.agents.parts import workflow_programs
 from experiments.agents.parts.workflow_programs import SEED, Task
 from jaxrl_llm.advantages.selection import exponential_weights
 from jaxrl_llm.data.problem import Problem
@@ -13,7 +13,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests.models_for_tests import small_config
@@ -165,7 +165,7 @@ def test_the_regression_is_the_mean_over_turns_of_weighted_token_means():
         positions=jnp.where(used, jnp.arange(6, dtype=jnp.int32), 0), sampler_logp=jnp.zeros(turn.shape),
         extras=rows.extras | {"turns/turn": jnp.asarray(turn, jnp.int32)},
     )  # fmt: skip
-    place = arena.Place(policy, None)
+    place = episode_methods.Setup(policy, None)
     logp = np.asarray(builders.score_tokens(policy, params, rows)[0], np.float64)
     wanted, turns = 0.0, 0
     for b, k, reward in ((0, 0, 1.0), (0, 1, 0.5), (1, 0, 0.0)):

@@ -7,7 +7,7 @@ function ``behave(state, key) -> action [A]`` of one state of the world.
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,22 +15,16 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.advantages.turns import gigpo_advantages, moved
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.losses import kl
-from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
 from jaxrl_llm.train import offline, seed_axis
-from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.online import Online
-from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
 # compared by identity: an arena is made once, and caches of what is built on it find it by itself
@@ -51,6 +45,11 @@ class Arena:
         """Columns after the prompt that always suffice."""
         return self.turns * (self.env.action_tokens + self.env.observation_tokens)
 
+    def slots(self, group_size: int) -> dict[str, Any]:
+        """What ``train.methods.episode_methods.make_online`` takes from an embedded env: its compiled rollout."""
+        rollout = make_rollout(self, self.train, group_size=group_size)
+        return {"rollout": rollout, "whole_batch": "its world is embedded and small"}
+
 
 def skilled(
     expert: Callable[[Any], Array], anything: Callable[[Key], Array], skill: float
@@ -62,13 +61,6 @@ def skilled(
         return jnp.where(jax.random.uniform(wise) < skill, expert(state), anything(other)).astype(jnp.int32)
 
     return behave
-
-
-class Place(NamedTuple):
-    """What is left of an arena where the world is in Python: a policy and the tasks that it trains on."""
-
-    policy: Policy
-    train: Problems
 
 
 def shortened(arena: Arena, turns: int) -> Arena:
@@ -95,7 +87,7 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
     """Slots of ``Online``: weights are swapped while episodes run, from those of ``lag`` updates ago to the newest.
 
     They change after equal numbers of columns, so that a long episode comes from several versions. The rows say of each
-    token how old its weights are, see ``rollout.turns.swapped_weights``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
+    token how old its weights are, see ``swapped_weights``; the stage's ``extras`` are ``recipes.lagged_extras(lag)``.
     """
     slots, policy = recipes.lagged_actor(lag), arena.policy
     version_of = partial(
@@ -106,115 +98,6 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
         policy = swapped_weights.swapping_policy(policy, version_of)
     play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
     return slots | {"rollout": lambda *given: swapped_weights.with_staleness(play(*given), version_of, lag)}
-
-
-def make_online(
-    arena: Arena | Place,
-    *,
-    estimate: Callable,
-    loss: Callable,
-    tx,
-    prompts_per_step: int,
-    group_size: int,
-    **slots: Any,
-) -> Online:
-    """The ``Online`` of an arena: uniform draws of training tasks, episodes, the world's rewards.
-
-    A ``Place`` brings its ``rollout`` among the slots: ``rollout.host.driver.only_on_host``.
-    """
-    parts = {
-        "policy": arena.policy, "problems": arena.train, "sampler": make_uniform(),
-        "prompts_per_step": prompts_per_step, "group_size": group_size, "score": multi_turn.episode_rewards,
-    }  # fmt: skip
-    if "rollout" not in slots:  # a world in Python is no program
-        parts["rollout"] = make_rollout(arena, arena.train, group_size=group_size)
-    if isinstance(arena, Arena):
-        parts["whole_batch"] = "its world is embedded and small"
-    return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
-
-
-def make_grpo(
-    arena: Arena | Place,
-    settings: Any,
-    *,
-    advantages: Callable[..., Array] = builders.per_response(group_normalized_advantages),
-    kl_weight: float | None = None,
-    trained: Callable[[Trajectories], Trajectories] = lambda rows: rows,
-    row_extras: Callable[..., dict[str, Array]] | None = None,
-    diagnostics: Callable[..., dict[str, Array]] | None = None,
-    **slots: Any,
-) -> Online:
-    """GRPO on whole episodes: advantages normalised in the group, clipped ratios, Adam; ``slots`` replace any part.
-
-    Args:
-      settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
-      advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``train.methods.builders``.
-      kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
-      trained: the rows as the loss shall see them, for example with another mask.
-    """
-    policy, against = arena.policy, {} if kl_weight is None else {"reference": lambda extras: extras["reference"]}
-    whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against)
-
-    def divergence(logp, entropy, batch):
-        return kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask)
-
-    extra_terms = None if kl_weight is None else divergence
-    parts = {
-        "estimate": lambda params, extras, rows, rewards: whole(params, extras, trained(rows), rewards),
-        "loss": builders.make_policy_loss(
-            policy, clipped_policy_loss, extra_terms=extra_terms, diagnostics=diagnostics
-        ),
-        "tx": optax.adam(settings.learning_rate),
-        "prompts_per_step": settings.prompts_per_step,
-        "group_size": settings.group_size,
-    }
-    return make_online(arena, **parts | slots)
-
-
-def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: Any = None, **weights: Any) -> Array:
-    """GiGPO's advantages of tokens: each turn among those of its group that began in the same situation.
-
-    Args:
-      gamma: of the returns of turns.
-      anchor: ``(turns) -> [B, K]``: what makes two situations the same; by default the identity that the world gives.
-      weights: of ``advantages.turns.gigpo_advantages``.
-    """
-    found = multi_turn.turns_of(rows)
-    counted = found.taken & rewards.valid[:, None]
-    returns = multi_turn.returns_to_go(found, gamma=gamma)
-    same = found.identity if anchor is None else anchor(found)
-    values = gigpo_advantages(rewards.value, returns, same, rows.group_ids, counted, **weights)
-    return multi_turn.over_turns(values, found, rows.mask)
-
-
-def make_ppo(
-    arena: Arena | Place,
-    settings: Any,
-    *,
-    group_size: int = 1,
-    token_rewards: Callable[..., Array] | None = None,
-    token_loss: Callable[..., TokenTerms] = clipped_policy_loss,
-    reduction: str = "token_mean",
-    **slots: Any,
-) -> Online:
-    """PPO on whole episodes: GAE over a value head, clipped ratios and values, Adam; ``slots`` replace any part.
-
-    The parameters are those of ``make_valued_base``.
-
-    Args:
-      settings: ``learning_rate`` and ``prompts_per_step``.
-      group_size: episodes of a task; a critic needs no more than one.
-      token_rewards, token_loss, reduction: as in ``train.methods.actor_critic``; no rewards: the outcome at the last token.
-    """
-    parts = {
-        "estimate": actor_critic.make_value_estimate(arena.policy, token_rewards=token_rewards, reduction=reduction),
-        "loss": actor_critic.make_actor_critic_loss(arena.policy, token_loss=token_loss, reduction=reduction),
-        "tx": optax.adam(settings.learning_rate),
-        "prompts_per_step": settings.prompts_per_step,
-        "group_size": group_size,
-        "actor": recipes.model_of,
-    }
-    return make_online(arena, **parts | slots)
 
 
 def make_heldout(arena: Arena, *, samples: int, part: str = "") -> Callable[[Params, Key], Trajectories]:
@@ -309,17 +192,11 @@ def make_base(
     return init
 
 
-def with_value(params: Params, key: Key) -> Params:
-    """``{"model": params, "value": head that says 0}``: what trains with a critic."""
-    width = jax.tree.leaves(params["final_norm"])[0].shape[0]
-    return {"model": params, "value": heads.init_head(width, jax.random.fold_in(key, 8), scale=0.0)}
-
-
 @lru_cache(maxsize=16)
 def make_valued_base(arena: Arena, *, steps: int) -> Callable[[Key], Params]:
     """``with_value`` of a base: the ``init`` of a plan that trains with a critic."""
     base = make_base(arena, steps=steps)
-    return lambda key: with_value(base(key), key)
+    return lambda key: episode_methods.with_value(base(key), key)
 
 
 @lru_cache(maxsize=16)
@@ -343,28 +220,10 @@ def make_measure(
 
     def measure(params, key):
         rows = heldout(params, key)
-        found = figures(rows)
+        found = episode_methods.figures(rows)
         return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
 
     return measure
-
-
-def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
-    """What ``make_measure`` says of episodes; those that are over with a reward above ``enough`` succeed."""
-    turns, rewards = multi_turn.turns_of(rows), multi_turn.episode_rewards({}, rows)
-    taken = turns.taken
-    count = jnp.sum(taken.astype(jnp.float32), axis=1)
-    success = rewards.valid & turns.done & (rewards.value > enough)
-    same = turns.identity[:, :, None] == turns.identity[:, None, :]
-    index = jnp.arange(taken.shape[1], dtype=jnp.int32)
-    seen = jnp.any(same & (index[:, None] > index[None, :])[None], axis=2)
-    return {
-        "eval/success": reduce.scalars(success.astype(jnp.float32), rewards.valid),
-        "eval/turns": reduce.scalars(count, success),
-        "eval/reward": reduce.scalars(rewards.value, rewards.valid),
-        "eval/revisits": reduce.scalars(seen.astype(jnp.float32).reshape(-1), taken.reshape(-1)),
-        "eval/moved": reduce.scalars(moved(turns.identity, taken).astype(jnp.float32).reshape(-1), taken.reshape(-1)),
-    }
 
 
 def answer_chances(arena: Arena, params: Params, rows: Trajectories, answers: Int[Array, " B"]) -> Float[Array, "B K"]:

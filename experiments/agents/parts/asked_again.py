@@ -7,7 +7,6 @@ answered ``x=``, which says nothing else; the right one ends the episode: reward
 """
 
 import itertools
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,8 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
-from jaxrl_llm import reduce
-from jaxrl_llm.rewards import shaping
+from jaxrl_llm.envs import retry_question
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
@@ -86,20 +84,9 @@ def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"
     return said, found.taken & (said >= FIRST) & (said < FIRST + LETTERS)
 
 
-def figures(
-    rows: Trajectories, rewards: Rewards, answers: Callable[[Trajectories], tuple[Array, Array]] = answers_of
-) -> dict[str, Array]:
-    """``eval/success@k``: right within k turns; turns used, failures count all; share of answers not given before."""
-    found = turns_of(rows)
-    used = jnp.sum(found.taken.astype(jnp.int32), axis=1)
-    found_by = {
-        f"eval/success@{k}": reduce.scalars((found.done & (used <= k)).astype(jnp.float32), rewards.valid)
-        for k in range(1, MOST_TURNS + 1)
-    }
-    return found_by | {
-        "eval/answers": reduce.scalars(used.astype(jnp.float32), rewards.valid),
-        "eval/distinct": reduce.scalars(shaping.distinct_share(*answers(rows)), rewards.valid),
-    }
+def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``envs.retry_question.figures_of`` of this world's answers."""
+    return retry_question.figures_of(rows, rewards, answers_of, turns=MOST_TURNS)
 
 
 @lru_cache(maxsize=8)

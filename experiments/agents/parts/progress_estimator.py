@@ -19,6 +19,7 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Trajectories
@@ -26,7 +27,7 @@ from jaxrl_llm.types import Key, Params, Trajectories
 
 def with_estimator(params: Params, key: Key) -> Params:
     """The policy, a value head that says 0, an estimator that starts from the policy."""
-    start = arenas.with_value(params, key)
+    start = episode_methods.with_value(params, key)
     estimator = {"model": jax.tree.map(jnp.copy, start["model"]), "head": jax.tree.map(jnp.copy, start["value"])}
     return start | {"progress": estimator}
 
@@ -38,7 +39,9 @@ def make_start(arena: arenas.Arena, *, base_steps: int) -> Callable[[Key], Param
     return lambda key: with_estimator(base(key), key)
 
 
-def contributions(arena: arenas.Arena | arenas.Place, params: Params, rows: Trajectories) -> Float[Array, "B K"]:
+def contributions(
+    arena: arenas.Arena | episode_methods.Setup, params: Params, rows: Trajectories
+) -> Float[Array, "B K"]:
     """What the estimator says at the last token of each turn's action; 0 where no action was taken.
 
     Args:
@@ -51,7 +54,7 @@ def contributions(arena: arenas.Arena | arenas.Place, params: Params, rows: Traj
 
 
 def fit_stage(
-    arena: arenas.Arena | arenas.Place,
+    arena: arenas.Arena | episode_methods.Setup,
     *,
     steps: int,
     table: int = 512,

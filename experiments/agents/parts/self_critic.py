@@ -13,6 +13,7 @@ from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
@@ -50,7 +51,7 @@ def _sums(policy: Policy, params: Params, rows: Trajectories) -> Array:
 
 
 def make_stage(
-    arena: arenas.Arena | arenas.Place,
+    arena: arenas.Arena | episode_methods.Setup,
     score: Callable[..., Rewards],
     *,
     prompts: int,

@@ -1,7 +1,7 @@
 """Episodes longer than what the policy sees at once: it writes a summary, and goes on from the prompt and the summary.
 
 The rows and their parts are those of ``rollout.turns.contexts``; tokens and log-probabilities are appended as in
-``rollout.turns.multi_turn``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
+``multi_turn``, whose loop this is. The key-value cache is a ring of the length of the longest sub-trajectory:
 memory does not grow with the episode.
 """
 

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from experiments.agents.parts import arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.turns import improvement_rewards
@@ -33,7 +32,7 @@ from jaxrl_llm.run import catalog
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -292,7 +291,9 @@ def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> lis
     return [part(tasks), part(tested)]
 
 
-def regression(place: arena.Place, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]) -> Array:
+def regression(
+    place: episode_methods.Setup, params: Params, rows: Trajectories, weigh: Callable[[Array], Array]
+) -> Array:
     """``mean_n w(r_n) NLL_n`` over the turns of all searches, NLL the token mean of what was written in a turn.
 
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3, as

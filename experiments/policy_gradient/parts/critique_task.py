@@ -59,7 +59,7 @@ def mixed(solving: Sequence[Problem], judging: Sequence[Problem], *, share: floa
 
 
 def label_answers(problems: Sequence[Problem]) -> dict[str, np.ndarray]:
-    """``value [N]``, and ``label [N]``: what is asked for, see ``experiments.policy_gradient.parts.critique_verifier``."""
+    """``value [N]``, and ``label [N]``: what is asked for, see ``critique_verifier``."""
     kinds = [
         critique_verifier.SOLVE
         if "label" not in p.answer

@@ -19,7 +19,7 @@ Sources = Sequence[tuple[ModuleType, tuple[int, ...]]]  # tasks of data.tasks, e
 
 
 def over_codes(settings: OnlineSettings, sharpness: float) -> Bench:
-    """``recipes.bench(settings)`` with a policy over codes, see ``experiments.policy_gradient.parts.latent_codes``; over tokens for 0."""
+    """``recipes.bench(settings)`` with a policy over codes, see ``latent_codes``; over tokens for 0."""
     found = recipes.bench(settings)
     if not sharpness:
         return found

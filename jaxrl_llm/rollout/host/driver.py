@@ -2,8 +2,8 @@
 
 A fixed number of slots has caches on the device (``rollout.host.slots``). Whoever's turn it is to act is decoded, some
 tokens at a time without coming back to the host; whoever waits for the world does not take part, and holds nobody up:
-worlds answer in threads (``rollout.host.threads``). An episode that is over leaves its slot to the next one of the batch. What
-comes back are the ``Trajectories`` of ``rollout.turns.multi_turn``: token ids are only appended, and keys are folded by the
+worlds answer in threads (``threads``). An episode that is over leaves its slot to the next one of the batch. What
+comes back are the ``Trajectories`` of ``multi_turn``: token ids are only appended, and keys are folded by the
 column of the episode, so that neither the slot nor the time at which a world answers changes what is sampled.
 Where an episode outgrows its context the policy writes a summary, and its slot begins again with the prompt and that.
 """
@@ -92,7 +92,7 @@ def make_host_episodes(
     """As ``episodes.make_episodes``, for a world in Python; ``train.host`` trains on it.
 
     An exception of the world, an invalid answer, or a deadline that passes makes the episode invalid, with a reason;
-    the others go on. ``extras`` hold the ``Turns`` of ``rollout.turns.multi_turn``. A world that waits costs nothing; one that
+    the others go on. ``extras`` hold the ``Turns`` of ``multi_turn``. A world that waits costs nothing; one that
     computes much in Python holds up the host, and belongs into a process of its own. With a limited ``context`` these
     are the episodes of ``summaries.make_episodes``, in caches no longer than the longest sub-trajectory.
 

@@ -1,4 +1,4 @@
-"""Worlds in Python, in the shape of ``rollout.turns.multi_turn.Env``: of token ids, or of text with a tokenizer around it.
+"""Envs in Python, in the shape of ``turns.multi_turn.Env``: of token ids, or of text with a tokenizer around it.
 
 ``rollout.host.driver`` plays them. A world is asked from a thread, one call at a time for each episode, several
 episodes at once: what episodes share must bear that. States may be new values or one object that changes.

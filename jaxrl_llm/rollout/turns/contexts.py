@@ -2,7 +2,7 @@
 
 An episode that outgrows its context becomes several sub-trajectories: the first ends with a summary, the next begins
 with the prompt and that summary, the last ends with the answer. They lie behind one another in one row as packed
-segments, with positions of their own, so that none sees another. ``experiments.agents.parts.summaries`` plays such episodes in compiled
+segments, with positions of their own, so that none sees another. ``summaries`` plays such episodes in compiled
 worlds, ``rollout.host.driver`` in Python ones.
 """
 

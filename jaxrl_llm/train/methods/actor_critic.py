@@ -19,6 +19,11 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
+def model_of(state: Any) -> Params:
+    """The ``actor`` of ``Online`` for parameters with heads."""
+    return state.params["model"]
+
+
 def score_with_values(
     policy: Policy, params: Params, rows: Any, *, temperature: float = 1.0, head: str = "value"
 ) -> tuple[Array, Array, Array, Array]:
