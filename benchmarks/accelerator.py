@@ -317,7 +317,7 @@ def main() -> None:
     """One side, or all of them in processes of their own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="", help="folder of a model; empty: random weights of --shape")
-    parser.add_argument("--shape", default="Qwen3-1.7B", help="a name that jaxrl_llm.distributed.plan knows")
+    parser.add_argument("--shape", default="Qwen3-1.7B", help="a name that python -m jaxrl_llm plan knows")
     parser.add_argument("--transformers-python", default="", help="interpreter with torch and transformers")
     parser.add_argument("--tunix-python", default="", help="interpreter with google-tunix")
     parser.add_argument("--rows", type=int, default=64)

@@ -2,7 +2,7 @@
 
     python benchmarks/cost_curves.py
 
-Decoding and the GRPO update of a small decoder, the same programs that `jaxrl_llm.distributed.plan` compiles for a TPU,
+Decoding and the GRPO update of a small decoder, the same programs that `python -m jaxrl_llm plan` compiles for a TPU,
 on one device of this machine in float32. One of rows, columns and layers grows at a time. Memory is the compiler's own
 figure (arguments, results and temporaries of the program), seconds are the best of a few runs in one process: read the
 shape of the curves, not their height. Writes results/benchmarks/cost_curves.json and cost_curves.png.

@@ -24,7 +24,7 @@ the tests compile; seconds are a roofline, for ranking plans, not a promise. Mad
 other sizes, several choices each, and the TPU compiler's own figures:
 
 ```bash
-python -m jaxrl_llm.distributed.plan --model Qwen3-8B --topology v5e:4x4 --prompt 1024 --response 3072
+python -m jaxrl_llm plan --model Qwen3-8B --topology v5e:4x4 --prompt 1024 --response 3072
 ```
 
 Read a row as: train on `mesh` with the batch in so many parts, activations kept or recomputed; sample on `rollout mesh`

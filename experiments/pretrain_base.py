@@ -6,7 +6,8 @@ Run:  python -m experiments.pretrain_base --size nano
 Writes the model in Hugging Face layout to ``--out`` (default: jaxrl_llm/assets/<size>), and the loss curve, the
 accuracy per task and level on held-out problems and the command to results/pretrain_base/<size>.json and .png.
 
-Supervised next-token loss on responses of the mixture of ``data.corpus``, where a stated share of solutions is flawed.
+Supervised next-token loss on responses of the mixture of ``experiments.parts.corpus``, where a stated
+share of solutions is flawed.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ import optax
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm.data import corpus, problems
+from experiments.parts import corpus
+from jaxrl_llm.data import problems
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tasks import chain, countdown, keydoor
 from jaxrl_llm.errors import UserError

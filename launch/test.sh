@@ -4,7 +4,8 @@
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 install_project "[test]"
-.venv/bin/python -m ruff check jaxrl_llm experiments tests
+.venv/bin/python -m ruff check jaxrl_llm experiments tests benchmarks docs
+.venv/bin/python -m ruff format --check --quiet jaxrl_llm experiments tests benchmarks docs
 if [ $# -eq 0 ]; then
     set -- --slow --slow-minutes "${SLOW_MINUTES:-30}"
 fi

@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+import pathlib
 import shutil
 import tempfile
 import time
@@ -19,7 +20,11 @@ for _flag in _FLAGS:
 from jaxtyping import install_import_hook  # noqa: E402
 
 # Every shape string in a signature is checked at run time while the tests run.
-install_import_hook("jaxrl_llm", "beartype.beartype")
+_FAMILIES = [p.parent for p in pathlib.Path(__file__).parents[1].glob("experiments/**/parts") if p.is_dir()]
+install_import_hook(
+    ["jaxrl_llm", *(".".join(p.relative_to(pathlib.Path(__file__).parents[1]).parts) + ".parts" for p in _FAMILIES)],
+    "beartype.beartype",
+)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import corpus
 from jaxrl_llm import logprobs
-from jaxrl_llm.data import corpus, problems
+from jaxrl_llm.data import problems
 from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.models.io import weights
 

@@ -65,8 +65,8 @@ def test_commands_exist(page, words):
             pass
         case ["python", "-m", module, *rest]:
             assert importlib.util.find_spec(module) is not None
-            if module == "jaxrl_llm.distributed.plan":
-                flags.read(planning.Settings, rest, prog="")
+            if module == "jaxrl_llm" and rest[:1] == ["plan"]:
+                flags.read(planning.Settings, rest[1:], prog="")
             if module.startswith("experiments.agents."):
                 cli.parse(importlib.import_module(module), rest)
         case ["pip", "install", *_]:

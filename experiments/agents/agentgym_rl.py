@@ -18,12 +18,11 @@ import dataclasses
 from functools import partial
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena
+from experiments.agents.parts import keydoor_arena, turn_limits
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.host.driver import only_on_host
-from jaxrl_llm.rollout.turns import turn_limits
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import ledger
+from experiments.agents.parts import ledger, sub_trajectories
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.envs import tool_question
@@ -34,7 +34,7 @@ from jaxrl_llm.experiment import multi_turn_plan, text_contexts
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.run import catalog, parts
-from jaxrl_llm.train.methods import builders, episode_methods, sub_trajectories
+from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
 

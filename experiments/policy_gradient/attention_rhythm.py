@@ -24,11 +24,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.policy_gradient.parts.attention_maps import attention_maps
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import attention, group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.models.attention_maps import attention_maps
 from jaxrl_llm.train.methods import builders
 
 

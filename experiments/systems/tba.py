@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.systems.parts.replay import REPLAY, empty_replay, make_replay
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -28,7 +29,6 @@ from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import trajectory_balance_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.train.replay import REPLAY, empty_replay, make_replay
 from jaxrl_llm.types import TokenTerms
 
 

@@ -270,12 +270,6 @@ def check_run(options: Any) -> None:
         raise UserError("--record keeps whole runs only: drop --smoke or --record")
 
 
-def _same(old: Any, new: Any) -> bool:
-    """Equal, or a function of that name elsewhere: functions move."""
-    names = [x.rpartition(".")[2] if isinstance(x, str) and "." in x else None for x in (old, new)]
-    return old == new or (names[0] is not None and names[0] == names[1])
-
-
 def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[str, ArmResult]:
     """Arms of a record that a run with these settings, seeds and versions would make again.
 
@@ -293,7 +287,9 @@ def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[
     kept = {name: arm for name, arm in found.arms.items() if name in resolved}
     for name, arm in kept.items():
         wanted = results.plain({f.name: getattr(resolved[name], f.name) for f in dataclasses.fields(resolved[name])})
-        moved = [field for field, value in arm.settings.items() if field in wanted and not _same(value, wanted[field])]
+        moved = [
+            field for field, value in arm.settings.items() if field in wanted and not results.same(value, wanted[field])
+        ]
         if moved or len(arm.seeds) != seeds:
             raise UserError(f"--add: arm {name} of {path} has another {', '.join(moved) or '--seeds'}; drop --add")
     return kept

@@ -13,7 +13,6 @@ from jaxrl_llm.experiment import arms, results
 from jaxrl_llm.experiment.cli import command_name
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
-LINES = (60, 120)
 SEEDS = 8
 
 
@@ -53,14 +52,6 @@ def check_docstring(module: ModuleType) -> str:
     if not re.search(rf"^Run: +{re.escape(command_name(module))}\b", text, re.MULTILINE):
         return f"Run: must say {command_name(module)}"
     return ""
-
-
-def check_length(module: ModuleType) -> str:
-    """Whether the file is too short to be a paper or too long to be only the paper."""
-    count = len(pathlib.Path(module.__file__ or "").read_text().splitlines())
-    if count > LINES[1]:
-        return f"{count} lines; move what other files could use into the library (at most {LINES[1]})"
-    return f"{count} lines; say more about the paper (at least {LINES[0]})" if count < LINES[0] else ""
 
 
 def check_slots(module: ModuleType) -> str:
@@ -136,7 +127,7 @@ def check_record(module: ModuleType) -> str:
         return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
     for name, changes in module.ARMS.items():
         kept: dict[str, Any] = record["arms"][name]["settings"]
-        moved = [field for field, value in changes.items() if kept.get(field) != results.plain(value)]
+        moved = [field for field, value in changes.items() if not results.same(kept.get(field), results.plain(value))]
         if moved:
             return f"arm {name} was recorded with another {', '.join(moved)}; {renew}"
     fewest = min(len(arm.seeds) for arm in found.arms.values())
@@ -154,7 +145,6 @@ def examine_text(module: ModuleType) -> list[Finding]:
     """The checks that trace nothing."""
     found = [
         Finding("docstring", check_docstring(module)),
-        Finding("length", check_length(module)),
         Finding("slots", check_slots(module)),
     ]
     if not found[-1].problem:

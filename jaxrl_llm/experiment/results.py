@@ -129,3 +129,13 @@ def table(results: Results, metrics) -> str:
         budget = f"{arm.rollouts:,} | {arm.tokens:,} | {arm.updates:,}"
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {budget} |")
     return "\n".join(lines) + "\n"
+
+
+def same(old: Any, new: Any) -> bool:
+    """Equal, or a function of that name elsewhere: functions move."""
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        return len(old) == len(new) and all(same(a, b) for a, b in zip(old, new, strict=True))
+    if isinstance(old, dict) and isinstance(new, dict):
+        return old.keys() == new.keys() and all(same(value, new[key]) for key, value in old.items())
+    names = [x.rpartition(".")[2] if isinstance(x, str) and "." in x else None for x in (old, new)]
+    return old == new or (names[0] is not None and names[0] == names[1])

@@ -34,7 +34,8 @@ def listed(root: pathlib.Path = ROOT) -> list[System]:
 
 def experiment_file(slug: str, root: pathlib.Path = ROOT) -> pathlib.Path | None:
     """Where the experiment of a system is, in whatever family folder."""
-    return next(iter(sorted((root / "experiments").glob(f"*/{slug}.py"))), None)
+    files = sorted((root / "experiments").glob(f"*/{slug}.py"))
+    return next((file for file in files if file.parent.name != "parts"), None)
 
 
 def _has_test(family: str, slug: str, tests: dict[pathlib.Path, str]) -> bool:

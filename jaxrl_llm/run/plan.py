@@ -1,4 +1,4 @@
-"""``python -m jaxrl_llm.distributed.plan``: what fits on a TPU slice, and how fast it could be at best."""
+"""``python -m jaxrl_llm plan``: what fits on a TPU slice, and how fast it could be at best."""
 
 import dataclasses
 import json
@@ -174,7 +174,7 @@ def cli(arguments: list[str] | None = None) -> int:
     """The exit code: 0, 1 where nothing fits, 2 for a mistake."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
-        return run(flags.read(Settings, words, prog="python -m jaxrl_llm.distributed.plan"))
+        return run(flags.read(Settings, words, prog="python -m jaxrl_llm plan"))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.policy_gradient.parts.attention_maps import attention_maps, attention_weights
 from jaxrl_llm.advantages import attention
 from jaxrl_llm.models import attention as model_attention
-from jaxrl_llm.models.attention_maps import attention_maps, attention_weights
 from tests.models_for_tests import dense_rows, small_model
 
 rng = np.random.default_rng(9)

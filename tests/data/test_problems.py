@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxrl_llm.data import corpus
+from experiments.parts import corpus
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.tasks import chain, countdown, keydoor, relations, sudoku, translation
 from jaxrl_llm.errors import UserError

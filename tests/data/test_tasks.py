@@ -3,7 +3,7 @@ import importlib
 import numpy as np
 import pytest
 
-from jaxrl_llm.data import corpus
+from experiments.parts import corpus
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.tasks import chain, countdown, keydoor, sudoku
 from jaxrl_llm.errors import UserError

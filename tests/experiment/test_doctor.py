@@ -46,15 +46,6 @@ def test_the_docstring_names_its_fields_and_the_command():
     )
 
 
-@pytest.mark.parametrize(("lines", "said"), [(59, "at least 60"), (60, ""), (120, ""), (121, "at most 120")])
-def test_the_length_is_bounded_on_both_sides(lines, said, tmp_path):
-    module = _module(tmp_path)
-    pathlib.Path(module.__file__).parent.mkdir(parents=True)
-    pathlib.Path(module.__file__).write_text("\n" * lines)
-    problem = doctor.check_length(module)
-    assert said in problem and bool(said) == bool(problem)
-
-
 def test_missing_slots_end_the_examination(tmp_path):
     module = _module(tmp_path)
     pathlib.Path(module.__file__).parent.mkdir(parents=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena
+from experiments.agents.parts import keydoor_arena, turn_limits
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.turns import multi_turn, turn_limits
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import TrainState
 
 CELLS, TURNS = 4, 5

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from experiments.agents import supo
-from experiments.agents.parts import ledger, summaries
+from experiments.agents.parts import ledger, sub_trajectories, summaries
 from experiments.parts import strings
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import contexts, multi_turn
-from jaxrl_llm.train.methods import builders, sub_trajectories
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
 # one layer, to compile less

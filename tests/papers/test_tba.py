@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.systems.parts import replay
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.off_policy import agro_loss, trajectory_balance_loss
-from jaxrl_llm.train import replay
 from jaxrl_llm.types import Rewards, Trajectories
 
 ONE = jnp.zeros((2,), jnp.int32)

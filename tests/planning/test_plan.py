@@ -244,7 +244,7 @@ def test_a_program_that_is_too_large_says_how_large(monkeypatch):
 
 def test_the_module_of_the_issue():
     done = subprocess.run(
-        [sys.executable, "-m", "jaxrl_llm.distributed.plan", "--model", "Qwen3-0.6B", "--estimate", "--show", "1"],
+        [sys.executable, "-m", "jaxrl_llm", "plan", "--model", "Qwen3-0.6B", "--estimate", "--show", "1"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0 and "Qwen3-0.6B, 0.60 B parameters, on v5e:2x4" in done.stdout

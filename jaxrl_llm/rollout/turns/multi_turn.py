@@ -190,7 +190,7 @@ def make_episodes(
     """The ``rollout`` slot of an online method over a world, ``(params, prompts, valid, keys, problem_ids)``.
 
     A sixth argument ``turns``, an integer array, is a lower limit than ``max_turns`` that may change from call to call;
-    see ``rollout.turns.turn_limits``.
+    see ``experiments.agents.parts.turn_limits``.
 
     A row is ``truncated`` where the world did not end the episode: ``max_turns`` actions, or ``max_new_tokens`` tokens
     (actions and observations), came first; an action that was cut is not answered, its tokens stay in the mask.

@@ -1,4 +1,4 @@
-"""``python -m jaxrl_llm.run.records.view RUN_DIR`` writes one page to read the rollouts of a run, token by token.
+"""``python -m jaxrl_llm view RUN_DIR`` writes one page to read the rollouts of a run, token by token.
 
 The page needs nothing but a browser: rows by step and group, prompts, actions and observations told apart, and per
 token the advantage, the ratio of the updated policy to the sampler, or the sampler's probability as a colour.
@@ -14,7 +14,7 @@ from jaxrl_llm.errors import DataError, UserError
 FILE, PAGE = "episodes.jsonl", "episodes.html"
 COLUMNS = ("tokens", "mask", "sampler_logp", "logp", "advantage")  # one value a token
 NEEDED = ("step", "group", "reward", "valid", *COLUMNS)
-USAGE = "usage: python -m jaxrl_llm.run.records.view RUN_DIR [--out FILE.html]"
+USAGE = "usage: python -m jaxrl_llm view RUN_DIR [--out FILE.html]"
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

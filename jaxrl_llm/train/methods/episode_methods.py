@@ -5,7 +5,7 @@ compiled rollout (``experiments.agents.parts.arena.Arena``): anything with ``pol
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
 
 
+@runtime_checkable
 class EpisodeTasks(Protocol):
     """What the methods need of what they train on."""
 

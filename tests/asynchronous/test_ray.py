@@ -16,7 +16,7 @@ from jaxrl_llm.asynchronous import conductor, threads
 from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes
 from jaxrl_llm.asynchronous.ray_workers import RayCrew
 from jaxrl_llm.train import checkpoint, host
-from tests.actors import programs
+from tests.asynchronous import programs
 
 pytestmark = pytest.mark.slow
 STEPS = 4

@@ -13,7 +13,7 @@ from jaxrl_llm.asynchronous.ray_workers import RayCrew
 from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint, host
-from tests.actors import programs
+from tests.asynchronous import programs
 
 STEPS = 4
 SHORT = Limits(tries=2, roll=Limit(300.0, 300.0), score=Limit(0.5, 0.5), start_s=300.0, first_s=0.0)
