@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm import flags, recipes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, plots, results, systems
+from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, results
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import record
 from jaxrl_llm.train.online import Online
@@ -64,7 +64,7 @@ def experiments_of(family: str) -> dict[str, pathlib.Path]:
     Raises:
       UserError: for a family that does not exist.
     """
-    folder = systems.ROOT / "experiments" / family
+    folder = locate.root() / "experiments" / family
     files = {p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
     if not files:
         known = sorted(p.parent.name for p in folder.parent.glob("*/__init__.py"))
