@@ -1,9 +1,13 @@
-"""``python -m jaxrl_llm``: trains by GRPO; with a first word, another command of the front door."""
+"""``jaxrl`` or ``python -m jaxrl_llm``: trains by GRPO; with a first word, another command of the front door."""
 
 import sys
+from collections.abc import Sequence
+
+import jaxrl_llm
 
 COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
+    "run": "an experiment: run SLUG",
     "plan": "mesh, memory and roofline of a model on a TPU slice, without a TPU",
     "view": "one page to read the rollouts of a run",
     "doctor": "checks of a model folder before a run",
@@ -11,34 +15,41 @@ COMMANDS = {
 }
 
 
-def main(words: list[str] | None = None) -> int:
-    """Runs the command that the first word names, the training job where it names none; returns the exit code."""
-    words = sys.argv[1:] if words is None else words
-    name, rest = (words[0], words[1:]) if words and words[0] in COMMANDS else ("train", words)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command of ``arguments`` (None: those of the process); its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # a command loads what it needs and no more: half of the seconds of a short one are imports
-    if name == "plan":
-        from jaxrl_llm.run import plan
+    match words:
+        case ["--version"]:
+            print(f"jaxrl_llm {jaxrl_llm.__version__}")
+            return 0
+        case ["commands"]:
+            width = max(map(len, COMMANDS))
+            print("\n".join(f"{word:{width}s}  {text}" for word, text in COMMANDS.items()))
+            return 0
+        case ["run", *rest]:
+            from jaxrl_llm.experiment import locate
 
-        return plan.cli(rest)
-    if name == "view":
-        from jaxrl_llm.run.records import view
+            return locate.run(rest)
+        case ["plan", *rest]:
+            from jaxrl_llm.run import plan
 
-        return view.main(rest)
-    if name == "doctor":
-        from jaxrl_llm.run import doctor
+            return plan.cli(rest)
+        case ["view", *rest]:
+            from jaxrl_llm.run.records import view
 
-        return doctor.cli(rest)
-    if name == "papers":
-        from jaxrl_llm.experiment import __main__ as papers
+            return view.main(rest)
+        case ["doctor", *rest]:
+            from jaxrl_llm.run import doctor
 
-        return papers.main(rest)
-    if words and words[0] in ("help", "commands"):
-        width = max(map(len, COMMANDS))
-        print("\n".join(f"{word:{width}s}  {text}" for word, text in COMMANDS.items()))
-        return 0
+            return doctor.cli(rest)
+        case ["papers", *rest]:
+            from jaxrl_llm.experiment import __main__ as papers
+
+            return papers.main(rest)
     from jaxrl_llm.run import grpo
 
-    return grpo.cli(rest)
+    return grpo.cli(words[1:] if words[:1] == ["train"] else words)
 
 
 if __name__ == "__main__":

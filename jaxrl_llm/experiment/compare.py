@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, plots, recipes, results, systems
+from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import flags
 from jaxrl_llm.run.records import record
@@ -64,7 +64,7 @@ def experiments_of(family: str) -> dict[str, pathlib.Path]:
     Raises:
       UserError: for a family that does not exist.
     """
-    folder = systems.ROOT / "experiments" / family
+    folder = locate.root() / "experiments" / family
     files = {p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
     if not files:
         known = sorted(p.parent.name for p in folder.parent.glob("*/__init__.py"))

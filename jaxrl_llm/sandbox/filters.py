@@ -5,6 +5,7 @@ import functools
 import os
 import platform
 import struct
+from collections.abc import Sequence
 
 from jaxrl_llm.sandbox import kernel
 
@@ -119,10 +120,13 @@ def landlock_version() -> int:
         return 0
 
 
-def confine(private: str) -> None:
+def confine(private: str, shown: Sequence[str] = ()) -> None:
     """From here on this process reads Python's library and reads and writes ``private``; no TCP, no signals outward.
 
     Needs ``kernel.no_new_privileges``.
+
+    Args:
+      shown: what else it reads.
     """
     version = landlock_version()
     rights = _FILE_RIGHTS | (1 << 13 if version >= 2 else 0) | (1 << 14 if version >= 3 else 0)
@@ -131,7 +135,7 @@ def confine(private: str) -> None:
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     rules = kernel.call(_LANDLOCK_CREATE, record[:size], size, 0)
     try:
-        for path in readable():
+        for path in (*readable(), *shown):
             _allow(rules, path, _READ if os.path.isdir(path) else 0b100)
         for path in DEVICES:
             if os.path.exists(path):

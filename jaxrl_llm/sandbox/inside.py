@@ -48,6 +48,22 @@ def run_program(source: str) -> int:
         _flush()
 
 
+def run_call(module: str, name: str, given: list, writing: int) -> int:
+    """Calls a function of a module that is loaded and writes what it returns as JSON."""
+    try:
+        text = json.dumps(getattr(sys.modules[module], name)(*given)).encode()
+        while text:
+            text = text[os.write(writing, text) :]
+        return 0
+    except MemoryError:
+        return OUT_OF_MEMORY
+    except BaseException as error:
+        _show(error)
+        return 1
+    finally:
+        _flush()
+
+
 def _exit_code(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return int(error.code or 0) & 0xFF

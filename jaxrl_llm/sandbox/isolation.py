@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import stat
+from collections.abc import Sequence
 
 from jaxrl_llm.sandbox import filters, kernel
 from jaxrl_llm.sandbox.records import Protection
@@ -21,8 +22,8 @@ _INODES = 4096
 class Isolation:
     """What was achieved, and the steps that every program repeats."""
 
-    def __init__(self, private: str, without: frozenset[str]):
-        self.private, self.without = private, without
+    def __init__(self, private: str, without: frozenset[str], shown: Sequence[str]):
+        self.private, self.without, self.shown = private, without, tuple(shown)
         self.namespaces = ""  # how they were entered: "root" or "user"
         self.rooted = self.tree = False
         self.user: int | None = None  # whom a program runs as, where it is another
@@ -83,22 +84,23 @@ class Isolation:
         if self.landlock or self.seccomp:
             kernel.no_new_privileges()
         if self.landlock:
-            filters.confine(self.private)
+            filters.confine(self.private, self.shown)
         if self.seccomp:
             filters.filter_calls(threads=self.namespaces == "user" or self.user not in (None, _OTHER_USER))
 
 
-def isolate(private: str, without: frozenset[str]) -> Isolation:
+def isolate(private: str, without: frozenset[str], shown: Sequence[str] = ()) -> Isolation:
     """Isolates this process as far as the machine allows.
 
     Args:
       private: a folder that nothing else uses.
       without: means to do without, to see what the others hold.
+      shown: files and folders that it goes on reading, besides Python's library.
     """
     unknown = without - MEANS
     if unknown:
         raise ValueError(f"without={sorted(unknown)} is not among {sorted(MEANS)}")
-    how = Isolation(private, without)
+    how = Isolation(private, without, shown)
     if filters.machine() is None:
         how.missing.append("namespaces, Landlock and seccomp: this is no Linux on x86_64 or aarch64")
         return how
@@ -134,8 +136,7 @@ def _enter_namespaces(how: Isolation) -> None:
         how.missing.append(f"namespaces: {reason}")
         return
     try:
-        _own_root(how.private)
-        how.private, how.rooted = "/tmp", True
+        how.private, how.rooted = _own_root(how.private, how.shown), True
     except OSError as error:
         how.missing.append(f"own root: {error}")
     how.tree = _answers(lambda: kernel.unshare(kernel.NEWPID))
@@ -161,17 +162,21 @@ def _map(flags: int, user: int, group: int) -> None:
             file.write(text)
 
 
-def _own_root(base: str) -> None:
-    """A root that holds Python's library, the shared libraries, four devices and an empty ``/tmp``."""
+def _own_root(base: str, extra: Sequence[str]) -> str:
+    """A root that holds Python's library, the shared libraries, four devices, what is shown, and an empty folder.
+
+    Returns:
+      The path of that folder: ``/tmp``, unless something shown lies there.
+    """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", base, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=1m")
     shown: list[str] = []
-    for path in sorted(filters.readable(), key=len):
+    for path in sorted({*filters.readable(), *extra}, key=len):
         if any(path.startswith(other + "/") for other in shown):
             continue
         target = base + path
         os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(path):
+        if os.path.islink(path) and path not in extra:
             os.symlink(os.readlink(path), target)
             continue
         _bind(path, target)
@@ -182,10 +187,12 @@ def _own_root(base: str) -> None:
             os.makedirs(base + "/dev", exist_ok=True)
             _bind(path, base + path)
             kernel.make_read_only(base + path, devices=True)
-    os.mkdir(base + "/tmp")
+    private = "/private" if any((path + "/").startswith("/tmp/") for path in extra) else "/tmp"
+    os.mkdir(base + private)
     kernel.pivot_root(base, filters.pivot_root_number())
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(None, "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | flags)
+    return private
 
 
 def _bind(path: str, target: str) -> None:
@@ -198,7 +205,7 @@ def _bind(path: str, target: str) -> None:
 
 def _other_user(how: Isolation) -> None:
     """A program of root's becomes a user whom nobody is, where that one can still read Python's library."""
-    if not how.rooted and not all(_open_to_all(path) for path in filters.readable()):
+    if not how.rooted and not all(_open_to_all(path) for path in (*filters.readable(), *how.shown)):
         how.missing.append("another user: Python's library is open to root alone")
         return
     for user in (_OTHER_USER - 1000 - os.getpid() % 500, _OTHER_USER):

@@ -8,6 +8,7 @@
 ('ok', '42\\n', (True, False))
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -26,15 +27,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.sandbox.records import Checked, Limits, Protection, Ran
+from jaxrl_llm.sandbox.records import Called, Checked, Limits, Protection, Ran
 from jaxrl_llm.sandbox.worker import receive, send
 
 _PACKAGES = str(pathlib.Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from jaxrl_llm.sandbox.worker import main; "
-    "sys.path.pop(0); main(int(sys.argv[2]), sys.argv[3], sys.argv[4].split())"
+    "sys.path.pop(0); import json; main(int(sys.argv[2]), sys.argv[3], **json.loads(sys.argv[4]))"
 )
-_START_S, _GRACE_S = 60.0, 10.0
+_START_S, _GRACE_S, _LEAVE_S = 60.0, 10.0, 3.0
 _OUT_OF_MEMORY = 101
 
 
@@ -57,24 +58,25 @@ class Test(NamedTuple):
 class _Worker:
     """One isolated process and the socket to it; used by one thread at a time."""
 
-    def __init__(self, without: Sequence[str]):
+    def __init__(self, settings: dict[str, Sequence[str]]):
         self.private = tempfile.mkdtemp(prefix="jaxrl_llm_sandbox_")
         mine, theirs = socket.socketpair()
         self.link = mine
         self.process = subprocess.Popen(
             # no site packages: a program sees Python's own library
             [sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT]
-            + [_PACKAGES, str(theirs.fileno()), self.private, " ".join(without)],
+            + [_PACKAGES, str(theirs.fileno()), self.private, json.dumps(settings)],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"},
+            env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             cwd="/",
             start_new_session=True,
         )
         theirs.close()
-        self.ended = False
+        self.ended, self.up = False, False
+        self.protection: Protection | None = None
 
     def hello(self) -> Protection:
         """Waits until the worker is isolated.
@@ -82,6 +84,8 @@ class _Worker:
         Raises:
           UserError: when it does not come up.
         """
+        if self.protection is not None:
+            return self.protection
         self.link.settimeout(_START_S)
         try:
             said = receive(self.link)
@@ -89,10 +93,13 @@ class _Worker:
             raise UserError(f"a sandbox worker did not come up ({type(error).__name__})") from error
         if "failed" in said:
             raise UserError(f"a sandbox worker cannot isolate itself: {said['failed']}")
-        return Protection(**{k: tuple(v) if isinstance(v, list) else v for k, v in said["protection"].items()})
+        held = {k: tuple(v) if isinstance(v, list) else v for k, v in said["protection"].items()}
+        self.protection = Protection(**held)
+        return self.protection
 
     def ask(self, messages: Sequence[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
         """Raises EOFError or OSError where the worker is gone or silent."""
+        self.up = True
         self.link.settimeout(timeout_s)
         for message in messages:
             send(self.link, message)
@@ -103,7 +110,12 @@ class _Worker:
         if self.ended:
             return
         self.ended = True
+        with contextlib.suppress(OSError):
+            self.link.shutdown(socket.SHUT_RDWR)  # wakes whoever waits, here and there
         self.link.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # it ends its programs first, also those that would outlive it
+            self.process.wait(_LEAVE_S if self.up else 0)
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -127,12 +139,35 @@ class Sandbox:
       workers: programs at the same time.
       without: means not to use, for tests of the others: ``namespaces``, ``landlock``, ``seccomp``, ``other_user``,
         ``root`` (enter namespaces as an ordinary user would).
+      modules: imported by every worker before it isolates itself, as this process would import them; what they define
+        as ``prepare`` is called then, too. ``call_fresh`` runs their functions. They and all installed packages can be
+        read by what runs. One more worker waits, so that one that was killed is replaced without importing again.
+      readable: files and folders that may be read besides Python's library.
     """
 
-    def __init__(self, *, workers: int = 2, limits: Limits | None = None, without: Sequence[str] = ()):
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        limits: Limits | None = None,
+        without: Sequence[str] = (),
+        modules: Sequence[str] = (),
+        readable: Sequence[str] = (),
+    ):
         if workers < 1:
             raise ValueError(f"workers={workers} must be at least 1")
-        self._limits, self._without = Limits() if limits is None else limits, tuple(without)
+        for path in readable:
+            if not os.path.isabs(path) or not os.path.exists(path):
+                raise ValueError(f"readable={path!r} must be an absolute path of something that exists")
+        self._limits, self._modules = Limits() if limits is None else limits, tuple(modules)
+        paths = [os.path.abspath(path) for path in sys.path] if modules else []
+        self._settings = {
+            "without": tuple(without),
+            "modules": self._modules,
+            "paths": paths,
+            "readable": [os.path.normpath(path) for path in readable],
+        }
+        self._spare: _Worker | None = None
         self._lock, self._closed = threading.Lock(), False
         self._workers: set[_Worker] = set()
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
@@ -175,6 +210,28 @@ class Sandbox:
         if reply is None:
             return Ran("broken", None, "", "the sandbox worker did not answer", 0.0)
         return Ran(_status(reply, limits), reply["status"], reply["stdout"], reply["stderr"], reply["seconds"])
+
+    def call_fresh(self, function: str, *arguments: Any, limits: Limits | None = None) -> Called:
+        """``module:function`` of one of ``modules`` on plain (JSON) arguments; its value must be plain, too.
+
+        Each call has a process of its own, held as a program is: what the arguments make of it is gone with it. The
+        function itself is trusted, and so is its value only as far as it does not execute its arguments.
+        """
+        limits = self._limits if limits is None else limits
+        module, _, name = function.partition(":")
+        if module not in self._modules:
+            raise ValueError(f"function={function!r} is of none of the modules {self._modules}; name its module there")
+        words = {"kind": "call", "module": module, "name": name, "given": arguments}
+        reply = self._ask([words | {"limits": limits._asdict()}], limits)
+        if reply is None:
+            return Called("broken", None, "the sandbox worker did not answer", 0.0)
+        status, value, reason = _call_status(reply, limits), None, reply["stderr"].strip()[-300:]
+        if status == "ok":
+            try:
+                value = json.loads(reply["verdict"])
+            except (ValueError, RecursionError):
+                status, reason = "killed", "it ended without a value"
+        return Called(status, value, reason or _WHY.get(status, "").format(**limits._asdict()), reply["seconds"])
 
     def check(
         self,
@@ -222,13 +279,17 @@ class Sandbox:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the sandbox is closed; open a new one")
-            worker = _Worker(self._without)
+            worker, self._spare = self._spare or _Worker(self._settings), None
             self._workers.add(worker)
         try:
             self._protection = worker.hello()
         except UserError:
             self._discard(worker)
             raise
+        with self._lock:
+            if self._modules and self._spare is None and not self._closed:
+                self._spare = _Worker(self._settings)
+                self._workers.add(self._spare)
         return worker
 
     def _discard(self, worker: _Worker) -> None:
@@ -257,6 +318,23 @@ class Sandbox:
             raise
         finally:
             self._idle.put(worker)
+
+
+_WHY = {
+    "cpu": "computed for more than {cpu_s} s",
+    "wall": "got no processor within {wall_s} s",
+    "memory": "needed more than {memory_mb} MB",
+    "output": "the value is too large",
+    "killed": "its process died",
+}
+
+
+def _call_status(reply: dict[str, Any], limits: Limits) -> str:
+    status = _status(reply, limits)
+    if status == "timeout":
+        # whoever computed for half of its time was busy, not kept waiting
+        return "cpu" if reply["cpu_s"] >= 0.5 * limits.cpu_s else "wall"
+    return {"error": "raised"}.get(status, status)
 
 
 def _clean(text: str) -> str:

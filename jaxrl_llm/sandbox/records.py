@@ -1,6 +1,6 @@
 """Limits, results and the statement of protection: plain records, read by both sides."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Limits(NamedTuple):
@@ -25,6 +25,20 @@ class Ran(NamedTuple):
     code: int | None
     stdout: str
     stderr: str
+    seconds: float
+
+
+class Called(NamedTuple):
+    """A function of an installed package after its end.
+
+    ``status``: ``ok`` (see ``value``), ``raised``, ``cpu`` (it computed for longer than ``cpu_s``), ``memory``,
+    ``output`` (its value is too large), ``killed`` (its process died): all of these are its own doing. ``wall`` (it got
+    no processor for so long) and ``broken`` (the sandbox failed) say nothing about it.
+    """
+
+    status: str
+    value: Any
+    reason: str
     seconds: float
 
 

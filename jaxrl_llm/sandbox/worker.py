@@ -22,6 +22,7 @@ from jaxrl_llm.sandbox.isolation import Isolation, isolate
 
 _PRELOADED = "bisect collections copy datetime decimal fractions functools heapq itertools math random re string typing"
 _GRACE_S = 0.5
+_LEAVE_S = 2.0  # for a keeper to end its programs
 
 
 def receive(link: socket.socket) -> Any:
@@ -51,15 +52,23 @@ def send(link: socket.socket, tree: Any) -> None:
     link.sendall(struct.pack("=I", len(text)) + text)
 
 
-def main(descriptor: int, private: str, without: list[str]) -> None:
-    """Serves until the other side closes."""
+def main(
+    descriptor: int, private: str, *, without: list[str], modules: list[str], paths: list[str], readable: list[str]
+) -> None:
+    """Serves until the other side closes.
+
+    Args:
+      modules: to import before all is given up, from ``paths``; requests call their functions.
+      readable: what programs read besides Python's library.
+    """
     link = socket.socket(fileno=descriptor)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))  # that of whoever started this is not meant for it
     try:
         for name in _PRELOADED.split():
             importlib.import_module(name)
-        how = isolate(private, frozenset(without))
+        shown = readable + _load(modules, paths)
+        how = isolate(private, frozenset(without), shown)
         send(link, {"protection": how.protection._asdict()})
     except Exception as error:  # said to the other side, which raises it
         send(link, {"failed": f"{type(error).__name__}: {error}"})
@@ -70,7 +79,7 @@ def main(descriptor: int, private: str, without: list[str]) -> None:
         try:
             request = receive(link)
         except (EOFError, ConnectionError):
-            return
+            os._exit(0)  # faster than an end in order
         how.renew(request["limits"]["disk_mb"])
         keeper = os.fork()
         if keeper == 0:
@@ -83,14 +92,33 @@ def main(descriptor: int, private: str, without: list[str]) -> None:
         _wait(keeper, link)
 
 
+def _load(modules: list[str], paths: list[str]) -> list[str]:
+    """Imports modules and calls their ``prepare``; the folders that they and what they import later are read from."""
+    if not modules:
+        return []
+    sys.path[:] = paths
+    for name in modules:
+        prepare = getattr(importlib.import_module(name), "prepare", None)
+        if prepare is not None:
+            prepare()
+    packages = [path for path in paths if os.path.basename(path) in ("site-packages", "dist-packages")]
+    tops = [sys.modules[name] for name in {name.partition(".")[0] for name in sys.modules} if name in sys.modules]
+    places = [place for top in tops for place in getattr(top, "__path__", [getattr(top, "__file__", None)])]
+    known = tuple(path + "/" for path in (*packages, *filters.readable()))
+    loaded = {place for place in places if place and os.path.exists(place) and not place.startswith(known)}
+    return [*packages, *sorted(loaded)]
+
+
 def _wait(keeper: int, link: socket.socket) -> None:
     """Until the keeper ends well; with anything else this worker ends, and takes along what runs."""
     poll, ended = select.poll(), os.pidfd_open(keeper)
     poll.register(ended, select.POLLIN)
     poll.register(link, select.POLLRDHUP)
     ready = [descriptor for descriptor, _ in poll.poll()]
-    if ended not in ready:
-        os._exit(0)  # the run is gone; the keeper and its programs die with this process
+    if ended not in ready:  # the run is gone; the keeper ends what it started, also what would not die with it
+        os.kill(keeper, signal.SIGTERM)
+        select.select([ended], [], [], _LEAVE_S)
+        os._exit(0)
     os.close(ended)
     if os.waitpid(keeper, 0)[1] != 0:
         os._exit(71)  # the other side sees the end of the link and takes another worker
@@ -113,20 +141,28 @@ class _Keeper:
 
     def __init__(self, how: Isolation, limits: dict[str, Any]):
         self.how, self.limits = how, limits
+        self.children: list[_Child] = []
+        self.left = False  # alone: nobody waits for an answer any more
+        signal.signal(signal.SIGTERM, self._leave)
         self.deadline = time.monotonic() + limits["wall_s"]
         kernel.die_with_parent()
         kernel.adopt_orphans()
         how.new_processes()
 
+    def _leave(self, *_: Any) -> None:
+        self.left = True
+
     def serve(self, link: socket.socket, request: dict[str, Any]) -> None:
         """Answers one request."""
-        start = time.monotonic()
+        start, children = time.monotonic(), self.children
         stdin = _as_file(request.get("stdin", ""))
-        if request["kind"] == "run":
-            children = [self._start(lambda: inside.run_program(request["program"]), stdin, ())]
-        else:
-            children = self._start_test(link, request, stdin)
         try:
+            if request["kind"] == "run":
+                self._start(lambda: inside.run_program(request["program"]), stdin, ())
+            elif request["kind"] == "call":
+                self._start_call(request, stdin)
+            else:
+                self._start_test(link, request, stdin)
             why = self._watch(children)
         finally:
             self._end(children)
@@ -142,7 +178,14 @@ class _Keeper:
         }
         send(link, reply)
 
-    def _start_test(self, link: socket.socket, request: dict[str, Any], stdin: int) -> list[_Child]:
+    def _start_call(self, request: dict[str, Any], stdin: int) -> None:
+        reading, writing = os.pipe()
+        words = (request["module"], request["name"], request["given"], writing)
+        child = self._start(lambda: inside.run_call(*words), stdin, (writing,))
+        child.pipes["verdict"], child.taken["verdict"] = reading, b""
+        os.close(writing)
+
+    def _start_test(self, link: socket.socket, request: dict[str, Any], stdin: int) -> None:
         """The checker first, empty-handed; then the solver; only then are the tests read, and passed on."""
         asked, answered, tests = os.pipe(), os.pipe(), os.pipe()
 
@@ -156,9 +199,7 @@ class _Keeper:
         checker = self._start(check, stdin, (tests[0], answered[0], asked[1], verdict_out))
         checker.pipes["verdict"], checker.taken["verdict"] = verdict_in, b""
         os.close(verdict_out)
-        solver = self._start(
-            lambda: inside.solve(request["program"], asked[0], answered[1]), stdin, (asked[0], answered[1])
-        )
+        self._start(lambda: inside.solve(request["program"], asked[0], answered[1]), stdin, (asked[0], answered[1]))
         for used in (asked[0], asked[1], answered[0], answered[1], tests[0]):
             os.close(used)
         text = json.dumps(receive(link)).encode()
@@ -168,7 +209,6 @@ class _Keeper:
         except BrokenPipeError:
             text = b""  # the checker is gone, which the missing verdict says
         os.close(tests[1])
-        return [checker, solver]
 
     def _start(self, run: Any, stdin: int, keep: tuple[int, ...]) -> _Child:
         out, err, up = os.pipe(), os.pipe(), os.pipe()
@@ -186,7 +226,9 @@ class _Keeper:
                 os._exit(code)
         for used in (out[1], err[1], up[1]):
             os.close(used)
-        return _Child(pid, up[0], {"stdout": out[0], "stderr": err[0]})
+        child = _Child(pid, up[0], {"stdout": out[0], "stderr": err[0]})
+        self.children.append(child)
+        return child
 
     def _limit(self, stdin: int, out: int, err: int, keep: tuple[int, ...]) -> None:
         """From a fork of the keeper to a process that may run anything."""
@@ -210,7 +252,8 @@ class _Keeper:
         self.how.drop(self.limits["threads"])
         kernel.die_with_parent()
         self.how.seal()
-        sys.path[:] = [p for p in sys.path if p.startswith(tuple(filters.readable()))]
+        seen = (*filters.readable(), *self.how.shown)
+        sys.path[:] = [p for p in sys.path if p.startswith(seen) or any(s.startswith(p + "/") for s in seen)]
         sys.argv[:] = [""]
 
     @staticmethod
@@ -236,7 +279,7 @@ class _Keeper:
                 for pipe in list(owners):
                     self._take(pipe, owners, poll, limit)
                 return ""
-            if time.monotonic() > self.deadline:
+            if self.left or time.monotonic() > self.deadline:
                 return "timeout"
             if not self.how.has_own_disk() and self._disk_mb() > self.limits["disk_mb"]:
                 return "disk"

@@ -7,6 +7,7 @@ estimates advantages, updates, and tells the curriculum.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -121,6 +122,9 @@ def answers_of(online: Online, trajectories: Trajectories) -> Any:
 def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) -> tuple[TrainState, Metrics]:
     """Advantages, updates and the curriculum's lesson; advances the step counter."""
     trajectories = drawn.trajectories
+    # where functions of others meet: a column [B, 1] of rewards would broadcast against the rows and train on noise
+    chex.assert_shape((rewards.value, rewards.valid), (online.prompts_per_step * online.group_size,))
+    chex.assert_equal_shape((trajectories.tokens, trajectories.mask))
     batch = online.estimate(state.params, state.extras, trajectories, rewards)
     update = make_update(
         online.loss,

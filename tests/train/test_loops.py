@@ -121,3 +121,11 @@ def test_it_learns():
 def test_metric_names(name):
     shapes = jax.eval_shape(lambda s: fused.scan_steps(online(), s, 1)[1], start())
     assert shapes[name].shape == (1,)
+
+
+def test_rewards_of_another_shape_are_refused_by_name():
+    """A column would broadcast against the rows: every advantage of a group would be added to every other one."""
+    first = slice(None), slice(1)
+    column = online()._replace(score=lambda answers, rows: Rewards(rows.sampler_logp[first], rows.mask[first]))
+    with pytest.raises(AssertionError, match=r"has shape \(32, 1\) but expected \(32"):
+        jax.eval_shape(lambda state: fused.run(column, state, 1), start())
