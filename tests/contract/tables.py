@@ -164,7 +164,12 @@ ROWS = {
     "losses.kl.k2": TOKENWISE,
     "losses.kl.k3": TOKENWISE,
     "losses.kl.absolute": TOKENWISE,
+    "losses.kl.k1_gradient_terms": TERMS,
     "losses.kl.kl_gradient_terms": TERMS,
+    "losses.kl.corrected_k3_gradient_terms": TERMS,
+    "losses.kl.adapted_kl_coefficient": NOTHING._replace(
+        settings={"target": 0.5, "horizon": 10.0}, inputs={"coefficient": 0.2, "kl": 0.52}
+    ),
     "losses.kl.weighted_kl_gradient_terms": TERMS,
     "losses.kl.k3_gradient_terms": TERMS,
     "losses.kl.kl_in_reward": TERMS._replace(settings={"coefficient": 0.1}, gradient=("rewards",)),
@@ -242,6 +247,7 @@ ROWS = {
     # --- advantages
     "advantages.group.group_sum": Row(),
     "advantages.group.group_spread": Row(),
+    "advantages.group.from_lowest": Row(),
     "advantages.group.per_token": Row(),
     "advantages.group.group_normalized_advantages": Row(),
     "advantages.group.dr_grpo_advantages": Row(),

@@ -143,7 +143,7 @@ LOSSES = {
         "sapo": _policy(policy.sapo_loss, **SEQ_MEAN),
         "reinforce": _token(lambda x: policy.reinforce_loss(x, A, MASK).loss),
         "cispo": _policy(partial(policy.cispo_loss, clip_low=1.0, clip_high=0.28)),
-        "gmpo": _policy(partial(sequence.gmpo_loss, clip=0.32), **SEQ_MEAN),
+        "gmpo": _policy(partial(sequence.gmpo_loss, clip_low=0.32, clip_high=0.32), **SEQ_MEAN),
         "clip_cov": _token(  # all tokens of the window are drawn, so the draw does not matter
             lambda x: entropy.clip_cov_loss(
                 x, OLD, A, MASK, jnp.zeros_like(A), fraction=1.0, low=0.2, high=5.0, **CLIP
