@@ -3,8 +3,10 @@
 import ast
 import configparser
 import functools
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -164,3 +166,68 @@ def test_licence_and_version_are_what_the_metadata_says():
     assert "Apache License" in text and "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
     assert SETUP["metadata"]["version"] == "attr: jaxrl_llm.__version__"
     assert re.fullmatch(r"\d+\.\d+\.\d+", jaxrl_llm.__version__)
+
+
+PINS = {
+    path.stem: dict(line.split("==") for line in path.read_text().splitlines() if line[:1] not in "#")
+    for path in sorted((ROOT / "constraints").glob("*.txt"))
+}
+
+
+def _numbers(version):
+    return [int(x) for x in re.findall(r"\d+", version)[:3]]
+
+
+@pytest.mark.parametrize(("name", "jax"), [("py311", "0.10."), ("py312", "0.12.")])
+def test_constraints_pin_what_the_suite_needs(name, jax):
+    pins = {pinned.lower().replace("_", "-"): version for pinned, version in PINS[name].items()}
+    assert pins["jax"].startswith(jax) and pins["jaxlib"].startswith(jax)
+    asked = SETUP["options"]["install_requires"] + SETUP["options.extras_require"]["test"]
+    for line in filter(None, (line.strip() for line in asked.splitlines())):
+        requirement, _, least = line.partition(">=")
+        if requirement != "setuptools":  # a tool of pip
+            pinned = pins[requirement.lower().replace("_", "-")]
+            assert _numbers(pinned) >= _numbers(least), (requirement, pinned, least)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose Python writes down what it is asked and says that it is 3.11, or what ``FAKE`` holds."""
+    for folder in ("launch", "constraints"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/bash\nif [ "$2" = venv ]; then mkdir -p .venv/bin; cp "$0" .venv/bin/python; exit; fi\n'
+        f'if [ "$1" = -c ]; then code="import sys; sys.version_info = $FAKE; ${{2#import sys}}"\n'
+        f'exec {sys.executable} -c "$code"; fi\n'
+        f'echo "$@" >>{tmp_path}/calls\n'
+    )
+    python.chmod(0o755)
+    return tmp_path
+
+
+def _install(checkout, fake="(3, 11)", **more):
+    line = f'. {checkout}/launch/common.sh; install_project "[test]"'
+    given = {**os.environ, "PYTHON": str(checkout / "python"), "FAKE": fake, **more}
+    return subprocess.run(["bash", "-c", line], env=given, capture_output=True, text=True, timeout=60)
+
+
+def test_an_install_takes_the_versions_of_its_python(checkout):
+    calls = checkout / "calls"
+    for fake, more, wanted in (
+        ("(3, 11)", {}, "--constraint constraints/py311.txt -e .[test]"),
+        ("(3, 13)", {}, "--constraint constraints/py312.txt -e .[test]"),
+        ("(3, 13)", {"CONSTRAINTS": "none"}, "--disable-pip-version-check -e .[test]"),
+    ):
+        for _ in range(2):  # the second one finds it done
+            done = _install(checkout, fake, **more)
+            assert done.returncode == 0, done.stderr
+        assert calls.read_text().splitlines()[-1].endswith(wanted)
+    assert len(calls.read_text().splitlines()) == 3
+    for fake, more, message in (
+        ("(3, 10)", {}, "3.11 is needed"),
+        ("(3, 11)", {"CONSTRAINTS": "absent.txt"}, "CONSTRAINTS=absent.txt does not exist"),
+    ):
+        done = _install(checkout, fake, **more)
+        assert done.returncode == 2 and message in done.stderr, done.stderr

@@ -30,7 +30,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.train.methods import builders
 
 

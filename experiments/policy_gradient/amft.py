@@ -27,7 +27,7 @@ from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import builders
 

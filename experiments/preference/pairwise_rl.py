@@ -23,7 +23,7 @@ from experiments.preference.parts import pair_judges
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.losses import pairwise
+from jaxrl_llm.losses import ranking
 
 
 def batch_advantages(rewards, group_ids, *, valid):
@@ -40,7 +40,7 @@ class Settings(recipes.Settings):
     reference_steps: int = 200
     judge_steps: int = 300
     judge: str = "generative"
-    worth: Callable = pairwise.win_logit
+    worth: Callable = ranking.win_logit
     advantages: Callable = batch_advantages
     beta: float = 0.05
 
@@ -51,7 +51,7 @@ ARMS = {
     "generative": {},
     "discriminative": {"judge": "discriminative"},
     "no_consistency": {"judge": "no_consistency"},
-    "probability": {"worth": pairwise.win_probability},
+    "probability": {"worth": ranking.win_probability},
     "bt_group": {"judge": "bt", "advantages": group.rloo_advantages},
     "generative_group": {"advantages": group.rloo_advantages},
 }

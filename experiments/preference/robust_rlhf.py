@@ -27,7 +27,7 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.losses import preference, robust
+from jaxrl_llm.losses import preference
 
 WORLD, LAW, BETA = preference_strings.WORLD, {"flip_rate": 0.2, "cycle": 1.0}, 0.1
 draw_pairs = partial(toy.draw_pairs, **LAW)
@@ -46,7 +46,7 @@ class Settings(recipes.Settings):
     pairs_per_step: int = 32
     pair_loss: Callable | None = None  # of labelled pairs alone
     judge: Callable = preference_strings.judged
-    phi: Callable = robust.logistic
+    phi: Callable = preference.logistic
 
 
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "pairs_per_step": 4}
@@ -56,7 +56,7 @@ ARMS = {
     "vrpo_true": {"judge": lambda params, *rows: toy.chance(*rows, **LAW)},
     "vrpo_half": {"judge": lambda params, prompts, *both: jnp.full(prompts.shape[:1], 0.5, jnp.float32)},
     "vrpo_self": {"judge": lambda params, *rows: jax.nn.sigmoid(preference_strings.margins(params, *rows, beta=BETA))},
-    "vrpo_ramp": {"phi": robust.ramp},
+    "vrpo_ramp": {"phi": preference.ramp},
     "robust_dpo": {"pair_loss": partial(preference.robust_dpo_loss, beta=BETA, flip_rate=0.2)},
     "ipo": {"pair_loss": partial(preference.ipo_loss, tau=BETA)},
 }
@@ -90,7 +90,7 @@ def build(settings: Settings) -> experiment.Plan:
         logp, wins = flat.reshape(-1, 4), settings.pair_loss
         if wins is None:
             h, fresh = (BETA * ((logp - ref)[:, k] - (logp - ref)[:, k + 1]) for k in (0, 2))
-            terms = robust.vrpo_loss(h, judged[:, 0], fresh, judged[:, 1], phi=settings.phi)
+            terms = preference.vrpo_loss(h, judged[:, 0], fresh, judged[:, 1], phi=settings.phi)
         else:
             terms = wins(*logp.T[:2], *ref.T[:2])
         return reduce.scalars(terms.loss), {

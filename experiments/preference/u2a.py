@@ -24,7 +24,7 @@ from experiments.parts import preference_task as toy
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.curriculum import negatives
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.losses import preference, unlearning
+from jaxrl_llm.losses import preference, supervised
 
 WORLD = preference_strings.WORLD
 
@@ -86,9 +86,9 @@ def build(settings: Settings) -> experiment.Plan:
         prompts, bad, kept, weights, ref = batch
         logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
-        terms = unlearning.ascent_loss(down, weights)
+        terms = supervised.ascent_loss(down, weights)
         if settings.bounded:
-            terms = unlearning.npo_loss(down, ref, beta=settings.bounded)
+            terms = supervised.npo_loss(down, ref, beta=settings.bounded)
         value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(retained)
         return value / toy.RESPONSE_TOKENS, {
             "unlearn/used": reduce.scalars((weights > 0).astype(jnp.float32)),

@@ -18,6 +18,23 @@ def group_sum(values: Float[Array, " B"], group_ids: Int[Array, " B"]) -> Float[
     return jax.ops.segment_sum(values.astype(jnp.float32), group_ids, num_segments=values.shape[0])[group_ids]
 
 
+def from_lowest(
+    rewards: Float[Array, " B"], group_ids: Int[Array, " B"], *, valid: Bool[Array, " B"] | None = None
+) -> Float[Array, " B"]:
+    """Valid rewards less the smallest of their group, others 0: what a baseline needs, without the rewards' offset.
+
+    Sums of numbers near 1e4 lose 1e-3 in float32; differences to a member of the group do not, and they are exactly 0
+    where all are equal.
+
+    >>> import jax.numpy as jnp
+    >>> from_lowest(jnp.array([10002.0, 10001.0, 5.0]), jnp.array([0, 0, 1])).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    low = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), group_ids, num_segments=rewards.shape[0])[group_ids]
+    return jnp.where(valid, rewards - jax.lax.stop_gradient(jnp.where(valid, low, 0.0)), 0.0)
+
+
 def _count_and_mean(rewards: Array, group_ids: Array, valid: Array) -> tuple[Array, Array]:
     count = group_sum(valid.astype(jnp.float32), group_ids)
     return count, group_sum(jnp.where(valid, rewards, 0.0), group_ids) / jnp.maximum(count, 1.0)
@@ -63,7 +80,8 @@ def group_normalized_advantages(
     >>> [round(float(x), 4) for x in a]
     [1.7321, -0.5774, -0.5774, -0.5774]
     """
-    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    valid = _valid(rewards, valid)
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     count, mean = _count_and_mean(rewards, group_ids, valid)
     centred = jnp.where(valid, rewards - mean, 0.0)
     variance = group_sum(centred**2, group_ids) / jnp.maximum(count - ddof, 1.0)
@@ -83,7 +101,8 @@ def dr_grpo_advantages(
     >>> dr_grpo_advantages(jnp.array([1.0, 0, 0, 0]), jnp.array([0, 0, 0, 0])).tolist()
     [0.75, -0.25, -0.25, -0.25]
     """
-    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    valid = _valid(rewards, valid)
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     _, mean = _count_and_mean(rewards, group_ids, valid)
     usable = valid & (group_spread(rewards, group_ids, valid=valid) > 0)
     return jnp.where(usable, rewards - mean, 0.0)
@@ -154,7 +173,8 @@ def opo_advantages(
 
     From "On-Policy RL with Optimal Reward Baseline", arXiv:2505.23585, eq. 10.
     """
-    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    valid = _valid(rewards, valid)
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     weight = jnp.where(valid, length_tokens.astype(jnp.float32), 0.0)
     baseline = group_sum(weight * jnp.where(valid, rewards, 0.0), group_ids)
     baseline = baseline / jnp.maximum(group_sum(weight, group_ids), 1e-9)
@@ -235,9 +255,10 @@ def lite_ppo_advantages(
     """
     valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
     whole = jnp.zeros(rewards.shape, jnp.int32)
-    _, mean = _count_and_mean(rewards, whole, valid)
+    shifted = from_lowest(rewards, whole, valid=valid)
+    _, mean = _count_and_mean(shifted, whole, valid)
     count = jnp.maximum(jnp.sum(valid.astype(jnp.float32)), 1.0)
-    variance = jnp.sum(jnp.where(valid, rewards - mean, 0.0) ** 2) / count
+    variance = jnp.sum(jnp.where(valid, shifted - mean, 0.0) ** 2) / count
     usable = variance > 0
     deviation = jnp.sqrt(jnp.where(usable, variance, 1.0))
     return jnp.where(usable, dr_grpo_advantages(rewards, group_ids, valid=valid) / (deviation + eps), 0.0)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.advantages.group import dr_grpo_advantages, group_spread, group_sum
+from jaxrl_llm.advantages.group import dr_grpo_advantages, from_lowest, group_spread, group_sum
 
 
 def log_mean_exp_baseline(
@@ -53,8 +53,9 @@ def opmd_advantages(
     """
     valid = jnp.ones(rewards.shape, bool) if valid is None else valid
     usable = valid & (group_spread(rewards, group_ids, valid=valid) > 0)
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     baseline = log_mean_exp_baseline(rewards, group_ids, tau=tau, valid=valid)
-    return jnp.where(usable, (rewards.astype(jnp.float32) - baseline) / (1 + tau), 0.0)
+    return jnp.where(usable, (rewards - baseline) / (1 + tau), 0.0)
 
 
 def asymre_advantages(

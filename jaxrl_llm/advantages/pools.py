@@ -4,6 +4,7 @@ A pool is a row of ``[P, C]`` arrays: up to ``C`` responses to one prompt in the
 which of them exist.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -90,6 +91,8 @@ def pool_advantages(
     [[0.25, 0.25, 0.25, -0.75]]
     """
     rewards = rewards.astype(jnp.float32)
+    low = jnp.min(jnp.where(members, rewards, jnp.inf), axis=1, keepdims=True)  # sums of large numbers lose digits
+    rewards = rewards - jax.lax.stop_gradient(jnp.where(jnp.isfinite(low), low, 0.0))
     count = jnp.sum(members.astype(jnp.float32), axis=1, keepdims=True)
     mean = jnp.sum(jnp.where(members, rewards, 0.0), axis=1, keepdims=True) / jnp.maximum(count, 1.0)
     centred = jnp.where(count > 1, rewards - mean, 0.0)

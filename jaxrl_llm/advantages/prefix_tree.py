@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.advantages.group import group_normalized_advantages, group_spread, group_sum
+from jaxrl_llm.advantages.group import from_lowest, group_normalized_advantages, group_spread, group_sum
 
 
 def prefix_values(
@@ -56,6 +56,7 @@ def branch_differences(
 
     Exactly 0 but where the prefix's members part; over a response it sums to its leaf's value minus the group's mean.
     """
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     values, sharing = prefix_values(tokens, mask, rewards, group_ids, valid=valid)
     whole = _group_mean(rewards, group_ids, valid)
     before = jnp.concatenate([whole[0][:, None], values[:, :-1]], axis=1)
@@ -103,8 +104,9 @@ def tempo_advantages(
     """
     counted = jnp.ones(rewards.shape, bool) if valid is None else valid
     own = group_normalized_advantages(rewards, group_ids, valid=valid, ddof=ddof, eps=eps)
+    rewards = from_lowest(rewards, group_ids, valid=valid)
     mean, count = _group_mean(rewards, group_ids, valid)
-    centred = jnp.where(counted, rewards.astype(jnp.float32) - mean, 0.0)
+    centred = jnp.where(counted, rewards - mean, 0.0)
     squares = group_sum(centred**2, group_ids)
     deviation = jnp.sqrt(jnp.maximum(squares / jnp.maximum(count - ddof, 1.0), 1e-12)) + eps
     change = branch_differences(tokens, mask, rewards, group_ids, valid=valid) / deviation[:, None]

@@ -3,6 +3,7 @@
 Steps are the columns of ``[B, K]`` arrays; ``valid`` says which of them a response has.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -103,7 +104,10 @@ def group_token_normalized(
     >>> found.round(3).tolist()
     [[1.0, 1.0], [-1.0, -1.0]]
     """
-    real = jnp.where(mask, rewards.astype(jnp.float32), 0.0)
+    lowest = jnp.min(jnp.where(mask, rewards.astype(jnp.float32), jnp.inf), axis=1)
+    low = jax.ops.segment_min(lowest, group_ids, num_segments=lowest.shape[0])[group_ids][:, None]
+    # less a member of the group: sums of large numbers lose digits
+    real = jnp.where(mask, rewards.astype(jnp.float32) - jax.lax.stop_gradient(jnp.where(mask, low, 0.0)), 0.0)
     count = jnp.maximum(group_sum(jnp.sum(mask.astype(jnp.float32), axis=1), group_ids), 1.0)
     mean = group_sum(jnp.sum(real, axis=1), group_ids) / count
     centred = jnp.where(mask, real - mean[:, None], 0.0)

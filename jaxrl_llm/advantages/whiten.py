@@ -12,6 +12,13 @@ from jaxrl_llm.advantages.group import dr_grpo_advantages, per_token
 from jaxrl_llm.advantages.returns import at_last_token, discounted_returns
 
 
+def _from_lowest(values: Array, mask: Array) -> Array:
+    """Masked values less their smallest, others 0: sums of large numbers lose the digits that tell them apart."""
+    values = values.astype(jnp.float32)
+    low = jnp.min(jnp.where(mask, values, jnp.inf))
+    return jnp.where(mask, values - jax.lax.stop_gradient(jnp.where(jnp.isfinite(low), low, 0.0)), 0.0)
+
+
 def whitened_tokens(
     values: Float[Array, "B T"], mask: Bool[Array, "B T"], *, ddof: int = 0, eps: float = 1e-8
 ) -> Float[Array, "B T"]:
@@ -28,7 +35,7 @@ def whitened_tokens(
     >>> [round(float(x), 4) for x in whitened_tokens(jnp.array([[1.0, 2.0], [3.0, 9.0]]), mask).ravel()]
     [-1.2247, 0.0, 1.2247, 0.0]
     """
-    values = jnp.where(mask, values.astype(jnp.float32), 0.0)
+    values = _from_lowest(values, mask)
     count = jnp.sum(mask.astype(jnp.float32))
     centred = jnp.where(mask, values - jnp.sum(values) / jnp.maximum(count, 1.0), 0.0)
     variance = jnp.sum(centred**2) / jnp.maximum(count - ddof, 1.0)
@@ -56,7 +63,7 @@ def reweighted_tokens(
     >>> [round(float(x), 4) for x in w.ravel()]
     [-1.0, 3.0, 1.0]
     """
-    values = jnp.where(mask, values.astype(jnp.float32), 0.0)
+    values = _from_lowest(values, mask)
     share = jnp.where(mask, weights.astype(jnp.float32)[:, None], 0.0)
     share = share / jnp.maximum(jnp.sum(share), 1e-30)
     centred = jnp.where(mask, values - jnp.sum(share * values), 0.0)

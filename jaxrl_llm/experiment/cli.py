@@ -18,7 +18,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, claims, loop, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import flags, host_memory
+from jaxrl_llm.run import compile_cache, flags, host_memory
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
@@ -37,6 +37,7 @@ class Options:
     # parts of a batch, gradients summed; 0: of a model of your own up to 16 where the method allows it, else one
     microbatches: int = 0
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished arms of an earlier run in that folder
     record: bool = False  # also copy results and plot to results/<family>/
     add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
@@ -305,6 +306,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     if options.add and not options.record:
         raise UserError("--add completes a record: give --record with it, or drop it")
     check_model(base, given)
+    compile_cache.enable(options.compile_cache)
     resolved = arms.resolve(module, base, options.arm)
     try:
         built, reads = build_arms(module, resolved, options.microbatches)

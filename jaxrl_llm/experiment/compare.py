@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.run import flags
+from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
@@ -39,6 +39,7 @@ class Common(recipes.OnlineSettings):
     seeds: int = 8
     smoke: bool = False  # three steps, two seeds, few problems
     out: str = ""  # folder of the results; empty: runs/compare/<family>
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished methods of an earlier comparison in that folder
     record: bool = False  # also copy results and figure to results/compare/
 
@@ -47,7 +48,7 @@ SMOKE = {
     "steps": 3, "eval_every": 3, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 2, "seeds": 2,
 }  # fmt: skip
-OWN = ("methods", "baseline", "seeds", "smoke", "out", "fresh", "record")
+OWN = ("methods", "baseline", "seeds", "smoke", "out", "fresh", "record", "compile_cache")
 
 
 def method_arm(module: ModuleType) -> str:
@@ -159,6 +160,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     start = first_settings(family, smoke="--smoke" in arguments)
     common = flags.read(Common, arguments, prog=prog, default=start)
     cli.check_run(common)
+    compile_cache.enable(common.compile_cache)
     cli.check_sizes(common, 0)
     resolved, built, identities, left_out = {}, {}, {}, {}
     for module, arm in chosen(family, common.methods, common.baseline):
@@ -175,7 +177,7 @@ def compare(family: str, arguments: list[str]) -> Results:
     out = cli.open_folder(common.out or f"runs/{'smoke/' if common.smoke else ''}compare/{family}")
     options = cli.Options(fresh=common.fresh)
     found = cli.run_arms(options, resolved, built, identities, list(range(common.seeds)), out)
-    told = [f.name for f in dataclasses.fields(common) if f.name not in ("out", "fresh", "record")]
+    told = [f.name for f in dataclasses.fields(common) if f.name not in ("out", "fresh", "record", "compile_cache")]
     settings = results.plain({name: getattr(common, name) for name in told})
     whole = {
         "family": family,

@@ -20,7 +20,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job

@@ -11,7 +11,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, results
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.metrics.intervals import Interval
-from jaxrl_llm.run import flags
+from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run.records import record
 
 FIRST_SEED = 1000  # no seed of a record is used, and no evaluation problem is looked at
@@ -28,6 +28,7 @@ class Options:
     seeds: int = 3  # seeds 1000, 1001, ...
     smoke: bool = False
     out: str = ""  # folder of the results; empty: runs/sweep/<experiment>
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished arms of an earlier sweep in that folder
     record: bool = False  # also copy the table to results/sweeps/
 
@@ -86,6 +87,7 @@ def sweep(path: str, arguments: list[str]) -> dict[str, dict[str, Interval]]:
     prog = f"python -m jaxrl_llm.experiment sweep {path}"
     options = flags.read(Options, arguments, prog=prog)
     cli.check_run(options)
+    compile_cache.enable(options.compile_cache)
     base = arms.preset(module, smoke=options.smoke, model=module.Settings().model)
     resolved = {}
     for value in read_values(base, options):

@@ -13,7 +13,12 @@ from jaxrl_llm.losses.policy import MAX_LOG_RATIO, masked
 
 def _difference(logp: Array, ref_logp: Array, mask: Array) -> Array:
     logp, ref_logp = masked(mask, logp, ref_logp)
-    return jnp.clip(logp - ref_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return logp - ref_logp
+
+
+def _inverse_ratio(d: Array) -> Array:
+    """``exp(-d)``, the only part of these formulas that can overflow: held at e^20 where the token is 20 nats rarer."""
+    return jnp.exp(jnp.minimum(-d, MAX_LOG_RATIO))
 
 
 def k1(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
@@ -32,17 +37,38 @@ def k2(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Arra
 def k3(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """``exp(-d) - 1 + d`` with ``d = logp - ref_logp``: unbiased value, never negative. No gradient.
 
+    ``exp(-d)`` is held at e^20 = 4.9e8: a token that the reference finds more than e^20 times as likely counts less.
+
     >>> import jax.numpy as jnp
     >>> round(float(k3(jnp.log(jnp.array([[0.5]])), jnp.log(jnp.array([[0.25]])), jnp.array([[True]]))[0, 0]), 4)
     0.1931
     """
     d = _difference(logp, ref_logp, mask)
-    return jax.lax.stop_gradient(jnp.exp(-d) - 1.0 + d)
+    return jax.lax.stop_gradient(_inverse_ratio(d) - 1.0 + d)
 
 
 def absolute(logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """``|logp - ref_logp|``: not a KL, a distance that is easy to watch. No gradient."""
     return jax.lax.stop_gradient(jnp.abs(_difference(logp, ref_logp, mask)))
+
+
+def k1_gradient_terms(
+    logp: Float[Array, "B T"], ref_logp: Float[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """The score function of k1: ``sg(logp - ref_logp) logp``, on-policy the gradient of the token-level KL(pi || ref).
+
+    The gradient is that of ``kl_gradient_terms``, token by token; the value means nothing. k1 itself in a loss has the
+    gradient ``grad logp``, whose expectation is 0. On-policy only.
+
+    From "Rethinking KL Regularization in RLHF", arXiv:2510.01555, section 4 ("k1 in reward").
+
+    >>> import jax, jax.numpy as jnp
+    >>> f = lambda x: k1_gradient_terms(x, jnp.array([[-2.0]]), jnp.array([[True]]))[0, 0]
+    >>> float(jax.grad(f)(jnp.array([[-0.5]]))[0, 0])
+    1.5
+    """
+    logp, ref_logp = masked(mask, logp, ref_logp)
+    return jax.lax.stop_gradient(logp - ref_logp) * logp
 
 
 def kl_gradient_terms(
@@ -84,9 +110,69 @@ def k3_gradient_terms(
     """
     logp, ref_logp = masked(mask, logp, ref_logp)
     d = jax.lax.stop_gradient(logp - ref_logp)
-    inverse = jnp.exp(jnp.clip(-d, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    inverse = _inverse_ratio(d)
     # the slope is written out: differentiating through the clip would turn its sign where the clip acts
     return inverse - 1.0 + d + (1.0 - inverse) * (logp - jax.lax.stop_gradient(logp))
+
+
+def corrected_k3_gradient_terms(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+) -> Float[Array, "B T"]:
+    """Bias-corrected k3: ``rho (exp(-d) - 1 + d)`` with the gradient through ``rho = exp(logp - old_logp)`` as well.
+
+    ``d = logp - ref_logp``. Averaged over tokens drawn from ``old_logp``'s policy both the value and the gradient are
+    those of the token-level KL(pi || ref), whatever the drift. The gradient of a token is ``rho d grad logp``, that of
+    ``weighted_kl_gradient_terms``; the value is never negative. ``rho`` is held at e^20.
+
+    From "DeepSeek-V3.2", arXiv:2512.02556 ("unbiased KL estimate"), as in TRL's GRPOTrainer
+    (``use_bias_correction_kl``); the equation's number could not be checked.
+
+    >>> import jax, jax.numpy as jnp
+    >>> old, ref = jnp.log(jnp.array([[0.25]])), jnp.log(jnp.array([[0.25]]))
+    >>> f = lambda x: corrected_k3_gradient_terms(x, old, ref, jnp.array([[True]]))[0, 0]
+    >>> value, slope = jax.value_and_grad(f)(jnp.log(jnp.array([[0.5]])))  # rho = 2, d = log 2
+    >>> round(float(value), 4), round(float(slope[0, 0]), 4)
+    (0.3863, 1.3863)
+    """
+    logp, old_logp, ref_logp = masked(mask, logp, old_logp, ref_logp)
+    rho = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+    d = logp - ref_logp
+    value = rho * (_inverse_ratio(d) - 1.0 + d)
+    # the slope is written out: rho (k3 + k3') = rho d, which no clip turns round
+    return jax.lax.stop_gradient(value) + jax.lax.stop_gradient(rho * d) * (logp - jax.lax.stop_gradient(logp))
+
+
+def adapted_kl_coefficient(
+    coefficient: Float[Array, ""], kl: Float[Array, ""], *, target: float, horizon: float, steps: float = 1.0
+) -> Float[Array, ""]:
+    """The next KL coefficient of a proportional controller in log space: it grows while the KL is above its target.
+
+    ``coefficient (1 + clip(kl / target - 1, -0.2, 0.2) steps / horizon)``
+
+    No gradient. It is never negative while ``steps < 5 horizon``.
+
+    Args:
+      kl: of the batch just seen, in nats, in the units of ``target`` (a token's or a sequence's).
+      horizon: in the units of ``steps``: episodes or updates.
+      steps: episodes or updates since the last call.
+
+    From "Fine-Tuning Language Models from Human Preferences", arXiv:1909.08593, section 2.2 (its equation of the
+    log-space proportional controller has ``K_beta = 0.1`` for ``steps / horizon``); the names are those of verl and
+    OpenRLHF (``AdaptiveKLController``).
+
+    >>> import jax.numpy as jnp
+    >>> round(float(adapted_kl_coefficient(jnp.float32(0.2), jnp.float32(7.0), target=6.0, horizon=10.0)), 6)
+    0.203333
+    """
+    if target <= 0 or horizon <= 0:
+        raise ValueError(f"target={target} and horizon={horizon} must be positive")
+    if not 0 < steps < 5 * horizon:
+        raise ValueError(f"steps={steps} must be positive and below 5 * horizon={5 * horizon}")
+    error = jnp.clip(kl.astype(jnp.float32) / target - 1.0, -0.2, 0.2)
+    return jax.lax.stop_gradient(coefficient.astype(jnp.float32) * (1.0 + error * (steps / horizon)))
 
 
 def kl_in_reward(

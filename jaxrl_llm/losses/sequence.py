@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.losses.policy import MAX_LOG_RATIO, log_ratio, masked
+from jaxrl_llm.losses.policy import MAX_LOG_RATIO, masked
 from jaxrl_llm.types import TokenTerms
 
 
@@ -35,7 +35,7 @@ def gspo_loss(
     """
     logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
     advantages = jax.lax.stop_gradient(advantages)
-    ratio = jnp.exp(_mean(log_ratio(logp, old_logp), mask, segment_ids))
+    ratio = jnp.exp(sequence_log_ratio(logp, old_logp, mask, mode="mean", segment_ids=segment_ids))
     return _clipped(ratio, advantages, mask, clip_low, clip_high)
 
 
@@ -57,7 +57,8 @@ def gspo_token_loss(
     """
     logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
     advantages = jax.lax.stop_gradient(advantages)
-    sequence = jax.lax.stop_gradient(_mean(log_ratio(logp, old_logp), mask, segment_ids))
+    sequence = sequence_log_ratio(logp, old_logp, mask, mode="mean", segment_ids=segment_ids)
+    sequence = jax.lax.stop_gradient(sequence)
     ratio = jnp.exp(sequence + (logp - jax.lax.stop_gradient(logp)))  # the bracket first: it is exactly 0
     return _clipped(ratio, advantages, mask, clip_low, clip_high)
 
@@ -77,26 +78,28 @@ def gmpo_loss(
     advantages: Float[Array, "B T"],
     mask: Bool[Array, "B T"],
     *,
-    clip: float = 0.4,
+    clip_low: float = 0.4,
+    clip_high: float = 0.4,
     segment_ids: Int[Array, "B T"] | None = None,
 ) -> TokenTerms:
-    """GMPO: the geometric mean of token ratios, each clipped in log space to ``[-clip, clip]`` on its harmful side.
+    """GMPO: the geometric mean of token ratios, each clipped in log space on its harmful side.
 
-    ``-A_i exp(mean_t c_t)``, ``c_t = sgn(A) min(sgn(A) l_t, sgn(A) clip(l_t, -clip, clip))``, ``l = logp - old_logp``.
-    One advantage per sequence; reduce with ``seq_mean``. ``aux``: ``ratio``, the clipped geometric mean, and
-    ``clipped``, 1 for the tokens whose gradient clipping removed.
+    ``-A_i exp(mean_t c_t)``, ``c_t = sgn(A) min(sgn(A) l_t, sgn(A) clip(l_t, -clip_low, clip_high))``,
+    ``l = logp - old_logp``. One advantage per sequence; reduce with ``seq_mean``. ``aux``: ``ratio``, the clipped
+    geometric mean, and ``clipped``, 1 for the tokens whose gradient clipping removed.
 
-    From "Geometric-Mean Policy Optimization", arXiv:2507.20673, eq. 4 (``clip = 0.4``: ratios in
-    ``[e^-0.4, e^0.4]``).
+    From "Geometric-Mean Policy Optimization", arXiv:2507.20673, eq. 4 (0.4 on both sides: ratios in
+    ``[e^-0.4, e^0.4]``). Unequal bounds are those of verl's and TRL's GMPO (``clip_ratio_low``, ``epsilon_high``).
     """
-    if clip <= 0:
-        raise ValueError(f"clip={clip} must be positive")
+    if clip_low <= 0 or clip_high <= 0:
+        raise ValueError(f"clip_low={clip_low} and clip_high={clip_high} must be positive: they bound log ratios")
     logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
     advantages = jax.lax.stop_gradient(advantages)
-    difference, sign = log_ratio(logp, old_logp), jnp.sign(advantages)
-    bounded = jnp.clip(difference, -clip, clip)
+    difference, sign = logp - jax.lax.stop_gradient(old_logp), jnp.sign(advantages)
+    bounded = jnp.clip(difference, -clip_low, clip_high)
     used = sign * jnp.minimum(sign * difference, sign * bounded)
-    ratio = jnp.exp(_mean(used, mask, segment_ids))
+    # the mean is held, not its tokens: one token far off must not hide behind a bound of its own
+    ratio = jnp.exp(jnp.clip(_mean(used, mask, segment_ids), -MAX_LOG_RATIO, MAX_LOG_RATIO))
     cut = mask & (sign * difference > sign * bounded)
     aux = {"ratio": jnp.where(mask, ratio, 0.0), "clipped": cut.astype(jnp.float32)}
     return TokenTerms(-jnp.where(mask, ratio * advantages, 0.0), aux)
@@ -143,7 +146,10 @@ def sequence_log_ratio(
     mode: str = "sum",
     segment_ids: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
-    """``log pi(y)/mu(y)`` of the sequence (``sum``) or its mean per token (``mean``), at each of its positions."""
+    """``log pi(y)/mu(y)`` of the sequence (``sum``) or its mean per token (``mean``), at each of its positions.
+
+    Sum or mean are held in +-20, so that their exponential stays finite; no single token is.
+    """
     logp, anchor = masked(mask, logp, anchor)
     difference = logp - jax.lax.stop_gradient(anchor)
     if segment_ids is not None:

@@ -94,6 +94,16 @@ def _integer(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     return value
 
 
+def _check_heads(name: str, defaults: dict[str, Any], raw: dict[str, Any]) -> None:
+    """Raises ValueError where the key-value heads that transformers takes for an absent key do not fit the model."""
+    heads, taken = raw["num_attention_heads"], defaults.get("num_key_value_heads")
+    if "num_key_value_heads" not in raw and taken and isinstance(heads, int) and heads % taken:
+        raise ValueError(
+            f"config.json lacks num_key_value_heads: for {name} transformers takes {taken}, which does not "
+            f"divide num_attention_heads={heads}; write the key"
+        )
+
+
 def from_hf(raw: dict[str, Any]) -> ModelConfig:
     """Reads the fields of a Hugging Face ``config.json``; dropout of training runs (``*_pdrop``) is not read.
 
@@ -113,6 +123,7 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
     if missing:
         raise ValueError(f"config.json lacks {', '.join(missing)}")
     defaults = defaults_of(family)
+    _check_heads(name, defaults, raw)
     raw = defaults | raw
     raw |= {key: defaults[key] for key in ("max_position_embeddings", "rope_theta", "rms_norm_eps")
             if key in defaults and raw[key] is None}  # fmt: skip

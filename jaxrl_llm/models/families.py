@@ -69,8 +69,8 @@ _GEMMA_FIXED: dict[str, tuple[Any, ...] | None] = {
     "layer_types": None,
     "final_logit_softcapping": None,
 }
-_GEMMA_DEFAULTS = {"tie_word_embeddings": True, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-                   "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # fmt: skip
+_GEMMA_DEFAULTS = {"tie_word_embeddings": True, "num_key_value_heads": 4, "query_pre_attn_scalar": 256,
+                   "sliding_window": 4096, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}  # fmt: skip
 _GEMMA_WRITTEN = {"hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh"}
 
 FAMILIES: dict[str, Family] = {
@@ -87,8 +87,14 @@ FAMILIES: dict[str, Family] = {
         },  # fmt: skip
         window="all",
     ),
-    "qwen2": Family("Qwen2ForCausalLM", shape={"qkv_bias": True, "output_bias": False}),
-    "qwen3": Family("Qwen3ForCausalLM", shape={"qk_norm": True}, head_dim=128),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        shape={"qkv_bias": True, "output_bias": False},
+        defaults={"num_key_value_heads": 32},
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM", shape={"qk_norm": True}, head_dim=128, defaults={"num_key_value_heads": 32}
+    ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         shape={"qk_norm": True},
@@ -98,6 +104,7 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 768,
             "norm_topk_prob": False,
             "router_aux_loss_coef": 0.001,
+            "num_key_value_heads": 4,
         },  # fmt: skip
         fixed={"mlp_only_layers": ([],), "decoder_sparse_step": (1,)},
         names={"num_local_experts": "num_experts"},

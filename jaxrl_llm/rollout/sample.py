@@ -29,19 +29,20 @@ def support(
     min_p: float | None = None,
 ) -> Bool[Array, "B V"]:
     """The tokens that may be drawn: among the ``top_k`` most likely, in the smallest set of mass ``top_p``, and at
-    least ``min_p`` times as likely as the most likely one. The most likely token always stays. Ties keep the lower
-    id first."""
+    least ``min_p`` times as likely as the most likely one. The most likely token always stays; ``top_p=1`` keeps all.
+    Ties keep the lower id first."""
     order = jnp.argsort(-logits, axis=-1)
     rank = jnp.argsort(order, axis=-1)
     keep = jnp.isfinite(logits)
     if top_k is not None:
         keep &= rank < top_k
     probs = jax.nn.softmax(logits, axis=-1)
-    if top_p is not None:
+    if isinstance(top_p, Array) or (top_p is not None and top_p < 1):
         top_p = top_p[:, None] if isinstance(top_p, Array) else top_p
         ordered = jnp.take_along_axis(probs, order, axis=-1)
         before = jnp.cumsum(ordered, axis=-1) - ordered  # mass of the strictly more likely tokens
-        keep &= jnp.take_along_axis(before, rank, axis=-1) < top_p
+        # the sum of a long vocabulary reaches 1 before its end in float32: 1 filters nothing
+        keep &= (jnp.take_along_axis(before, rank, axis=-1) < top_p) | jnp.asarray(top_p >= 1)
     if min_p is not None:
         keep &= probs >= min_p * jnp.max(probs, axis=-1, keepdims=True)
     return keep | (rank == 0)
@@ -86,6 +87,7 @@ def draw(
         drawn = temperature > 0
         scaled = logits / temperature if drawn else logits
     allowed = scaled
+    top_p = None if not isinstance(top_p, Array) and top_p == 1 else top_p  # no filter, and no sort of the vocabulary
     if any(x is not None for x in (top_k, top_p, min_p)):
         allowed = jnp.where(support(scaled, top_k=top_k, top_p=top_p, min_p=min_p), scaled, -jnp.inf)
     if drawn is not False:

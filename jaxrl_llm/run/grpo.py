@@ -26,7 +26,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import host_memory, lora_state, parts
+from jaxrl_llm.run import compile_cache, host_memory, lora_state, parts
 from jaxrl_llm.run.evaluate import Evaluation, evaluate
 from jaxrl_llm.run.records import record, report, transcripts, view
 from jaxrl_llm.run.records.progress import progress
@@ -312,6 +312,7 @@ def main(settings: Settings) -> int:
     """Loads and checks everything, then makes the run folder and trains; the exit code."""
     settings = located(settings)
     check(settings)
+    compile_cache.enable(settings.compile_cache)
     hosts.connect(settings.hosts)
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")

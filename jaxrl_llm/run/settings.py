@@ -65,6 +65,7 @@ class Settings:
     rollout_mesh: str = ""
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     out: str = ""  # run folder; empty: runs/<time>
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     resume: str = ""  # run folder to continue bit for bit
 
 
@@ -178,7 +179,7 @@ def _from_flags(arguments: list[str], default: Settings) -> Settings:
 
 
 def parse(arguments: list[str]) -> Settings:
-    """Settings from flags; with ``--resume`` those of the run, where only ``--steps`` and ``--hosts`` may change."""
+    """Settings from flags; with ``--resume`` those of the run, of which few may change."""
     settings = _from_flags(arguments, Settings())
     if not settings.resume:
         if any(word.partition("=")[0] == "--resume" for word in arguments):
@@ -188,6 +189,6 @@ def parse(arguments: list[str]) -> Settings:
     given = located(_from_flags(arguments, stored))
     for field in dataclasses.fields(Settings):
         old, new = getattr(stored, field.name), getattr(given, field.name)
-        if old != new and field.name not in ("resume", "steps", "hosts"):
+        if old != new and field.name not in ("resume", "steps", "hosts", "compile_cache"):
             raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
     return given

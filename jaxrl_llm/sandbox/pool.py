@@ -140,7 +140,7 @@ class Sandbox:
       without: means not to use, for tests of the others: ``namespaces``, ``landlock``, ``seccomp``, ``other_user``,
         ``root`` (enter namespaces as an ordinary user would).
       modules: imported by every worker before it isolates itself, as this process would import them; what they define
-        as ``prepare`` is called then, too. ``call_fresh`` runs their functions. They and all installed packages can be
+        as ``warm_up`` is called then, too. ``call_fresh`` runs their functions. They and all installed packages can be
         read by what runs. One more worker waits, so that one that was killed is replaced without importing again.
       readable: files and folders that may be read besides Python's library.
     """
@@ -351,6 +351,5 @@ def _status(reply: dict[str, Any], limits: Limits) -> str:
     if code == _OUT_OF_MEMORY:
         return "memory"
     if code < 0:
-        # the kernel counts finer than it reports: a program ended at 1 s may be said to have used 0.99 s
-        return "timeout" if reply["cpu_s"] >= 0.9 * limits.cpu_s else "killed"
+        return "timeout" if code == -signal.SIGXCPU or reply["cpu_s"] > limits.cpu_s else "killed"
     return "error"

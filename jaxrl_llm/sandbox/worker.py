@@ -93,14 +93,14 @@ def main(
 
 
 def _load(modules: list[str], paths: list[str]) -> list[str]:
-    """Imports modules and calls their ``prepare``; the folders that they and what they import later are read from."""
+    """Imports modules and calls their ``warm_up``; the folders that they and what they import later are read from."""
     if not modules:
         return []
     sys.path[:] = paths
     for name in modules:
-        prepare = getattr(importlib.import_module(name), "prepare", None)
-        if prepare is not None:
-            prepare()
+        warm_up = getattr(importlib.import_module(name), "warm_up", None)
+        if warm_up is not None:
+            warm_up()
     packages = [path for path in paths if os.path.basename(path) in ("site-packages", "dist-packages")]
     tops = [sys.modules[name] for name in {name.partition(".")[0] for name in sys.modules} if name in sys.modules]
     places = [place for top in tops for place in getattr(top, "__path__", [getattr(top, "__file__", None)])]
@@ -243,7 +243,7 @@ class _Keeper:
         os.umask(0o077)
         os.nice(5)
         megabyte, cpu = 1 << 20, max(1, int(-(-self.limits["cpu_s"] // 1)))
-        self._bound(resource.RLIMIT_CPU, cpu)
+        self._bound(resource.RLIMIT_CPU, cpu, 1)  # a signal that says why; a second later one that cannot be caught
         self._bound(resource.RLIMIT_AS, self.limits["memory_mb"] * megabyte)
         self._bound(resource.RLIMIT_FSIZE, self.limits["disk_mb"] * megabyte)
         self._bound(resource.RLIMIT_NOFILE, 64)
@@ -257,10 +257,10 @@ class _Keeper:
         sys.argv[:] = [""]
 
     @staticmethod
-    def _bound(kind: int, amount: int) -> None:
+    def _bound(kind: int, amount: int, room: int = 0) -> None:
         _, hard = resource.getrlimit(kind)
-        amount = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
-        resource.setrlimit(kind, (amount, amount))
+        most = amount + room if hard == resource.RLIM_INFINITY else min(amount + room, hard)
+        resource.setrlimit(kind, (min(amount, most), most))
 
     def _watch(self, children: list[_Child]) -> str:
         """Reads until all have ended; why they had to be ended, if so."""

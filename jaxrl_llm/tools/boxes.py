@@ -4,7 +4,6 @@ import ast
 import json
 import operator
 import pathlib
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
@@ -67,10 +66,7 @@ def database_box(path: pathlib.Path) -> Toolbox:
         raise UserError(f"the database {path}: {error}; give an SQLite file") from error
 
     def query(sql_text: str) -> str:
-        try:
-            rows = sql.run(str(path), sql_text)
-        except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
-            raise ValueError(str(error)) from error
+        rows = sql.run(str(path), sql_text)
         shown = "\n".join(json.dumps(row, ensure_ascii=False, default=repr) for row in rows[:ROWS])
         left = f"\n... {len(rows) - ROWS} more rows" if len(rows) > ROWS else ""
         return (shown[:MOST] + left) or "no rows"

@@ -1,51 +1,93 @@
 """Mathematical answers in LaTeX or plain form, compared by value with math-verify (extra ``tasks``).
 
-Comparing symbolic expressions can run for minutes or eat all memory. The timers of math-verify itself are signals,
-which work in a main thread only, so they are off here: run this verifier in a ``pool.VerifierPool``.
+Math-verify evaluates what it reads, and comparing symbolic expressions can run without end or eat all memory. So each
+response is judged in a sealed process of its own (``sandbox.pool.Sandbox.call_fresh``), which has math-verify loaded
+already. A response that exhausts its limits is wrong; only where the reference does so, too, or the sandbox fails, is
+the verdict invalid.
 """
 
+import functools
+import importlib.util
 import logging
 from typing import Any
 
 from jaxrl_llm.errors import extra_module
+from jaxrl_llm.sandbox.pool import Sandbox
+from jaxrl_llm.sandbox.records import Called, Limits
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
+# the wall clock only ends what gets no processor: a comparison never waits for anything else
+LIMITS = Limits(cpu_s=2.0, wall_s=40.0, memory_mb=1024, output_bytes=1 << 16)
+TIMEOUT_S = 200.0  # of an item in a pool: two calls and room; the limits above end them long before
+_USE = "the math verifier needs"
 
 
 def prepare() -> None:
-    """Imports math-verify; the pool calls it before the clock runs.
+    """Starts the worker; a verifier pool calls it before the clock runs.
 
     Raises:
       UserError: when the extra is not installed.
     """
-    math_verify = extra_module("math_verify", "the math verifier needs", "tasks")
+    _sandbox().run("")
+
+
+@functools.cache
+def _sandbox() -> Sandbox:
+    if importlib.util.find_spec("math_verify") is None:
+        extra_module("math_verify", _USE, "tasks")
+    return Sandbox(workers=1, limits=LIMITS, modules=(__name__,))
+
+
+def warm_up() -> None:
+    """In the sandbox, before anything is given up: imports math-verify and lets it build its tables."""
+    math_verify = extra_module("math_verify", _USE, "tasks")
     for name in ("math_verify", "math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns about every timeout that is off
-    math_verify.parse("$1$", parsing_timeout=0)  # builds its regular expressions
+    compare("\\frac{1}{2}", "so it is $\\sqrt{0.25}$")
+    math_verify.parser.parse_expr_cached.cache_clear()
+
+
+def compare(reference: str, response: str) -> list[Any]:
+    """In the sandbox: ``[value, valid, reason]`` of a response."""
+    import math_verify
+
+    # without a delimiter only plain numbers are found, so a bare reference gets one
+    gold = math_verify.parse(reference if "$" in reference else f"${reference}$", parsing_timeout=0)
+    if not gold:
+        return [0.0, False, f"reference answer {reference[:40]!r} does not parse"]
+    try:
+        given = math_verify.parse(response, parsing_timeout=0)
+        if not given:
+            return [0.0, True, "no mathematical answer found"]
+        if math_verify.verify(gold, given, timeout_seconds=0):
+            return [1.0, True, "right"]
+        return [0.0, True, f"{str(given[0])[:40]} is not {reference[:40]}"]
+    except (ArithmeticError, ValueError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
+        return [0.0, True, f"not comparable: {type(error).__name__}"]
+
+
+@functools.lru_cache(maxsize=4096)
+def _with_itself(reference: str) -> Called:
+    return _sandbox().call_fresh(f"{__name__}:compare", reference, reference)
 
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
     """1 when the last mathematical answer of the response equals ``answer["value"]``, 0 elsewhere.
 
-    A reference that does not parse is an invalid verdict: the data are wrong, not the model.
+    A reference that does not parse, or cannot be compared with itself, is an invalid verdict: the data are wrong, not
+    the model. So is a machine without time for it. What a response exhausts by itself earns 0.
 
     >>> verify({"value": "\\\\frac{1}{2}"}, "So it is $0.5$.").value
     1.0
     """
-    prepare()
-    import math_verify
-
-    # without a delimiter only plain numbers are found, so a bare reference gets one
     reference = str(answer["value"])
-    gold = math_verify.parse(reference if "$" in reference else f"${reference}$", parsing_timeout=0)
-    if not gold:
-        return Verdict(0.0, False, f"reference answer {reference[:40]!r} does not parse")
-    try:
-        given = math_verify.parse(response[-MAX_CHARACTERS:], parsing_timeout=0)
-        if not given:
-            return Verdict(0.0, True, "no mathematical answer found")
-        right = math_verify.verify(gold, given, timeout_seconds=0)
-    except (ArithmeticError, ValueError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
-        return Verdict(0.0, True, f"not comparable: {type(error).__name__}")
-    return Verdict(1.0, True, "right") if right else Verdict(0.0, True, f"{str(given[0])[:40]} is not {reference[:40]}")
+    called = _sandbox().call_fresh(f"{__name__}:compare", reference, response[-MAX_CHARACTERS:])
+    if called.status == "ok":
+        return Verdict(*called.value)
+    if called.status in ("wall", "broken"):
+        return Verdict(0.0, False, called.reason)
+    same = _with_itself(reference)
+    if same.status != "ok":
+        return Verdict(0.0, False, f"reference answer {reference[:40]!r}: {same.reason}")
+    return Verdict(0.0, True, f"the answer: {called.reason.splitlines()[-1]}")

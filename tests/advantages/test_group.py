@@ -2,7 +2,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import group
+from jaxrl_llm.advantages import group, off_policy, pools, process, whiten
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.0, 2.0])
 IDS = jnp.array([0, 0, 0, 0, 1, 1, 2, 3])
@@ -143,3 +143,33 @@ def test_what_the_deviation_of_the_group_does():
     normalised = group.group_normalized_advantages(rewards, ids, ddof=0)
     assert float(normalised[7]) == pytest.approx(-2.6458, abs=1e-4)
     np.testing.assert_allclose(group.group_normalized_advantages(2 * rewards, ids, ddof=0), normalised, atol=1e-5)
+
+
+FAR = jnp.array([10000.0, 10001.0, 10003.0, 10000.0, 10002.0, 10007.0, 10001.0])  # exact in float32; their sum is not
+FAR_IDS = jnp.array([0, 0, 0, 1, 1, 1, 1])
+SHIFTED = {name: f for name, f in ESTIMATORS.items() if name != "pass_at_k"}
+
+
+@pytest.mark.parametrize("name", SHIFTED)
+def test_rewards_far_from_zero_lose_nothing(name):
+    """Near 1e4 a float32 sum is off by 1e-3; advantages are those of the same rewards near 0, to rounding."""
+    near, far = SHIFTED[name](FAR - 10000.0, FAR_IDS), SHIFTED[name](FAR, FAR_IDS)
+    np.testing.assert_allclose(far, near, atol=2e-6)
+    equal = SHIFTED[name](jnp.full((7,), 10000.1), FAR_IDS)
+    assert not np.asarray(equal).any()
+
+
+def test_whitened_tokens_and_pools_far_from_zero():
+    values, mask = FAR.reshape(1, 7), jnp.ones((1, 7), bool).at[0, 6].set(False)
+    near = whiten.whitened_tokens(values - 10000.0, mask)
+    np.testing.assert_allclose(whiten.whitened_tokens(values, mask), near, atol=1e-6)
+    weights = jnp.ones(1)
+    far = whiten.reweighted_tokens(values, weights, mask)
+    np.testing.assert_allclose(far, whiten.reweighted_tokens(values - 10000.0, weights, mask), atol=1e-6)
+    for std in (False, True):
+        found = [pools.pool_advantages(x, mask, std=std) for x in (values, values - 10000.0)]
+        np.testing.assert_allclose(*found, atol=1e-6)
+    found = [process.group_token_normalized(x, jnp.zeros(1, jnp.int32), mask) for x in (values, values - 10000.0)]
+    np.testing.assert_allclose(*found, atol=1e-6)
+    found = [off_policy.opmd_advantages(x, FAR_IDS, tau=0.5) for x in (FAR, FAR - 10000.0)]
+    np.testing.assert_allclose(*found, atol=1e-6)

@@ -50,6 +50,8 @@ def test_gradients_token_by_token():
 
 
 FORMS = {
+    "k1": lambda x, old, ref, mask: kl.k1_gradient_terms(x, ref, mask),
+    "corrected_k3": kl.corrected_k3_gradient_terms,
     "k2": lambda x, old, ref, mask: kl.kl_gradient_terms(x, ref, mask),
     "k3": lambda x, old, ref, mask: kl.k3_gradient_terms(x, ref, mask),
     "weighted": kl.weighted_kl_gradient_terms,
@@ -82,3 +84,88 @@ def test_in_the_reward():
     assert not np.asarray(
         jax.grad(lambda x: kl.kl_in_reward(jnp.zeros((2, 4)), x, REF, MASK, coefficient=0.5).sum())(LOGP)
     ).any()
+
+
+@pytest.mark.parametrize("distance", [-60.0, 60.0])
+def test_values_do_not_saturate(distance):
+    """Nothing of k1, k2 and the distance can overflow: 60 nats are 60 nats. k3 is held only in its exponential."""
+    logp, ref, mask = jnp.array([[distance - 70.0]]), jnp.array([[-70.0]]), jnp.ones((1, 1), bool)
+    want = {"k1": distance, "k2": distance**2 / 2, "absolute": 60.0, "k3": distance - 1 + math.exp(min(-distance, 20))}
+    for name, value in want.items():
+        assert float(VALUES[name](logp, ref, mask)[0, 0]) == pytest.approx(value, rel=1e-6), name
+    paid = kl.kl_in_reward(jnp.zeros((1, 1)), logp, ref, mask, coefficient=0.5)
+    assert float(paid[0, 0]) == pytest.approx(-distance / 2)
+
+
+# a policy of five tokens, enumerated: expectations are exact sums, no samples
+POLICY = jnp.array([0.9, -0.3, 0.2, -1.0, 0.0])
+REFERENCE = jnp.array([0.1, 0.4, -0.6, 0.3, -1.5])
+BEHAVIOUR = jnp.array([-0.2, 0.8, 0.0, 0.5, 0.3])
+ONES = jnp.ones((1, 5), bool)
+
+
+def _expected_gradient(terms, behaviour):
+    """Gradient by the logits of ``sum_a behaviour(a) terms(a)``, the sampling probabilities held."""
+    chance = jax.nn.softmax(behaviour)
+    old, ref = (jax.nn.log_softmax(x)[None] for x in (behaviour, REFERENCE))
+    return jax.grad(lambda x: jnp.sum(chance * terms(jax.nn.log_softmax(x)[None], old, ref)[0]))(POLICY)
+
+
+def _divergence(x, y):
+    p, q = jax.nn.log_softmax(x), jax.nn.log_softmax(y)
+    return jnp.sum(jnp.exp(p) * (p - q))
+
+
+REVERSE = jax.grad(lambda x: _divergence(x, REFERENCE))(POLICY)
+FORWARD = jax.grad(lambda x: _divergence(REFERENCE, x))(POLICY)
+GRADIENT_TERMS = {  # terms, what they descend on-policy, whether they do so off-policy too
+    "k1": (lambda x, old, ref: kl.k1_gradient_terms(x, ref, ONES), REVERSE, False),
+    "k2": (lambda x, old, ref: kl.kl_gradient_terms(x, ref, ONES), REVERSE, False),
+    "k3": (lambda x, old, ref: kl.k3_gradient_terms(x, ref, ONES), FORWARD, False),
+    "weighted": (lambda x, old, ref: kl.weighted_kl_gradient_terms(x, old, ref, ONES), REVERSE, True),
+    "corrected_k3": (lambda x, old, ref: kl.corrected_k3_gradient_terms(x, old, ref, ONES), REVERSE, True),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENT_TERMS)
+def test_expected_gradients_on_an_enumerated_policy(name):
+    terms, wanted, off_policy = GRADIENT_TERMS[name]
+    np.testing.assert_allclose(_expected_gradient(terms, POLICY), wanted, atol=1e-6)
+    assert np.abs(REVERSE - FORWARD).max() > 0.05 and np.abs(REVERSE).max() > 0.1
+    away = np.abs(_expected_gradient(terms, BEHAVIOUR) - REVERSE).max()
+    assert away < 1e-6 if off_policy else away > 0.02
+
+
+def test_k1_in_a_loss_has_no_expected_gradient():
+    """Why the values stop their gradients and the terms have names of their own."""
+    naive = _expected_gradient(lambda x, old, ref: x - ref, POLICY)
+    np.testing.assert_allclose(naive, 0.0, atol=1e-6)
+    for value in (kl.k1, kl.k2, kl.k3, kl.absolute):
+        assert not np.asarray(_expected_gradient(lambda x, old, ref, v=value: v(x, ref, ONES), POLICY)).any()
+
+
+def test_the_corrected_k3_is_an_unbiased_value_off_policy_and_shares_the_weighted_gradient():
+    chance, x = jax.nn.softmax(BEHAVIOUR), jax.nn.log_softmax(POLICY)[None]
+    old, ref = (jax.nn.log_softmax(y)[None] for y in (BEHAVIOUR, REFERENCE))
+    value = jnp.sum(chance * kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0])
+    assert float(value) == pytest.approx(float(_divergence(POLICY, REFERENCE)), abs=1e-6)
+    slopes = [
+        jax.grad(lambda y, f=f: f(y, old, ref, ONES).sum())(x)
+        for f in (kl.corrected_k3_gradient_terms, kl.weighted_kl_gradient_terms)
+    ]
+    np.testing.assert_allclose(*slopes, rtol=1e-6)
+    # the loop: rho k3 at each token, as TRL multiplies per_token_kl by coef_1
+    a, b, c = (np.asarray(z, np.float64)[0] for z in (x, old, ref))
+    want = [math.exp(p - q) * reference.KL["k3"](p - r) for p, q, r in zip(a, b, c, strict=True)]
+    np.testing.assert_allclose(kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0], want, rtol=1e-5)
+
+
+def test_the_adaptive_coefficient():
+    """OpenRLHF and verl: 0.2 (1 + clip(12 / 6 - 1, -0.2, 0.2) * 256 / 10000) and so on, by hand."""
+    step = {"target": 6.0, "horizon": 10000.0, "steps": 256.0}
+    for seen, want in {12.0: 0.201024, 6.0: 0.2, 6.6: 0.200512, 0.0: 0.198976}.items():
+        got = kl.adapted_kl_coefficient(jnp.float32(0.2), jnp.float32(seen), **step)
+        assert float(got) == pytest.approx(want, abs=1e-7)
+    for bad in ({"target": 0.0}, {"horizon": -1.0}, {"steps": 60000.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+            kl.adapted_kl_coefficient(jnp.float32(0.2), jnp.float32(1.0), **(step | bad))

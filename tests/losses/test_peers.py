@@ -16,7 +16,7 @@ import pytest
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group, returns, whiten
-from jaxrl_llm.losses import correction, distill, entropy, kl, policy, preference, reward, sequence, sft, value
+from jaxrl_llm.losses import correction, distill, entropy, kl, policy, preference, reward, sequence, supervised, value
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "peers.json").read_text())
 IN = {
@@ -143,7 +143,7 @@ LOSSES = {
         "sapo": _policy(policy.sapo_loss, **SEQ_MEAN),
         "reinforce": _token(lambda x: policy.reinforce_loss(x, A, MASK).loss),
         "cispo": _policy(partial(policy.cispo_loss, clip_low=1.0, clip_high=0.28)),
-        "gmpo": _policy(partial(sequence.gmpo_loss, clip=0.32), **SEQ_MEAN),
+        "gmpo": _policy(partial(sequence.gmpo_loss, clip_low=0.32, clip_high=0.32), **SEQ_MEAN),
         "clip_cov": _token(  # all tokens of the window are drawn, so the draw does not matter
             lambda x: entropy.clip_cov_loss(
                 x, OLD, A, MASK, jnp.zeros_like(A), fraction=1.0, low=0.2, high=5.0, **CLIP
@@ -167,8 +167,8 @@ LOSSES = {
             lambda x: value.clipped_value_loss(x, IN["old_values"], IN["returns"], MASK, clip=0.2).loss, at="values"
         ),
         "value_squared": _token(lambda x: value.squared_value_loss(x, IN["returns"], MASK).loss, at="values"),
-        "sft": _token(lambda x: sft.sft_loss(x, MASK).loss),
-        "sft_seq_mean": _token(lambda x: sft.sft_loss(x, MASK).loss, **SEQ_MEAN),
+        "sft": _token(lambda x: supervised.sft_loss(x, MASK).loss),
+        "sft_seq_mean": _token(lambda x: supervised.sft_loss(x, MASK).loss, **SEQ_MEAN),
         "dpo": _pair(lambda x: preference.dpo_loss(x, *PAIR)),
         "dpo_conservative": _pair(lambda x: preference.dpo_loss(x, *PAIR, label_smoothing=0.2)),
         "ipo": _pair(lambda x: preference.ipo_loss(x, *PAIR)),
@@ -265,7 +265,7 @@ ARRAYS = {
     "trl": {
         "entropy": _entropy(IN["logits"]),
         "token_logprobs": _token_logprobs(),
-        "sft_logits": reduce.tokens(sft.sft_loss(_token_logprobs(), IN["logits_mask"]).loss, IN["logits_mask"]),
+        "sft_logits": reduce.tokens(supervised.sft_loss(_token_logprobs(), IN["logits_mask"]).loss, IN["logits_mask"]),
     },
 }  # fmt: skip
 

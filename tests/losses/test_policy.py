@@ -80,7 +80,7 @@ def test_gspo_against_float64(loss):
 
 def test_gmpo_against_float64():
     np.testing.assert_allclose(
-        sequence.gmpo_loss(*_arrays(), clip=0.2).loss, _sequence_loop("gmpo", clip=0.2), atol=1e-5
+        sequence.gmpo_loss(*_arrays(), clip_low=0.2, clip_high=0.2).loss, _sequence_loop("gmpo", clip=0.2), atol=1e-5
     )
 
 
@@ -107,7 +107,7 @@ def test_clip_fraction_counts_only_where_clipping_acted():
         (lambda *a: policy.clipped_policy_loss(*a, clip_low=1.0), "clip_low"),
         (lambda *a: policy.clipped_policy_loss(*a, clip_high=-0.1), "clip_high"),
         (lambda *a: policy.clipped_policy_loss(*a, dual_clip=0.5), "dual_clip"),
-        (lambda *a: sequence.gmpo_loss(*a, clip=0.0), "clip"),
+        (lambda *a: sequence.gmpo_loss(*a, clip_low=0.0), "clip_low"),
         (lambda *a: policy.sapo_loss(*a, tau_negative=0.0), "tau_negative"),
     ],
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.losses import distill, reward, sft
+from jaxrl_llm.losses import distill, reward, supervised
 from jaxrl_llm.losses import preference as pref
 
 
@@ -212,7 +212,7 @@ def test_sampled_reverse_kl_gradient_is_the_gap():
 
 
 def test_sft():
-    terms = sft.sft_loss(jnp.array([[-1.0, jnp.nan]]), jnp.array([[True, False]]))
+    terms = supervised.sft_loss(jnp.array([[-1.0, jnp.nan]]), jnp.array([[True, False]]))
     assert terms.loss.tolist() == [[1.0, 0.0]]
 
 

@@ -63,7 +63,7 @@ CASES = {
         [[0, 0, 0, 0], [0.079255] * 4],
     ),
     "gmpo": (
-        partial(sequence.gmpo_loss, clip=0.3),
+        partial(sequence.gmpo_loss, clip_low=0.3, clip_high=0.3),
         "seq_mean",
         -0.4082905,
         [[0, -0.25, -0.25, 0], [0, 0.085427, 0.085427, 0.085427]],

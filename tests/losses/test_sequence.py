@@ -96,3 +96,28 @@ def test_sequence_log_ratio_has_no_gradient_into_the_anchor():
 def test_mistakes_are_named(loss, options):
     with pytest.raises(ValueError, match=next(iter(options))):
         loss(LOGP, OLD, ADVANTAGES, MASK, **options)
+
+
+FAR = jnp.array([[-30.0, 0.0, 0.0, 0.0]])  # one token is e^-30 times as likely as before, its mean log ratio -7.5
+
+
+@pytest.mark.parametrize("loss", [sequence.gspo_loss, sequence.gspo_token_loss, sequence.gmpo_loss])
+def test_the_mean_is_held_and_not_its_tokens(loss):
+    """Paper, TRL, verl and OpenRLHF: exp(-7.5). A clamp of each token to 20 would say exp(-5), twelve times as much."""
+    bounds = {} if loss is sequence.gmpo_loss else {"clip_low": 0.9999, "clip_high": 9.0}
+    one, mask = jnp.ones((1, 4)), jnp.ones((1, 4), bool)
+    np.testing.assert_allclose(loss(FAR, 0 * FAR, one, mask, **bounds).aux["ratio"], np.exp(-7.5), rtol=1e-5)
+    # far beyond e^20 the mean itself is held, and the loss stays finite
+    beyond = loss(4 * FAR, 0 * FAR, one, mask, **bounds)
+    np.testing.assert_allclose(beyond.aux["ratio"], np.exp(-20.0), rtol=1e-5)
+
+
+def test_gmpo_with_unequal_bounds():
+    """A > 0 is cut above at clip_high, A < 0 below at clip_low: log ratios log 2 and -log 2."""
+    bounds = {"clip_low": 0.1, "clip_high": 0.5}
+    up = sequence.gmpo_loss(LOGP, OLD, ADVANTAGES, MASK, **bounds)
+    np.testing.assert_allclose(up.loss[0], -np.exp((0.5 - np.log(2)) / 2), atol=1e-6)
+    down = sequence.gmpo_loss(LOGP, OLD, -ADVANTAGES, MASK, **bounds)
+    np.testing.assert_allclose(down.loss[0], np.exp((np.log(2) - 0.1) / 2), atol=1e-6)
+    with pytest.raises(ValueError, match="clip_high=0"):
+        sequence.gmpo_loss(LOGP, OLD, ADVANTAGES, MASK, clip_high=0.0)

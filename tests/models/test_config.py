@@ -28,9 +28,24 @@ def test_hugging_face_round_trip(family, scaling, padded):
 def test_absent_keys_take_the_defaults_of_transformers():
     llama = from_hf(RAW)
     assert (llama.tie_embeddings, llama.num_kv_heads, llama.head_dim, llama.rope_theta) == (False, 4, 4, 10000.0)
-    assert from_hf(RAW | {"model_type": "qwen3"}).head_dim == 128
-    qwen2 = from_hf(RAW | {"model_type": "qwen2"})
+    assert from_hf(RAW | {"model_type": "qwen3", "num_key_value_heads": 2}).head_dim == 128
+    qwen2 = from_hf(RAW | {"model_type": "qwen2", "num_key_value_heads": 2})
     assert qwen2.qkv_bias and not qwen2.output_bias and not qwen2.qk_norm
+
+
+# transformers 5.23, configuration_*.py: what a config.json without the key stands for; null is one a head everywhere
+KEY_VALUE_HEADS = {"llama": 64, "phi3": 64, "mistral": 8, "qwen2": 32, "qwen3": 32, "qwen3_moe": 4, "gemma2": 4,
+                   "gemma3_text": 4}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", KEY_VALUE_HEADS)
+def test_absent_key_value_heads_are_those_of_the_family(family):
+    raw = RAW | {"model_type": family, "num_attention_heads": 64, "hidden_size": 128, "head_dim": 2}
+    assert from_hf(raw).num_kv_heads == KEY_VALUE_HEADS[family]
+    assert from_hf(raw | {"num_key_value_heads": None}).num_kv_heads == 64
+    if KEY_VALUE_HEADS[family] < 64:
+        with pytest.raises(ValueError, match="lacks num_key_value_heads.*write the key"):
+            from_hf(raw | {"num_attention_heads": 2 * KEY_VALUE_HEADS[family] + 1})
 
 
 def test_newer_rope_parameters_equal_the_older_keys():

@@ -13,7 +13,7 @@ from experiments.parts import running_sums_task as sums
 from experiments.preference import mpo
 from experiments.preference.parts import noisy_ranker, pair_judges, requests
 from jaxrl_llm.curriculum import negatives, pairs
-from jaxrl_llm.losses import pairwise, preference, ranking, unlearning
+from jaxrl_llm.losses import preference, ranking, supervised
 
 RNG = np.random.default_rng(11)
 
@@ -31,22 +31,22 @@ def _sig(x):
 
 def test_verdicts_on_literal_scores():
     one = _f([1.2], [-0.8])
-    terms = pairwise.verdict_loss(*one)
+    terms = ranking.verdict_loss(*one)
     plain = -0.5 * (math.log(0.768525) + math.log(1 - 0.310026))
     assert float(terms.loss[0]) == pytest.approx(plain + 0.006170, abs=1e-5)
-    assert float(pairwise.win_probability(*one)[0]) == pytest.approx(0.729250, abs=1e-5)
-    assert float(pairwise.win_logit(*one)[0]) == pytest.approx(0.990819, abs=1e-4)
+    assert float(ranking.win_probability(*one)[0]) == pytest.approx(0.729250, abs=1e-5)
+    assert float(ranking.win_logit(*one)[0]) == pytest.approx(0.990819, abs=1e-4)
     assert float(terms.aux["accuracy"][0]) == 1.0
 
 
 def test_swapped_labels_negate_the_logit_and_a_tie_is_a_half():
     forward, backward = _f(RNG.normal(size=9), RNG.normal(size=9))
-    np.testing.assert_allclose(pairwise.win_logit(forward, backward), -pairwise.win_logit(backward, forward), atol=1e-5)
-    even = pairwise.win_probability(forward, forward)  # a judge without a preference for a position
+    np.testing.assert_allclose(ranking.win_logit(forward, backward), -ranking.win_logit(backward, forward), atol=1e-5)
+    even = ranking.win_probability(forward, forward)  # a judge without a preference for a position
     np.testing.assert_allclose(even, 0.5, atol=1e-6)
-    assert float(jnp.max(jnp.abs(pairwise.win_logit(*_f([99.0], [-99.0]))))) == 5.0
+    assert float(jnp.max(jnp.abs(ranking.win_logit(*_f([99.0], [-99.0]))))) == 5.0
     with pytest.raises(ValueError, match="consistency"):
-        pairwise.verdict_loss(forward, backward, consistency=-1.0)
+        ranking.verdict_loss(forward, backward, consistency=-1.0)
 
 
 def test_the_anchor_is_worth_six():
@@ -176,9 +176,9 @@ def test_weights_and_ascent():
     assert negatives.best(values, key, 1).tolist() == [1.0, 0.0, 0.0, 0.0]
     assert negatives.uniform(values, key, 2).tolist() == [0.5] * 4
     assert float(negatives.at_random(values, key, 2).sum()) == 2.0
-    slope = jax.grad(lambda x: unlearning.ascent_loss(x, jnp.asarray([0.0, 2.0])).loss.sum())(jnp.zeros(2))
+    slope = jax.grad(lambda x: supervised.ascent_loss(x, jnp.asarray([0.0, 2.0])).loss.sum())(jnp.zeros(2))
     assert slope.tolist() == [0.0, 2.0]
-    slope = jax.grad(lambda x: unlearning.npo_loss(x, jnp.zeros(2), beta=0.5).loss.sum())
+    slope = jax.grad(lambda x: supervised.npo_loss(x, jnp.zeros(2), beta=0.5).loss.sum())
     assert slope(jnp.zeros(2)).tolist() == pytest.approx([1.0, 1.0])
     assert float(slope(jnp.asarray([-40.0, 0.0]))[0]) < 1e-6
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.parts import preference_task as toy
 from jaxrl_llm.curriculum import active, pairs
-from jaxrl_llm.losses import preference, robust
+from jaxrl_llm.losses import preference
 from jaxrl_llm.models.merging import soup
 
 RNG = np.random.default_rng(3)
@@ -101,13 +101,13 @@ def test_own_prior_orders_as_entropy_and_a_constant_worth_is_a_uniform_choice():
 
 def test_literal_loss_and_limits():
     one = _f([1.0], [0.7], [-0.5], [0.4])
-    assert float(robust.vrpo_loss(*one).loss[0]) == pytest.approx(0.374077, abs=1e-5)
-    np.testing.assert_allclose(robust.ramp(jnp.asarray([0.0, 2.0, -0.5, -2.0])), [1.0, 0.0, 1.5, 1.5])
+    assert float(preference.vrpo_loss(*one).loss[0]) == pytest.approx(0.374077, abs=1e-5)
+    np.testing.assert_allclose(preference.ramp(jnp.asarray([0.0, 2.0, -0.5, -2.0])), [1.0, 0.0, 1.5, 1.5])
     h, g = _f(RNG.normal(size=9), RNG.random(9))
-    for phi in (robust.logistic, robust.ramp):
-        same = robust.vrpo_loss(h, g, h, g, phi=phi)
+    for phi in (preference.logistic, preference.ramp):
+        same = preference.vrpo_loss(h, g, h, g, phi=phi)
         np.testing.assert_allclose(same.loss, phi(h), atol=1e-5)  # the fresh pair in place of the labelled one
-    slopes = jax.grad(lambda *x: jnp.sum(robust.vrpo_loss(*x).loss), (0, 1, 2, 3))(h, g, -h, g)
+    slopes = jax.grad(lambda *x: jnp.sum(preference.vrpo_loss(*x).loss), (0, 1, 2, 3))(h, g, -h, g)
     assert not slopes[1].any() and not slopes[3].any() and slopes[0].any() and slopes[2].any()
 
 
@@ -116,8 +116,8 @@ def test_unbiased_where_the_judge_or_the_pairs_are_right():
     h, p = RNG.normal(size=50), RNG.uniform(0.1, 0.9, 50)
     plain = np.mean([q * np.log1p(np.exp(-x)) + (1 - q) * np.log1p(np.exp(x)) for x, q in zip(h, p, strict=True)])
     for judge in (p, np.full(50, 0.5)):
-        won = robust.vrpo_loss(*_f(h, judge, h, judge)).loss
-        lost = robust.vrpo_loss(*_f(-h, 1 - judge, h, judge)).loss
+        won = preference.vrpo_loss(*_f(h, judge, h, judge)).loss
+        lost = preference.vrpo_loss(*_f(-h, 1 - judge, h, judge)).loss
         assert float(jnp.mean(p * won + (1 - p) * lost)) == pytest.approx(plain, rel=1e-4)
 
 

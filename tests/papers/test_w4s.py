@@ -13,7 +13,7 @@ from experiments.agents.parts import workflows as flows
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.selection import exponential_weights
 from jaxrl_llm.advantages.turns import improvement_rewards
-from jaxrl_llm.losses.sft import sft_loss, weighted_sft_loss
+from jaxrl_llm.losses.supervised import sft_loss, weighted_sft_loss
 
 
 def test_worked_rewards_and_weights():

@@ -189,6 +189,16 @@ def test_support(options, kept):
     np.testing.assert_allclose(logp, LOGITS[0][tokens], atol=1e-6)  # of the whole distribution
 
 
+def test_a_mass_of_one_filters_nothing():
+    """The running sum of 32,000 likelihoods may reach 1 in float32 before the last token: 21 tokens of these."""
+    logits = jnp.asarray(2 * np.random.default_rng(2).normal(size=(1, 32_000)), jnp.float32)
+    assert support(logits, top_p=1.0).all() and support(logits, top_p=jnp.ones(1)).all()
+    assert not support(logits, top_p=0.999).all()
+    keys = jax.random.split(jax.random.key(0), 1)
+    for whole in (1.0, jnp.ones(1)):
+        np.testing.assert_array_equal(draw(logits, keys, top_p=whole)[0], draw(logits, keys)[0])
+
+
 def test_rows_may_have_their_own_temperature_and_top_p():
     keys, logits = jax.random.split(jax.random.key(0), 200), jnp.tile(LOGITS, (200, 1))
     third = jnp.arange(200) % 3

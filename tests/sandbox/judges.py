@@ -8,7 +8,7 @@ import time
 READY = []
 
 
-def prepare():
+def warm_up():
     READY.append(os.getpid())
 
 

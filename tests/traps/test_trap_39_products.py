@@ -20,7 +20,7 @@ def test_gspo(loss):
 
 
 def test_gmpo():
-    terms = sequence.gmpo_loss(LOGP, OLD, ONES, MASK, clip=5.0)
+    terms = sequence.gmpo_loss(LOGP, OLD, ONES, MASK, clip_low=5.0, clip_high=5.0)
     np.testing.assert_allclose(terms.loss, [[-ROOT, -ROOT, 0.0]], rtol=1e-5)
 
 

@@ -1,5 +1,7 @@
 """Programs judged by tests: what a response means, right and wrong ones, hostile ones, in a pool."""
 
+import time
+
 import pytest
 
 from jaxrl_llm.verifiers import code
@@ -69,3 +71,10 @@ def test_in_a_pool():
         judged = pool.judge(code.verify, [ANSWER] * 4, replies)
     assert [v.value for v in judged.verdicts] == [1.0, 0.0, 0.0, 1.0]
     assert all(v.valid for v in judged.verdicts) and "timed out" in judged.verdicts[2].reason
+
+
+@pytest.mark.parametrize("text", ["```" + " " * 59_000 + "x", "```python" + " " * 59_000 + "x", "```\n" * 15_000])
+def test_a_fence_that_never_ends_is_read_in_no_time(text):
+    start = time.process_time()
+    code.extract(text, ["area"])
+    assert time.process_time() - start < 1.0

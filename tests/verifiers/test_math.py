@@ -1,17 +1,19 @@
 """math-verify inside the pool: equal values in other forms, and answers that never finish."""
 
 import sys
+import time
 
 import pytest
 
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.sandbox.records import Called
 from jaxrl_llm.verifiers import math
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 
 @pytest.fixture(scope="module")
 def judge():
-    with VerifierPool(workers=1, timeout_s=4.0) as pool:
+    with VerifierPool(workers=1, timeout_s=math.TIMEOUT_S) as pool:
         yield lambda pairs: pool.judge(math.verify, [{"value": v} for v, _ in pairs], [r for _, r in pairs]).verdicts
 
 
@@ -42,12 +44,49 @@ def test_a_reference_that_does_not_parse_is_invalid(judge):
     assert not verdict.valid and "reference" in verdict.reason
 
 
-def test_an_answer_that_explodes_never_counts_as_right_and_the_pool_goes_on(judge):
-    bomb, after = judge([("42", "$9^{9^{9^{9}}}$"), ("42", "42")])
-    assert bomb.value == 0.0 and after == (1.0, True, "right")
+@pytest.fixture(scope="module")
+def impatient():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(math, "LIMITS", math.LIMITS._replace(cpu_s=1.0))
+        math._sandbox.cache_clear()
+        math._with_itself.cache_clear()
+        math.prepare()
+        yield
+    math._sandbox.cache_clear()
+    math._with_itself.cache_clear()
+
+
+HOSTILE = {
+    "power tower": "$9^{9^{9^{9}}}$",
+    "power tower in plain text": "10^10^10",
+    "factorial": "$((10^9)!)!$",
+    "binomial": r"$\binom{10^9}{5*10^8}$",
+    "nested fractions": "$" + r"\frac{1}{" * 60 + "2" + "}" * 60 + "$",
+    "nested brackets": "$" + "(" * 5000 + "1" + ")" * 5000 + "$",
+    "endless product": r"$\prod_{i=1}^{10^8} i$",
+    "code": "The answer is __import__('os').abort()",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_exhausts_its_limits_is_wrong_and_the_next_is_judged_at_once(impatient, name):
+    bomb = math.verify({"value": "42"}, HOSTILE[name])
+    assert bomb[:2] == (0.0, True) and bomb.reason
+    start = time.monotonic()
+    assert math.verify({"value": "42"}, "42") == (1.0, True, "right")
+    assert time.monotonic() - start < 1.0
+
+
+def test_only_the_checkers_failures_are_invalid(impatient, monkeypatch):
+    tower = math.verify({"value": "9^{9^{9^{9}}}"}, "42")
+    assert tower == (0.0, False, "reference answer '9^{9^{9^{9}}}': computed for more than 1.0 s")
+    for status in ("wall", "broken"):
+        monkeypatch.setattr(math.Sandbox, "call_fresh", lambda *_, status=status: Called(status, None, "no time", 9.0))
+        assert math.verify({"value": "42"}, "42") == (0.0, False, "no time")
 
 
 def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "math_verify", None)
+    math._sandbox.cache_clear()
     with pytest.raises(UserError, match=r"jaxrl_llm\[tasks\]"):
         math.verify({"value": "1"}, "1")

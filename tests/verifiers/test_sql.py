@@ -1,16 +1,26 @@
 """Queries judged by their rows; nothing but reading, in bounded time, memory and rows."""
 
 import os
+import pathlib
 import sqlite3
-import time
 
 import pytest
 
+from jaxrl_llm.sandbox.records import Called
 from jaxrl_llm.verifiers import sql
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 COUNT = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r)"  # without end
 PEOPLE = [("ann", 30, "x"), ("bob", 25, "y"), ("cat", 25, "x")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def impatient():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sql, "CPU_S", 0.3)
+        patch.setattr(sql, "LIMITS", sql.LIMITS._replace(cpu_s=1.0))
+        patch.setattr(sql, "_sandboxes", {})  # of these limits
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -84,20 +94,65 @@ def test_columns_are_matched_by_whole_rows():
         "SELECT " + "(" * 5000 + "1" + ")" * 5000,
         "SELECT '" + "x" * 30_000,
         "SELECT \x00 1",
+        "SELECT 1;\x00",
+        "SELECT '\ud800';",
+        f"{COUNT} SELECT zeroblob(16000000) FROM r LIMIT 9000",
+        "SELECT instr(zeroblob(16000000), zeroblob(8000000) || x'01')",
+        "SELECT replace(hex(zeroblob(4000000)), '0', 'aaaa')",
+        "SELECT printf('%.*c', 16000000, 'x') LIKE '%x%x%x%x%x%x%x%x%y'",
+        "SELECT " + "abs(" * 900 + "1" + ")" * 900,
+        "SELECT ?",
+        ";" * 19_000 + "'",
+        "```" + " " * 19_000 + "x",
     ],
 )
-def test_attacks_earn_nothing_and_change_nothing(database, attack, monkeypatch):
-    monkeypatch.setattr(sql, "run", lambda d, q, run=sql.run: run(d, q, wall_s=0.3))
-    before, start = os.stat(database), time.monotonic()
+def test_attacks_earn_nothing_and_change_nothing(database, attack):
+    """What a query exhausts by its own doing is wrong, not invalid; the next one is judged as before."""
+    before = os.stat(database)
     verdict = _ask(database, "SELECT name FROM people", attack)
-    assert (verdict.value, verdict.valid) == (0.0, True) and verdict.reason.startswith(("the query fails", "1 rows"))
-    assert time.monotonic() - start < 5 and os.stat(database).st_mtime_ns == before.st_mtime_ns
-    assert len(sql.run(database, "SELECT * FROM people")) == 3
+    assert (verdict.value, verdict.valid) == (0.0, True)
+    assert verdict.reason.startswith(("the query fails", "1 rows", "no query"))
+    assert os.stat(database).st_mtime_ns == before.st_mtime_ns
+    assert _ask(database, "SELECT name FROM people", "SELECT name FROM people").value == 1.0
 
 
 def test_what_is_not_the_models_failure_is_invalid(database, tmp_path):
     assert not _ask(database, "SELECT x FROM people", "SELECT 1").valid
     assert "unable to open" in _ask(str(tmp_path / "none.sqlite"), "SELECT 1", "SELECT 1").reason
+
+
+def test_orders_of_columns_are_searched_without_end_in_sight():
+    """Twelve equal columns have 12! orders; columns of the same values in other rows are told apart early."""
+    equal = [(k,) * 12 for k in range(50)]
+    assert sql.same_bag(equal, equal[::-1])
+    assert not sql.same_bag([(*row[:11], -row[11]) for row in equal], equal)
+    turned = [tuple((i + 7 * j) % 40 for j in range(12)) for i in range(40)]
+    assert sql.same_bag([row[::-1] for row in turned], turned[::-1])
+    crossed = [(*row[:10], row[11], row[10]) for row in turned[:20]] + turned[20:]
+    assert not sql.same_bag(crossed, turned)
+    # two orders of bits that no single column tells apart: given up, which is not the same
+    bits = [tuple(i >> j & 1 for j in range(12)) for i in range(4096)]
+    assert not sql.same_bag([(*row[:11], row[10]) for row in bits], bits)
+
+
+@pytest.mark.parametrize("status", ["wall", "broken"])
+def test_a_busy_machine_says_nothing_about_a_query(database, monkeypatch, status):
+    reference = "SELECT name FROM people"
+    assert _ask(database, reference, reference).value == 1.0  # from here on the rows of the reference are known
+    monkeypatch.setattr(sql.Sandbox, "call_fresh", lambda *_: Called(status, None, "got no processor", 9.0))
+    assert _ask(database, reference, reference) == (0.0, False, "got no processor")
+
+
+def test_a_few_folders_are_kept_ready(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(sql, "_sandboxes", {})
+    for k in range(sql.SANDBOXES + 1):
+        path = tmp_path / f"{k}" / "people" / "people.sqlite"  # as Spider and BIRD have it
+        path.parent.mkdir(parents=True)
+        path.write_bytes(pathlib.Path(database).read_bytes())
+        assert len(sql.run(str(path), "SELECT * FROM people")) == 3
+    assert list(sql._sandboxes) == [str(tmp_path / str(k)) for k in range(1, sql.SANDBOXES + 1)]
+    for sandbox in sql._sandboxes.values():
+        sandbox.close()
 
 
 @pytest.mark.timeout(120)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float
 from experiments.agents.parts import arena as arenas
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods.builders import score_tokens

@@ -16,7 +16,7 @@ from experiments.agents.parts import workflows as flows
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages.turns import improvement_rewards
-from jaxrl_llm.losses.sft import weighted_sft_loss
+from jaxrl_llm.losses.supervised import weighted_sft_loss
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params
 

@@ -21,7 +21,7 @@ from jaxrl_llm.experiment import curricula
 from jaxrl_llm.experiment.curricula import SupervisedRows
 from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.losses.preference import dpo_loss
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.models import merging
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.parts import Model

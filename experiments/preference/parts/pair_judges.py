@@ -12,7 +12,7 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
-from jaxrl_llm.losses.pairwise import verdict_loss
+from jaxrl_llm.losses.ranking import verdict_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline

@@ -19,7 +19,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.sft import sft_loss
+from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import judgements
 from jaxrl_llm.rollout import given_responses

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rollout_weights
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import compile_cache, parts
 from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.run.records import record
 from jaxrl_llm.types import Params
@@ -89,6 +89,7 @@ def report(
         "reshard": reshard(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],
         "training_seconds": sum(r["time/step_s"] for r in lines),
+        "compile_seconds": compile_cache.measured(),  # on loading what was compiled before, too
         "seconds": seconds,
     }
     record.write_json(run / "results.json", results)
