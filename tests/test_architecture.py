@@ -17,9 +17,9 @@ PAPERS = sorted(
 PARTS = sorted(p for p in (ROOT / "experiments").rglob("parts/*.py") if p.name != "__init__.py")
 # From the ground up; a folder, or a file of the root, imports what stands before it and never what stands behind it.
 ORDER = (
-    "errors", "types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards", "sandbox",
-    "models", "data", "verifiers", "distributed", "tools", "rollout", "envs", "train", "planning", "asynchronous",
-    "run", "experiment", "__main__",
+    "errors", "types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
+    "sandbox", "models", "data", "verifiers", "distributed", "tools", "rollout", "envs", "train", "planning",
+    "asynchronous", "run", "experiment", "__main__",
 )  # fmt: skip
 ROOT_FILES = {"__init__", "__main__", "errors", "types", "linalg", "logprobs", "reduce"}
 CORE = ("types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")
