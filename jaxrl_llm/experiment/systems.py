@@ -1,19 +1,26 @@
 """The table of all systems, from records alone: experiment files, tests that name them, committed results."""
 
+import collections
 import json
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from jaxrl_llm.experiment import records, verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-STATUSES = ("not started", "written", "tested", "run", "inconclusive", "not reproduced", "reproduced")
+STATUSES = ("not started", "written", "tested")
 HEADER = """# Systems
 
-Made by `python -m jaxrl_llm.experiment systems` from the files of this repository; a test compares. A status is read
-off a record, never typed: *written*: there is an experiment file; *tested*: a test of its own names it, beyond the
-contract that every file passes; *run*: a record without a judged claim; *reproduced*, *not reproduced* and
-*inconclusive*: what the claim, as code, says of the committed record. A verdict speaks of the small embedded model and
-task of that record, and of nothing larger.
+Made by `python -m jaxrl_llm.experiment systems` from the files of this repository; a test compares. Nothing here is
+typed. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
+passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported* (beyond
+zero in the paper's direction, on two tasks or base models), *supported here* (on one), *contradicted* (beyond zero in
+the other direction), *no practical effect* (the whole interval within d*, the smallest effect of interest),
+*undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
+*withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
+(narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
+verdict speaks of the small embedded model and task of that record, and of nothing larger.
 """
 
 
@@ -43,6 +50,29 @@ def _has_test(family: str, slug: str, tests: dict[pathlib.Path, str]) -> bool:
     return any(path.stem == f"test_{slug}" or named.search(text) for path, text in tests.items())
 
 
+def records_of(family: str, slug: str, root: pathlib.Path = ROOT) -> list[dict[str, Any]]:
+    """The committed records of one paper: on the file's own bed first, then on others."""
+    folder = root / "results" / family
+    files = [folder / f"{slug}.json", *sorted(folder.glob(f"{slug}@*.json"))]
+    return [json.loads(path.read_text()) for path in files if path.is_file()]
+
+
+def verdict_of(found: list[dict[str, Any]]) -> str:
+    """The verdict over all records; those of the old instrument count only where there is no other."""
+    fresh = [record for record in found if not records.is_old(record)]
+    said = [record["claim"]["verdict"] for record in fresh or found[:1]]
+    return verdicts.across(said)
+
+
+def effect(record: dict[str, Any]) -> str:
+    """What the primary part says in numbers, and what is wrong with the bed."""
+    claim = records.read_claim(record)
+    seeds = min(len(arm["seeds"]) for arm in record["arms"].values())
+    if claim.primary is None:
+        return f"{len(record['arms'])} arms, {seeds} seeds"
+    return str(claim.primary).replace("|", "\\|") + "".join(f"; {problem}" for problem in claim.bed[:1])
+
+
 def status(system: System, tests: dict[pathlib.Path, str], root: pathlib.Path = ROOT) -> tuple[str, str]:
     """The status of a system and what it rests on.
 
@@ -52,24 +82,18 @@ def status(system: System, tests: dict[pathlib.Path, str], root: pathlib.Path = 
     file = experiment_file(system.slug, root)
     if file is None:
         return "not started", ""
-    family = file.parent.name
-    record = root / "results" / family / f"{system.slug}.json"
-    if record.is_file():
-        found = json.loads(record.read_text())
-        seeds = min(len(arm["seeds"]) for arm in found["arms"].values())
-        basis = f"{len(found['arms'])} arms, {seeds} seeds"
-        claim = found["claim"]
-        if not claim["parts"]:
-            return "run", basis
-        return claim["verdict"], f"{basis}, confidence {claim['confidence']:.2f}"
-    return ("tested" if _has_test(family, system.slug, tests) else "written"), ""
+    found = records_of(file.parent.name, system.slug, root)
+    if not found:
+        return ("tested" if _has_test(file.parent.name, system.slug, tests) else "written"), ""
+    old = f" ({records.OLD})" if all(map(records.is_old, found)) else ""
+    return f"{verdict_of(found)}{old}", "; ".join(map(effect, found))
 
 
 def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
     file = experiment_file(system.slug, root)
     name = f"`{system.slug}`" if file is None else f"[`{system.slug}`](../{file.relative_to(root)})"
     link = f" [{system.arxiv}](https://arxiv.org/abs/{system.arxiv})" if system.arxiv else ""
-    said = f"**{state}** ({basis})" if basis else state
+    said = f"**{state}**: {basis}" if basis else state
     title = system.title.replace("|", "\\|")
     return f"| {name} | {title}{link} | {said} |"
 
@@ -79,8 +103,9 @@ def render(root: pathlib.Path = ROOT) -> str:
     tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
     systems = listed(root)
     states = {system.slug: status(system, tests, root) for system in systems}
-    counts = {name: sum(state == name for state, _ in states.values()) for name in STATUSES}
-    total = ", ".join(f"{count} {name}" for name, count in reversed(counts.items()) if count)
+    tally = collections.Counter(state for state, _ in states.values())
+    known = [*verdicts.VERDICTS, *(f"{v} ({records.OLD})" for v in verdicts.VERDICTS), *reversed(STATUSES)]
+    total = ", ".join(f"{tally[name]} {name}" for name in known if tally[name])
     lines = [HEADER, f"{len(systems)} systems: {total}."]
     for family in dict.fromkeys(system.family for system in systems):
         lines += ["", f"## {family.replace('_', ' ').capitalize()}", "", "| system | paper | status |", "|---|---|---|"]
