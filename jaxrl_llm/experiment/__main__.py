@@ -3,7 +3,8 @@
 import sys
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import compare, doctor, pages, records, sweep, systems
+from jaxrl_llm.experiment import compare, doctor, sweep
+from jaxrl_llm.experiment.evidence import pages, records, systems
 
 USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
   doctor FILE              checks an experiment file, its claim on made-up results, its arms and its record
@@ -22,7 +23,7 @@ def main(arguments: list[str]) -> int:
             case ["doctor", path]:
                 return doctor.doctor(path)
             case ["pilot", path, *rest] if not path.startswith("-"):
-                from jaxrl_llm.experiment import standard  # which needs the command line of the experiments
+                from jaxrl_llm.experiment.evidence import standard  # which needs the command line of the experiments
 
                 return standard.pilot_command(path, rest)
             case ["systems"]:

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.experiment import verdicts
+from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.experiment.verdicts import Bounds
 
 LESS_IS_BETTER = ("tokens", "ece", "brier", "perplexity", "gap", "hours", "violations")  # where a failure is a maximum
 

@@ -11,8 +11,9 @@ import tyro
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, beds, plots, recipes, records, results, store, verdicts
+from jaxrl_llm.experiment import arms, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
+from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run import compile_cache, flags, host_memory
 from jaxrl_llm.run.records import record
@@ -308,7 +309,7 @@ def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
     """Runs an experiment module with command-line arguments; None for ``--plan``."""
-    from jaxrl_llm.experiment import standard  # whose tuning builds arms with the functions above
+    from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
 
     arms.check_slots(module)
     options, base, given = parse(module, arguments)

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results, store
+from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results
+from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run.records import record

@@ -9,9 +9,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, records, rehearsal, results, store
+from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
-from jaxrl_llm.train.record import versions as now_versions
+from jaxrl_llm.experiment.evidence import records, rehearsal, store
+from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
 SEEDS = 8

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, doctor, results, store
+from jaxrl_llm.experiment import arms, cli, doctor, results
+from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.metrics.intervals import Interval
 from jaxrl_llm.run import compile_cache, flags

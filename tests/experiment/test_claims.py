@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from jaxrl_llm.experiment import Results, beds, claims, close, conclude, greater, smaller, verdicts
+from jaxrl_llm.experiment import Results, claims, close, conclude, greater, smaller
+from jaxrl_llm.experiment.evidence import beds, verdicts
 from tests.experiment.made import arm, results
 
 NAN = math.nan

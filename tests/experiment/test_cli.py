@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import Results, arms, beds, cli, main, records, results, standard
+from jaxrl_llm.experiment import Results, arms, cli, main, results
+from jaxrl_llm.experiment.evidence import beds, records, standard
 from tests.experiment import tiny
 from tests.experiment.made import arm as one_arm
 from tests.experiment.made import results as made
@@ -112,7 +113,9 @@ def test_plan_runs_nothing_and_says_what_would(capsys, tmp_path):
 def test_smoke_run_writes_records_table_and_plot(smoke):
     out, found = smoke
     record, read = results.read(out / "results.json")
-    assert list(record) == ["experiment", "paper", "command", "versions", "settings", "looks", "d_star", "instrument", "arms", "claim"]
+    assert list(record) == (
+        ["experiment", "paper", "command", "versions", "settings"] + ["looks", "d_star", "instrument", "arms", "claim"]
+    )
     assert record["experiment"] == "experiment.tiny" and "0000.00000" in record["paper"]
     assert record["command"] == f"python -m {NAME} --smoke"
     assert {"jax", "numpy", "device"} <= set(record["versions"])

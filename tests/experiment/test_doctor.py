@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from jaxrl_llm.experiment import __main__ as commands
-from jaxrl_llm.experiment import arms, beds, cli, doctor
+from jaxrl_llm.experiment import arms, cli, doctor
+from jaxrl_llm.experiment.evidence import beds
 from tests.experiment import tiny
 from tests.experiment.made import results as made
 

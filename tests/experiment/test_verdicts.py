@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import verdicts
+from jaxrl_llm.experiment.evidence import verdicts
 
 D_STAR = 0.02
 NOISE = (0.0105, 0.0184)  # sd of a paired difference of one seed: on 512 and on 64 held-out problems

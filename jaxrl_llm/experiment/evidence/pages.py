@@ -6,7 +6,8 @@ import re
 from types import ModuleType
 from typing import Any
 
-from jaxrl_llm.experiment import locate, records, results, systems
+from jaxrl_llm.experiment import locate, results
+from jaxrl_llm.experiment.evidence import records, systems
 
 
 def section(text: str, name: str) -> str:

@@ -6,9 +6,9 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from jaxrl_llm.experiment import records, verdicts
+from jaxrl_llm.experiment.evidence import records, verdicts
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 STATUSES = ("not started", "written", "tested")
 HEADER = """# Systems
 

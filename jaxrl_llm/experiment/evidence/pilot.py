@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.experiment import arms, beds, loop, results, store, verdicts
+from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim, rule
+from jaxrl_llm.experiment.evidence import beds, store, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.experiment import claims, verdicts
+from jaxrl_llm.experiment import claims
 from jaxrl_llm.experiment.claims import Claim, Judged, on_bed, rule
+from jaxrl_llm.experiment.evidence import verdicts
 from jaxrl_llm.experiment.results import Results
 
 LEARNED = ("eval/accuracy", "eval/success", "eval/completed", "eval/pass1", "eval/exact_many", "eval/score",

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli, results, store, sweep
+from jaxrl_llm.experiment import cli, results, sweep
+from jaxrl_llm.experiment.evidence import store
 
 FIRST_SEED, SEEDS = 1000, 3  # no seed of a record is used, and no evaluation problem is looked at
 METRIC = "reward/mean"

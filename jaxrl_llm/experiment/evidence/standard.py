@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, beds, loop, pilot, provenance, rehearsal, results, store, tuning, verdicts
+from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim
+from jaxrl_llm.experiment.evidence import beds, pilot, provenance, rehearsal, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train.plan import Plan
 

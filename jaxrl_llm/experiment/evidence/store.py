@@ -11,7 +11,7 @@ from typing import Any
 import jaxrl_llm
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.train import record
+from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
 
 AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most

@@ -6,8 +6,9 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from jaxrl_llm.experiment import beds, claims, locate, plots, results, verdicts
+from jaxrl_llm.experiment import claims, locate, plots, results
 from jaxrl_llm.experiment.claims import Claim, Judged
+from jaxrl_llm.experiment.evidence import beds, verdicts
 from jaxrl_llm.experiment.results import Results
 
 OLD = "old instrument"
