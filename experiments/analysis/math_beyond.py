@@ -100,8 +100,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """GRPO is right more often and yet solves hardly more of what its base never solved; a teacher's solutions do."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/accuracy", "grpo", "floor"),
         experiment.close(results, "eval/expansion", "grpo", "floor", within=0.1),
+        experiment.greater(results, "eval/accuracy", "grpo", "floor"),
         experiment.greater(results, "eval/expansion", "teacher", "grpo"),
     )
 

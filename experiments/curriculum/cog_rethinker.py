@@ -112,8 +112,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Decomposing and refining leave fewer groups idle than asking again, and the supervised term carries it over."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "group/degenerate_fraction", "cog", "direct"),
         experiment.greater(results, "eval/accuracy", "cog", "direct"),
+        experiment.smaller(results, "group/degenerate_fraction", "cog", "direct"),
         experiment.greater(results, "eval/accuracy", "cog", "no_sft"),
     )
 

@@ -104,11 +104,11 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """The term holds the entropy, recovery saves rollouts, the weight lifts hard problems, and all three beat GRPO."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/accuracy", "all", "grpo"),
         experiment.smaller(results, "entropy/gap", "ter", "grpo"),
         experiment.smaller(results, "entropy/gap", "ter", "bonus"),
         experiment.greater(results, "filter/updated", "dapo_rsr", "dapo"),
         experiment.greater(results, "eval/accuracy_4", "dapo_pshw", "dapo"),
-        experiment.greater(results, "eval/accuracy", "all", "grpo"),
     )
 
 

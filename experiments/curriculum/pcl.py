@@ -80,8 +80,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """A trained value model finds prompts with both outcomes and ends higher than random prompts, for no rollout."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "group/degenerate_fraction", "pcl", "frozen"),
         experiment.greater(results, "eval/accuracy", "pcl", "frozen"),
+        experiment.smaller(results, "group/degenerate_fraction", "pcl", "frozen"),
         experiment.greater(results, "eval/accuracy", "pcl", "prefilter", by=-0.02),
     )
 

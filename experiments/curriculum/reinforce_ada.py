@@ -107,9 +107,10 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Balanced adaptive pools beat first-success pools and plain groups of 4, and match groups of 16."""
+    """Balanced adaptive pools beat plain groups of 4 and first-success pools, and match groups of 16."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/accuracy", "ada_balanced", "grpo_4"),
         experiment.greater(results, "eval/accuracy", "ada_balanced", "ada_pos"),
         experiment.greater(results, "eval/accuracy", "ada_pos", "grpo_4"),
         experiment.greater(results, "eval/accuracy", "ada_balanced", "grpo_16", by=-0.02),

@@ -95,8 +95,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     length = 0.6 * float(np.mean(results.values("full", "eval/share")))
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/accuracy", "hawkeye", "full", by=-loss),
         experiment.smaller(results, "eval/share", "hawkeye", "full", by=length),
+        experiment.greater(results, "eval/accuracy", "hawkeye", "full", by=-loss),
         experiment.greater(results, "eval/accuracy", "hawkeye", "cut"),
         experiment.smaller(results, "eval/cost", "hawkeye", "full"),
     )

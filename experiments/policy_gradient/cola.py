@@ -90,8 +90,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Over codes more of the other task is kept and responses differ more, at no less than 0.02 of the accuracy."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.grows_more(results, "eval/kept", "cola", "token", start=0),
         experiment.greater(results, "eval/distinct", "cola", "token"),
+        experiment.grows_more(results, "eval/kept", "cola", "token", start=0),
         experiment.greater(results, "eval/accuracy", "cola", "token", by=-0.02),
     )
 

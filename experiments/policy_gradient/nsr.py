@@ -94,9 +94,9 @@ def claim(results: experiment.Results) -> experiment.Claim:
     gains = [experiment.greater(results, "eval/accuracy", arm, arm, step=(last, 0)) for arm in ("psr", "nsr")]
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/pass@16", "nsr", "psr"),
         *gains,
         experiment.smaller(results, "eval/pass@16", "psr", "psr", step=(last, 0)),
-        experiment.greater(results, "eval/pass@16", "nsr", "psr"),
         experiment.greater(results, "eval/pass@16", "w_reinforce", "psr"),
         experiment.greater(results, "policy/entropy", "nsr", "psr"),
     )

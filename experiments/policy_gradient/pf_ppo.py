@@ -112,8 +112,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Best-and-random and best-and-worst beat all samples, and what best-and-worst keeps is judged more reliably."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/accuracy", "br", "ppo"),
         experiment.greater(results, "eval/accuracy", "bw", "ppo"),
+        experiment.greater(results, "eval/accuracy", "br", "ppo"),
         experiment.greater(results, "filter/reliability", "bw", "ppo"),
     )
 

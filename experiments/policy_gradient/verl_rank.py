@@ -103,10 +103,10 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """VERL is no less accurate than GRPO (by 0.01) and solves more with eight samples."""
+    """VERL is more accurate than GRPO and solves more with eight samples."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/accuracy", "verl", "grpo", by=-0.01),
+        experiment.greater(results, "eval/accuracy", "verl", "grpo"),
         experiment.greater(results, "eval/pass@8", "verl", "grpo"),
     )
 

@@ -82,8 +82,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """With agreed rankings as its examples the ranker is right more often and the policy earns more."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "rank/accuracy", "cycle", "static"),
         experiment.greater(results, "eval/gold", "cycle", "static"),
+        experiment.greater(results, "rank/accuracy", "cycle", "static"),
     )
 
 

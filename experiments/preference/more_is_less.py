@@ -66,8 +66,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Pairs with a stronger model are easier to tell apart and leave more attacks open, though a pool earns more."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "pair/separability", "strong", "self"),
         experiment.greater(results, "eval/attack", "strong", "self"),
+        experiment.greater(results, "pair/separability", "strong", "self"),
         experiment.greater(results, "eval/prefixed_attack", "strong", "self"),
         experiment.greater(results, "eval/gold", "pool", "self"),
     )

@@ -80,8 +80,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """The generative pairwise judge is more accurate than a scalar one, earns more, and is consistent if trained so."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "judge/accuracy", "generative", "bt"),
         experiment.greater(results, "eval/gold", "generative", "bt"),
+        experiment.greater(results, "judge/accuracy", "generative", "bt"),
         experiment.smaller(results, "judge/inconsistency", "generative", "no_consistency"),
     )
 

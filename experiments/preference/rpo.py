@@ -108,9 +108,9 @@ def claim(results: experiment.Results) -> experiment.Claim:
         peak[arm] = int(steps[gold.mean(0).argmax()])
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/gold", "rpo", "dpo"),
         experiment.smaller(results, "eval/gold", "dpo", "dpo", by=0.5, step=(last, peak["dpo"])),
         experiment.greater(results, "eval/gold", "rpo", "rpo", by=-0.5, step=(last, peak["rpo"])),
-        experiment.greater(results, "eval/gold", "rpo", "dpo"),
         experiment.greater(results, "pair/chosen_drift", "rpo", "dpo"),
     )
 

@@ -86,9 +86,9 @@ def claim(results: experiment.Results) -> experiment.Claim:
     at, high, last = peak["brme"]
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/utility", "brme", "single"),
         experiment.smaller(results, "eval/utility", "single", "single", step=(peak["single"][2], peak["single"][0])),
         experiment.greater(results, "eval/utility", "brme", "brme", by=-0.05 * high, step=(last, at)),
-        experiment.greater(results, "eval/utility", "brme", "single"),
         experiment.greater(results, "eval/utility", "constant", "random"),
     )
 

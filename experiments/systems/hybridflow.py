@@ -108,8 +108,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Trying all mappings is never slower than a fixed one, and gathering in small groups moves the fewest bytes."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        *(experiment.smaller(results, "plan/relative", "auto", x, by=-0.01) for x in ("colocate", "split", "pairs")),
         *(experiment.smaller(results, "plan/relative", "auto", x) for x in ("vanilla", "ds_chat")),
+        *(experiment.smaller(results, "plan/relative", "auto", x, by=-0.01) for x in ("colocate", "split", "pairs")),
         experiment.smaller(results, "transition/gib", "auto", "vanilla"),
         experiment.smaller(results, "transition/gib", "vanilla", "ds_chat"),
         *(experiment.below(results, "transition/gap", x, 1e-6) for x in ("auto", "vanilla", "ds_chat")),

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm import reduce
+from jaxrl_llm import linalg, reduce
 
 _TINY = 1e-8
 
@@ -37,7 +37,7 @@ def effective_rank(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> F
     mean = jnp.sum(z, axis=1) / jnp.maximum(count, 1.0)[:, None]
     z = jnp.where(mask[:, :, None], z - mean[:, None, :], 0.0)
     over = "btd,bsd->bts" if z.shape[1] <= z.shape[2] else "btd,bte->bde"
-    eigenvalues = jnp.linalg.eigvalsh(jnp.einsum(over, z, z))
+    eigenvalues = linalg.eigvalsh(jnp.einsum(over, z, z))
     # rounding leaves small positive eigenvalues where there are none, whose roots are not small
     floor = 1e-6 * jnp.max(eigenvalues, axis=-1, keepdims=True)
     singular = jnp.sqrt(jnp.where(eigenvalues > floor, eigenvalues, 0.0))

@@ -1,22 +1,39 @@
-"""``python -m jaxrl_llm.experiment doctor FILE`` checks an experiment file, ``systems`` writes docs/SYSTEMS.md,
-``compare FAMILY`` runs the methods of a family on one task and budget, ``sweep FILE`` one setting over every arm."""
+"""Commands beside those of the experiment files: see ``USAGE``."""
 
 import sys
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import compare, doctor, sweep, systems
+from jaxrl_llm.experiment import compare, doctor, sweep
+from jaxrl_llm.experiment.evidence import pages, records, systems
 
-USAGE = "usage: python -m jaxrl_llm.experiment doctor FILE | systems | compare FAMILY [--help] | sweep FILE [--help]"
+USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
+  doctor FILE              checks an experiment file, its claim on made-up results, its arms and its record
+  pilot FILE [flags]       two minutes before a record: room, difference of the updates, expected interval
+  sweep FILE [--help]      one setting over every arm
+  compare FAMILY [--help]  the methods of a family on one task and budget
+  systems                  writes docs/SYSTEMS.md
+  pages                    writes docs/papers/, one page a paper
+  rejudge [FAMILY/SLUG]    judges committed records again and draws their figures; nothing is run"""
 
 
 def main(arguments: list[str]) -> int:
-    """0: all well; 1: the doctor found problems; 2: a mistake in the command."""
+    """0: all well; 1: the doctor or the pilot found problems; 2: a mistake in the command."""
     try:
         match arguments:
             case ["doctor", path]:
                 return doctor.doctor(path)
+            case ["pilot", path, *rest] if not path.startswith("-"):
+                from jaxrl_llm.experiment.evidence import standard  # which needs the command line of the experiments
+
+                return standard.pilot_command(path, rest)
             case ["systems"]:
                 print(f"written: {systems.write()}")
+                return 0
+            case ["pages"]:
+                print(f"written: {len(pages.write())} pages")
+                return 0
+            case ["rejudge", *names]:
+                print("\n".join(records.rejudge(only=tuple(names))) or "no record of that name")
                 return 0
             case ["compare", family, *rest] if not family.startswith("-"):
                 compare.compare(family, rest)
@@ -27,7 +44,8 @@ def main(arguments: list[str]) -> int:
             case ["--help" | "-h"]:
                 print(USAGE)
                 return 0
-        raise UserError(f"cannot read {' '.join(arguments)!r}; {USAGE}" if arguments else USAGE)
+        first = USAGE.splitlines()[0]
+        raise UserError(f"cannot read {' '.join(arguments)!r}; {first}; --help lists them" if arguments else first)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

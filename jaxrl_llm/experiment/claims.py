@@ -1,52 +1,158 @@
-"""Claims as code: parts that compare arms over paired seeds, and their conjunction."""
+"""Claims as code: one primary part with a smallest effect of interest, secondary parts beside it.
 
-from typing import Any, NamedTuple
+Every part compares arms over paired seeds. A seed that diverged counts as a failure of its arm: it has the worst value
+that any seed of either arm reached, never none.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
-from jaxrl_llm.metrics.intervals import Interval, bootstrap_share, mean_interval, paired_difference
 
-REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
+LESS_IS_BETTER = ("tokens", "ece", "brier", "perplexity", "gap", "hours", "violations")  # where a failure is a maximum
 
 
 class Part(NamedTuple):
-    """One comparison: what was found, what it says, and the bootstrap share of seed resamples in which it holds."""
+    """One comparison over paired seeds, and what a verdict on it needs.
+
+    ``values`` are the differences of the seeds as the text names them; ``sign`` turns them in the paper's direction,
+    ``by`` is the margin beyond which the paper puts them. ``kind`` is ``difference``, ``level`` (one arm against a
+    number) or ``same`` (no difference beyond ``by``).
+    """
 
     text: str
+    metric: str
+    arm: str
+    than: str
+    values: tuple[float, ...]
+    sign: int = 1
+    by: float = 0.0
+    kind: str = "difference"
+    d_star: float = math.nan  # the smallest effect of interest by rule; NaN: the rule says nothing
+    looks: tuple[int, ...] = ()
+    diverged: int = 0
+    planned: int = 0  # seeds that ran, also those without a value
+
+
+class Judged(NamedTuple):
+    """A part with its interval and verdict, as a record keeps it; numbers are those that the text names."""
+
+    text: str
+    metric: str
+    arm: str
+    than: str
     verdict: str
-    confidence: float
+    mean: float
+    low: float
+    high: float
+    n: int
+    level: float  # of the interval: its coverage is one minus this
+    d_star: float
+    sign: int
+    by: float
+    kind: str
+    improvement: float
+    diverged: int
+    small: bool  # beyond zero, yet by less than d*
+
+    def __str__(self) -> str:
+        interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
+        cover = f"{100 * (1 - self.level):.3g} % interval"
+        d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
+        failed = f", {self.diverged} diverged" if self.diverged else ""
+        return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, better in {self.improvement:.2f}{failed})"
 
 
 class Claim(NamedTuple):
     """What the paper says, restated for this experiment, and what came out.
 
-    ``confidence`` is the bootstrap confidence in the verdict over resampled seeds: of the weakest part where all hold,
-    that the worst part fails where one does not, and of the weakest part where it stays open. It knows nothing of
-    other tasks, models or sizes.
+    Without a primary part nothing was judged, and the statement says why. ``bed``: what is wrong with the test bed;
+    where anything is, the verdict is that and not what the parts say.
     """
 
     statement: str
     verdict: str
-    confidence: float
-    parts: tuple[Part, ...]
+    primary: Judged | None = None
+    secondary: tuple[Judged, ...] = ()
+    bed: tuple[str, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Judged, ...]:
+        """The primary part and the secondary ones."""
+        return (() if self.primary is None else (self.primary,)) + self.secondary
 
 
-def _difference(results: Results, metric: str, arm: str, other: str, step) -> tuple[np.ndarray, Interval]:
+def _is_share(results: Results, metric: str) -> bool:
+    """Whether all that was ever measured under this name lies in [0, 1]."""
+    found = [v for arm in results.arms.values() for v in arm.metrics.get(metric, [])]
+    curves = [arm.curves[metric]["values"] for arm in results.arms.values() if metric in arm.curves]
+    flat = np.concatenate([np.ravel(np.asarray(x, float)) for x in [found, *curves]])
+    flat = flat[np.isfinite(flat)]
+    return bool(flat.size and flat.min() >= 0.0 and flat.max() <= 1.0)
+
+
+def rule(results: Results, metric: str, baseline: str) -> float:
+    """The smallest effect of interest: what was fixed for this metric, else 25 % of what the baseline gains."""
+    if metric in results.d_star:
+        return results.d_star[metric]
+    share = _is_share(results, metric)
+    curve = results.arms[baseline].curves.get(metric) if baseline in results.arms else None
+    gain = 0.0
+    if curve is not None and len(curve["step"]) > 1:
+        values = np.asarray(curve["values"], float)
+        gain = float(np.nanmean(values[:, -1]) - np.nanmean(values[:, 0]))
+    found = verdicts.smallest_effect(gain if math.isfinite(gain) else 0.0, share)
+    return found if found > 0 else math.nan
+
+
+def _values(results: Results, arm: str, metric: str, step, seeds: list[int]) -> np.ndarray:
+    every = results.values(arm, metric, step=step)
+    where = results.arms[arm].seeds
+    return np.asarray([every[where.index(s)] for s in seeds], np.float64)
+
+
+def _worst(metric: str, *values: np.ndarray) -> float:
+    """What a failure counts as: the worst finite value of all."""
+    found = np.concatenate(values)
+    found = found[np.isfinite(found)]
+    if not found.size:
+        return math.nan
+    if any(word in metric for word in LESS_IS_BETTER):
+        return float(found.max())
+    return min(0.0, float(found.min())) if 0 <= found.min() and found.max() <= 1 else float(found.min())
+
+
+def _paired(results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | None]) -> tuple:
+    """Values of two arms on the seeds that both have, failures filled in; how many failed; how many ran."""
+    seeds = [s for s in results.arms[arms[0]].seeds if s in results.arms[arms[1]].seeds]
+    values = [_values(results, arm, metric, step, seeds) for arm, step in zip(arms, steps, strict=True)]
+    worst, count = _worst(metric, *values), 0
+    for k, arm in enumerate(arms):
+        failed = np.isin(seeds, list(results.diverged(arm)))
+        count += int(failed.sum()) if k == 0 or arm != arms[0] else 0
+        values[k] = np.where(failed, worst, values[k])
+    return values[0], values[1], count, len(seeds)
+
+
+def _made(results: Results, text: str, metric: str, arm: str, than: str, differences: np.ndarray, **more) -> Part:
+    fine = np.isfinite(differences)
+    d_star = rule(results, metric, than or arm)
+    return Part(text, metric, arm, than, tuple(differences[fine].tolist()), d_star=d_star, looks=results.looks, **more)
+
+
+def _difference(results: Results, metric: str, arm: str, other: str, step, text: str, **more) -> Part:
     steps = [None if s is None else int(s) for s in (step if isinstance(step, tuple) else (step, step))]
-    left, right = results.values(arm, metric, step=steps[0]), results.values(other, metric, step=steps[1])
-    fine = np.isfinite(left) & np.isfinite(right)
-    if fine.sum() < 2:  # no interval, and nothing to resample
-        return np.zeros(0), Interval(np.nan, np.nan, np.nan, int(fine.sum()))
-    return (left - right)[fine], paired_difference(left[fine], right[fine])
+    left, right, diverged, planned = _paired(results, metric, (arm, other), steps)
+    text = f"{metric}{_at(step)}, {text}"
+    return _made(results, text, metric, arm, other, left - right, diverged=diverged, planned=planned, **more)
 
 
-def _part(text: str, found: Interval, holds: bool, fails: bool, share: float) -> Part:
-    verdict = REPRODUCED if holds else NOT_REPRODUCED if fails else INCONCLUSIVE
-    return Part(f"{text}: {found.mean:+.4g} [{found.low:+.4g}, {found.high:+.4g}] (n={found.n})", verdict, share)
-
-
-def _at(step: Any) -> str:
+def _at(step) -> str:
     if step is None:
         return ""
     steps = [int(s) for s in step] if isinstance(step, tuple) else [int(step)]
@@ -54,79 +160,114 @@ def _at(step: Any) -> str:
 
 
 def greater(results: Results, metric: str, arm: str, than: str, *, by: float = 0.0, step=None) -> Part:
-    """``metric`` of ``arm`` exceeds that of ``than`` by more than ``by``, seeds paired, 95 % t interval.
+    """``metric`` of ``arm`` exceeds that of ``than`` by more than ``by``, seeds paired.
 
     Args:
       step: compare the curves at this step, or at ``(step of arm, step of than)``; None: the final values.
     """
-    values, found = _difference(results, metric, arm, than, step)
-    at = _at(step)
-    share = bootstrap_share(values, lambda mean: mean > by)
-    return _part(f"{metric}{at}, {arm} - {than} > {by:g}", found, found.low > by, found.high < by, share)
+    return _difference(results, metric, arm, than, step, f"{arm} - {than} > {by:g}", by=by)
 
 
 def smaller(results: Results, metric: str, arm: str, than: str, *, by: float = 0.0, step=None) -> Part:
     """``metric`` of ``arm`` is below that of ``than`` by more than ``by``; otherwise as ``greater``."""
-    values, found = _difference(results, metric, arm, than, step)
-    at = _at(step)
-    share = bootstrap_share(values, lambda mean: mean < -by)
-    return _part(f"{metric}{at}, {arm} - {than} < {-by:g}", found, found.high < -by, found.low > -by, share)
+    return _difference(results, metric, arm, than, step, f"{arm} - {than} < {0 - by:g}", by=by, sign=-1)
 
 
 def close(results: Results, metric: str, arm: str, to: str, *, within: float, step=None) -> Part:
     """``metric`` of the two arms differs by less than ``within`` (equivalence: the whole interval lies inside)."""
-    values, found = _difference(results, metric, arm, to, step)
-    at = _at(step)
-    share = bootstrap_share(values, lambda mean: np.abs(mean) < within)
-    holds, fails = -within < found.low and found.high < within, found.low > within or found.high < -within
-    return _part(f"{metric}{at}, |{arm} - {to}| < {within:g}", found, holds, fails, share)
+    return _difference(results, metric, arm, to, step, f"|{arm} - {to}| < {within:g}", by=within, kind="same")
 
 
 def grows_more(results: Results, metric: str, arm: str, than: str, *, start: int, end: int | None = None) -> Part:
     """``metric`` of ``arm`` rises from step ``start`` to ``end`` (None: the last) by more than that of ``than``."""
-    gains = [results.values(x, metric, step=end) - results.values(x, metric, step=start) for x in (arm, than)]
-    fine = np.isfinite(gains[0]) & np.isfinite(gains[1])
-    many = fine.sum() > 1
-    found = paired_difference(*(g[fine] for g in gains)) if many else Interval(np.nan, np.nan, np.nan, int(fine.sum()))
-    share = bootstrap_share((gains[0] - gains[1])[fine] if many else np.zeros(0), lambda mean: mean > 0)
+    last, other, diverged, planned = _paired(results, metric, (arm, than), (end, end))
+    first, before, _, _ = _paired(results, metric, (arm, than), (start, start))
     text = f"{metric}, rise of {arm} - rise of {than} since step {start} > 0"
-    return _part(text, found, found.low > 0, found.high < 0, share)
+    rises = (last - first) - (other - before)
+    return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
 
 
 def above(results: Results, metric: str, arm: str, level: float, *, step: int | None = None) -> Part:
-    """``metric`` of one arm lies above a fixed number, 95 % t interval over seeds; ``step`` as in ``greater``."""
-    text, found, values = _alone(results, metric, arm, step)
-    share = bootstrap_share(values, lambda mean: mean > level)
-    return _part(f"{text} > {level:g}", found, found.low > level, found.high < level, share)
+    """``metric`` of one arm lies above a fixed number; ``step`` as in ``greater``."""
+    return _alone(results, metric, arm, level, step, ">", 1)
 
 
 def below(results: Results, metric: str, arm: str, level: float, *, step: int | None = None) -> Part:
     """``metric`` of one arm lies below a fixed number; otherwise as ``above``."""
-    text, found, values = _alone(results, metric, arm, step)
-    share = bootstrap_share(values, lambda mean: mean < level)
-    return _part(f"{text} < {level:g}", found, found.high < level, found.low > level, share)
+    return _alone(results, metric, arm, level, step, "<", -1)
 
 
-def _alone(results: Results, metric: str, arm: str, step: int | None) -> tuple[str, Interval, np.ndarray]:
-    values = results.values(arm, metric, step=step)
-    values = values[np.isfinite(values)]
-    text = f"{metric}, {arm}" if step is None else f"{metric} at step {step}, {arm}"
-    if values.size < 2:
-        return text, Interval(np.nan, np.nan, np.nan, int(values.size)), np.zeros(0)
-    return text, mean_interval(values), values
+def _alone(results: Results, metric: str, arm: str, level: float, step: int | None, relation: str, sign: int) -> Part:
+    values, _, diverged, planned = _paired(results, metric, (arm, arm), (step, step))
+    text = f"{metric}{_at(step)}, {arm} {relation} {level:g}"
+    more = {"sign": sign, "kind": "level", "by": sign * level, "diverged": diverged, "planned": planned}
+    return _made(results, text, metric, arm, "", values, **more)
 
 
-def conclude(statement: str, *parts: Part) -> Claim:
-    """Reproduced when every part holds, not reproduced when one fails, else inconclusive."""
-    if not parts:
-        raise ValueError("a claim needs at least one part")
-    failing = [p for p in parts if p.verdict == NOT_REPRODUCED]
-    if failing:
-        return Claim(statement, NOT_REPRODUCED, max(1.0 - p.confidence for p in failing), parts)
-    verdict = REPRODUCED if all(p.verdict == REPRODUCED for p in parts) else INCONCLUSIVE
-    return Claim(statement, verdict, min(p.confidence for p in parts), parts)
+def _two_sided(part: Part) -> float:
+    """The p value of Holm's order: of no effect beyond the margin, or of a difference as large as that of ``same``."""
+    values = np.asarray(part.values)
+    if part.kind == "same":
+        found = [verdicts.bounds(part.by + s * values) for s in (1, -1)]  # both distances to the margin are positive
+        return min(1.0, max(f.p if f.mean > 0 else 1.0 for f in found))
+    return verdicts.bounds(part.sign * values - part.by).p
+
+
+def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
+    """A part with its interval at this level and the verdict that follows.
+
+    Args:
+      rejected: False where Holm's procedure stopped before this part: then neither direction is said.
+    """
+    found: Bounds = verdicts.bounds(part.values, level)
+    d_star = part.d_star
+    low, high = sorted((part.sign * found.low, part.sign * found.high)) if found.n > 1 else (math.nan, math.nan)
+    if part.kind == "same":
+        verdict = verdicts.decide_same(low, high, part.by)
+    else:
+        verdict = verdicts.decide(low - part.by, high - part.by, 0.0)
+        if verdict == verdicts.UNDECIDED and part.kind == "difference" and -d_star < low and high < d_star:
+            verdict = verdicts.NO_EFFECT  # of zero, whatever the margin
+    if not rejected and verdict in (verdicts.SUPPORTED_HERE, verdicts.CONTRADICTED):
+        verdict = verdicts.UNDECIDED
+    better = np.asarray(part.values) - (part.sign * part.by if part.kind == "level" else 0.0)
+    share = verdicts.improvement(better, part.sign)
+    small = verdict == verdicts.SUPPORTED_HERE and part.kind == "difference" and part.sign * found.mean < d_star
+    return Judged(
+        part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
+        d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
+    )  # fmt: skip
+
+
+def conclude(statement: str, primary: Part, *secondary: Part) -> Claim:
+    """The verdict is that of the primary part alone; the secondary ones carry Holm's correction.
+
+    The smallest effect of interest is what the file states as ``D_STAR`` (by metric), else 25 % of what the baseline
+    gains, at least 0.02 of a share.
+
+    Args:
+      primary: the paper's headline in the paper's direction. What the paper calls better is tested as better: a
+        negative margin ("not worse by") is no primary part.
+
+    Raises:
+      ValueError: for a primary part with a negative margin.
+    """
+    if primary.kind == "difference" and primary.by < 0:
+        raise ValueError(f"primary part {primary.text!r}: 'not worse by' is no headline; test better as better (by=0)")
+    level = verdicts.level_at(primary.planned, primary.looks)
+    first = judge(primary, level)
+    corrected = verdicts.holm([_two_sided(part) for part in secondary], level)
+    others = tuple(judge(part, x, rejected=yes) for part, (x, yes) in zip(secondary, corrected, strict=True))
+    return Claim(statement, first.verdict, first, others)
 
 
 def open_claim(statement: str) -> Claim:
     """What is said when there is nothing to judge: arms are missing, or it was a smoke run."""
-    return Claim(statement, INCONCLUSIVE, 0.0, ())
+    return Claim(statement, verdicts.NOT_JUDGED)
+
+
+def on_bed(claim: Claim, problems: Sequence[str]) -> Claim:
+    """The claim after its test bed was looked at: where that does not work, the parts decide nothing."""
+    if not problems or claim.primary is None:
+        return claim
+    return claim._replace(verdict=verdicts.INVALID, bed=tuple(problems))

@@ -1,25 +1,22 @@
 """The one command line of every experiment: flags -> arms -> records -> table, plot, claim."""
 
 import dataclasses
-import hashlib
-import json
 import pathlib
 import shutil
 import sys
-from functools import lru_cache
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import jax
 import tyro
 
-import jaxrl_llm
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, claims, loop, plots, recipes, results
+from jaxrl_llm.experiment import arms, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
+from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state
 from jaxrl_llm.run.records import record, track
@@ -34,6 +31,7 @@ class Options:
 
     arm: tuple[str, ...] = ()  # arms to run; none: all
     seeds: int = 8  # seeds 0, 1, ... of every arm
+    until_decided: bool = False  # 8, 16, 32, 64 seeds of the arms of the primary part, until its verdict is there
     smoke: bool = False  # two steps, two seeds
     plan: bool = False  # show and trace the arms, run nothing
     mesh: str = ""  # for example data=2,fsdp=4: one seed after another on these devices; empty: one device
@@ -51,8 +49,11 @@ class Options:
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
-    fresh: bool = False  # do not reuse the finished arms of an earlier run in that folder
-    record: bool = False  # also copy results and plot to results/<family>/
+    fresh: bool = False  # do not reuse the finished seeds of earlier runs
+    record: bool = False  # pilot, wide evaluation, fresh seeds; also copy results and plot to results/<family>/
+    force_record: bool = False  # a record although its pilot says no, and marked so
+    tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
+    bed: str = ""  # with --record on another task or base model: its name, beside the file's own record
     add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
 
 
@@ -62,6 +63,7 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     Raises:
       UserError: for an unknown flag (naming the nearest one) or a number out of range.
     """
+    arguments = merged(arguments, {f.name for f in dataclasses.fields(Options) if str(f.type).startswith("tuple")})
     words = [a.split("=", 1) for a in arguments]
     given = {w[0].lstrip("-").removeprefix("no-").replace("-", "_") for w in words if w[0].startswith("--")}
     model = next((w[1] if len(w) > 1 else "".join(arguments[k + 1 : k + 2]) for k, w in enumerate(words)
@@ -83,6 +85,28 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     placed = {"mesh": command.options.mesh}
     settings = type(base)(**dataclasses.asdict(command.settings), **functions, **placed)
     return command.options, settings, given & {f.name for f in shown_fields}
+
+
+def merged(arguments: list[str], many: set[str]) -> list[str]:
+    """``--arm a --arm b`` as ``--arm a b``; every other flag may stand once.
+
+    Raises:
+      UserError: for another flag that is given twice.
+
+    >>> merged(["--arm", "a", "--smoke", "--arm=b", "c"], {"arm"})
+    ['--arm', 'a', 'b', 'c', '--smoke']
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in arguments:
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            if name in found and name[2:].replace("-", "_") not in many:
+                raise UserError(f"{name} is given twice; give it once")
+            found.setdefault(name, []).extend([value] if "=" in word else [])
+        else:
+            found.setdefault(name, []).append(word)
+    return [word for name, values in found.items() for word in ([name] if name else []) + values]
 
 
 def command_name(module: ModuleType) -> str:
@@ -150,6 +174,8 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
+        if options.hosts:
+            raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
         return None
     return Keeping(
         folder=out / "seeds" / arm,
@@ -174,18 +200,6 @@ def check_workers(workers: str) -> int:
     return int(number)
 
 
-def check_options(options: Options) -> None:
-    """Raises UserError for run options out of range, or a tracker whose package is missing."""
-    if options.checkpoint_every < 1:
-        raise UserError(f"--checkpoint-every {options.checkpoint_every} must be at least 1")
-    if options.staleness < 0:
-        raise UserError(f"--staleness {options.staleness} must not be negative")
-    if not options.most_gap >= 0:
-        raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
-    check_workers(options.workers)
-    track.check(options.track)
-
-
 def build_arms(
     module: ModuleType, resolved: dict[str, Any], microbatches: int = 0
 ) -> tuple[dict[str, Plan], dict[str, set[str]]]:
@@ -204,66 +218,6 @@ def build_arms(
     return built, reads
 
 
-def identity(module: ModuleType, settings: Any, seeds: int) -> str:
-    """Changes with everything that a finished arm depends on and this project controls."""
-    text = json.dumps(results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}))
-    data = pathlib.Path(getattr(settings, "data", ""))
-    if data.is_file():  # the same name may hold other rows tomorrow
-        text += hashlib.sha256(data.read_bytes()).hexdigest()
-    code = pathlib.Path(module.__file__ or "").read_text()
-    return hashlib.sha256(f"{text}|{code}|{_library()}".encode()).hexdigest()[:16] + f"-{seeds}"
-
-
-@lru_cache(maxsize=1)
-def _library() -> str:
-    """Of all sources of this library, so that arms of two versions are never compared."""
-    root = pathlib.Path(jaxrl_llm.__file__).parent
-    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(root.rglob("*.py")))).hexdigest()
-
-
-def run_arms(options: Options, resolved, built, identities: dict[str, str], seeds: list[int], out: pathlib.Path):
-    """Every arm in turn; a finished arm is written at once and taken up again by the next run."""
-    found: dict[str, ArmResult] = {}
-    for k, (name, settings) in enumerate(resolved.items(), 1):
-        path = out / "arms" / f"{name}.json"
-        if path.is_file() and not options.fresh:
-            kept = json.loads(path.read_text())
-            if kept["identity"] == identities[name]:
-                found[name] = results.read_arm(kept["arm"])
-                print(f"arm {name} ({k}/{len(resolved)}): taken from {path}", flush=True)
-                continue
-        print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
-        keeping = keeping_of(options, built[name], settings, out, name)
-        if keeping is not None:
-            keeping = keeping._replace(
-                identity=f"{identities[name].partition('-')[0]} {options.loop} {keeping.staleness}"
-            )
-        elif options.hosts:
-            raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
-        if options.fresh and keeping is not None and keeping.folder.is_dir() and hosts.is_first():
-            shutil.rmtree(keeping.folder)
-        found[name] = loop.run_arm(built[name], settings, seeds, mesh=settings.mesh, keeping=keeping)
-        if hosts.is_first():
-            kept = {"identity": identities[name], "arm": results.plain(dataclasses.asdict(found[name]))}
-            record.write_json(path, kept)
-        hosts.barrier(f"arm {name}")
-    return Results(found)
-
-
-def judge(module: ModuleType, found: Results, *, smoke: bool) -> Claim:
-    """The claim of the module, or an open one where arms are missing or the run was a smoke run."""
-    statement = " ".join((module.claim.__doc__ or "").split())
-    missing = [name for name in module.ARMS if name not in found.arms]
-    if missing:
-        return claims.open_claim(f"{statement} [not judged: without {', '.join(missing)}]")
-    if smoke:
-        return claims.open_claim(f"{statement} [not judged: smoke run]")
-    try:
-        return module.claim(found)
-    except KeyError as error:  # data of one's own have no hops, or no scenarios: hours of work are not lost for that
-        return claims.open_claim(f"{statement} [not judged: no arm measures {error.args[0]}]")
-
-
 def said(prog: str, arguments: list[str]) -> str:
     """The command as a record keeps it: all that shapes the numbers, not where they were written."""
     kept, words = [], iter(arguments)
@@ -276,38 +230,47 @@ def said(prog: str, arguments: list[str]) -> str:
 
 
 def write(module: ModuleType, options: Options, settings: Any, found: Results, claim: Claim, out: pathlib.Path,
-          command: str) -> None:  # fmt: skip
-    """``results.json``, ``table.md`` and ``plot.png``; with ``--record`` also the committed copy."""
+          command: str, instrument: dict[str, Any] | None = None) -> None:  # fmt: skip
+    """``results.json``, ``table.md`` and ``plot.png``; with ``--record`` also the committed copy.
+
+    Args:
+      instrument: what a record under the standard rests on, see ``record_run.Standard``.
+    """
     name = command_name(module).split()[-1]
-    fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
     whole = {
         "experiment": ".".join(name.split(".")[1:]),
         "paper": next((x[6:].strip() for x in (module.__doc__ or "").splitlines() if x.startswith("Paper:")), ""),
         "command": command,
         "versions": record.versions(),
-        "settings": results.plain(fields),
+        "settings": results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),
+        "looks": list(found.looks),
+        "d_star": results.plain(found.d_star),
+        "instrument": results.plain(instrument),
         "arms": results.plain({k: dataclasses.asdict(v) for k, v in found.arms.items()}),
-        "claim": results.plain(claim._asdict() | {"parts": [p._asdict() for p in claim.parts]}),
-    }  # fmt: skip
+        "claim": records.plain_claim(claim),
+    }
     table = results.table(found, module.METRICS)
     record.write_json(out / "results.json", whole)
     (out / "table.md").write_text(table)
-    plots.plot(
-        out / "plot.png", found, getattr(module, "CURVES", module.METRICS), f"{whole['experiment']}: {claim.verdict}"
-    )
+    plots.plot(out / "plot.png", found, getattr(module, "CURVES", module.METRICS), records.title(whole),
+               claim=claim, caption=records.caption(whole))  # fmt: skip
     if options.record:
         family, slug = name.split(".")[-2:]
+        slug = f"{slug}@{options.bed}" if options.bed else slug
         keep_copy(whole, out / "plot.png", pathlib.Path("results") / family, slug)
     print(f"\n{table}\nClaim: {claim.statement}")
-    for part in claim.parts:
-        print(f"  {part.verdict:15s} {part.confidence:.2f}  {part.text}")
-    print(f"{claim.verdict} (confidence {claim.confidence:.2f}); results in {out}")
+    for kind, parts in (("primary", claim.parts[:1]), ("secondary", claim.parts[1:])):
+        for part in parts:
+            print(f"  {kind:9s} {part.verdict:19s} {part}")
+    for problem in claim.bed:
+        print(f"  test bed  {problem}")
+    print(f"{claim.verdict}; results in {out}")
 
 
 def keep_copy(whole: dict[str, Any], plot: pathlib.Path, folder: pathlib.Path, slug: str) -> None:
     """The committed copy of a run: its results with few line breaks, and its plot."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{slug}.json").write_text(json.dumps(whole, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+    records.save(whole, folder / f"{slug}.json")
     shutil.copy(plot, folder / f"{slug}.png")
 
 
@@ -348,6 +311,35 @@ def check_run(options: Any) -> None:
         raise UserError("--record keeps whole runs only: drop --smoke or --record")
 
 
+def check_options(options: Options, arguments: list[str]) -> None:
+    """Refuses flags that contradict each other.
+
+    Raises:
+      UserError: naming them.
+    """
+    check_run(options)
+    if options.checkpoint_every < 1:
+        raise UserError(f"--checkpoint-every {options.checkpoint_every} must be at least 1")
+    if options.staleness < 0:
+        raise UserError(f"--staleness {options.staleness} must not be negative")
+    if not options.most_gap >= 0:
+        raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
+    check_workers(options.workers)
+    track.check(options.track)
+    if options.record and options.arm:
+        raise UserError("--record keeps every arm: drop --arm or --record")
+    for name in ("add", "force_record", "tune", "bed"):
+        if getattr(options, name) and not options.record:
+            does = "completes" if name == "add" else "belongs to"
+            raise UserError(f"{flags.spell(name)} {does} a record: give --record with it, or drop it")
+    if options.until_decided and any(word.split("=")[0] == "--seeds" for word in arguments):
+        raise UserError("--until-decided chooses the number of seeds: drop it or --seeds")
+    if options.until_decided and (options.smoke or options.add):
+        raise UserError("--until-decided takes whole runs of all arms: drop it, or --smoke and --add")
+    if options.bed and not options.bed.replace("_", "").replace("-", "").isalnum():
+        raise UserError(f"--bed {options.bed}: a name of letters, digits, - and _")
+
+
 def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[str, ArmResult]:
     """Arms of a record that a run with these settings, seeds and versions would make again.
 
@@ -359,6 +351,8 @@ def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[
     if not path.is_file():
         raise UserError(f"--add: there is no {path} to add to; drop --add")
     whole, found = results.read(path)
+    if whole.get("instrument"):
+        raise UserError(f"--add completes records of the old instrument; {path} is whole: drop --add")
     if whole["versions"] != (now := record.versions()):
         moved = [name for name in now if whole["versions"].get(name) != now[name]]
         raise UserError(f"--add: {path} was made with another {', '.join(moved)}; drop --add")
@@ -375,19 +369,18 @@ def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
     """Runs an experiment module with command-line arguments; None for ``--plan``."""
+    from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
+
     arms.check_slots(module)
     options, base, given = parse(module, arguments)
-    check_run(options)
-    check_options(options)
+    check_options(options, arguments)
+    check_model(base, given)
     hosts.connect(options.hosts)
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")
-    if options.record and options.arm:
-        raise UserError("--record keeps every arm: drop --arm or --record")
-    if options.add and not options.record:
-        raise UserError("--add completes a record: give --record with it, or drop it")
-    check_model(base, given)
     compile_cache.enable(options.compile_cache)
+    if options.record and not options.add:
+        base = standard.widened(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
         built, reads = build_arms(module, resolved, options.microbatches)
@@ -403,14 +396,26 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         return None
     name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
+    folder = out / "arms" if options.out or options.smoke else pathlib.Path("runs") / "seeds"
+    command = said(command_name(module), arguments)
+    if options.record and not options.add:
+        job = standard.Job(module, options, base, resolved, built, out, folder)
+        found, claim, instrument = standard.run(job)
+        write(module, options, base, found, claim, out, command, instrument)
+        return found
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
     new = {name: settings for name, settings in resolved.items() if name not in kept}
-    identities = {name: identity(module, settings, number) for name, settings in new.items()}
-    ran = run_arms(options, new, built, identities, list(range(number)), out).arms | kept
-    found = Results({name: ran[name] for name in resolved})
-    command = said(command_name(module), arguments)
+    identities = store.identities(module, new, built)
+    keepings = {name: keeping_of(options, built[name], settings, out, name) for name, settings in new.items()}
+    looks = verdicts.LOOKS if options.until_decided else (number,)
+    for look in looks:
+        ran = store.run_arms(options, new, built, identities, list(range(look)), folder, keepings=keepings).arms | kept
+        found = Results({name: ran[name] for name in resolved}, looks if options.until_decided else ())
+        claim = beds.judge(module, found, smoke=options.smoke)
+        if claim.verdict != verdicts.UNDECIDED:
+            break
     if hosts.is_first():
-        write(module, options, base, found, judge(module, found, smoke=options.smoke), out, command)
+        write(module, options, base, found, claim, out, command)
     hosts.barrier("results")
     return found
 

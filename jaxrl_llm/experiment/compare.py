@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, locate, plots, recipes, results
+from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import compile_cache, flags
 from jaxrl_llm.run.records import record
@@ -171,12 +172,12 @@ def compare(family: str, arguments: list[str]) -> Results:
             left_out[name] = str(error).splitlines()[0]
             print(f"left out: {name}: {left_out[name]}")
             continue
-        identities[name] = cli.identity(module, resolved[name], common.seeds)
+        traced = arms.trace(built[name])
+        identities[name] = store.identity(module, resolved[name], built[name], traced)
     if not built:
         raise UserError(f"no method of {family} takes the common settings; see the lines above")
     out = cli.open_folder(common.out or f"runs/{'smoke/' if common.smoke else ''}compare/{family}")
-    options = cli.Options(fresh=common.fresh)
-    found = cli.run_arms(options, resolved, built, identities, list(range(common.seeds)), out)
+    found = store.run_arms(common, resolved, built, identities, list(range(common.seeds)), out / "arms")
     told = [f.name for f in dataclasses.fields(common) if f.name not in ("out", "fresh", "record", "compile_cache")]
     settings = results.plain({name: getattr(common, name) for name in told})
     whole = {

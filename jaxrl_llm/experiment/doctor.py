@@ -9,8 +9,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, results
+from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
+from jaxrl_llm.experiment.evidence import records, rehearsal, store
+from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
 SEEDS = 8
@@ -83,7 +85,7 @@ def check_settings(module: ModuleType) -> str:
 
 def check_arms(module: ModuleType) -> list[Finding]:
     """Builds and traces every arm with the smoke settings: nothing is run or compiled."""
-    found, prints = [], {}
+    found, prints, built = [], {}, {}
     try:
         base = arms.preset(module, smoke=True, model=module.Settings().model)
         resolved = arms.resolve(module, base, ())
@@ -99,6 +101,7 @@ def check_arms(module: ModuleType) -> list[Finding]:
             found.append(Finding(f"arm {name} traces", f"{type(error).__name__}: {line}"))
             continue
         found.append(Finding(f"arm {name} traces", ""))
+        built[name] = plan
         if plan.on_host:  # what Python reads while it judges text is not known without running it
             continue
         unread = [field for field in module.ARMS[name] if field not in reads | {"eval_every"}]
@@ -108,18 +111,26 @@ def check_arms(module: ModuleType) -> list[Finding]:
     same = [names for names in prints.values() if len(names) > 1]
     text = "; ".join(" and ".join(names) for names in same)
     found.append(Finding("arms differ", f"{text} compute the same; drop one or use its setting" if same else ""))
+    if len(built) == len(module.ARMS):
+        same = [names for names in arms.same_updates(built) if names not in same]
+        text = "; ".join(" and ".join(names) for names in same)
+        why = f"{text} update the parameters in the same way: what differs feeds metrics alone" if same else ""
+        found.append(Finding("updates differ", why))
+        found.append(Finding("claim on made-up results", _rehearsed(module, resolved, built)))
     return found
 
 
-def record_path(module: ModuleType) -> pathlib.Path:
-    """Where the committed record of an experiment file lies, whether or not it is there."""
-    file = pathlib.Path(module.__file__ or "").resolve()
-    return file.parents[2] / "results" / file.parent.name / f"{file.stem}.json"
+def _rehearsed(module: ModuleType, resolved: dict[str, Any], built: dict[str, Any]) -> str:
+    try:
+        rehearsal.rehearse(module, resolved, built)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 def check_record(module: ModuleType) -> str:
     """Whether the committed record belongs to this file: the same arms, enough seeds, the claim's own verdict."""
-    path = record_path(module)
+    path = arms.record_path(module)
     record, found = results.read(path)
     renew = f"run {command_name(module)} --record"
     if list(record["arms"]) != list(module.ARMS):
@@ -133,12 +144,43 @@ def check_record(module: ModuleType) -> str:
     fewest = min(len(arm.seeds) for arm in found.arms.values())
     if fewest < SEEDS and not getattr(module, "FEWER_SEEDS", ""):
         return f"{fewest} seeds; {renew} with {SEEDS}, or state the reason as FEWER_SEEDS"
-    claim = module.claim(found)
-    if claim.verdict != record["claim"]["verdict"]:
-        return f"recorded as {record['claim']['verdict']}, the claim now says {claim.verdict}; {renew}"
-    if claim.statement != record["claim"]["statement"]:
-        return f"the claim's statement has changed; {renew}"
+    name = f"{path.parent.name}/{path.stem}"
+    claim = records.judge_again(module, record, found, records.withdrawn(path.parents[2]).get(name, ""))["claim"]
+    again = f"python -m jaxrl_llm.experiment rejudge {name}"
+    if claim["verdict"] != record["claim"]["verdict"]:
+        return f"recorded as {record['claim']['verdict']}, the claim now says {claim['verdict']}; run {again}"
+    if claim["statement"] != record["claim"]["statement"]:
+        return f"the claim's statement has changed; run {again}"
     return "" if path.with_suffix(".png").is_file() else f"no plot beside {path.name}; {renew}"
+
+
+def check_code(module: ModuleType) -> str:
+    """Behind which arms of a record under the standard the present code no longer stands."""
+    record, _ = results.read(arms.record_path(module))
+    kept = (record.get("instrument") or {}).get("code")
+    if not kept or record["versions"] != now_versions():
+        return ""  # of the old instrument nothing is known, and another jax writes its programs in other words
+    settings = {name: _settings_of(module, record, name) for name in kept if name in module.ARMS}
+    stale = []
+    for name, own in settings.items():
+        plan = cli.in_parts(module.build(own), own)
+        if store.code(module, plan, arms.trace(plan)) != kept[name]:
+            stale.append(name)
+    renew = f"run {command_name(module)} --record --until-decided"
+    return f"stale: {', '.join(stale)} would compute something else today; {renew}" if stale else ""
+
+
+def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:
+    """The settings of a recorded arm: the arm of the file, with the numbers of the record."""
+    base = arms.preset(module, smoke=False, model=record["settings"].get("model", module.Settings().model))
+    own = arms.override(base, module.ARMS[name], f"arm {name!r}")
+    kept = record["arms"][name]["settings"]
+    numbers = {
+        f.name: tuple(kept[f.name]) if isinstance(kept[f.name], list) else kept[f.name]
+        for f in dataclasses.fields(own)
+        if f.name in kept and not callable(getattr(own, f.name))
+    }
+    return dataclasses.replace(own, **numbers)
 
 
 def examine_text(module: ModuleType) -> list[Finding]:
@@ -149,7 +191,7 @@ def examine_text(module: ModuleType) -> list[Finding]:
     ]
     if not found[-1].problem:
         found.append(Finding("fields and sizes", check_settings(module)))
-        if record_path(module).is_file():
+        if arms.record_path(module).is_file():
             found.append(Finding("record", check_record(module)))
     return found
 
@@ -157,8 +199,12 @@ def examine_text(module: ModuleType) -> list[Finding]:
 def examine(module: ModuleType) -> list[Finding]:
     """All checks of one file."""
     found = examine_text(module)
-    whole = not any(f.check == "slots" and f.problem for f in found)
-    return found + (check_arms(module) if whole else [])
+    if any(f.check == "slots" and f.problem for f in found):
+        return found
+    found += check_arms(module)
+    if arms.record_path(module).is_file() and not any(f.problem for f in found):
+        found.append(Finding("code of the record", check_code(module)))
+    return found
 
 
 def doctor(path: str) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import Keeping, SeedRun
-from jaxrl_llm.experiment.results import ArmResult, plain
+from jaxrl_llm.experiment.results import ArmResult, pack, plain
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import fused, offline
@@ -27,12 +28,23 @@ DRAWN = "rollouts/generated"  # also summed: of methods whose rows do not show h
 
 
 class _Curves:
-    """Values by name and step, each a row of one number per seed."""
+    """Values by name and step, each a row of one number per seed; and what is counted by problem, ``[seeds, P]``."""
 
     def __init__(self):
         self.points: dict[str, dict[int, np.ndarray]] = {}
+        self.problems: dict[str, dict[int, np.ndarray]] = {}
+        self.measured: set[str] = set()
         self.tokens = 0.0
         self.rollouts = 0.0
+
+    def measure(self, step: int, values: dict[str, Any]) -> None:
+        """What a measurement gave; a row of numbers per seed is one number a problem."""
+        arrays = {name: np.asarray(value, np.float64) for name, value in values.items()}
+        rows = {name: value for name, value in arrays.items() if value.ndim == 2}
+        for name, value in rows.items():
+            self.problems.setdefault(name, {})[step] = value
+        self.measured |= arrays.keys() - rows.keys()
+        self.add(step, {name: value for name, value in arrays.items() if name not in rows})
 
     def add(self, step: int, values: dict[str, Any]) -> None:
         for name, value in values.items():
@@ -48,11 +60,27 @@ class _Curves:
     def last(self) -> dict[str, np.ndarray]:
         return {name: rows[max(rows)] for name, rows in self.points.items()}
 
+    def final(self, tail: int) -> dict[str, np.ndarray]:
+        """The last training figures, and means of the last ``tail`` measurements; undefined ones are left out."""
+        ends = {name: np.stack([self.points[name][s] for s in _last(self.points[name], tail)])
+                for name in self.measured}  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # where all are undefined the mean is
+            return self.last() | {name: np.nanmean(rows, axis=0) for name, rows in ends.items()}
+
+    def counted(self, tail: int) -> dict[str, np.ndarray]:
+        """``[seeds, P]``: what was counted by problem in the last ``tail`` measurements, added up."""
+        return {name: sum(rows[s] for s in _last(rows, tail)) for name, rows in self.problems.items()}
+
     def record(self) -> dict[str, dict[str, list]]:
         return {
             name: {"step": list(rows), "values": np.stack(list(rows.values()), axis=1).tolist()}
             for name, rows in self.points.items()
         }
+
+
+def _last(rows: dict[int, Any], number: int) -> list[int]:
+    return sorted(rows)[-number:]
 
 
 def _run_fused(plan: Plan, seeds: list[int], every: int, measure) -> Iterator[tuple[int, dict | None, dict]]:
@@ -93,14 +121,30 @@ def _first(init, seeds: tuple[int, ...]):
     return _compiled(init)(_keys(seeds))
 
 
+def _trials(curves: _Curves, tail: int) -> int:
+    return min((len(_last(rows, tail)) for rows in curves.problems.values()), default=0)
+
+
+def evaluations(plan: Plan, every: int) -> int:
+    """How often a run is measured after its start."""
+    return sum(1 for _ in durable.stretches(plan.stages, every))
+
+
 def run_arm(
-    plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", keeping: Keeping | None = None
+    plan: Plan,
+    settings: Any,
+    seeds: list[int],
+    *,
+    mesh: str = "",
+    tail: int = 1,
+    keeping: Keeping | None = None,
 ) -> ArmResult:
     """Trains and measures one arm.
 
     Args:
       settings: of the arm; ``eval_every`` is read here, all of it goes into the record.
       mesh: as of the command line; empty: one device.
+      tail: so many of the last measurements make up the final values.
       keeping: of runs on the host: what is kept in a folder, and how. None: nothing, and a plan that can be one
         compiled program for all seeds is.
     """
@@ -115,6 +159,9 @@ def run_arm(
         for name in found[0].points:
             steps = found[0].points[name]
             curves.points[name] = {s: np.concatenate([f.points[name][s] for f in found]) for s in steps}
+        for name, rows in found[0].problems.items():
+            curves.problems[name] = {s: np.concatenate([f.problems[name][s] for f in found]) for s in rows}
+        curves.measured = found[0].measured
         curves.tokens = float(np.mean([f.tokens for f in found]))
         curves.rollouts = float(np.mean([f.rollouts for f in found]))
     else:
@@ -122,12 +169,14 @@ def run_arm(
     return ArmResult(
         settings=plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),
         seeds=list(seeds),
-        metrics={k: v.tolist() for k, v in curves.last().items()},
+        metrics={k: v.tolist() for k, v in curves.final(tail).items()},
         curves=curves.record(),
         rollouts=round(curves.rollouts) or plans.rollouts(plan),
         tokens=int(curves.tokens),
         updates=plans.updates(plan),
         seconds=time.monotonic() - started,
+        problems={k: [pack(row) for row in rows] for k, rows in curves.counted(tail).items()},
+        trials=_trials(curves, tail) * getattr(settings, "eval_samples", 1),
     )
 
 
@@ -139,7 +188,7 @@ def _follow(stretches, total: int, *, alone: bool) -> _Curves:
             if alone:
                 metrics = None if metrics is None else {k: np.asarray(v)[None] for k, v in metrics.items()}
                 measured = {k: np.asarray(v)[None] for k, v in measured.items()}
-            curves.add(step, measured)
+            curves.measure(step, measured)
             if metrics is not None:
                 curves.train(step, metrics)
             last = curves.last()

@@ -1,4 +1,4 @@
-"""One figure an experiment: curves per arm, mean over seeds with its 95 % band, every seed as a thin line.
+"""One figure an experiment: a forest plot of the claim, then curves per arm with 95 % bands and a line a seed.
 
 And one figure a comparison: a row for every method, with its interval and its paired difference to the baseline.
 """
@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from jaxrl_llm.experiment.claims import Claim, Judged
 from jaxrl_llm.experiment.results import Results, interval
 from jaxrl_llm.metrics.intervals import t_quantile
 
@@ -87,8 +88,50 @@ def plot_rows(path: pathlib.Path, results: Results, metrics, title: str) -> None
     plt.close(figure)
 
 
-def plot(path: pathlib.Path, results: Results, metrics, title: str) -> None:
-    """One panel a metric: curves where there are three points or more, else the final values."""
+def _row_of(part: Judged) -> tuple[float, float, float]:
+    """Mean and ends of a part in units of d* beyond what it claims, in the paper's direction."""
+    scale = part.by if part.kind == "same" else part.d_star
+    if part.kind == "level" or not np.isfinite(scale) or scale <= 0:
+        scale = max(abs(part.high - part.low), 1e-12)
+    margin = 0.0 if part.kind == "same" else part.by
+    ends = sorted((part.sign * part.low, part.sign * part.high))
+    return tuple((x - margin) / scale for x in (part.sign * part.mean, *ends))
+
+
+def _forest(axis, claim: Claim) -> None:
+    """Every part with its interval, zero and one d* to both sides; the primary part above, in black."""
+    reach = 1.5
+    for k, part in enumerate(claim.parts):
+        mean, low, high = _row_of(part)
+        colour = "black" if k == 0 else "tab:blue"
+        if np.isfinite(mean):
+            ends = np.nan_to_num([[mean - low], [high - mean]])
+            axis.errorbar([mean], [k], xerr=ends, fmt="D" if k == 0 else "o", ms=5, capsize=3, color=colour)
+            reach = max(reach, *np.abs(np.nan_to_num([mean, low, high])))
+    reach = min(1.15 * reach, 12.0)
+    axis.axvspan(-1, 1, color="tab:grey", alpha=0.15, lw=0)
+    axis.axvline(0, color="black", lw=1)
+    for x in (-1, 1):
+        axis.axvline(x, color="tab:grey", lw=1, ls="--")
+    axis.set_xlim(-reach, reach)
+    axis.set_yticks(range(len(claim.parts)), ["" for _ in claim.parts])
+    for k, part in enumerate(claim.parts):
+        said = part.verdict + ", below d*" * part.small
+        text = f"{part.text}: {part.mean:+.3g} [{part.low:+.3g}, {part.high:+.3g}], {said}"
+        axis.annotate(text, (0.01, k - 0.18), xycoords=("axes fraction", "data"), fontsize=7, va="bottom",
+                      weight="bold" if k == 0 else "normal")  # fmt: skip
+    axis.set_ylim(len(claim.parts) - 0.5, -0.8)
+    axis.set_xlabel("effect beyond what is claimed, in the paper's direction, in units of d* (dashed)", fontsize=8)
+    axis.set_title("primary part (black) and secondary parts (blue, Holm)", fontsize=10)
+
+
+def plot(
+    path: pathlib.Path, results: Results, metrics, title: str, *, claim: Claim | None = None, caption: str = ""
+) -> None:
+    """The forest of the claim's parts, then one panel a metric: curves where there are three points or more.
+
+    Else the final values. ``caption`` is written below.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,16 +142,23 @@ def plot(path: pathlib.Path, results: Results, metrics, title: str) -> None:
     colours = {name: palette[k % len(palette)] for k, name in enumerate(results.arms)}
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.6 * columns, 3.4 * rows), squeeze=False, layout="constrained")
-    for axis, metric in zip(axes.flat, metrics, strict=False):
+    parts = () if claim is None else claim.parts
+    above = 0.9 + 0.42 * len(parts) if parts else 0.0
+    figure = plt.figure(figsize=(4.6 * max(columns, 2), 3.4 * rows + above), layout="constrained")
+    grid = figure.add_gridspec(rows + bool(parts), columns, height_ratios=[above] * bool(parts) + [3.4] * rows)
+    if parts:
+        _forest(figure.add_subplot(grid[0, :]), claim)
+    first = int(bool(parts))
+    axes = [figure.add_subplot(grid[first + k // columns, k % columns]) for k in range(rows * columns)]
+    for axis, metric in zip(axes, metrics, strict=False):
         points = max((len(arm.curves.get(metric, {"step": []})["step"]) for arm in results.arms.values()), default=0)
         (_lines if points >= 3 else _dots)(axis, results, metric, colours)
         axis.set_title(metric, fontsize=10)
         axis.grid(alpha=0.3)
-    for axis in axes.flat[len(metrics) :]:
+    for axis in axes[len(metrics) :]:
         axis.axis("off")
     handles = [plt.Line2D([], [], color=c, lw=2, label=name) for name, c in colours.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(6, len(handles)), fontsize=8)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(f"{title}\n{caption}" if caption else title, fontsize=10)
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -263,10 +263,12 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     """Accuracy over samples, unbiased pass@k for k = 2, 4, ... and ``samples``, lengths of right and wrong responses.
 
     ``pass@samples`` is the share of problems with a right sample; see ``statistics.pass_at_k`` for the others.
+    ``problems/right`` is no scalar: the right samples of each problem, ``[problems]``.
     """
     length = jnp.sum(mask.astype(jnp.float32), axis=1)
     right = rewards.valid & (rewards.value > 0.5)
-    wrong = samples - jnp.sum(right.reshape(-1, samples).astype(jnp.float32), axis=1)
+    solved_by = jnp.sum(right.reshape(-1, samples).astype(jnp.float32), axis=1)
+    wrong = samples - solved_by
     failing, solved = jnp.ones(wrong.shape, jnp.float32), {}
     for k in range(1, samples + 1):
         failing = failing * jnp.maximum(wrong - (k - 1), 0.0) / (samples - k + 1.0)
@@ -278,6 +280,7 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
         "eval/tokens": reduce.scalars(length),
         "eval/right_tokens": reduce.scalars(length, right),
         "eval/wrong_tokens": reduce.scalars(length, rewards.valid & ~right),
+        "problems/right": solved_by,
     }
 
 

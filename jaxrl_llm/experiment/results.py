@@ -27,13 +27,21 @@ class ArmResult:
     tokens: int  # generated or trained on, mean over seeds
     updates: int  # of one seed
     seconds: float
+    problems: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # [seeds]: counts by problem, see `pack`
+    trials: int = 0  # samples of each problem behind such a count
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """All arms, in the order of ``ARMS``."""
+    """All arms, in the order of ``ARMS``, and what was fixed before their first seed.
+
+    ``looks`` are the numbers of seeds at which the claim was looked at, none: once; ``d_star`` the smallest effects of
+    interest by metric.
+    """
 
     arms: dict[str, ArmResult]
+    looks: tuple[int, ...] = ()
+    d_star: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def values(self, arm: str, metric: str, *, step: int | None = None) -> np.ndarray:
         """Per seed: the final value, or that of the curve at ``step``.
@@ -46,6 +54,12 @@ class Results:
             return np.asarray(found.metrics[metric], np.float64)
         curve = found.curves[metric]
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
+
+    def diverged(self, arm: str) -> set[int]:
+        """Seeds whose loss or gradient ended undefined."""
+        found = self.arms[arm]
+        ends = [found.metrics[name] for name in ("loss/total", "grad/norm") if name in found.metrics]
+        return {seed for row in ends for seed, value in zip(found.seeds, row, strict=True) if not math.isfinite(value)}
 
     def curve(self, arm: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """``(steps, values [seeds, points])``."""
@@ -104,7 +118,58 @@ def read_arm(record: dict[str, Any]) -> ArmResult:
 def read(path: str | pathlib.Path) -> tuple[dict[str, Any], Results]:
     """A ``results.json`` as it lies there, and its arms."""
     record = json.loads(pathlib.Path(path).read_text())
-    return record, Results({name: read_arm(arm) for name, arm in record["arms"].items()})
+    arms = {name: read_arm(arm) for name, arm in record["arms"].items()}
+    return record, Results(arms, tuple(record.get("looks", ())), record.get("d_star", {}))
+
+
+def join(parts: list[ArmResult]) -> ArmResult:
+    """One arm from the results of its seeds, in the order given; budgets and times are means and sums over seeds.
+
+    Raises:
+      ValueError: where they were measured at different steps.
+    """
+    first, curves = parts[0], {}
+    for name, curve in first.curves.items():
+        if any(part.curves[name]["step"] != curve["step"] for part in parts):
+            raise ValueError(f"the curve {name} was measured at other steps in some of {len(parts)} seeds")
+        curves[name] = {"step": curve["step"], "values": [row for part in parts for row in part.curves[name]["values"]]}
+    sizes = np.asarray([len(part.seeds) for part in parts])
+    return dataclasses.replace(
+        first,
+        seeds=[seed for part in parts for seed in part.seeds],
+        metrics={name: [v for part in parts for v in part.metrics[name]] for name in first.metrics},
+        curves=curves,
+        rollouts=round(float(np.average([part.rollouts for part in parts], weights=sizes))),
+        tokens=int(np.average([part.tokens for part in parts], weights=sizes)),
+        seconds=float(sum(part.seconds for part in parts)),
+        problems={name: [v for part in parts for v in part.problems[name]] for name in first.problems},
+    )
+
+
+def of_seed(arm: ArmResult, index: int) -> ArmResult:
+    """One seed of an arm, the inverse of ``join``."""
+    return dataclasses.replace(
+        arm,
+        seeds=[arm.seeds[index]],
+        metrics={name: [values[index]] for name, values in arm.metrics.items()},
+        curves={name: {"step": c["step"], "values": [c["values"][index]]} for name, c in arm.curves.items()},
+        seconds=arm.seconds / len(arm.seeds),
+        problems={name: [rows[index]] for name, rows in arm.problems.items()},
+    )
+
+
+def pack(counts) -> str:
+    """Small numbers, one of each problem, as one character each, from 0 on.
+
+    >>> pack([0, 9, 12]), unpack("09<").tolist()
+    ('09<', [0, 9, 12])
+    """
+    return "".join(chr(ord("0") + int(n)) for n in counts)
+
+
+def unpack(text: str) -> np.ndarray:
+    """The inverse of ``pack``."""
+    return np.asarray([ord(letter) - ord("0") for letter in text])
 
 
 def cell(found: Interval) -> str:

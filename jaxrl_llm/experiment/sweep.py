@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, results
+from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.metrics.intervals import Interval
 from jaxrl_llm.run import compile_cache, flags
@@ -103,8 +104,8 @@ def sweep(path: str, arguments: list[str]) -> dict[str, dict[str, Interval]]:
     out = cli.open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}sweep/{slug}")
     built = {name: plan._replace(measure=nothing) for name, plan in built.items()}
     seeds = list(range(FIRST_SEED, FIRST_SEED + options.seeds))
-    identities = {name: cli.identity(module, settings, options.seeds) for name, settings in resolved.items()}
-    found = cli.run_arms(cli.Options(fresh=options.fresh), resolved, built, identities, seeds, out)
+    identities = store.identities(module, resolved, built)
+    found = store.run_arms(options, resolved, built, identities, seeds, out / "arms")
     scores: dict[str, dict[str, Interval]] = {}
     for key in resolved:
         name, value = key.split("@")

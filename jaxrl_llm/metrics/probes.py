@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm import linalg
+
 
 class Probe(NamedTuple):
     """``logit = features . direction + bias``."""
@@ -39,7 +41,7 @@ def fit(
         chance = jax.nn.sigmoid(rows @ theta)
         slope = rows.T @ (weight * (chance - target)) + penalty * theta
         curve = (rows * (weight * chance * (1.0 - chance))[:, None]).T @ rows + jnp.diag(penalty)
-        move = jnp.linalg.solve(curve, slope)
+        move = linalg.solve(curve, slope[:, None])[:, 0]
         # damped: far from the optimum a whole Newton step of a logistic loss may overshoot
         return theta - move / jnp.maximum(1.0, jnp.linalg.norm(move) / 3.0), None
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_llm import linalg
 from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import norm, project
@@ -130,13 +131,13 @@ def soft_threshold(matrix: Float[Array, "... I O"], level: float) -> Float[Array
     >>> soft_threshold(jnp.diag(jnp.array([3.0, 1.0])), 2.0).round(4).tolist()
     [[1.0, 0.0], [0.0, 0.0]]
     """
-    u, s, v = jnp.linalg.svd(matrix, full_matrices=False)
+    u, s, v = linalg.svd(matrix)
     return (u * jnp.expand_dims(jnp.maximum(s - level, 0.0), -2)) @ v
 
 
 def low_rank(matrix: Float[Array, "... I O"], rank: int) -> Float[Array, "... I O"]:
     """The nearest matrix of at most this rank."""
-    u, s, v = jnp.linalg.svd(matrix, full_matrices=False)
+    u, s, v = linalg.svd(matrix)
     largest = jnp.broadcast_to(jnp.reshape(jnp.arange(s.shape[-1]) < rank, (1,) * (s.ndim - 1) + (-1,)), s.shape)
     return (u * jnp.expand_dims(jnp.where(largest, s, 0.0), -2)) @ v
 

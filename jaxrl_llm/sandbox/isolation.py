@@ -43,7 +43,8 @@ class Isolation:
         if here == 0 and self.user is None:
             who = "root without any capability"
         disk = ("own file system in memory",) if self.rooted else ()
-        return Protection(tuple(network), tuple(files), tuple(processes), calls, disk, who, tuple(self.missing))
+        missing = tuple(self.missing)
+        return Protection(tuple(network), tuple(files), tuple(processes), calls, disk, who, missing, self.shown)
 
     def has_own_disk(self) -> bool:
         """Whether the private folder is a file system of bounded size."""

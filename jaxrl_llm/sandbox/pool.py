@@ -27,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.sandbox.calls import goes_on
 from jaxrl_llm.sandbox.records import Called, Checked, Limits, Protection, Ran
 from jaxrl_llm.sandbox.worker import receive, send
 
@@ -37,6 +38,7 @@ _BOOT = (
 )
 _START_S, _GRACE_S, _LEAVE_S = 60.0, 10.0, 3.0
 _OUT_OF_MEMORY = 101
+_CALLS = 1000  # of one process; then a fresh one answers
 
 
 class Test(NamedTuple):
@@ -59,6 +61,8 @@ class _Worker:
     """One isolated process and the socket to it; used by one thread at a time."""
 
     def __init__(self, settings: dict[str, Sequence[str]]):
+        self.calls: Limits | None = None  # of the process that answers calls, where there is one
+        self.left = 0  # calls that it may still answer
         self.private = tempfile.mkdtemp(prefix="jaxrl_llm_sandbox_")
         mine, theirs = socket.socketpair()
         self.link = mine
@@ -96,6 +100,18 @@ class _Worker:
         held = {k: tuple(v) if isinstance(v, list) else v for k, v in said["protection"].items()}
         self.protection = Protection(**held)
         return self.protection
+
+    def opening(self, calls: Limits | None) -> list[dict[str, Any]]:
+        """What is to be said first: closes the process that answers calls if it is not wanted, opens one if it is."""
+        said: list[dict[str, Any]] = []
+        if self.calls is not None and (calls != self.calls or self.left < 1):
+            said.append({"end": True})
+            self.calls = None
+        if calls is not None and self.calls is None:
+            said.append({"kind": "calls", "limits": calls._asdict()})
+            self.calls, self.left = calls, _CALLS
+        self.left -= 1
+        return said
 
     def ask(self, messages: Sequence[dict[str, Any]], timeout_s: float) -> dict[str, Any]:
         """Raises EOFError or OSError where the worker is gone or silent."""
@@ -140,8 +156,9 @@ class Sandbox:
       without: means not to use, for tests of the others: ``namespaces``, ``landlock``, ``seccomp``, ``other_user``,
         ``root`` (enter namespaces as an ordinary user would).
       modules: imported by every worker before it isolates itself, as this process would import them; what they define
-        as ``warm_up`` is called then, too. ``call_fresh`` runs their functions. They and all installed packages can be
-        read by what runs. One more worker waits, so that one that was killed is replaced without importing again.
+        as ``warm_up`` is called then, too. ``call`` and ``call_fresh`` run their functions. They and all installed
+        packages can be read by what runs. One more worker waits, so that one that was killed is replaced without
+        importing again.
       readable: files and folders that may be read besides Python's library.
     """
 
@@ -170,7 +187,8 @@ class Sandbox:
         self._spare: _Worker | None = None
         self._lock, self._closed = threading.Lock(), False
         self._workers: set[_Worker] = set()
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        # the last one back goes first: no more workers start than are busy at once
+        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(workers):  # None stands for a worker still to be started
             self._idle.put(None)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
@@ -211,6 +229,30 @@ class Sandbox:
             return Ran("broken", None, "", "the sandbox worker did not answer", 0.0)
         return Ran(_status(reply, limits), reply["status"], reply["stdout"], reply["stderr"], reply["seconds"])
 
+    def call(self, function: str, *arguments: Any, limits: Limits | None = None) -> Called:
+        """``module:function`` of one of ``modules`` on plain (JSON) arguments; its value must be plain, too.
+
+        Calls share a warm process that is held as a program is, and that executes no text (``sandbox.calls.guard``):
+        what the function hands to ``eval`` is an error there. ``cpu_s`` and ``wall_s`` are those of one call.
+        """
+        limits = self._limits if limits is None else limits
+        self._check_known(function)
+        reply = self._ask([{"call": [function, list(arguments)]}], limits, calls=True)
+        if reply is None:
+            return Called("broken", None, "the sandbox worker did not answer", 0.0)
+        if reply["why"]:
+            reason = _WHY.get(reply["why"], "the sandbox did not come up").format(**limits._asdict())
+            return Called(reply["why"], None, reason, reply["seconds"])
+        said = json.loads(reply["said"])
+        if "raised" not in said:
+            return Called("ok", said["value"], "", reply["seconds"])
+        status = "memory" if said["raised"] == "MemoryError" else "raised"
+        return Called(status, None, f"{said['raised']}: {said['text']}".strip(": "), reply["seconds"])
+
+    def _check_known(self, function: str) -> None:
+        if function.partition(":")[0] not in self._modules:
+            raise ValueError(f"function={function!r} is of none of the modules {self._modules}; name its module there")
+
     def call_fresh(self, function: str, *arguments: Any, limits: Limits | None = None) -> Called:
         """``module:function`` of one of ``modules`` on plain (JSON) arguments; its value must be plain, too.
 
@@ -218,9 +260,8 @@ class Sandbox:
         function itself is trusted, and so is its value only as far as it does not execute its arguments.
         """
         limits = self._limits if limits is None else limits
+        self._check_known(function)
         module, _, name = function.partition(":")
-        if module not in self._modules:
-            raise ValueError(f"function={function!r} is of none of the modules {self._modules}; name its module there")
         words = {"kind": "call", "module": module, "name": name, "given": arguments}
         reply = self._ask([words | {"limits": limits._asdict()}], limits)
         if reply is None:
@@ -297,14 +338,18 @@ class Sandbox:
             self._workers.discard(worker)
         worker.end()
 
-    def _ask(self, messages: Sequence[dict[str, Any]], limits: Limits) -> dict[str, Any] | None:
+    def _ask(self, messages: Sequence[dict[str, Any]], limits: Limits, *, calls: bool = False) -> dict[str, Any] | None:
         """The reply of a worker; None when a second, fresh one does not answer either."""
         worker = self._idle.get()
         try:
             for _ in range(2):
                 worker = worker or self._start()
                 try:
-                    return worker.ask(messages, limits.wall_s + _GRACE_S)
+                    first = worker.opening(limits if calls else None)
+                    reply = worker.ask([*first, *messages], limits.wall_s + _GRACE_S)
+                    if calls and (reply["why"] or not goes_on(reply["said"].encode())):
+                        worker.calls = None  # that process has ended
+                    return reply
                 except (EOFError, OSError):
                     self._discard(worker)
                     worker = None

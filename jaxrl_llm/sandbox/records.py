@@ -61,6 +61,7 @@ class Protection(NamedTuple):
     disk: tuple[str, ...]  # what it writes is bounded in sum
     user: str  # whom it runs as
     missing: tuple[str, ...]  # what this machine does not allow, with the reason
+    shown: tuple[str, ...] = ()  # folders of installed packages that can be read
 
     def complete(self) -> bool:
         """Whether all of it is held by the kernel."""
@@ -78,6 +79,7 @@ class Protection(NamedTuple):
             lines.append(
                 f"  {name + ':':11}{what + ' (' + ', '.join(means) + ')' if means else 'NOT HELD. ' + _RISKS[name]}"
             )
+        lines += [f"  also read: {folder}" for folder in self.shown]
         lines += [f"  not available: {text}" for text in self.missing]
         return "\n".join(lines)
 

@@ -17,11 +17,12 @@ import sys
 import time
 from typing import Any
 
-from jaxrl_llm.sandbox import filters, inside, kernel
+from jaxrl_llm.sandbox import calls, filters, inside, kernel
 from jaxrl_llm.sandbox.isolation import Isolation, isolate
 
 _PRELOADED = "bisect collections copy datetime decimal fractions functools heapq itertools math random re string typing"
 _GRACE_S = 0.5
+_SESSION_CPU_S = 3600.0
 _LEAVE_S = 2.0  # for a keeper to end its programs
 
 
@@ -130,7 +131,7 @@ class _Child:
     def __init__(self, pid: int, up: int, pipes: dict[str, int]):
         self.up = up  # says "up" when the process is limited and goes on to the program
         self.pid, self.pipes, self.status, self.cpu_s = pid, pipes, None, 0.0
-        self.taken: dict[str, bytes] = {name: b"" for name in pipes}
+        self.taken = {name: bytearray() for name in pipes}
 
     def ended(self, status: int, used: resource.struct_rusage) -> None:
         self.status, self.cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
@@ -154,6 +155,9 @@ class _Keeper:
 
     def serve(self, link: socket.socket, request: dict[str, Any]) -> None:
         """Answers one request."""
+        if request["kind"] == "calls":
+            self._serve_calls(link)
+            return
         start, children = time.monotonic(), self.children
         stdin = _as_file(request.get("stdin", ""))
         try:
@@ -182,8 +186,60 @@ class _Keeper:
         reading, writing = os.pipe()
         words = (request["module"], request["name"], request["given"], writing)
         child = self._start(lambda: inside.run_call(*words), stdin, (writing,))
-        child.pipes["verdict"], child.taken["verdict"] = reading, b""
+        child.pipes["verdict"], child.taken["verdict"] = reading, bytearray()
         os.close(writing)
+
+    def _serve_calls(self, link: socket.socket) -> None:
+        """Hands calls to one limited process until the other side wants no more, or something ended it."""
+        asked, answered = os.pipe(), os.pipe()
+        per_call = self.limits["cpu_s"]
+        self.limits = self.limits | {"cpu_s": _SESSION_CPU_S}  # of the process; each call is watched by its clock
+        child = self._start(
+            lambda: calls.answer(asked[0], answered[1], self.how.shown), _as_file(""), (asked[0], answered[1])
+        )
+        os.close(asked[0])
+        os.close(answered[1])
+        os.set_blocking(asked[1], False)
+        try:
+            why = "" if os.read(child.up, 2) else "broken"
+            again = True
+            while again and "call" in (request := receive(link)):
+                start, text = time.monotonic(), b""
+                if not why:
+                    question = json.dumps(request["call"]).encode()
+                    text, why = self._one_call(child, question, asked[1], answered[0], per_call)
+                send(link, {"why": why, "said": text.decode(), "seconds": time.monotonic() - start})
+                again = not why and calls.goes_on(text)
+        finally:
+            self._end(self.children)
+
+    def _one_call(self, child: "_Child", question: bytes, asked: int, answered: int, cpu_s: float) -> tuple[bytes, str]:
+        """The answer, or why there is none."""
+        poll, text, question = select.poll(), bytearray(), question + b"\n"
+        poll.register(answered, select.POLLIN)
+        poll.register(asked, select.POLLOUT)
+        deadline, first = time.monotonic() + self.limits["wall_s"], _cpu_s_of(child.pid)
+        while time.monotonic() < deadline and not self.left:
+            if _cpu_s_of(child.pid) - first > cpu_s:
+                return b"", "cpu"
+            for descriptor, _ in poll.poll(20):
+                if descriptor == asked:
+                    try:
+                        question = question[os.write(asked, question[:4096]) :]  # so much is taken or refused at once
+                    except BrokenPipeError:
+                        return b"", "killed"
+                    if not question:
+                        poll.unregister(asked)
+                    continue
+                part = os.read(answered, 1 << 16)
+                text += part
+                if not part:
+                    return b"", "killed"
+                if len(text) > self.limits["output_bytes"]:
+                    return b"", "output"
+                if text.endswith(b"\n"):
+                    return bytes(text), ""
+        return b"", "wall"
 
     def _start_test(self, link: socket.socket, request: dict[str, Any], stdin: int) -> None:
         """The checker first, empty-handed; then the solver; only then are the tests read, and passed on."""
@@ -197,7 +253,7 @@ class _Keeper:
 
         verdict_in, verdict_out = os.pipe()
         checker = self._start(check, stdin, (tests[0], answered[0], asked[1], verdict_out))
-        checker.pipes["verdict"], checker.taken["verdict"] = verdict_in, b""
+        checker.pipes["verdict"], checker.taken["verdict"] = verdict_in, bytearray()
         os.close(verdict_out)
         self._start(lambda: inside.solve(request["program"], asked[0], answered[1]), stdin, (asked[0], answered[1]))
         for used in (asked[0], asked[1], answered[0], answered[1], tests[0]):
@@ -350,6 +406,14 @@ def _children() -> list[int]:
             return [int(x) for x in listed.read().split()]
     except OSError:
         return []
+
+
+def _cpu_s_of(pid: int) -> float:
+    """Seconds that a process has computed; 0 when it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # the kernel's number of a process's own clock
+    except OSError:
+        return 0.0
 
 
 def _as_file(text: str) -> int:

@@ -1,9 +1,9 @@
 """Mathematical answers in LaTeX or plain form, compared by value with math-verify (extra ``tasks``).
 
-Math-verify evaluates what it reads, and comparing symbolic expressions can run without end or eat all memory. So each
-response is judged in a sealed process of its own (``sandbox.pool.Sandbox.call_fresh``), which has math-verify loaded
-already. A response that exhausts its limits is wrong; only where the reference does so, too, or the sandbox fails, is
-the verdict invalid.
+Math-verify evaluates what it reads, and comparing symbolic expressions can run without end or eat all memory. So
+responses are judged in a sealed process (``sandbox.pool.Sandbox.call``), which has math-verify loaded already and
+executes no text: SymPy's parser reads formulas by ``formulas`` there. A response that exhausts its limits is wrong;
+only where the reference does so, too, or the sandbox fails, is the verdict invalid.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import Any
 from jaxrl_llm.errors import extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
+from jaxrl_llm.verifiers import formulas
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
@@ -44,6 +45,7 @@ def warm_up() -> None:
     math_verify = extra_module("math_verify", _USE, "tasks")
     for name in ("math_verify", "math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # it warns about every timeout that is off
+    formulas.replace_in_sympy()
     compare("\\frac{1}{2}", "so it is $\\sqrt{0.25}$")
     math_verify.parser.parse_expr_cached.cache_clear()
 
@@ -69,7 +71,7 @@ def compare(reference: str, response: str) -> list[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _with_itself(reference: str) -> Called:
-    return _sandbox().call_fresh(f"{__name__}:compare", reference, reference)
+    return _sandbox().call(f"{__name__}:compare", reference, reference)
 
 
 def verify(answer: dict[str, Any], response: str) -> Verdict:
@@ -82,7 +84,7 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
     1.0
     """
     reference = str(answer["value"])
-    called = _sandbox().call_fresh(f"{__name__}:compare", reference, response[-MAX_CHARACTERS:])
+    called = _sandbox().call(f"{__name__}:compare", reference, response[-MAX_CHARACTERS:])
     if called.status == "ok":
         return Verdict(*called.value)
     if called.status in ("wall", "broken"):

@@ -3,6 +3,8 @@
 import dataclasses
 import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.advantages import group
@@ -101,3 +103,60 @@ def test_tracing_on_the_host_leaves_python_out():
     plan = plan._replace(stages=(plan.stages[0], plan.stages[1]._replace(method=method)))
     traced = arms.trace(plan._replace(host_score=never, measure=never))
     assert len(traced) == 3  # the start and two stages
+
+
+def _with(plan, **slots):
+    stage = plan.stages[-1]
+    return plan._replace(stages=(*plan.stages[:-1], stage._replace(method=stage.method._replace(**slots))))
+
+
+def test_what_only_feeds_metrics_does_not_make_another_arm():
+    """The whole program differs, the way of the parameters does not."""
+    plan = tiny.build(tiny.Settings())
+    seen = _with(plan, figures=lambda batch, metrics: {"extra": jnp.sum(jnp.abs(batch.advantages))})
+    remembered = _with(plan, remember=lambda state, batch, rows, rewards: state.extras | {"seen": rewards.value.sum()})
+    kept = remembered._replace(
+        stages=(remembered.stages[0]._replace(extras=lambda params, key: {"seen": jnp.zeros(())}),)
+    )
+    assert arms.fingerprint(plan, arms.trace(plan)) != arms.fingerprint(seen, arms.trace(seen))
+    assert arms.update_fingerprint(plan) == arms.update_fingerprint(seen) == arms.update_fingerprint(kept)
+    assert arms.same_updates({"a": plan, "b": seen, "c": tiny.build(tiny.Settings(learning_rate=0.2))}) == [["a", "b"]]
+
+
+def test_a_term_without_a_gradient_does_not_make_another_arm():
+    plan = tiny.build(tiny.Settings())
+    loss = plan.stages[0].method.loss
+
+    def dead(params, batch):
+        value, metrics = loss(params, batch)
+        return value + jax.lax.stop_gradient(0.1 * jnp.sum(params["table"] ** 2)), metrics
+
+    def alive(params, batch):
+        value, metrics = loss(params, batch)
+        return value + 0.1 * jnp.sum(params["table"] ** 2), metrics
+
+    assert arms.update_fingerprint(_with(plan, loss=dead)) == arms.update_fingerprint(plan)
+    assert arms.update_fingerprint(_with(plan, loss=alive)) != arms.update_fingerprint(plan)
+
+
+def test_a_state_that_reaches_the_parameters_only_later_counts():
+    """What an iteration writes beside the parameters and the next one reads belongs to the update."""
+    plan = tiny.build(tiny.Settings())
+    estimate = plan.stages[0].method.estimate
+
+    def lagged(kept):
+        def scaled(params, extras, rows, rewards):
+            batch = estimate(params, extras, rows, rewards)
+            return batch._replace(advantages=batch.advantages * extras["scale"])
+
+        found = _with(plan, estimate=scaled, remember=lambda state, batch, rows, rewards: {"scale": kept(rewards)})
+        return found._replace(stages=(found.stages[0]._replace(extras=lambda params, key: {"scale": jnp.ones(())}),))
+
+    a, b = lagged(lambda rewards: rewards.value.mean()), lagged(lambda rewards: rewards.value.max())
+    assert arms.update_fingerprint(a) != arms.update_fingerprint(b)
+    assert arms.update_fingerprint(a) == arms.update_fingerprint(lagged(lambda rewards: rewards.value.mean()))
+
+
+def test_python_in_the_loop_has_no_fingerprint():
+    plan = tiny.build(tiny.Settings(on_host=True))
+    assert arms.update_fingerprint(plan._replace(host_score=lambda rows: None)) == ""

@@ -1,10 +1,12 @@
-"""Claims on literal numbers."""
+"""Claims on literal numbers: parts, margins, Holm's correction, failures, and one primary part."""
 
+import dataclasses
 import math
 
 import pytest
 
 from jaxrl_llm.experiment import Results, claims, close, conclude, greater, smaller
+from jaxrl_llm.experiment.evidence import beds, verdicts
 from tests.experiment.made import arm, results
 
 NAN = math.nan
@@ -16,66 +18,116 @@ RISES = Results({
 CLEAR = results(base=[0.1, 0.2, 0.3, 0.4], method=[0.2, 0.4, 0.6, 0.6])
 
 
+def judged(part):
+    return claims.judge(part, 0.05)
+
+
 def test_greater_with_its_interval():
-    part = greater(CLEAR, "eval/accuracy", "method", "base")
-    assert part.text == "eval/accuracy, method - base > 0: +0.2 [+0.0701, +0.3299] (n=4)"
-    assert part.verdict == "reproduced" and part.confidence == 1.0
+    part = judged(greater(CLEAR, "eval/accuracy", "method", "base"))
+    assert str(part) == (
+        "eval/accuracy, method - base > 0: +0.2 [+0.07008, +0.3299] (n=4, 95 % interval, d* 0.02, better in 1.00)"
+    )
+    assert part.verdict == "supported here" and not part.small
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"), [(0.07, "reproduced"), (0.08, "inconclusive"), (0.32, "inconclusive"), (0.34, "not reproduced")]
+    ("by", "verdict"), [(0.07, "supported here"), (0.08, "undecided"), (0.32, "undecided"), (0.34, "contradicted")]
 )
 def test_greater_by_a_margin(by, verdict):
-    assert greater(CLEAR, "eval/accuracy", "method", "base", by=by).verdict == verdict
+    assert judged(greater(CLEAR, "eval/accuracy", "method", "base", by=by)).verdict == verdict
 
 
 def test_smaller_mirrors_greater():
     for by in (0.0, 0.07, 0.08, 0.34):
-        one = greater(CLEAR, "eval/accuracy", "method", "base", by=by)
-        other = smaller(CLEAR, "eval/accuracy", "base", "method", by=by)
-        assert one[1:] == other[1:]
-    assert smaller(CLEAR, "eval/accuracy", "method", "base").verdict == "not reproduced"
-    assert smaller(CLEAR, "eval/accuracy", "base", "method", by=0.05).text.startswith(
-        "eval/accuracy, base - method < -0.05: -0.2 ["
-    )
+        one = judged(greater(CLEAR, "eval/accuracy", "method", "base", by=by))
+        other = judged(smaller(CLEAR, "eval/accuracy", "base", "method", by=by))
+        assert (one.verdict, one.mean, one.improvement) == (other.verdict, -other.mean, other.improvement)
+    assert judged(smaller(CLEAR, "eval/accuracy", "method", "base")).verdict == "contradicted"
+    assert smaller(CLEAR, "eval/accuracy", "base", "method", by=0.05).text == "eval/accuracy, base - method < -0.05"
+    assert smaller(CLEAR, "eval/accuracy", "base", "method").text.endswith("< 0")
 
 
 @pytest.mark.parametrize(
     ("within", "verdict"),
-    [(0.34, "reproduced"), (0.3, "inconclusive"), (0.1, "inconclusive"), (0.07, "not reproduced")],
+    [(0.34, "supported here"), (0.3, "undecided"), (0.1, "undecided"), (0.07, "contradicted")],
 )
 def test_close_needs_the_whole_interval_inside(within, verdict):
     for pair in (("method", "base"), ("base", "method")):
-        assert close(CLEAR, "eval/accuracy", *pair, within=within).verdict == verdict
+        assert judged(close(CLEAR, "eval/accuracy", *pair, within=within)).verdict == verdict
 
 
-def test_confidence_is_the_share_of_seed_resamples():
-    # differences 1 and -0.5: of four equally likely resamples only (-0.5, -0.5) has a mean below zero
-    part = greater(results(a=[1.0, 0.0], b=[0.0, 0.5]), "eval/accuracy", "a", "b")
-    assert part.verdict == "inconclusive" and part.confidence == pytest.approx(0.75, abs=0.02)
-    # the same seeds of resampling at every call
-    assert part == greater(results(a=[1.0, 0.0], b=[0.0, 0.5]), "eval/accuracy", "a", "b")
+def test_nothing_beyond_d_star_is_no_practical_effect():
+    near = results(base=[0.5, 0.6, 0.7, 0.8], method=[0.505, 0.596, 0.703, 0.797])
+    part = greater(near, "eval/accuracy", "method", "base")
+    assert part.d_star == 0.02 and judged(part).verdict == "no practical effect"
+    narrow = dataclasses.replace(near, d_star={"eval/accuracy": 0.004})
+    assert judged(greater(narrow, "eval/accuracy", "method", "base")).verdict == "undecided"
+    small = results(base=[0.5, 0.6, 0.7, 0.8], method=[0.505, 0.604, 0.705, 0.806])
+    found = judged(greater(small, "eval/accuracy", "method", "base"))
+    assert found.verdict == "supported here" and found.small and "below d* 0.02" in str(found)
+
+
+def test_d_star_is_a_quarter_of_what_the_baseline_gains():
+    base = arm([0.5, 0.6], curve={0: [0.1, 0.2], 9: [0.5, 0.6]})
+    found = Results({"base": base, "method": arm([0.5, 0.6])})
+    assert claims.rule(found, "eval/accuracy", "base") == pytest.approx(0.1)
+    long = Results({"base": arm([10.0, 12.0], metric="eval/tokens", curve={0: [20.0, 22.0], 9: [10.0, 12.0]})})
+    assert claims.rule(long, "eval/tokens", "base") == pytest.approx(2.5)
+    unknown = Results({"base": arm([10.0, 12.0], metric="eval/tokens"), "m": arm([9.0, 9.0], metric="eval/tokens")})
+    part = greater(unknown, "eval/tokens", "m", "base")
+    assert math.isnan(part.d_star) and judged(part).verdict == "undecided", "no interval is narrow without d*"
+
+
+def test_looks_widen_the_interval():
+    eight = results(base=[0.1] * 8, method=[0.2, 0.3, 0.2, 0.3, 0.2, 0.3, 0.2, 0.3])
+    plain = conclude("it", greater(eight, "eval/accuracy", "method", "base"))
+    looked = dataclasses.replace(eight, looks=verdicts.LOOKS)
+    spent = conclude("it", greater(looked, "eval/accuracy", "method", "base"))
+    assert plain.primary.level == 0.05 and spent.primary.level == pytest.approx(verdicts.levels()[0])
+    assert spent.primary.low < plain.primary.low and "99 % interval" in str(spent.primary)
 
 
 def test_seeds_without_a_value_are_left_out_in_pairs():
     found = results(base=[NAN, 0.1, 0.2, 0.3, 0.4, 0.5], method=[0.9, 0.2, 0.4, 0.6, 0.6, math.inf])
     part = greater(found, "eval/accuracy", "method", "base")
-    assert part.text.endswith("+0.2 [+0.0701, +0.3299] (n=4)") and part.verdict == "reproduced"
+    assert part.values == pytest.approx((0.1, 0.2, 0.3, 0.2)) and part.planned == 6
+
+
+def test_a_diverged_seed_is_a_failure_and_not_a_gap():
+    whole = results(base=[0.5] * 4, method=[0.6, 0.61, 0.59, NAN])
+    whole.arms["method"].metrics["loss/total"] = [0.1, 0.1, 0.1, NAN]
+    part = greater(whole, "eval/accuracy", "method", "base")
+    assert part.diverged == 1 and part.values == pytest.approx((0.1, 0.11, 0.09, -0.5))
+    assert judged(part).verdict == "undecided" and "1 diverged" in str(judged(part))
+    # a finite number after a divergence does not hide it
+    whole.arms["method"].metrics["eval/accuracy"][3] = 0.62
+    assert greater(whole, "eval/accuracy", "method", "base").values[3] == pytest.approx(-0.5)
+    # of a metric where less is better the worst is the largest
+    tokens = Results({n: arm([9.0, 8.0], metric="eval/tokens") for n in ("base", "method")})
+    tokens.arms["method"].metrics["grad/norm"] = [1.0, math.inf]
+    assert smaller(tokens, "eval/tokens", "method", "base").values == pytest.approx((0.0, 1.0))
+
+
+def test_arms_are_paired_by_seed_and_not_by_place():
+    left, right = arm([0.1, 0.2, 0.3]), dataclasses.replace(arm([0.3, 0.5]), seeds=[2, 1])
+    part = greater(Results({"a": left, "b": right}), "eval/accuracy", "b", "a")
+    assert part.values == pytest.approx((0.0, 0.3)) and part.planned == 2
 
 
 @pytest.mark.parametrize("kept", [[NAN, NAN, NAN], [0.9, NAN, NAN]])
 @pytest.mark.parametrize("compare", [greater, smaller, lambda *a: close(*a, within=1.0)])
 def test_fewer_than_two_pairs_stay_open(kept, compare):
-    part = compare(results(a=kept, b=[0.0, 0.0, 0.0]), "eval/accuracy", "a", "b")
-    assert part.verdict == "inconclusive" and part.confidence == 0.0
+    assert judged(compare(results(a=kept, b=[0.0, 0.0, 0.0]), "eval/accuracy", "a", "b")).verdict == "undecided"
 
 
 def test_curves_are_compared_at_a_step_or_at_two():
     a = arm([0.5, 0.5], curve={0: [0.0, 0.0], 10: [0.5, 0.7]})
     b = arm([0.5, 0.5], curve={0: [0.0, 0.1], 20: [0.2, 0.3]})
     found = Results({"a": a, "b": b})
-    assert "at step 0, a - b > 0: -0.05" in greater(found, "eval/accuracy", "a", "b", step=0).text
-    assert "at steps 10 and 20, a - b > 0: +0.35" in greater(found, "eval/accuracy", "a", "b", step=(10, 20)).text
+    first = greater(found, "eval/accuracy", "a", "b", step=0)
+    assert first.text == "eval/accuracy at step 0, a - b > 0" and first.values == pytest.approx((0.0, -0.1))
+    both = greater(found, "eval/accuracy", "a", "b", step=(10, 20))
+    assert "at steps 10 and 20, a - b > 0" in both.text and both.values == pytest.approx((0.3, 0.4))
     assert "at step 0" in close(found, "eval/accuracy", "a", "b", within=1.0, step=0).text
     with pytest.raises(ValueError, match="10"):
         greater(found, "eval/accuracy", "b", "a", step=10)
@@ -89,40 +141,80 @@ def test_what_was_not_recorded_is_an_error():
 
 
 def test_one_arm_against_a_number():
-    found = [claims.above(CLEAR, "eval/accuracy", "method", level) for level in (0.0, 9.0)]
-    assert [part.verdict for part in found] == ["reproduced", "not reproduced"]
-    assert found[0].confidence == 1.0 and found[1].confidence == 0.0 and "method > 0" in found[0].text
-    found = [claims.below(CLEAR, "eval/accuracy", "method", level) for level in (0.0, 9.0)]
-    assert [part.verdict for part in found] == ["not reproduced", "reproduced"]
+    found = [judged(claims.above(CLEAR, "eval/accuracy", "method", level)) for level in (0.0, 9.0)]
+    assert [part.verdict for part in found] == ["supported here", "contradicted"] and "method > 0" in found[0].text
+    assert [part.improvement for part in found] == [1.0, 0.0]
+    found = [judged(claims.below(CLEAR, "eval/accuracy", "method", level)) for level in (0.0, 9.0)]
+    assert [part.verdict for part in found] == ["contradicted", "supported here"]
+    assert judged(claims.above(CLEAR, "eval/accuracy", "method", 0.45)).verdict == "undecided"
 
 
 def test_rises_are_compared_seed_by_seed():
     found = claims.grows_more(RISES, "eval/accuracy", "method", "base", start=1)
-    assert found.verdict == "reproduced" and "+0.3 [" in found.text
-    assert claims.grows_more(RISES, "eval/accuracy", "base", "method", start=1).verdict == "not reproduced"
+    assert found.values == pytest.approx((0.3, 0.3, 0.3))
+    assert judged(claims.grows_more(RISES, "eval/accuracy", "base", "method", start=1)).verdict == "contradicted"
 
 
-def _part(verdict, confidence):
-    return claims.Part("", verdict, confidence)
+def made(values, **more):
+    return claims.Part("part", "eval/accuracy", "a", "b", tuple(values), d_star=0.02, planned=len(values), **more)
 
 
-@pytest.mark.parametrize(
-    ("parts", "verdict", "confidence"),
-    [
-        ([("reproduced", 0.99), ("reproduced", 0.97)], "reproduced", 0.97),
-        ([("reproduced", 0.99), ("inconclusive", 0.6)], "inconclusive", 0.6),
-        ([("reproduced", 0.99), ("inconclusive", 0.6), ("not reproduced", 0.02)], "not reproduced", 0.98),
-        ([("not reproduced", 0.1), ("not reproduced", 0.0)], "not reproduced", 1.0),
-        ([("inconclusive", 0.5)], "inconclusive", 0.5),
-    ],
-)
-def test_a_conjunction(parts, verdict, confidence):
-    found = conclude("it holds", *[_part(*p) for p in parts])
-    assert (found.statement, found.verdict, found.confidence) == ("it holds", verdict, confidence)
-    assert len(found.parts) == len(parts)
+def test_the_primary_part_alone_decides():
+    good, bad = made([0.1, 0.11, 0.12, 0.1]), made([-0.1, -0.11, -0.12, -0.1])
+    found = conclude("it holds", good, bad, bad)
+    assert (found.statement, found.verdict) == ("it holds", "supported here")
+    assert [part.verdict for part in found.secondary] == ["contradicted", "contradicted"]
+    assert conclude("it holds", bad, good).verdict == "contradicted"
+
+
+def test_secondary_parts_are_corrected_together():
+    # alone p is about 0.04: with four others it is nothing
+    weak = made([0.10, 0.03, 0.12, 0.04])
+    assert 0.03 < verdicts.bounds(weak.values).p < 0.05
+    assert conclude("it", weak).verdict == "supported here"
+    assert conclude("it", weak, weak).secondary[0].verdict == "supported here"
+    others = [made([0.01, -0.05, 0.03, -0.1])] * 4
+    assert conclude("it", weak, weak, *others).secondary[0].verdict == "undecided"
+    assert conclude("it", weak, weak, *others).secondary[0].level == pytest.approx(0.01)
+
+
+def test_not_worse_by_is_no_headline():
+    with pytest.raises(ValueError, match="test better as better"):
+        conclude("it", made([0.1, 0.1], by=-0.01))
+    assert conclude("it", made([0.1, 0.11]), made([0.1, 0.11], by=-0.01)).secondary[0].by == -0.01
 
 
 def test_nothing_to_judge():
-    with pytest.raises(ValueError, match="at least one part"):
-        conclude("empty")
-    assert claims.open_claim("later") == ("later", "inconclusive", 0.0, ())
+    assert claims.open_claim("later") == ("later", "not judged", None, (), ())
+    assert claims.open_claim("later").parts == ()
+
+
+def test_a_bed_that_does_not_work_is_the_verdict():
+    learns = {0: [0.1, 0.12, 0.11], 5: [0.2, 0.22, 0.2], 9: [0.5, 0.51, 0.52]}
+    good = Results({"base": arm([0.5, 0.51, 0.52], curve=learns), "method": arm([0.7, 0.71, 0.73])})
+
+    def claim(found):
+        return conclude("better", greater(found, "eval/accuracy", "method", "base"))
+
+    assert beds.examined(good, claim(good)).verdict == "supported here"
+    idle = {s: [0.1, 0.12, 0.11] for s in (0, 5, 9)}
+    bad = Results({"base": arm([0.1, 0.12, 0.11], curve=idle), "method": arm([0.7, 0.71, 0.73])})
+    found = beds.examined(bad, claim(bad))
+    assert found.verdict == "test bed invalid" and "not four standard errors" in found.bed[0]
+    assert found.primary.verdict == "supported here", "what the comparison said stays readable"
+    # the file may name the arm that shows whether training works
+    both = Results(bad.arms | {"other": good.arms["base"]})
+    assert beds.examined(both, claim(both), beds.Bed(baseline="other")).verdict == "supported here"
+
+
+def test_controls_and_judges_are_looked_at_first():
+    learns = {0: [0.1, 0.12, 0.11], 5: [0.2, 0.22, 0.2], 9: [0.5, 0.51, 0.52]}
+    base = arm([0.5, 0.51, 0.52], curve=learns)
+    found = Results({"base": base, "method": arm([0.7, 0.71, 0.73]), "oracle": arm([0.4, 0.45, 0.4]),
+                     "again": arm([0.505, 0.51, 0.515])})  # fmt: skip
+    claim = conclude("better", greater(found, "eval/accuracy", "method", "base"))
+    assert beds.problems(found, claim, beds.Bed(negative="again")) == []
+    assert "oracle - base" in beds.problems(found, claim, beds.Bed(positive="oracle"))[0]
+    assert "is not within d*" in beds.problems(found, claim, beds.Bed(negative="method"))[0]
+    near_chance = beds.Bed(judges=(("again", "eval/accuracy", 0.75),))
+    assert "too near chance" in beds.problems(found, claim, near_chance)[0]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import Results, cli, main, results
+from jaxrl_llm.experiment import Results, arms, cli, main, results
+from jaxrl_llm.experiment.evidence import beds, records, standard
 from tests.experiment import tiny
 from tests.experiment.made import arm as one_arm
 from tests.experiment.made import results as made
@@ -38,6 +39,11 @@ def smoke(tmp_path_factory):
         (["--record", "--arm", "warm"], "--record keeps every arm: drop --arm or --record"),
         (["--add"], "--add completes a record: give --record with it, or drop it"),
         (["--record", "--add"], "--add: there is no results/experiment/tiny.json to add to; drop --add"),
+        (["--force-record"], "--force-record belongs to a record: give --record with it, or drop it"),
+        (["--tune", "0.1", "0.2"], "--tune belongs to a record: give --record with it, or drop it"),
+        (["--until-decided", "--seeds", "4"], "--until-decided chooses the number of seeds: drop it or --seeds"),
+        (["--until-decided", "--smoke"], "--until-decided takes whole runs of all arms"),
+        (["--steps", "3", "--steps", "4"], "--steps is given twice; give it once"),
         (["--mesh", "rows=2"], "rows"),
         (["--mesh", "data=3"], "--mesh data=3 needs 3 devices, which does not divide the 8 there are"),
         (["--microbatches", "-1"], "--microbatches -1 must not be negative"),
@@ -86,6 +92,11 @@ def test_parse_puts_flags_on_top_of_the_preset():
     assert cli.parse(tiny, ["--model=some/folder"])[1].steps == 100
 
 
+def test_a_flag_of_many_may_stand_several_times():
+    for words in (["--arm", "warm", "--arm", "method"], ["--arm=warm", "--smoke", "--arm", "method"]):
+        assert cli.parse(tiny, words)[0].arm == ("warm", "method")
+
+
 def test_a_flag_counts_where_one_chosen_arm_reads_it():
     # only the arm "warm" has its own value: the flag still reaches the others
     assert cli.run(tiny, ["--plan", "--warm-steps", "1", "--arm", "method", "warm"]) is None
@@ -102,7 +113,9 @@ def test_plan_runs_nothing_and_says_what_would(capsys, tmp_path):
 def test_smoke_run_writes_records_table_and_plot(smoke):
     out, found = smoke
     record, read = results.read(out / "results.json")
-    assert list(record) == ["experiment", "paper", "command", "versions", "settings", "arms", "claim"]
+    assert list(record) == (
+        ["experiment", "paper", "command", "versions", "settings"] + ["looks", "d_star", "instrument", "arms", "claim"]
+    )
     assert record["experiment"] == "experiment.tiny" and "0000.00000" in record["paper"]
     assert record["command"] == f"python -m {NAME} --smoke"
     assert {"jax", "numpy", "device"} <= set(record["versions"])
@@ -113,30 +126,36 @@ def test_smoke_run_writes_records_table_and_plot(smoke):
         assert arm.rollouts == 2 * 4 * 4 and arm.tokens > 0 and arm.seconds > 0
         assert all(len(values) == 2 for values in arm.metrics.values())
         assert (arm.settings["warm_steps"], arm.settings["steps"]) == (2 if name == "warm" else 0, 2)
-    assert record["claim"]["verdict"] == "inconclusive" and "not judged: smoke run" in record["claim"]["statement"]
+    assert record["claim"]["verdict"] == "not judged" and "not judged: smoke run" in record["claim"]["statement"]
     assert (out / "table.md").read_text() == results.table(found, tiny.METRICS)
     assert (out / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_finished_arm_is_taken_up_again(smoke, capsys):
     out, found = smoke
-    (out / "arms" / "method.json").unlink()
+    files = sorted((out / "arms").glob("*/*.json"))
+    assert len(files) == 6 and {path.stem for path in files} == {"0", "1"}
+    (lost,) = {p for p in files if "0.json" in p.name and json.loads(p.read_text())["settings"]["warm_steps"] == 2}
+    lost.unlink()
+    trained = lost.with_name("1.json").read_text()
     again = cli.run(tiny, ["--smoke", "--out", str(out)])
     said = capsys.readouterr().out
-    assert "arm baseline (1/3): taken from" in said and "arm warm (3/3): taken from" in said
-    assert "arm method (2/3), 2 seeds" in said
+    assert "arm baseline: 2 of 2 seeds taken from" in said and "arm warm: 1 of 2 seeds taken from" in said
+    assert lost.is_file() and lost.with_name("1.json").read_text() == trained
     for name in tiny.ARMS:
         for metric, values in found.arms[name].metrics.items():
             np.testing.assert_allclose(again.arms[name].metrics[metric], values, rtol=1e-5, atol=1e-6, err_msg=metric)
 
 
-def test_fresh_other_settings_and_other_seeds_run_again(smoke, capsys):
+def test_fresh_and_other_settings_run_again_and_more_seeds_only_the_new_ones(smoke, capsys):
     out, _ = smoke
-    kept = json.loads((out / "arms" / "baseline.json").read_text())
-    for arguments in (["--fresh"], ["--learning-rate", "0.2"], ["--seeds", "1"]):
+    number = len(list((out / "arms").iterdir()))
+    for arguments in (["--fresh"], ["--learning-rate", "0.2"]):
         cli.run(tiny, ["--smoke", "--arm", "baseline", "--out", str(out), *arguments])
         assert "taken from" not in capsys.readouterr().out
-    assert json.loads((out / "arms" / "baseline.json").read_text())["identity"] != kept["identity"]
+    assert len(list((out / "arms").iterdir())) == number + 1
+    cli.run(tiny, ["--smoke", "--arm", "baseline", "--out", str(out), "--seeds", "3"])
+    assert "arm baseline: 2 of 3 seeds taken from" in capsys.readouterr().out, "more seeds train only those"
 
 
 def test_the_first_seeds_are_the_same_however_many_run(tmp_path, smoke):
@@ -149,33 +168,40 @@ def test_the_first_seeds_are_the_same_however_many_run(tmp_path, smoke):
 
 def test_claims_are_judged_only_on_whole_runs():
     whole = made(baseline=[0.1, 0.2, 0.3], method=[0.3, 0.4, 0.5], warm=[0.0, 0.0, 0.0])
-    assert cli.judge(tiny, whole, smoke=False).verdict == "reproduced"
-    assert cli.judge(tiny, whole, smoke=True).verdict == "inconclusive"
+    assert beds.judge(tiny, whole, smoke=False).verdict == "supported here"
+    assert beds.judge(tiny, whole, smoke=True).verdict == "not judged"
     other = Results({name: one_arm([0.1, 0.2], metric="eval/f1") for name in tiny.ARMS})
-    assert cli.judge(tiny, other, smoke=False).statement.endswith("[not judged: no arm measures eval/accuracy]")
-    part = cli.judge(tiny, made(baseline=[0.1, 0.2], method=[0.3, 0.4]), smoke=False)
-    assert part.verdict == "inconclusive" and "without warm" in part.statement
+    assert beds.judge(tiny, other, smoke=False).statement.endswith("[not judged: no arm measures eval/accuracy]")
+    part = beds.judge(tiny, made(baseline=[0.1, 0.2], method=[0.3, 0.4]), smoke=False)
+    assert part.verdict == "not judged" and "without warm" in part.statement
 
 
 def test_a_record_lies_beside_its_plot(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = made(baseline=[0.1, 0.2, 0.3], method=[0.3, 0.4, 0.5], warm=[0.0, 0.0, float("nan")])
-    claim = cli.judge(tiny, found, smoke=False)
+    claim = beds.judge(tiny, found, smoke=False)
     arguments = ["--out", "somewhere", "--record", "--fresh", "--seeds", "3", "--out=other"]
     command = cli.said(cli.command_name(tiny), arguments)
     cli.write(tiny, cli.Options(record=True), tiny.Settings(), found, claim, tmp_path, command)
     record, read = results.read(tmp_path / "results" / "experiment" / "tiny.json")
     assert record["command"] == f"python -m {NAME} --seeds 3"
-    assert tiny.claim(read).verdict == record["claim"]["verdict"] == "reproduced"
-    assert record["claim"]["parts"][0]["text"].startswith("eval/accuracy, method - baseline > 0: +0.2 [")
+    assert tiny.claim(read).verdict == record["claim"]["verdict"] == "supported here"
+    kept = records.read_claim(record).primary
+    assert kept.text == "eval/accuracy, method - baseline > 0" and kept.mean == pytest.approx(0.2)
     assert (tmp_path / "results" / "experiment" / "tiny.png").is_file()
 
 
 def test_arms_are_added_to_a_record(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    cli.run(tiny, ["--record", "--seeds", "2"])
+    monkeypatch.setattr(arms, "record_path", lambda module: tmp_path / "results" / "experiment" / "tiny.json")
+    monkeypatch.setattr(standard, "widened", lambda base, given: base)
+    cli.run(tiny, ["--record", "--force-record", "--seeds", "2"])
     path = tmp_path / "results" / "experiment" / "tiny.json"
-    text = path.read_text()
+    whole = json.loads(path.read_text())
+    assert whole["instrument"]["first_seed"] == 0
+    with pytest.raises(UserError, match="--add completes records of the old instrument"):
+        cli.run(tiny, ["--record", "--add", "--seeds", "2"])
+    text = json.dumps(whole | {"instrument": None})
     cut = json.loads(text)
     del cut["arms"]["method"]
     path.write_text(json.dumps(cut))
@@ -186,6 +212,8 @@ def test_arms_are_added_to_a_record(tmp_path, monkeypatch, capsys):
     again, before = json.loads(path.read_text()), json.loads(text)
     for record in (again, before):
         record["arms"]["method"].pop("seconds")
+        for name in ("command", "claim", "d_star"):  # forced before, and judged by a d* that was fixed then
+            record.pop(name)
     assert again == before
     for change, line in (
         ({"seeds": [0]}, "arm baseline of results/experiment/tiny.json has another --seeds"),

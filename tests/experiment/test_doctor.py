@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from jaxrl_llm.experiment import __main__ as commands
-from jaxrl_llm.experiment import cli, doctor
+from jaxrl_llm.experiment import arms, cli, doctor
+from jaxrl_llm.experiment.evidence import beds
 from tests.experiment import tiny
 from tests.experiment.made import results as made
 
@@ -86,7 +87,8 @@ def test_arms_of_a_good_file_are_fine():
 
 
 def test_dead_equal_and_unknown_settings_are_found():
-    dead = doctor.check_arms(_module(ARMS={"baseline": {}, "other": {"model": "unread"}}))
+    arms_of = {"baseline": {}, "method": {"learning_rate": 0.3}, "other": {"model": "unread"}}
+    dead = doctor.check_arms(_module(ARMS=arms_of))
     assert _problems(dead) == {
         "arm other reads its settings": "model changes nothing; use or drop it",
         "arms differ": "baseline and other compute the same; drop one or use its setting",
@@ -114,9 +116,9 @@ def recorded(tmp_path, monkeypatch):
         arm.settings.update({k: cli.results.plain(v) for k, v in module.ARMS[name].items()})
     monkeypatch.chdir(tmp_path)
     module.__spec__ = types.SimpleNamespace(name="experiments.family.broken")
-    claim = cli.judge(module, eight, smoke=False)
+    claim = beds.judge(module, eight, smoke=False)
     cli.write(module, cli.Options(record=True), tiny.Settings(), eight, claim, tmp_path, "command")
-    path = doctor.record_path(module)
+    path = arms.record_path(module)
     assert path == tmp_path / "results" / "family" / "broken.json"
 
     def change(edit):
@@ -146,7 +148,7 @@ def _fewer_seeds(record):
         (lambda r: r["arms"].pop("warm"), "has the arms baseline, method, the file baseline, method, warm"),
         (lambda r: r["arms"]["warm"]["settings"].update(warm_steps=3), "warm was recorded with another warm_steps"),
         (_fewer_seeds, "3 seeds; run python -m experiments.family.broken --record with 8, or state the reason"),
-        (lambda r: r["claim"].update(verdict="inconclusive"), "as inconclusive, the claim now says reproduced; run"),
+        (lambda r: r["claim"].update(verdict="undecided"), "as undecided, the claim now says supported here; run"),
         (lambda r: r["claim"].update(statement="other"), "the claim's statement has changed"),
     ],
     ids=["arms", "settings", "seeds", "verdict", "statement"],

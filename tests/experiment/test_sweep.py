@@ -20,9 +20,11 @@ def test_every_arm_gets_every_value_and_nothing_is_measured(tmp_path, capsys, mo
     assert {name: list(row) for name, row in scores.items()} == {n: ["0.02", "0.4"] for n in scores}
     assert list(scores) == ["method", "warm"]
     assert all(cell.n == 2 for row in scores.values() for cell in row.values())
-    kept = json.loads((tmp_path / "arms" / "method@0.4.json").read_text())["arm"]
-    assert kept["metrics"].keys().isdisjoint({"eval/accuracy"}) and kept["settings"]["learning_rate"] == 0.4
-    assert kept["seeds"] == [1000, 1001]
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "arms").glob("*/*.json")]
+    assert all(arm["metrics"].keys().isdisjoint({"eval/accuracy"}) for arm in kept)
+    assert sorted((arm["settings"]["learning_rate"], *arm["seeds"]) for arm in kept) == [
+        (rate, seed) for rate in (0.02, 0.4) for seed in (1000, 1001) for _ in range(2)
+    ]
     found = json.loads((tmp_path / "results.json").read_text())
     assert (
         found["command"] == f"python -m jaxrl_llm.experiment sweep {TINY} --values 0.02 0.4 --seeds 2 --arm method warm"

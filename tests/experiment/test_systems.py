@@ -3,7 +3,8 @@
 import json
 import pathlib
 
-from jaxrl_llm.experiment import systems
+from jaxrl_llm.experiment import claims
+from jaxrl_llm.experiment.evidence import records, systems
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -32,24 +33,41 @@ def _tree(root):
     return root
 
 
-def _record(root, verdict, parts):
-    claim = {"verdict": verdict, "confidence": 0.9666, "parts": parts}
-    record = {"arms": {"a": {"seeds": [0, 1, 2]}, "b": {"seeds": [0, 1]}}, "claim": claim}
-    (root / "results" / "family" / "ran.json").write_text(json.dumps(record))
+PART = claims.judge(claims.Part("a > b", "eval/accuracy", "a", "b", (0.1, 0.2, 0.3), d_star=0.02, planned=3), 0.05)
+
+
+def _record(root, verdict, part, *, bed="", instrument=None, problem=()):
+    kept = records.plain_claim(claims.Claim("it is better", verdict, part, (), problem))
+    record = {"arms": {"a": {"seeds": [0, 1, 2]}, "b": {"seeds": [0, 1]}}, "claim": kept, "instrument": instrument}
+    (root / "results" / "family" / f"ran{bed}.json").write_text(json.dumps(record))
 
 
 def test_statuses_come_from_files_tests_and_records(tmp_path):
     root = _tree(tmp_path)
-    _record(root, "not reproduced", [{}])
+    _record(root, "contradicted", PART)
     page = systems.render(root)
-    assert "5 systems: 1 not reproduced, 2 tested, 1 written, 1 not started." in page
+    assert "5 systems: 1 contradicted (old instrument), 2 tested, 1 written, 1 not started." in page
     link = "[2501.00001](https://arxiv.org/abs/2501.00001)"
     assert f"| `none` | Title of none \\| more {link} | not started |" in page
     assert f"| [`file`](../experiments/family/file.py) | Title of file \\| more {link} | written |" in page
     assert f"Title of named \\| more {link} | tested |" in page and f"Title of own \\| more {link} | tested |" in page
-    assert "| **not reproduced** (2 arms, 2 seeds, confidence 0.97) |" in page
-    _record(root, "inconclusive", [])
-    assert "| **run** (2 arms, 2 seeds) |" in systems.render(root)
+    assert "| **contradicted (old instrument)**: a > b: +0.2 [-0.04841, +0.4484] (n=3, 95 % interval, d* 0.02" in page
+    _record(root, "not judged", None)
+    assert "| **not judged (old instrument)**: 2 arms, 2 seeds |" in systems.render(root)
+    _record(root, "test bed invalid", PART, problem=("the baseline sleeps",))
+    assert "| **test bed invalid (old instrument)**: a > b: +0.2 [" in systems.render(root)
+    assert "; the baseline sleeps |" in systems.render(root)
+
+
+def test_two_beds_make_a_claim_supported_and_the_old_instrument_does_not_count(tmp_path):
+    root, new = _tree(tmp_path), {"tries": 1}
+    _record(root, "contradicted", PART)
+    _record(root, "supported here", PART, bed="@countdown", instrument=new)
+    assert "| **supported here**: a > b" in systems.render(root)
+    _record(root, "supported here", PART, instrument=new)
+    assert "| **supported**: a > b" in systems.render(root)
+    _record(root, "contradicted", PART, instrument=new)
+    assert "| **undecided**: a > b" in systems.render(root)
 
 
 def test_write_puts_the_page_where_the_test_looks(tmp_path):

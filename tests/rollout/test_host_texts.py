@@ -15,6 +15,7 @@ from jaxrl_llm.rollout.host.driver import make_host_episodes
 from jaxrl_llm.rollout.host.env import single_turn
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.verifiers import gym
 from jaxrl_llm.verifiers.verdict import Verdict
 from tests.models_for_tests import byte_model, small_config
 from tests.traps.tables import table_policy
@@ -151,7 +152,7 @@ def test_reasoning_gym_families_are_worlds_of_one_turn(tokenizer):
     assert given.problems.tokens.shape[0] == len(given.tasks) == 3
     shown = tokenizer.decode(np.asarray(given.problems.tokens[1])[np.asarray(given.problems.valid[1])].tolist())
     assert "+" in shown or "-" in shown
-    right = given.tasks[1]["entry"]["answer"]
+    right = gym.problems("chain_sum", 3, 0, min_terms=2, max_terms=2).solutions[1]
     for text, reward in ((f"<answer>{right}</answer>", 1.0), ("<answer>none</answer>", 0.0)):
         heard = given.env.step(given.env.reset(NO_SEED, given.tasks[1]), tokenizer.encode(text))
         assert (heard.reward >= 1.0) == (reward == 1.0) and heard.done and heard.valid

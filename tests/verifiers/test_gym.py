@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import random
 import sys
 
 import pytest
@@ -31,14 +30,6 @@ def test_every_family_draws_and_judges():
         for response in ("", "((((", "1/0", "\u0663", "<answer>", "{}", "[[1]]", "null", "9" * 400):
             verdict = gym.verify(first.answers[0], response)
             assert verdict.valid and 0.0 <= verdict.value <= 1.0 and verdict.reason, (family, response, verdict)
-
-
-def test_the_callers_generator_is_left_alone():
-    random.seed(1)
-    wanted = random.random()
-    random.seed(1)
-    gym.problems("chain_sum", 2, 0)
-    assert random.random() == wanted
 
 
 def test_settings_reach_the_family_and_the_pool_judges():

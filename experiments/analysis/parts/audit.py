@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm import linalg
 from jaxrl_llm.types import Params
 
 
@@ -48,7 +49,7 @@ def spectral_signature(features: Float[Array, "N D"]) -> Float[Array, " N"]:
     nothing.
     """
     centred = features.astype(jnp.float32) - jnp.mean(features.astype(jnp.float32), axis=0, keepdims=True)
-    _, vectors = jnp.linalg.eigh(centred.T @ centred)
+    _, vectors = linalg.eigh(centred.T @ centred)
     return (centred @ vectors[:, -1]) ** 2
 
 
@@ -59,7 +60,7 @@ def small_cluster(features: Float[Array, "N D"], *, iterations: int = 10) -> Flo
     the sign of the first component.
     """
     centred = features.astype(jnp.float32) - jnp.mean(features.astype(jnp.float32), axis=0, keepdims=True)
-    _, vectors = jnp.linalg.eigh(centred.T @ centred)
+    _, vectors = linalg.eigh(centred.T @ centred)
 
     def centres(side):
         weight = jnp.stack([~side, side], axis=0).astype(jnp.float32)

@@ -1,0 +1,109 @@
+"""Whether a test bed can show an effect, read off its baseline and its controls before the claim is looked at."""
+
+import dataclasses
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.experiment import claims
+from jaxrl_llm.experiment.claims import Claim, Judged, on_bed, rule
+from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment.results import Results
+
+LEARNED = ("eval/accuracy", "eval/success", "eval/completed", "eval/pass1", "eval/exact_many", "eval/score",
+           "eval/test@10", "eval/gold", "eval/utility")  # fmt: skip
+SHARES = ("accuracy", "success", "completed", "pass", "exact", "f1", "score", "solved")
+
+
+class Bed(NamedTuple):
+    """What a file says of its test bed, as ``BED``; without one the primary part's metric and baseline are taken.
+
+    ``positive`` names an arm that must beat the baseline (an oracle, a knob known to help), ``negative`` one that must
+    stay within d* of it (the baseline again, credit without meaning). ``judges`` are metrics of judges, reward models
+    or value models on which the claim rests, with the least value at which they are no longer near chance.
+    """
+
+    metric: str = ""
+    baseline: str = ""
+    chance: float = 0.0
+    ceiling: float | None = None
+    positive: str = ""
+    negative: str = ""
+    judges: tuple[tuple[str, str, float], ...] = ()  # arm, metric, least value
+
+
+def learned_metric(results: Results, primary: Judged, bed: Bed) -> tuple[str, str]:
+    """The metric and the arm whose curve shows whether training works at all; empty where no arm has such a curve."""
+    baseline = bed.baseline or primary.than or next(iter(results.arms))
+    if baseline == primary.arm:  # against its own start: any other arm will do, as it trains on the same
+        baseline = next(iter(results.arms))
+    curves = results.arms[baseline].curves
+    wanted = (bed.metric,) if bed.metric else (*(m for m in LEARNED if m == primary.metric), *LEARNED)
+    for metric in wanted:
+        if metric in curves and len(curves[metric]["step"]) > 2:
+            return metric, baseline
+    return "", baseline
+
+
+def ceiling_of(metric: str, bed: Bed) -> float | None:
+    """What the file states, else one for a share and none for anything else."""
+    share = any(word in metric.rpartition("/")[2] for word in SHARES)
+    return bed.ceiling if bed.ceiling is not None else 1.0 if share else None
+
+
+def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str]:
+    """What is wrong with the bed of a claim: gates of the baseline's curve, controls, judges at chance."""
+    bed = Bed() if bed is None else bed
+    if claim.primary is None:
+        return []
+    metric, baseline = learned_metric(results, claim.primary, bed)
+    found = []
+    if metric:
+        steps, values = results.curve(baseline, metric)
+        ceiling = ceiling_of(metric, bed)
+        learns = metric == claim.primary.metric or ceiling_of(claim.primary.metric, bed) is not None
+        found = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=learns)
+        found = [f"{metric} of {baseline}: {x}" for x in found]
+        found += _controls(results, metric, baseline, bed)
+    for arm, name, least in bed.judges:
+        values = results.values(arm, name)
+        if not float(np.nanmean(values)) >= least:
+            found.append(f"{name} of {arm} is {np.nanmean(values):.3g}, below {least:g}: too near chance to judge by")
+    return found
+
+
+def _controls(results: Results, metric: str, baseline: str, bed: Bed) -> list[str]:
+    found, d_star = [], rule(results, metric, baseline)
+    for kind, arm in (("positive", bed.positive), ("negative", bed.negative)):
+        if not arm or arm not in results.arms:
+            continue
+        number = min(len(results.arms[x].seeds) for x in (arm, baseline))
+        differences = results.values(arm, metric)[:number] - results.values(baseline, metric)[:number]
+        seen = verdicts.bounds(differences[np.isfinite(differences)])
+        said = f"{kind} control {arm} - {baseline}: {seen.mean:+.3g} [{seen.low:+.3g}, {seen.high:+.3g}]"
+        if kind == "positive" and not seen.low > 0:
+            found.append(f"{said} does not beat the baseline")
+        if kind == "negative" and not (-d_star < seen.low and seen.high < d_star):
+            found.append(f"{said} is not within d* {d_star:.3g}")
+    return found
+
+
+def examined(results: Results, claim: Claim, bed: Bed | None = None) -> Claim:
+    """The claim with its test bed looked at first."""
+    return on_bed(claim, problems(results, claim, bed))
+
+
+def judge(module: ModuleType, found: Results, *, smoke: bool) -> Claim:
+    """The claim of the module on a bed that works, or an open one where arms are missing or it was a smoke run."""
+    statement = " ".join((module.claim.__doc__ or "").split())
+    missing = [name for name in module.ARMS if name not in found.arms]
+    if missing:
+        return claims.open_claim(f"{statement} [not judged: without {', '.join(missing)}]")
+    if smoke:
+        return claims.open_claim(f"{statement} [not judged: smoke run]")
+    found = dataclasses.replace(found, d_star=getattr(module, "D_STAR", {}) | found.d_star)
+    try:
+        return examined(found, module.claim(found), getattr(module, "BED", None))
+    except KeyError as error:  # data of one's own have no hops, or no scenarios: hours of work are not lost for that
+        return claims.open_claim(f"{statement} [not judged: no arm measures {error.args[0]}]")

@@ -1,0 +1,100 @@
+"""One page a paper, from its experiment file and its records: claim, equations, arms, figure, verdict, cost, links."""
+
+import os
+import pathlib
+import re
+from types import ModuleType
+from typing import Any
+
+from jaxrl_llm.experiment import locate, results
+from jaxrl_llm.experiment.evidence import records, systems
+
+
+def section(text: str, name: str) -> str:
+    """A field of a docstring, such as ``Equations:``, without its indent."""
+    found = re.search(rf"^{name}:[ \t]*(.*?)(?=^[A-Z][a-z ]+:[ \t]|\Z)", text, re.MULTILINE | re.DOTALL)
+    return "\n".join(line.strip() for line in found.group(1).strip().splitlines()) if found else ""
+
+
+def _arms(module: ModuleType) -> list[str]:
+    rows = ["| arm | changes |", "|---|---|"]
+    for name, changes in module.ARMS.items():
+        text = ", ".join(f"`{k}` = `{v}`" for k, v in results.plain(changes).items()) or "nothing: the settings"
+        rows.append(f"| {name} | {text.replace('|', chr(92) + '|')} |")
+    return rows
+
+
+def _cost(record: dict[str, Any]) -> str:
+    found = record["arms"].values()
+    hours = sum(arm["seconds"] for arm in found) / 3600
+    return f"{records.caption(record)}; {hours:.2f} hours for all {len(found)} arms"
+
+
+def _judged(record: dict[str, Any], figure: str) -> list[str]:
+    claim, proof = records.read_claim(record), record.get("instrument") or {}
+    old = f" ({records.OLD})" if records.is_old(record) else ""
+    lines = ["", f"## Verdict: {claim.verdict}{old}", "", f"{claim.statement}", ""]
+    lines += [f"- **primary** {part.verdict}: {part}" for part in claim.parts[:1]]
+    lines += [f"- secondary (Holm) {part.verdict}: {part}" for part in claim.parts[1:]]
+    lines += [f"- test bed: {problem}" for problem in claim.bed]
+    lines += ["", f"![the parts of the claim, and the curves of all arms]({figure})", "", f"Cost: {_cost(record)}."]
+    if proof:
+        lines += ["", f"Registered {proof['registered_on']} as `{proof['registered']}` before the first seed "
+                      f"({proof['first_seed']}); earlier records of this file: {proof['tries']}; commit "
+                      f"`{proof['commit']}`."]  # fmt: skip
+    if proof.get("tuned"):
+        tuned = proof["tuned"]
+        lines += ["", f"Sensitivity ({tuned['metric']}, second half of training, {tuned['seeds']} seeds of their own):",
+                  "", "| arm | " + " | ".join(next(iter(tuned["curves"].values()))) + " | chosen |",
+                  "|---" * (len(next(iter(tuned["curves"].values()))) + 2) + "|"]  # fmt: skip
+        for arm, row in tuned["curves"].items():
+            cells = " | ".join(f"{sum(v) / len(v):.4g}" for v in row.values())
+            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g} |")
+    return [*lines, "", f"Command: `{record['command']}`"]
+
+
+def page(system: systems.System, module: ModuleType, folder: pathlib.Path, root: pathlib.Path) -> str:
+    """The page of one paper.
+
+    Args:
+      folder: where it will lie, for its links.
+    """
+    text, family = module.__doc__ or "", pathlib.Path(module.__file__ or "").parent.name
+
+    def link(path: pathlib.Path) -> str:
+        return pathlib.PurePosixPath(os.path.relpath(path, folder)).as_posix()
+
+    file = root / "experiments" / family / f"{system.slug}.py"
+    lines = [f"# {system.title}", "", section(text, "Paper"), "", f"[`{system.slug}.py`]({link(file)})"]
+    if system.arxiv:
+        lines[-1] += f" · [arXiv:{system.arxiv}](https://arxiv.org/abs/{system.arxiv})"
+    for name in ("Claim", "Equations", "Left out", "Expect", "Measure"):
+        block = section(text, name)
+        fence = ["```", block, "```"] if name == "Equations" else [block]
+        lines += ["", f"## {name}", "", *fence] if block else []
+    lines += ["", "## Arms", "", *_arms(module)]
+    stem = root / "results" / family / system.slug
+    for path in [stem.with_suffix(".json"), *sorted(stem.parent.glob(f"{system.slug}@*.json"))]:
+        if path.is_file():
+            lines += _judged(results.read(path)[0], link(path.with_suffix(".png")))
+    return "\n".join(lines) + "\n"
+
+
+def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> list[pathlib.Path]:
+    """Writes ``docs/papers/<family>/<slug>.md`` for every experiment, and an index; they are not committed."""
+    from jaxrl_llm.experiment import doctor
+
+    root = locate.root() if root is None else root
+    out, written, index = out or root / "docs" / "papers", [], ["# Papers", ""]
+    for system in systems.listed(root):
+        file = systems.experiment_file(system.slug, root)
+        if file is None:
+            continue
+        folder = out / file.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{system.slug}.md"
+        path.write_text(page(system, doctor.load(file), folder, root))
+        written.append(path)
+        index.append(f"- [{system.title}]({path.relative_to(out).as_posix()})")
+    (out / "index.md").write_text("\n".join(index) + "\n")
+    return written

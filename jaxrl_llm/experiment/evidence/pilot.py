@@ -1,0 +1,152 @@
+"""Two minutes before a record: does the bed leave room, do the arms differ, can the seeds decide?"""
+
+import math
+import pathlib
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment.claims import Claim, rule
+from jaxrl_llm.experiment.evidence import beds, store, verdicts
+from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.train import online
+from jaxrl_llm.train import plan as plans
+from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.plan import Plan
+
+SEEDS = (2000, 2001)  # of its own
+NOISE = 0.0184  # sd of a paired difference of one seed where nothing better is known: 64 problems, evidence of old
+SAME = 1e-6  # relative difference of two updates below which they are one
+
+
+def compared(module: ModuleType, claim: Claim) -> tuple[str, str]:
+    """The arm of the primary part and its baseline; against its own start or a number the first other arm."""
+    first, second = claim.primary.arm, claim.primary.than
+    if second in ("", first):
+        second = next((name for name in module.ARMS if name != first), first)
+    return first, second
+
+
+def _iterations(plan: Plan, steps: int) -> tuple[Any, Any, dict[str, float]] | None:
+    """Parameters before and after a few iterations of the first stage, and metrics; None with Python in the loop."""
+    if plan.world is not None or plan.on_host or not plan.stages or not isinstance(plan.stages[0].method, Online):
+        return None
+    key = jax.random.key(SEEDS[0])
+    params = plan.init(key)
+    stage = plan.stages[0]
+    step = jax.jit(lambda state: online.iterate(stage.method, state))
+    state, seen = plans.start(stage, params, jax.random.fold_in(key, 0)), []
+    for _ in range(steps):
+        state, metrics = step(state)
+        seen.append(metrics)
+    return params, state.params, {k: float(np.mean([m[k] for m in seen])) for k in seen[0]}
+
+
+def update_difference(left: Any, right: Any, start: Any) -> float:
+    """``|left - right| / |right - start|`` over all parameters; NaN where their trees differ."""
+    if jax.tree.structure(left) != jax.tree.structure(right):
+        return math.nan
+
+    def size(a, b):
+        return math.sqrt(sum(float(jnp.sum((x - y) ** 2)) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)))
+
+    return size(left, right) / max(size(right, start), 1e-30)
+
+
+def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, str]:
+    """The sd of one seed's paired difference, and where it is from: the committed record, else the pilot's own."""
+    path = arms.record_path(module)
+    if path.is_file():
+        _, found = results.read(path)
+        if {primary.arm, primary.than} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
+            values = found.values(primary.arm, primary.metric) - found.values(primary.than, primary.metric)
+            values = values[np.isfinite(values)]
+            if values.size > 3:
+                return float(np.std(values, ddof=1)), "the committed record"
+    if primary.kind == "level" or primary.than not in ran.arms:
+        return math.nan, "unknown"
+    values = ran.values(primary.arm, primary.metric) - ran.values(primary.than, primary.metric)
+    spread = float(np.std(values, ddof=1)) if np.isfinite(values).all() else math.nan
+    share = beds.ceiling_of(primary.metric, beds.Bed()) is not None
+    return (max(spread, NOISE), "the pilot, at least the noise known") if share else (spread, "the pilot's two seeds")
+
+
+def half_width(noise: float, seeds: int, looks: tuple[int, ...] = verdicts.LOOKS) -> float:
+    """Expected half-width of the interval after so many seeds.
+
+    >>> round(half_width(0.0184, 16), 4)
+    0.014
+    """
+    from scipy import special
+
+    level = verdicts.level_at(seeds, looks)
+    return float(special.stdtrit(seeds - 1, 1 - level / 2)) * noise / math.sqrt(seeds)
+
+
+def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], claim: Claim,
+          folder: pathlib.Path) -> dict[str, Any]:  # fmt: skip
+    """Trains the method and its baseline on two seeds of their own, and says what a record would meet.
+
+    Args:
+      claim: of the rehearsal, for its primary part.
+      folder: of the stored seeds, so that a second pilot is free.
+
+    Returns:
+      Numbers and ``problems``: each a sentence why a record would show nothing.
+    """
+    method, baseline = compared(module, claim)
+    pair = {name: resolved[name] for name in dict.fromkeys((method, baseline))}
+    identities = store.identities(module, pair, built)
+    found: dict[str, Any] = {"method": method, "baseline": baseline, "metric": claim.primary.metric}
+    problems: list[str] = []
+    ends = {name: _iterations(built[name], 3) for name in pair}
+    if all(x is not None for x in ends.values()) and method != baseline:
+        (start, right, _), (_, left, acts) = ends[baseline], ends[method]
+        found["update_difference"] = update_difference(left, right, start)
+        found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
+        if found["update_difference"] < SAME:
+            problems.append(f"{method} and {baseline} make the same updates: three iterations differ by nothing")
+        if found["groups_with_signal"] == 0.0:
+            problems.append("no group of the first iterations has two different rewards: nothing acts on anything")
+
+    class Options:
+        fresh = False
+
+    ran = store.run_arms(Options, pair, built, identities, list(SEEDS), folder)
+    bed = getattr(module, "BED", None) or beds.Bed()
+    metric, learner = beds.learned_metric(ran, claim.primary, bed._replace(baseline=baseline))
+    if metric:
+        steps, values = ran.curve(learner, metric)
+        ceiling = beds.ceiling_of(metric, bed)
+        ends_at = values.mean(0)
+        solved = {k: float(np.mean([c["values"][i][0] for i in range(len(SEEDS))]))
+                  for k, c in ran.arms[learner].curves.items() if k.startswith("eval/pass@")}  # fmt: skip
+        found |= {"learned": metric, "floor": float(ends_at[0]), "chance": bed.chance, "ceiling": ceiling,
+                  "end": float(ends_at[-1]), "pass_at_k_of_the_base": solved}  # fmt: skip
+        whole = beds.ceiling_of(claim.primary.metric, bed) is not None or metric == claim.primary.metric
+        said = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=whole)
+        problems += [f"{metric} of {learner}: {x}" for x in said if "standard errors" not in x]  # of two seeds
+        if not ends_at[-1] > ends_at[0]:
+            problems.append(f"{metric} of {learner} does not rise: {ends_at[0]:.3g} to {ends_at[-1]:.3g}")
+    stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
+    d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
+    noise, source = paired_noise(module, claim.primary, ran)
+    widths = {n: half_width(noise, n) for n in verdicts.LOOKS}
+    found |= {"d_star": d_star, "noise": noise, "noise_from": source, "half_widths": widths,
+              "seconds_a_seed": sum(a.seconds / len(a.seeds) for a in ran.arms.values()) / len(ran.arms),
+              "evaluations": loop.evaluations(built[baseline], resolved[baseline].eval_every)}  # fmt: skip
+    if math.isfinite(noise) and math.isfinite(d_star) and widths[verdicts.LOOKS[-1]] > d_star:
+        last = verdicts.LOOKS[-1]
+        problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than d* {d_star:.3g}")
+    return results.plain(found) | {"problems": problems}
+
+
+def said(found: dict[str, Any]) -> str:
+    """The pilot's findings as lines."""
+    names = [k for k in found if k != "problems" and found[k] is not None]
+    lines = [f"pilot  {name.replace('_', ' ')}: {found[name]}" for name in names]
+    return "\n".join([*lines, *(f"pilot  PROBLEM: {x}" for x in found["problems"])])

@@ -1,0 +1,57 @@
+"""What a record rests on: the code, the day, the tries before it, and what was fixed before its first seed."""
+
+import datetime
+import hashlib
+import inspect
+import json
+import pathlib
+import subprocess
+from types import ModuleType
+from typing import Any
+
+from jaxrl_llm.experiment import results
+
+TRY = 100  # seeds of the first record start at 0, those of the next try at 100, and so on
+
+
+def commit(root: pathlib.Path) -> str:
+    """The commit of the sources, with a plus sign where files differ from it; empty outside a repository."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "HEAD")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py") if head else ""
+    return head[:12] + "+" * bool(changed)
+
+
+def today() -> str:
+    """The day, in UTC."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def registered(module: ModuleType, resolved: dict[str, Any], d_star: dict[str, float], looks: tuple[int, ...]) -> str:
+    """A hash of the claim's source, d*, bed, looks and every arm's settings: taken before the first seed."""
+    fields = {
+        name: results.plain({k: v for k, v in vars(settings).items() if k != "mesh"})
+        for name, settings in resolved.items()
+    }
+    bed = results.plain(getattr(module, "BED", None))
+    whole = [inspect.getsource(module.claim), results.plain(d_star), bed, list(looks), fields]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def first_seed(earlier: dict[str, Any] | None, registration: str) -> tuple[int, int]:
+    """``(first seed, earlier records of this file)``: fresh seeds after any change of claim or settings.
+
+    Args:
+      earlier: the committed record, if any; one of the old instrument counts as a try.
+    """
+    if earlier is None:
+        return 0, 0
+    proof = earlier.get("instrument") or {}
+    tries = proof.get("tries", 0)
+    if proof.get("registered") != registration:
+        tries += 1
+    return TRY * tries, tries

@@ -1,0 +1,128 @@
+"""Committed records: how a claim is kept, what a record says of itself, and old ones judged again without runs."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from jaxrl_llm.experiment import claims, locate, plots, results
+from jaxrl_llm.experiment.claims import Claim, Judged
+from jaxrl_llm.experiment.evidence import beds, verdicts
+from jaxrl_llm.experiment.results import Results
+
+OLD = "old instrument"
+
+
+def plain_claim(claim: Claim) -> dict[str, Any]:
+    """A claim as JSON."""
+    return results.plain({
+        "statement": claim.statement,
+        "verdict": claim.verdict,
+        "primary": None if claim.primary is None else claim.primary._asdict(),
+        "secondary": [part._asdict() for part in claim.secondary],
+        "bed": list(claim.bed),
+    })  # fmt: skip
+
+
+def read_claim(record: dict[str, Any]) -> Claim:
+    """The claim of a record, judged by the present algebra.
+
+    Raises:
+      ValueError: for a record that was never judged by it.
+    """
+    kept = record["claim"]
+    if "primary" not in kept:
+        raise ValueError("judged by an earlier algebra; run python -m jaxrl_llm.experiment rejudge")
+
+    def part(fields: dict[str, Any]) -> Judged:
+        undefined = {k: float("nan") for k, v in fields.items() if v is None}
+        return Judged(**fields | undefined)
+
+    primary = None if kept["primary"] is None else part(kept["primary"])
+    return Claim(kept["statement"], kept["verdict"], primary, tuple(map(part, kept["secondary"])), tuple(kept["bed"]))
+
+
+def is_old(record: dict[str, Any]) -> bool:
+    """Whether a record was made before the standard: narrow evaluation, no pilot, nothing fixed before its seeds."""
+    return not record.get("instrument")
+
+
+def title(record: dict[str, Any]) -> str:
+    """Experiment and verdict, for a figure."""
+    old = f" ({OLD})" if is_old(record) else ""
+    return f"{record['experiment']}: {record['claim']['verdict']}{old}"
+
+
+def caption(record: dict[str, Any]) -> str:
+    """Seeds, problems, budget, tuned or not: what a figure must say."""
+    found = list(record["arms"].values())
+    seeds = sorted({len(arm["seeds"]) for arm in found})
+    proof, settings = record.get("instrument") or {}, record["settings"]
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    problems = settings.get("eval_problems")
+    judged = f"{problems} problems x {settings.get('eval_samples', 1)} samples" if problems else "own measurement"
+    ends = f", mean of the last {proof['tail']} evaluations" if proof.get("tail", 1) > 1 else ""
+    budget = f"{max(a['updates'] for a in found):,} updates and {max(a['rollouts'] for a in found):,} rollouts a seed"
+    tuned = "learning rates tuned equally" if proof.get("tuned") else "not tuned"
+    return f"{number} seeds; {judged}{ends}; {budget}; {tuned}{'; ' + OLD if not proof else ''}"
+
+
+def save(record: dict[str, Any], path: pathlib.Path) -> None:
+    """A record with few line breaks."""
+    path.write_text(json.dumps(record, separators=(",", ":")).replace('},"', '},\n"') + "\n")
+
+
+def withdrawn(root: pathlib.Path) -> dict[str, str]:
+    """Reasons by ``family/slug`` why the verdict of an old record does not stand."""
+    path = root / "results" / "withdrawn.tsv"
+    rows = [line.split("\t") for line in path.read_text().splitlines()[1:]] if path.is_file() else []
+    return {name: reason for name, reason in rows}
+
+
+def committed(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
+    """``(record, experiment file)`` of every committed record of an experiment; ``slug@bed.json`` is one, too."""
+    for path in sorted((root / "results").glob("*/*.json")):
+        file = root / "experiments" / path.parent.name / f"{path.stem.partition('@')[0]}.py"
+        if file.is_file():
+            yield path, file
+
+
+def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str = "") -> dict[str, Any]:
+    """The record with its claim judged by the present algebra, on the numbers that are there.
+
+    Args:
+      reason: why the verdict is withdrawn; empty: it is not. What the parts say stays readable.
+    """
+    stated = dataclasses.replace(found, d_star=getattr(module, "D_STAR", {}) | found.d_star)
+    claim = beds.examined(stated, module.claim(stated), getattr(module, "BED", None))
+    if reason and is_old(record):
+        claim = claim._replace(verdict=verdicts.WITHDRAWN, bed=(reason, *claim.bed))
+    return record | {"claim": plain_claim(claim), "instrument": record.get("instrument")}
+
+
+def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> list[str]:
+    """Judges every committed record again and draws its figure again; nothing is run. Returns one line a record.
+
+    Args:
+      only: ``family/slug`` of the records; none: all.
+    """
+    from jaxrl_llm.experiment import doctor  # which reads records itself
+
+    root, lines = locate.root() if root is None else root, []
+    reasons = withdrawn(root)
+    for path, file in committed(root):
+        name = f"{path.parent.name}/{path.stem}"
+        if only and name not in only:
+            continue
+        module = doctor.load(file)
+        record, found = results.read(path)
+        if record["claim"].get("parts", True) == []:  # a record that was never judged stays so
+            again = record | {"claim": plain_claim(claims.open_claim(record["claim"]["statement"]))}
+        else:
+            again = judge_again(module, record, found, reasons.get(name, ""))
+        save(again, path)
+        plots.plot(path.with_suffix(".png"), found, getattr(module, "CURVES", module.METRICS), title(again),
+                   claim=read_claim(again), caption=caption(again))  # fmt: skip
+        lines.append(f"{name}: {again['claim']['verdict']}")
+    return lines

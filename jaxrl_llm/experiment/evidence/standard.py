@@ -1,0 +1,168 @@
+"""A record under the standard: pilot, tuning, registration, fresh seeds in looks, the claim on a bed that works."""
+
+import dataclasses
+import pathlib
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment.claims import Claim
+from jaxrl_llm.experiment.evidence import beds, pilot, provenance, rehearsal, store, tuning, verdicts
+from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.train.plan import Plan
+
+PROBLEMS, SAMPLES, EVALUATIONS, TAIL = 512, 4, 10, 3
+
+
+class Job(NamedTuple):
+    """One record in the making; ``folder`` is that of the stored seeds."""
+
+    module: ModuleType
+    options: Any
+    base: Any
+    resolved: dict[str, Any]
+    built: dict[str, Plan]
+    out: pathlib.Path
+    folder: pathlib.Path
+
+
+def widened(base: Any, given: set[str]) -> Any:
+    """The settings with the evaluation of a record: more problems, samples and evaluations; training is the same.
+
+    Args:
+      given: settings from the command line, which stay.
+    """
+    wanted = {"eval_problems": max, "eval_samples": max, "eval_every": min}
+    least = {"eval_problems": PROBLEMS, "eval_samples": SAMPLES, "eval_every": max(1, base.steps // EVALUATIONS)}
+    names = {f.name for f in dataclasses.fields(base)} - given
+    changes = {name: pick(getattr(base, name), least[name]) for name, pick in wanted.items() if name in names}
+    return dataclasses.replace(base, **changes)
+
+
+def tail_of(built: dict[str, Plan], resolved: dict[str, Any]) -> int:
+    """How many of the last evaluations are averaged: three where every arm has ten, else one."""
+    fewest = min(loop.evaluations(plan, resolved[name].eval_every) for name, plan in built.items())
+    return TAIL if fewest >= EVALUATIONS else 1
+
+
+def primary_arms(claim: Claim) -> list[str]:
+    """The arms that the primary part compares."""
+    assert claim.primary is not None
+    return list(dict.fromkeys(name for name in (claim.primary.arm, claim.primary.than) if name))
+
+
+def check_updates(job: Job) -> None:
+    """Refuses two arms whose parameters are updated by the same program.
+
+    Raises:
+      UserError: naming them.
+    """
+    if same := arms.same_updates(job.built):
+        text = "; ".join(" and ".join(names) for names in same)
+        raise UserError(f"{text} update the parameters in the same way: what differs feeds metrics alone; drop one")
+
+
+def fixed_d_star(job: Job, primary: Any, tried: dict[str, Any]) -> dict[str, float]:
+    """The smallest effect of interest before the first seed: stated by the file, else of the pilot's baseline.
+
+    Raises:
+      UserError: where neither gives one.
+    """
+    stated = getattr(job.module, "D_STAR", {})
+    if primary.metric in stated:
+        return {primary.metric: stated[primary.metric]}
+    found = tried["d_star"]
+    if found is None or not np.isfinite(found):
+        raise UserError(f"no smallest effect of interest of {primary.metric}: state it in the file as D_STAR")
+    return {primary.metric: found}
+
+
+def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
+    """Runs a record; gives its results, its claim and what it rests on.
+
+    Raises:
+      UserError: where the claim cannot be read, two arms are one, or the pilot says no and nobody forces it.
+    """
+    options, module = job.options, job.module
+    planned = rehearsal.rehearse(module, job.resolved, job.built)
+    check_updates(job)
+    tried = pilot.pilot(module, job.resolved, job.built, planned, job.folder)
+    print(pilot.said(tried), flush=True)
+    if tried["problems"] and not options.force_record:
+        raise UserError(f"the pilot says no: {tried['problems'][0]}; change the bed, or give --force-record")
+    chosen = primary_arms(planned)
+    tuned = tuning.tune(job, chosen, options.tune) if options.tune else None
+    if tuned is not None:
+        job = tuning.applied(job, tuned)
+    d_star = fixed_d_star(job, planned.primary, tried)
+    looks = verdicts.LOOKS if options.until_decided else ()
+    registration = provenance.registered(module, job.resolved, d_star, looks)
+    path = arms.record_path(module)
+    if options.bed:
+        path = path.with_stem(f"{path.stem}@{options.bed}")
+    earlier = results.read(path)[0] if path.is_file() else None
+    first, tries = provenance.first_seed(earlier, registration)
+    tail, day = tail_of(job.built, job.resolved), provenance.today()
+    identities = store.identities(module, job.resolved, job.built, tail=tail)
+    instrument = {
+        "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent),
+        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first,
+        "code": {name: store.code(module, job.built[name], arms.trace(job.built[name])) for name in job.built},
+        "identities": identities, "tail": tail, "pilot": tried, "tuned": tuned, "forced": bool(tried["problems"]),
+    }  # fmt: skip
+    print(f"registered {registration} (d* {d_star}, seeds from {first}, {tries} earlier records)", flush=True)
+    found, claim = _looked(job, chosen, identities, first, looks, d_star, tail)
+    equal = same_outcomes(found)
+    if equal:
+        claim = claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
+    return found, claim, instrument | {"finished_on": provenance.today()}
+
+
+def _looked(job: Job, chosen: list[str], identities, first: int, looks, d_star, tail: int) -> tuple[Results, Claim]:
+    """Seeds of the primary part's arms look by look until the verdict is there; the other arms take the first look."""
+    found: dict[str, Any] = {}
+    for number in looks or (job.options.seeds,):
+        now = job.resolved if not found else {name: job.resolved[name] for name in chosen}
+        seeds = list(range(first, first + number))
+        found |= store.run_arms(job.options, now, job.built, identities, seeds, job.folder, tail=tail).arms
+        whole = Results({name: found[name] for name in job.resolved}, tuple(looks), d_star)
+        claim = beds.judge(job.module, whole, smoke=False)
+        print(f"{number} seeds: {claim.verdict}; {claim.primary}", flush=True)
+        if claim.verdict != verdicts.UNDECIDED:
+            break
+    return whole, claim
+
+
+def same_outcomes(found: Results) -> str:
+    """Arms that ended with the same measurements in every seed, though they trained: they are one arm. Or nothing."""
+    ends: dict[str, str] = {}
+    for name, arm in found.arms.items():
+        measured = {m: v for m, v in arm.metrics.items() if m.startswith("eval/")}
+        key = repr(sorted(measured.items()))
+        if measured and arm.updates and len(arm.seeds) > 1 and key in ends:
+            return f"{ends[key]} and {name}"
+        ends[key] = name
+    return ""
+
+
+def pilot_command(path: str, arguments: list[str]) -> int:
+    """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused."""
+    from jaxrl_llm.experiment import cli, doctor
+
+    module = doctor.load(path)
+    arms.check_slots(module)
+    options, base, given = cli.parse(module, arguments)
+    cli.check_options(options, arguments)
+    resolved = arms.resolve(module, widened(base, given), ())
+    built, reads = cli.build_arms(module, resolved, options.microbatches)
+    cli.check_flags(resolved, base, given, reads)
+    folder = cli.open_folder(options.out) / "arms" if options.out else pathlib.Path("runs") / "seeds"
+    job = Job(module, options, base, resolved, built, folder.parent, folder)
+    planned = rehearsal.rehearse(module, resolved, built)
+    check_updates(job)
+    found = pilot.pilot(module, resolved, built, planned, folder)
+    print(pilot.said(found))
+    return int(bool(found["problems"]))

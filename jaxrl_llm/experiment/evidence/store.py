@@ -1,0 +1,131 @@
+"""Finished seeds on disk, one file each: more seeds never train those again that there are, nor does a killed run."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import shutil
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import jaxrl_llm
+from jaxrl_llm.distributed import hosts
+from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment.durable import Keeping
+from jaxrl_llm.experiment.results import ArmResult, Results
+from jaxrl_llm.run.records import record
+from jaxrl_llm.train.plan import Plan
+
+AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
+
+
+@lru_cache(maxsize=1)
+def _library() -> str:
+    """Of all sources of this library."""
+    root = pathlib.Path(jaxrl_llm.__file__).parent
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(root.rglob("*.py")))).hexdigest()
+
+
+def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
+    """A hash of the code that an arm reaches.
+
+    Of compiled arms the traced programs with their constants (problems, weights, settings): moving or renaming what
+    computes the same does not change it. What Python computes during a run is not traced: there all sources count.
+    """
+    program = arms.fingerprint(plan, traced)
+    if not (plan.on_host or plan.world is not None):
+        return program[:16]
+    text = pathlib.Path(module.__file__ or "").read_text()
+    return hashlib.sha256(f"{program}|{text}|{_library()}".encode()).hexdigest()[:16]
+
+
+def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1) -> str:
+    """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
+    whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
+    if plan.on_host or plan.world is not None:
+        whole.append(results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}))
+        rows = pathlib.Path(getattr(settings, "data", ""))
+        if rows.is_file():  # the same name may hold other rows tomorrow
+            whole.append(hashlib.sha256(rows.read_bytes()).hexdigest())
+    return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+
+
+def _read(path: pathlib.Path) -> ArmResult | None:
+    """A stored seed; None where there is none, or half of one."""
+    try:
+        return results.read_arm(json.loads(path.read_text()))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def seeds_of(
+    plan: Plan,
+    settings: Any,
+    seeds: list[int],
+    folder: pathlib.Path,
+    *,
+    fresh: bool = False,
+    tail: int = 1,
+    keeping: Keeping | None = None,
+) -> tuple[ArmResult, int]:
+    """One arm for these seeds, the missing ones trained and stored one by one; and how many were there already.
+
+    Args:
+      folder: of this arm alone; it has one file a seed.
+      fresh: train all of them again.
+      keeping: of an arm that runs on the host, see ``loop.run_arm``.
+    """
+    files = {seed: folder / f"{seed}.json" for seed in seeds}
+    there = {} if fresh else {seed: one for seed, path in files.items() if (one := _read(path)) is not None}
+    missing = [seed for seed in seeds if seed not in there]
+    if fresh and keeping is not None and keeping.folder is not None and hosts.is_first():
+        shutil.rmtree(keeping.folder, ignore_errors=True)
+    hosts.barrier("fresh seeds")
+    for begin in range(0, len(missing), AT_ONCE):
+        chunk = missing[begin : begin + AT_ONCE]
+        ran = loop.run_arm(plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping)
+        for k, seed in enumerate(chunk) if hosts.is_first() else ():
+            folder.mkdir(parents=True, exist_ok=True)
+            record.write_json(files[seed], results.plain(dataclasses.asdict(results.of_seed(ran, k))))
+        hosts.barrier(f"stored {chunk[-1]}")
+    found = {seed: there.get(seed) or _read(path) for seed, path in files.items()}
+    own = results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)})
+    joined = results.join([found[seed] for seed in seeds])  # type: ignore[list-item]
+    return dataclasses.replace(joined, settings=own), len(there)
+
+
+def identities(
+    module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], *, tail: int = 1
+) -> dict[str, str]:
+    """``identity`` of every arm."""
+    return {
+        name: identity(module, settings, built[name], arms.trace(built[name]), tail=tail)
+        for name, settings in resolved.items()
+    }
+
+
+def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: list[int], folder: pathlib.Path, *,
+             tail: int = 1, keepings: dict[str, Keeping | None] | None = None) -> Results:  # fmt: skip
+    """Every arm in turn; a finished seed is stored at once and taken up again by the next run.
+
+    Args:
+      options: with ``fresh``.
+      identities: see ``identity``; arms that share one share their seeds.
+      folder: of the store.
+      keepings: by arm, of those that run on the host.
+    """
+    found: dict[str, ArmResult] = {}
+    for k, (name, settings) in enumerate(resolved.items(), 1):
+        print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
+        keeping, own = (keepings or {}).get(name), identities[name]
+        if keeping is not None:  # who is late or early changes what an asynchronous run computes
+            own += "" if keeping.staleness is None else f"-async{keeping.staleness}"
+            keeping = keeping._replace(identity=own)
+        place = folder / own
+        found[name], there = seeds_of(
+            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, keeping=keeping
+        )
+        if there:
+            print(f"arm {name}: {there} of {len(seeds)} seeds taken from {place}", flush=True)
+    return Results(found)

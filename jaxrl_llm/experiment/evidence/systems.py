@@ -1,0 +1,120 @@
+"""The table of all systems, from records alone: experiment files, tests that name them, committed results."""
+
+import collections
+import json
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from jaxrl_llm.experiment.evidence import records, verdicts
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+STATUSES = ("not started", "written", "tested")
+HEADER = """# Systems
+
+Made by `python -m jaxrl_llm.experiment systems` from the files of this repository; a test compares. Nothing here is
+typed. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
+passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported* (beyond
+zero in the paper's direction, on two tasks or base models), *supported here* (on one), *contradicted* (beyond zero in
+the other direction), *no practical effect* (the whole interval within d*, the smallest effect of interest),
+*undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
+*withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
+(narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
+verdict speaks of the small embedded model and task of that record, and of nothing larger.
+"""
+
+
+class System(NamedTuple):
+    """One row of ``experiments/systems.tsv``; ``arxiv`` is empty where the paper's number is not known."""
+
+    family: str
+    slug: str
+    title: str
+    arxiv: str
+
+
+def listed(root: pathlib.Path = ROOT) -> list[System]:
+    """All systems, in the order of the list."""
+    lines = (root / "experiments" / "systems.tsv").read_text().splitlines()[1:]
+    return [System(*line.split("\t")) for line in lines]
+
+
+def experiment_file(slug: str, root: pathlib.Path = ROOT) -> pathlib.Path | None:
+    """Where the experiment of a system is, in whatever family folder."""
+    files = sorted((root / "experiments").glob(f"*/{slug}.py"))
+    return next((file for file in files if file.parent.name != "parts"), None)
+
+
+def _has_test(family: str, slug: str, tests: dict[pathlib.Path, str]) -> bool:
+    named = re.compile(rf"experiments[./]{family}[./]{slug}\b|from experiments\.{family} import [^\n]*\b{slug}\b")
+    return any(path.stem == f"test_{slug}" or named.search(text) for path, text in tests.items())
+
+
+def records_of(family: str, slug: str, root: pathlib.Path = ROOT) -> list[dict[str, Any]]:
+    """The committed records of one paper: on the file's own bed first, then on others."""
+    folder = root / "results" / family
+    files = [folder / f"{slug}.json", *sorted(folder.glob(f"{slug}@*.json"))]
+    return [json.loads(path.read_text()) for path in files if path.is_file()]
+
+
+def verdict_of(found: list[dict[str, Any]]) -> str:
+    """The verdict over all records; those of the old instrument count only where there is no other."""
+    fresh = [record for record in found if not records.is_old(record)]
+    said = [record["claim"]["verdict"] for record in fresh or found[:1]]
+    return verdicts.across(said)
+
+
+def effect(record: dict[str, Any]) -> str:
+    """What the primary part says in numbers, and what is wrong with the bed."""
+    claim = records.read_claim(record)
+    seeds = min(len(arm["seeds"]) for arm in record["arms"].values())
+    if claim.primary is None:
+        return f"{len(record['arms'])} arms, {seeds} seeds"
+    return str(claim.primary).replace("|", "\\|") + "".join(f"; {problem}" for problem in claim.bed[:1])
+
+
+def status(system: System, tests: dict[pathlib.Path, str], root: pathlib.Path = ROOT) -> tuple[str, str]:
+    """The status of a system and what it rests on.
+
+    Args:
+      tests: the text of every test file.
+    """
+    file = experiment_file(system.slug, root)
+    if file is None:
+        return "not started", ""
+    found = records_of(file.parent.name, system.slug, root)
+    if not found:
+        return ("tested" if _has_test(file.parent.name, system.slug, tests) else "written"), ""
+    old = f" ({records.OLD})" if all(map(records.is_old, found)) else ""
+    return f"{verdict_of(found)}{old}", "; ".join(map(effect, found))
+
+
+def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
+    file = experiment_file(system.slug, root)
+    name = f"`{system.slug}`" if file is None else f"[`{system.slug}`](../{file.relative_to(root)})"
+    link = f" [{system.arxiv}](https://arxiv.org/abs/{system.arxiv})" if system.arxiv else ""
+    said = f"**{state}**: {basis}" if basis else state
+    title = system.title.replace("|", "\\|")
+    return f"| {name} | {title}{link} | {said} |"
+
+
+def render(root: pathlib.Path = ROOT) -> str:
+    """The whole page as Markdown."""
+    tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
+    systems = listed(root)
+    states = {system.slug: status(system, tests, root) for system in systems}
+    tally = collections.Counter(state for state, _ in states.values())
+    known = [*verdicts.VERDICTS, *(f"{v} ({records.OLD})" for v in verdicts.VERDICTS), *reversed(STATUSES)]
+    total = ", ".join(f"{tally[name]} {name}" for name in known if tally[name])
+    lines = [HEADER, f"{len(systems)} systems: {total}."]
+    for family in dict.fromkeys(system.family for system in systems):
+        lines += ["", f"## {family.replace('_', ' ').capitalize()}", "", "| system | paper | status |", "|---|---|---|"]
+        lines += [_row(s, *states[s.slug], root) for s in systems if s.family == family]
+    return "\n".join(lines) + "\n"
+
+
+def write(root: pathlib.Path = ROOT) -> pathlib.Path:
+    """Writes ``docs/SYSTEMS.md``."""
+    path = root / "docs" / "SYSTEMS.md"
+    path.write_text(render(root))
+    return path

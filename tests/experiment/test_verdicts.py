@@ -1,0 +1,112 @@
+"""The stated error rates are the simulated ones; Holm, gates and the algebra on literal numbers."""
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.experiment.evidence import verdicts
+
+D_STAR = 0.02
+NOISE = (0.0105, 0.0184)  # sd of a paired difference of one seed: on 512 and on 64 held-out problems
+
+
+def simulate(true: float, sd: float, runs: int = 4000, seed: int = 0) -> tuple[dict[str, float], float]:
+    """Shares of the verdicts, and seeds until one is reached, of the whole procedure on normal differences."""
+    rng = np.random.default_rng(seed)
+    counts, seeds = {}, 0
+    for _ in range(runs):
+        values = rng.normal(true, sd, verdicts.LOOKS[-1])
+        for n in verdicts.LOOKS:
+            found = verdicts.bounds(values[:n], verdicts.level_at(n, verdicts.LOOKS))
+            said = verdicts.decide(found.low, found.high, D_STAR)
+            if said != verdicts.UNDECIDED:
+                break
+        counts[said], seeds = counts.get(said, 0) + 1, seeds + n
+    return {name: count / runs for name, count in counts.items()}, seeds / runs
+
+
+@pytest.mark.parametrize("sd", NOISE)
+def test_a_true_zero_is_decided_soon_and_seldom_wrongly(sd):
+    shares, seeds = simulate(0.0, sd)
+    assert shares.get(verdicts.SUPPORTED_HERE, 0) <= 0.025 + 0.005  # two standard errors of the simulation
+    assert shares.get(verdicts.CONTRADICTED, 0) <= 0.025 + 0.005
+    assert shares[verdicts.NO_EFFECT] > 0.9
+    assert seeds <= 24
+
+
+@pytest.mark.parametrize("sd", NOISE)
+def test_an_effect_of_interest_is_found(sd):
+    shares, _ = simulate(D_STAR, sd)
+    assert shares[verdicts.SUPPORTED_HERE] >= 0.95
+    assert shares.get(verdicts.NO_EFFECT, 0) <= 0.025 and verdicts.CONTRADICTED not in shares
+
+
+def test_a_noisy_zero_that_stays_open_is_never_often_supported():
+    """Where d* cannot be reached every look is used: the levels still add up to 2.5 % a side."""
+    shares, seeds = simulate(0.0, 0.2, runs=8000)
+    assert seeds > 55
+    for said in (verdicts.SUPPORTED_HERE, verdicts.CONTRADICTED):
+        assert 0.005 < shares[said] <= 0.025 + 0.0035
+
+
+def test_levels_add_up_whatever_the_looks():
+    for looks in (verdicts.LOOKS, (8,), (4, 12, 13), (8, 16)):
+        found = verdicts.levels(looks)
+        assert sum(found) == pytest.approx(0.05) and min(found) > 0
+        assert verdicts.level_at(looks[-1], looks) == pytest.approx(found[-1])
+    assert verdicts.level_at(9, verdicts.LOOKS) == pytest.approx(verdicts.levels()[0])
+    assert verdicts.level_at(3, verdicts.LOOKS) == pytest.approx(verdicts.levels()[0])
+    for looks in ((), (8, 8), (16, 8), (1, 2)):
+        with pytest.raises(ValueError, match="looks="):
+            verdicts.levels(looks)
+
+
+def test_bounds_are_the_t_interval_and_open_without_two_values():
+    found = verdicts.bounds([0.1, 0.2, 0.3, 0.2], level=0.05)
+    assert (found.low, found.high) == pytest.approx((0.2 - 3.18245 * 0.0408248, 0.2 + 3.18245 * 0.0408248), abs=1e-5)
+    narrow, wide = (verdicts.bounds([0.1, 0.2, 0.3, 0.2], level=x) for x in (0.2, 0.01))
+    assert wide.low < found.low < narrow.low and wide.p == narrow.p == found.p < 0.05
+    for few in ([], [0.3]):
+        assert verdicts.decide(*verdicts.bounds(few)[1:3], 1.0) == verdicts.UNDECIDED
+    assert verdicts.bounds([0.1, 0.1]).p == 0.0 and verdicts.bounds([0.0, 0.0]).p == 1.0
+
+
+def test_holm_holds_the_error_over_all_secondary_parts():
+    rng, runs, wrong = np.random.default_rng(1), 2000, 0
+    for _ in range(runs):
+        p_values = [verdicts.bounds(rng.normal(0, 1, 8)).p for _ in range(5)]
+        wrong += any(rejected for _, rejected in verdicts.holm(p_values))
+    assert wrong / runs <= 0.05 + 0.01
+
+
+CURVE = np.array([[0.2, 0.3, 0.4, 0.5], [0.22, 0.32, 0.4, 0.52], [0.18, 0.3, 0.42, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (CURVE, ""),
+        (np.full((3, 4), 0.4) + np.array([[0.01], [0.0], [0.02]]), "not four standard errors"),
+        (CURVE + [[0, 0, 0.5, 0.0]], "falls from"),
+        (CURVE + [[0.4, 0.42, 0.43, 0.44]], "outside 10 - 85 %"),
+        (CURVE + [[0, 0.15, 0.08, 0]], "before the first evaluation (step 10)"),
+    ],
+    ids=["good", "no gain", "unlearns", "ceiling", "too early"],
+)
+def test_gates_of_a_bed(values, said):
+    found = verdicts.gates([0, 10, 20, 30], values, ceiling=1.0)
+    assert said in found[0] if said else not found, found
+
+
+def test_a_baseline_at_chance_fails_its_gate():
+    noisy = CURVE + np.array([[0.0, 0, 0, 0.05], [0, 0, 0, -0.02], [0, 0, 0, 0.0]])
+    assert not verdicts.gates([0, 1, 2, 3], noisy, ceiling=1.0, chance=0.2)
+    assert "where guessing earns" in verdicts.gates([0, 1, 2, 3], noisy, ceiling=1.0, chance=0.5)[-1]
+
+
+def test_replication_is_two_beds():
+    here, not_here, open_ = verdicts.SUPPORTED_HERE, verdicts.CONTRADICTED, verdicts.UNDECIDED
+    assert verdicts.across([here, here]) == verdicts.SUPPORTED
+    assert verdicts.across([here, open_]) == here and verdicts.across([not_here, open_]) == not_here
+    assert verdicts.across([here, not_here]) == open_ and verdicts.across([]) == verdicts.NOT_JUDGED
+    assert verdicts.across([verdicts.INVALID, here]) == here and verdicts.across([verdicts.INVALID]) == verdicts.INVALID
+    assert verdicts.across([verdicts.NO_EFFECT, open_]) == verdicts.NO_EFFECT
