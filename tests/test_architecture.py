@@ -135,7 +135,7 @@ WAITING = {
     **dict.fromkeys(
         (
             f"jaxrl_llm.asynchronous.{x}"
-            for x in ("conductor", "leases", "limits", "ray_workers", "roles", "threads", "transfer_queue", "workers")
+            for x in ("conductor", "leases", "limits", "ray_workers", "roles", "workers")
         ),
         "--loop async",
     ),
