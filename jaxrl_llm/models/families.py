@@ -92,9 +92,7 @@ FAMILIES: dict[str, Family] = {
         shape={"qkv_bias": True, "output_bias": False},
         defaults={"num_key_value_heads": 32},
     ),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", shape={"qk_norm": True}, head_dim=128, defaults={"num_key_value_heads": 32}
-    ),
+    "qwen3": Family("Qwen3ForCausalLM", shape={"qk_norm": True}, head_dim=128, defaults={"num_key_value_heads": 32}),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM",
         shape={"qk_norm": True},

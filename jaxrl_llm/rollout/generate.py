@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 
-def _prefill(
+def prefill(
     policy: Policy, params: Params, tokens: Array, valid: Array, group_size: int, length: int, columns: int = 0
 ):
     """Cache of every sequence, the logits of its first new token, and its next position.
@@ -102,7 +102,7 @@ def generate(
     rows = prompts * group_size
     check_keys(keys, rows)
     params = policy.for_steps(params)
-    cache, logits, positions, segments, following = _prefill(
+    cache, logits, positions, segments, following = prefill(
         policy, params, prompt_tokens, prompt_valid, group_size, width + ends[0], prefill_columns
     )
     job = Job(policy, params, how, step_keys(keys, 0, max_new_tokens), following, width, max_new_tokens)
@@ -148,7 +148,7 @@ def go_on(
         raise ValueError(f"done={done} must lie in 1 .. {width - 1}")
     check_keys(keys, rows.tokens.shape[0])
     params = policy.for_steps(params)
-    cache, logits, _, _, following = _prefill(
+    cache, logits, _, _, following = prefill(
         policy, params, rows.tokens, rows.segment_ids > 0, 1, width + max_new_tokens - 1
     )
     job = Job(policy, params, how, step_keys(keys, done, max_new_tokens), following, width, max_new_tokens)
