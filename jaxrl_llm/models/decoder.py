@@ -233,7 +233,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
-    if config.num_layers > how.apart:
+    if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
@@ -283,8 +283,8 @@ def make_policy(
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
       int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
         off what trains, and ``sampler_logp`` is of what sampled.
-      cached_fn: how a cache of stacked layers is read, with the arguments of ``models.kernels.attention_cached.attend_layer``;
-        None: a layer's part is cut out and given to ``attend_fn``.
+      cached_fn: how a cache of stacked layers is read, ``models.kernels.attention_kernels.make_cached``; None: a layer's
+        part is cut out and given to ``attend_fn``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, apart)

@@ -160,9 +160,7 @@ def prefill_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     columns = work.prompt + stage_ends(work.response, 1)[0]
 
     def run(params, rows):
-        cache, logits, *_ = prefill(
-            policy, policy.for_steps(params), rows["tokens"], rows["valid"], work.group, columns
-        )
+        cache, logits, *_ = prefill(policy, params, rows["tokens"], rows["valid"], work.group, columns)
         return cache, logits
 
     cache = _cache(policy, mesh, work)
