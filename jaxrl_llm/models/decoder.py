@@ -283,8 +283,8 @@ def make_policy(
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
       int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
         off what trains, and ``sampler_logp`` is of what sampled.
-      cached_fn: how a cache of stacked layers is read, ``models.kernels.attention_kernels.make_cached``; None: a layer's
-        part is cut out and given to ``attend_fn``.
+      cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
+        layer's part is cut out and given to ``attend_fn``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, apart)
