@@ -64,6 +64,7 @@ class Phase(NamedTuple):
     donate: tuple[int, ...] = ()
     out: Any = None  # shardings (or formats) of the results; None: the compiler's choice
     given: Any = None  # formats of the arguments, where they are not just shardings
+    filled: float = 1.0  # the share of what kernels declare that they do on average
 
     def lower(self) -> jax.stages.Lowered:
         """Traced and lowered for the devices of its arguments."""
@@ -188,7 +189,8 @@ def decode_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
         return decode(job, cache, rows["logits"], jnp.ones((count,), bool), ends=stage_ends(new, 1))
 
     placed = _cache(policy, mesh, work)
-    return Phase(run, (params, rows))
+    columns = placed["segment_ids"].shape[1]
+    return Phase(run, (params, rows), filled=(work.prompt + work.response / 2) / columns)
 
 
 def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> dict[str, Callable[[], Phase]]:

@@ -193,8 +193,8 @@ def collective_seconds(op: str, size: float, parts: int, chip: Chip) -> float:
 class _Sums:
     """What is added up while a program is walked through."""
 
-    def __init__(self, program: Program, chip: Chip):
-        self.program, self.chip = program, chip
+    def __init__(self, program: Program, chip: Chip, filled: float):
+        self.program, self.chip, self.filled = program, chip, filled
         self.types = {name: {line.name: line for line in lines} for name, lines in program.computations.items()}
         self.parts: collections.Counter[str] = collections.Counter()
         self.places: collections.Counter[tuple[str, str, str]] = collections.Counter()
@@ -214,7 +214,7 @@ class _Sums:
         found = re.search(r'cost_estimate":\{"flops":"(\d+)".*?"bytes_accessed":"(\d+)"', line.rest)
         if not found:
             return 0.0
-        return max(int(found[1]) / self.chip.flops, int(found[2]) / self.chip.bandwidth)
+        return self.filled * max(int(found[1]) / self.chip.flops, int(found[2]) / self.chip.bandwidth)
 
     def collective(self, computation: str, line: _Line) -> float:
         """Seconds of a collective."""
@@ -300,14 +300,15 @@ class _Sums:
         return seconds
 
 
-def of_text(text: str, chip: Chip, *, show: int = 10) -> Schedule:
+def of_text(text: str, chip: Chip, *, filled: float = 1.0, show: int = 10) -> Schedule:
     """The schedule of ``compiled.as_text()``.
 
     Args:
+      filled: the share of what kernels declare that they do on average: of a cache that fills as it goes.
       show: how many places to name.
     """
     program = Program(text)
-    sums = _Sums(program, chip)
+    sums = _Sums(program, chip, filled)
     sums.run(program.entry, 1.0)
     places = [Place(seconds, *key) for key, seconds in sums.places.most_common(show)]
     found = (float(sums.parts[name]) for name in ("computing", "kernels", "collectives", "exposed", "waiting"))

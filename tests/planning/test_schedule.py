@@ -1,14 +1,19 @@
 """Schedules by the TPU compiler's own count: a program by hand, and the loop that decodes, compiled."""
 
+import json
 import re
+import types
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.planning import chips, compiled, phases, schedule
+from jaxrl_llm.distributed import compiler_options
+from jaxrl_llm.planning import chips, compiled, cost, known_models, phases, schedule
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.run import plan
 from tests.models_for_tests import small_config
 
 CHIP = Chip(hbm=1e9, bandwidth=1e6, flops=1e6, link=1e3, clock=1e3)
@@ -121,3 +126,41 @@ def test_the_loop_that_decodes_copies_no_cache(layers):
     assert found.memory_analysis().temp_size_in_bytes < 1.05 * cache + 3 * weights + 2**24
     assert "attend_layer" in found.as_text()
     assert schedule.of_text(found.as_text(), topology.chip).kernels > 0
+
+
+def test_the_least_of_a_phase_by_hand():
+    """One v5e: updates by operations, decoding by bytes; a tied table is multiplied with once a prompt in prefill."""
+    config, chip = known_models.shape_of("Qwen3-1.7B"), chips.CHIPS["v5e"]
+    work = Work(1024, 1024, 256, 256, group=8)
+    found = cost.least_seconds(config, chip, Sizes(fsdp=8), Sizes(data=8), work)
+    assert found["decode"] / 1023 == pytest.approx((2 * 1.7206e9 + 32 * 114688 * 1536) / 8.1e11, rel=1e-3)
+    body = config.num_parameters - 151936 * 2048
+    attention = 4 * 28 * 16 * 128 * 4096 * 512
+    assert found["prefill"] == pytest.approx((2 * body * 4096 + attention) / 1.97e14, rel=0.01)
+    assert found["update"] == pytest.approx(3 * (2 * config.num_parameters + 4 * 28 * 2048 * 1024) * 65536 / 1.97e14)
+
+
+def test_the_command_names_places(capsys, monkeypatch):
+    found = schedule.of_text(PROGRAM, CHIP)
+    figure = compiled.Compiled(1e9, 1e9, 0.0, 1.0, schedule=found)
+    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    monkeypatch.setattr(compiled, "of_step", lambda *_, names, **__: dict.fromkeys(names, figure))
+    command = ["--model", "Qwen3-0.6B", "--show", "1", "--schedule"]
+    assert plan.cli(command) == 0
+    out = capsys.readouterr().out
+    assert "dearest places of decode:" in out and "120.00 ms computing models/layers.py:22  dot_general" in out
+    assert plan.cli([*command, "--json"]) == 0
+    update = json.loads(capsys.readouterr().out)["plans"][0]["schedule_ms"]["update"]
+    assert update["computing"] == 140 and update["places"][0]["where"] == "models/layers.py:22"
+    assert update["share_of_roof"] == pytest.approx(update["least"] / update["total"], abs=1e-3)
+    assert plan.cli([*command, "--estimate"]) == 2
+    assert "--schedule is the compiler's count" in capsys.readouterr().err
+
+
+def test_options_are_those_of_a_generation():
+    device = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+    assert compiler_options.options_of(device) == compiler_options.OF_GENERATION["v5e"]
+    assert compiler_options.options_of(types.SimpleNamespace(platform="tpu", device_kind="TPU v99")) is None
+    assert compiler_options.options_of() is None  # a CPU
+    jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
