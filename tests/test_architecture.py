@@ -33,6 +33,7 @@ COMMANDS = (
     "sandbox.inside",
     "sandbox.kernel",
     "verifiers.worker",
+    "envs.worker",
     "experiment.__main__",
 )
 

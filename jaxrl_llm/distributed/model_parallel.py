@@ -13,6 +13,7 @@ from jaxtyping import Array
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.kernels.attention_cached import cut_out
 
 
 def on_mesh(
@@ -20,14 +21,17 @@ def on_mesh(
     attend_fn: Callable[..., Array],
     experts_fn: Callable[..., Array],
     otherwise: Callable[..., Array] | None = None,
-) -> dict[str, Callable[..., Any]]:
+    cached_fn: Callable[..., Array] | None = None,
+) -> dict[str, Callable[..., Any] | None]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
       attend_fn, experts_fn: what runs on one device, ``models.attention.attend`` and ``models.mlp.grouped_experts``.
       otherwise: as in ``make_attend``.
+      cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
     """
     return {
+        "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise),
         "experts_fn": make_experts(mesh, experts_fn),
@@ -116,3 +120,28 @@ def make_attend(
         return run(q, k, v, mask)
 
     return attend
+
+
+def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[..., Array]) -> Callable[..., Array]:
+    """The ``cached_fn`` of ``models.decoder.make_policy``: each device the caches of its rows and heads.
+
+    Args:
+      inner: ``models.kernels.attention_kernels.make_cached``, a kernel.
+      otherwise: an ``attend`` for rows that do not divide over the devices.
+    """
+
+    def attend_layer(q: Array, k: Array, v: Array, mask: Array, layer: Any, filled: Any, **settings: Any) -> Array:
+        if q.shape[0] % batch_parts(mesh):
+            return cut_out(otherwise)(q, k, v, mask, layer, filled, **settings)
+        heads = "tensor" if k.shape[2] % mesh.shape["tensor"] == 0 else None
+        queries, stacked = P(BATCH, None, heads, None), P(None, BATCH, heads, None, None)
+        run = jax.shard_map(
+            partial(inner, **settings),
+            mesh=mesh,
+            in_specs=(queries, stacked, stacked, P(BATCH, None, None), P(), P()),
+            out_specs=queries,
+            check_vma=False,  # a kernel does not say along which axes its results differ
+        )
+        return run(q, k, v, mask, jnp.asarray(layer, jnp.int32), jnp.asarray(filled, jnp.int32))
+
+    return attend_layer

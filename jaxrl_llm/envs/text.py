@@ -51,7 +51,6 @@ def as_begun(
     world: SpokenWorld,
     source: str,
     tasks: Sequence[Any],
-    first: Callable[[Any], str],
     tokenizer: Tokenizer,
     *,
     prompt: Callable[[str], Any] = str,
@@ -60,13 +59,13 @@ def as_begun(
     """One problem a task, whose prompt shows how its episode begins; ``how`` as for ``given``.
 
     Args:
-      first: what a fresh state shows.
+      world: with ``first``.
       prompt: what that is put into: the rules, the names of the actions; a text, or the messages of a conversation.
     """
     rows = []
     for task in tasks:
         state = world.reset(np.zeros((2,), np.uint32), task)
-        rows.append(Problem(source, prompt(first(state)), "", {}, 0, str(task)))
+        rows.append(Problem(source, prompt(world.first(state)), "", {}, 0, str(task)))
         if world.close is not None:
             world.close(state)
     return given(world, rows, tasks, tokenizer, **how)
@@ -171,7 +170,11 @@ def gymnasium_world(
         )  # fmt: skip
 
     return SpokenWorld(
-        reset, step, lambda place: text_identity(place.text), close=lambda place: place.environment.close()
+        reset,
+        step,
+        lambda place: text_identity(place.text),
+        close=lambda place: place.environment.close(),
+        first=lambda place: place.text,
     )
 
 
@@ -183,4 +186,4 @@ def gymnasium_texts(
 ) -> Given:
     """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
     ``as_begun``."""
-    return as_begun(world, "gymnasium", [int(seed) for seed in seeds], lambda place: place.text, tokenizer, **how)
+    return as_begun(world, "gymnasium", [int(seed) for seed in seeds], tokenizer, **how)

@@ -65,7 +65,7 @@ def textworld_world(
 
     A task is the path of a game. Every step pays what it adds to the score, as a share of the most that can be had; a
     game that is won or lost is over. The situation is what is true in the game, and what it said where it does not
-    tell.
+    tell. TextWorld bears one thread: several episodes at once are played by ``processes.in_processes``.
 
     Args:
       write: a state of the game to text: ``feedback`` or ``with_commands``.
@@ -98,7 +98,7 @@ def textworld_world(
         facts = game.state.get("facts")
         return text_identity("\n".join(sorted(map(str, facts))) if facts else write(game.state))
 
-    return SpokenWorld(reset, step, identity, close=lambda game: game.env.close())
+    return SpokenWorld(reset, step, identity, lambda game: game.env.close(), lambda game: write(game.state))
 
 
 def alfworld_world(*, write: Callable[[Any], str] = with_commands) -> SpokenWorld:
@@ -121,12 +121,10 @@ def game_texts(
     world: SpokenWorld,
     paths: Sequence[str],
     tokenizer: Tokenizer,
-    *,
-    write: Callable[[Any], str] = feedback,
     **how: Any,
 ) -> Given:
     """A ``textworld_world`` or ``alfworld_world`` with a problem a game; ``how`` as for ``host_texts.as_begun``."""
-    return as_begun(world, "textworld", paths, lambda game: write(game.state), tokenizer, **how)
+    return as_begun(world, "textworld", paths, tokenizer, **how)
 
 
 # --- TextArena
@@ -233,7 +231,9 @@ def textarena_world(
         rewards, _ = match.env.close()
         return Said(match, "", float((rewards or {}).get(seat, 0.0)), True)
 
-    return SpokenWorld(reset, step, lambda match: text_identity("\n".join(match.told)))
+    return SpokenWorld(
+        reset, step, lambda match: text_identity("\n".join(match.told)), first=lambda match: match.told[0]
+    )
 
 
 def textarena_texts(
@@ -243,7 +243,7 @@ def textarena_texts(
     **how: Any,
 ) -> Given:
     """A ``textarena_world`` with a problem a seed; ``how`` as for ``host_texts.as_begun``."""
-    return as_begun(world, "textarena", [int(seed) for seed in seeds], lambda match: match.told[0], tokenizer, **how)
+    return as_begun(world, "textarena", [int(seed) for seed in seeds], tokenizer, **how)
 
 
 # --- AppWorld

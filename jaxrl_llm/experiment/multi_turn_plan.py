@@ -39,7 +39,8 @@ ALL = text_contexts.Contexts(Context(), Context())  # the whole of an episode is
 class Settings(recipes.Settings):
     """What an experiment takes beside its own settings to leave its embedded world; ``model`` is read then only."""
 
-    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, or what the experiment says; empty: the embedded world
+    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, or what the experiment says; empty: the
+    # embedded world
     data: str = ""
     tools: str = ""  # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, with commas between them
     format: job.Format = "plain"  # of rows, and how their answers are judged
@@ -49,6 +50,7 @@ class Settings(recipes.Settings):
     observation_tokens: int = 1024  # of one observation
     max_new_tokens: int = 8192  # of an episode, observations included
     slots: int = 64  # episodes under way at once
+    env_processes: int = 4  # in which games of other packages play
     eval_problems: int = 128
     eval_samples: int = 1
 

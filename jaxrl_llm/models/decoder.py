@@ -27,6 +27,7 @@ from jaxrl_llm.models.attention import (
     score_scale,
     visible,
 )
+from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
 from jaxrl_llm.models.quantised import opened
@@ -57,6 +58,8 @@ class How(NamedTuple):
     experts_fn: ExpertsFn = grouped_experts
     attend_fn: AttendFn = attend
     place: Callable[[Array, str], Array] = anywhere
+    cached_fn: CachedFn | None = None
+    apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
@@ -193,9 +196,9 @@ def hidden_and_router(
     return _run(config, how, True, params, tokens, positions, segment_ids)
 
 
-def _unstacked(config: ModelConfig, params: Params) -> Params:
+def _unstacked(config: ModelConfig, how: How, params: Params) -> Params:
     """Few layers apart, as ``_extend`` takes them: within a loop each would be cut out of its stack at every step."""
-    if config.num_layers > caches.UNROLLED or isinstance(params["layers"], tuple):
+    if config.num_layers > how.apart or isinstance(params["layers"], tuple):
         return params
     layers = scanned(config, params)
     return params | {"layers": tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(config.num_layers))}
@@ -206,6 +209,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     key_segments = put(cache["segment_ids"], segment_ids)
     key_positions = put(cache["positions"], positions)
     mask = visible(config, positions, segment_ids, key_positions, key_segments)
+    in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
@@ -214,20 +218,26 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
         def attend(normed):
             nonlocal stored
             q, k, v = queries_keys_values(config, layer, normed, positions)
-            stored, k = caches.write(stored, "k", k, index, column)
-            stored, v = caches.write(stored, "v", v, index, column)
-            return attention(config, layer, q, k, v, mask, (positions, key_positions), how.attend_fn)
+            if in_place:
+                stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
+                read = partial(in_place, layer=index, filled=column + tokens.shape[1])
+                k, v = stored["k"], stored["v"]
+            else:
+                read = how.attend_fn
+                stored, k = caches.write(stored, "k", k, index, column)
+                stored, v = caches.write(stored, "v", v, index, column)
+            return attention(config, layer, q, k, v, mask, (positions, key_positions), read)
 
         x, _ = block(config, how, layer, x, attend)
         return (x, stored), None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
-    if config.num_layers > caches.UNROLLED:
+    if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
-        for index, layer in enumerate(_unstacked(config, params)["layers"]):
+        for index, layer in enumerate(_unstacked(config, how, params)["layers"]):
             (x, stored), _ = step((x, stored), (layer, index))
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
@@ -257,6 +267,7 @@ def make_policy(
     attend_fn: AttendFn = attend,
     place: Callable[[Array, str], Array] = anywhere,
     int8_cache: bool = False,
+    cached_fn: CachedFn | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -272,17 +283,20 @@ def make_policy(
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
       int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
         off what trains, and ``sampler_logp`` is of what sampled.
+      cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
+        layer's part is cut out and given to ``attend_fn``.
     """
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place)
+    apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
+    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, apart)
 
     return Policy(
         init=partial(init_params, config),
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
-        init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache),
+        init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
         repeat_cache=caches.repeat_cache,
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
-        unstack=partial(_unstacked, config),
+        unstack=partial(_unstacked, config, how),
     )

@@ -18,14 +18,15 @@ class Chip(NamedTuple):
     flops: float  # bfloat16
     link: float
     meeting: float = 0.0
+    clock: float = 1.5e9  # cycles a second, of the compiler's estimates
 
 
 # From "How to scale your model" (the TPU chapter's table); a program gets a little less memory than the chip has.
 CHIPS: dict[str, Chip] = {
-    "v4": Chip(30.75 * 2**30, 1.2e12, 2.75e14, 4.5e10),
+    "v4": Chip(30.75 * 2**30, 1.2e12, 2.75e14, 4.5e10, clock=1.05e9),
     "v5e": Chip(15.75 * 2**30, 8.1e11, 1.97e14, 4.5e10),
-    "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10),
-    "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10),
+    "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9),
+    "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9),
 }
 
 

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxrl_llm.distributed.compiler_options import Options, options_of
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.chips import Topology
+from jaxrl_llm.planning import schedule
+from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Phase, Work, phases
+from jaxrl_llm.planning.schedule import Schedule
 
 _TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -26,6 +29,7 @@ class Compiled(NamedTuple):
     working: float
     seconds: float
     fits: bool = True
+    schedule: Schedule | None = None  # where a chip was given, and the program fits
 
 
 def available() -> bool:
@@ -56,24 +60,30 @@ def devices(topology: Topology) -> Any:
     return found
 
 
-def of_phase(phase: Phase, effort: float = 0.0) -> Compiled:
+def of_phase(
+    phase: Phase, effort: float = 0.0, *, options: Options | None = None, chip: Chip | None = None
+) -> Compiled:
     """Compiles one phase; a program that is too large still tells how much it would need.
 
     Args:
       effort: what the compiler spends on speed, from -1 to 1; 0 is JAX's own. Memory hardly depends on it.
+      options: of the compiler, those that a run has: ``distributed.compiler_options``.
+      chip: whose schedule is wanted; None: none.
     """
     lowered, started = phase.lower(), time.monotonic()
-    options = {"exec_time_optimization_effort": effort} if effort else None
+    given = (options or {}) | ({"exec_time_optimization_effort": effort} if effort else {})
     try:
-        found = lowered.compile(options).memory_analysis()
+        program = lowered.compile(given or None)
     except jax.errors.JaxRuntimeError as error:
         match = _TOO_LARGE.search(str(error))
         if match is None:
             raise
         return Compiled(float(match[1]) * _UNITS[match[2]], 0.0, 0.0, time.monotonic() - started, fits=False)
+    found = program.memory_analysis()
+    timed = None if chip is None else schedule.of_text(program.as_text(), chip, filled=phase.filled)
     arguments, working = found.argument_size_in_bytes, found.temp_size_in_bytes
     new = found.output_size_in_bytes - found.alias_size_in_bytes
-    return Compiled(arguments + working + new, arguments, working, time.monotonic() - started)
+    return Compiled(arguments + working + new, arguments, working, time.monotonic() - started, schedule=timed)
 
 
 def of_step(
@@ -85,7 +95,13 @@ def of_step(
     *,
     names: tuple[str, ...] = (),
     effort: float = 0.0,
+    chip: Chip | None = None,
 ) -> dict[str, Compiled]:
-    """Every phase of a step (or those named) by itself."""
+    """Every phase of a step (or those named) by itself, with the options of a run; ``chip`` as in ``of_phase``."""
+    trains = options_of(chips[0])
     found = phases(config, train.mesh(chips), rollout.mesh(chips), work)
-    return {name: of_phase(make(), effort) for name, make in found.items() if not names or name in names}
+    return {
+        name: of_phase(make(), effort, options=trains if name in ("score", "update") else None, chip=chip)
+        for name, make in found.items()
+        if not names or name in names
+    }

@@ -91,3 +91,26 @@ def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, 
         "score": score * work.scores,
         "update": update,
     }
+
+
+def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, work: Work) -> dict[str, Number]:
+    """The least that each compiled phase can take on one chip: its operations or its bytes at the peak rate.
+
+    Nothing recomputed, links free but for ``reshard``; of ``decode`` one rollout, of ``score`` one part of the batch.
+    """
+    active, context = active_parameters(config), work.length / 2
+
+    def computing(passes: int, tokens: Number, chips: int, seen: Number) -> Number:
+        return passes * (2 * active * tokens + _attention(config, tokens, seen)) / chips / chip.flops
+
+    prompts, rows = work.rollout_rows // work.group * work.prompt, work.rollout_rows / rollout.rows
+    read = 2 * held(config, rollout) + rows * cache_bytes(config, rollout) * (work.prompt + work.response / 2)
+    head = 2 * config.padded_vocab_size * config.hidden_size * (prompts - work.rollout_rows // work.group)
+    token = max(read / chip.bandwidth, 2 * active * work.rollout_rows / rollout.chips / chip.flops)
+    return {
+        "reshard": step_seconds(config, chip, train, rollout, work)["reshard"],
+        "prefill": computing(1, prompts, rollout.chips, work.prompt / 2) - head / rollout.chips / chip.flops,
+        "decode": (work.response - 1) * token,
+        "score": computing(1, work.update_rows * work.length, train.chips, context),
+        "update": computing(3, work.rows * work.length, train.chips, context),
+    }

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held, held_layers, share
 from jaxrl_llm.planning.phases import Work
@@ -136,20 +137,29 @@ def prefill(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
     return Memory(held(config, sizes) * _itemsize(work), own + max(one - new, 0.0), new)
 
 
-def decode(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
-    """Weights and caches; beside them one layer's keys and values and the logits of one token."""
+def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = True) -> Memory:
+    """Weights; caches and the logits of one token; beside them the layers' weights apart, or one layer's cache.
+
+    Args:
+      kernels: of a TPU, which read the cache where it lies, and layers compiled one by one, see ``models.cache``.
+    """
     rows = work.rollout_rows / sizes.rows
-    here = held(config, sizes) * _itemsize(work) + cache(config, sizes, work, rows)
-    layer = cache(config, sizes, work, rows) / config.num_layers
-    return Memory(here, layer + _logits(config, sizes, work, work.rollout_rows / sizes.data, 1, 3))
+    stored = cache(config, sizes, work, rows)
+    if config.num_layers <= (caches.UNROLLED_BESIDE_KERNEL if kernels else caches.UNROLLED):
+        beside = held_layers(config, sizes) * _itemsize(work)
+    else:
+        beside = 0.0 if kernels else stored / config.num_layers
+    given = work.rollout_rows / sizes.data * share(config.padded_vocab_size, sizes.tensor * sizes.fsdp) * 4
+    logits = _logits(config, sizes, work, work.rollout_rows / sizes.data, 1, 2)
+    return Memory(held(config, sizes) * _itemsize(work) + given, stored + beside + logits)
 
 
-def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> dict[str, Memory]:
-    """Every phase of a step by itself."""
+def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = True) -> dict[str, Memory]:
+    """Every phase of a step by itself; ``kernels`` as in ``decode``."""
     found = {
         "reshard": reshard(config, train, rollout, work),
         "prefill": prefill(config, rollout, work),
-        "decode": decode(config, rollout, work),
+        "decode": decode(config, rollout, work, kernels),
         "score": score(config, train, work),
         "update": update(config, train, work),
     }

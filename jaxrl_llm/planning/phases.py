@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed import rules
@@ -18,8 +17,11 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.models.mlp import grouped_experts
-from jaxrl_llm.rollout.sample import draw
+from jaxrl_llm.rollout.decode import Job, decode, stage_ends, step_keys
+from jaxrl_llm.rollout.generate import prefill
+from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Batch, Policy, TrainState
@@ -62,6 +64,7 @@ class Phase(NamedTuple):
     donate: tuple[int, ...] = ()
     out: Any = None  # shardings (or formats) of the results; None: the compiler's choice
     given: Any = None  # formats of the arguments, where they are not just shardings
+    filled: float = 1.0  # the share of what kernels declare that they do on average
 
     def lower(self) -> jax.stages.Lowered:
         """Traced and lowered for the devices of its arguments."""
@@ -91,6 +94,16 @@ def _batch(rows: int, length: int, mesh: Mesh) -> Batch:
     return Batch(**found, extras={})
 
 
+def kernels(mesh: Mesh) -> dict[str, Any]:
+    """What a run takes on these devices: their kernels, see ``models.kernels.attention_kernels``."""
+    platform = mesh.devices.flat[0].platform
+    attend_fn = attention_kernels.make_attend("auto", platform=platform)
+    otherwise = None if attend_fn is attend else attend
+    return on_mesh(
+        mesh, attend_fn, grouped_experts, otherwise, attention_kernels.make_cached("auto", platform=platform)
+    )
+
+
 def _params(policy: Policy, dtype: Any) -> Any:
     tree = jax.eval_shape(policy.init, jax.random.key(0))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
@@ -98,9 +111,7 @@ def _params(policy: Policy, dtype: Any) -> Any:
 
 def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """GRPO: clipped ratio, AdamW on float32 masters, the batch in parts."""
-    policy = make_policy(
-        config, compute_dtype=work.compute_dtype, remat=work.remat, **on_mesh(mesh, attend, grouped_experts)
-    )
+    policy = make_policy(config, compute_dtype=work.compute_dtype, remat=work.remat, **kernels(mesh))
     tx = optax.adamw(1e-6)
     params = _params(policy, jnp.float32)
     zero = jax.ShapeDtypeStruct((), jnp.int32)
@@ -115,7 +126,7 @@ def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 
 def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **on_mesh(mesh, attend, grouped_experts))
+    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _params(policy, jnp.float32)
     score = partial(score_tokens, policy)
     return Phase(score, (_abstract(params, rules.shardings(params, mesh)), _batch(work.update_rows, work.length, mesh)))
@@ -123,7 +134,7 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 
 def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mesh) -> Phase:
     """From float32 masters in the training layout to compute weights in the rollout layout."""
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **on_mesh(mesh, attend, grouped_experts))
+    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _params(policy, jnp.float32)
     trained, wanted = (rules.shardings(params, where) for where in (mesh, rollout_mesh))
     run = make_reshard(wanted, work.compute_dtype, before=trained)
@@ -131,50 +142,55 @@ def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mes
 
 
 def _rollout_params(config: ModelConfig, mesh: Mesh, work: Work) -> tuple[Policy, Any]:
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **on_mesh(mesh, attend, grouped_experts))
+    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _params(policy, work.compute_dtype)
     return policy, _abstract(params, rules.shardings(params, mesh))
 
 
 def _cache(policy: Policy, mesh: Mesh, work: Work) -> Any:
-    cache = jax.eval_shape(lambda: policy.init_cache(work.rollout_rows, work.length))
+    columns = work.prompt + stage_ends(work.response, 1)[0]
+    cache = jax.eval_shape(lambda: policy.init_cache(work.rollout_rows, columns))
     return _abstract(cache, rules.cache_shardings(cache, mesh))
 
 
 def prefill_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
-    """The prompts of a rollout, and their cache repeated for each group."""
+    """The prompts of a rollout, and their cache repeated for each group: the first part of ``rollout.generate``."""
     policy, params = _rollout_params(config, mesh, work)
     prompts = work.rollout_rows // work.group
-    rows = _rows({name: ((prompts, work.prompt), jnp.int32) for name in ("tokens", "positions", "segments")}, mesh)
+    rows = _rows({"tokens": ((prompts, work.prompt), jnp.int32), "valid": ((prompts, work.prompt), bool)}, mesh)
+    columns = work.prompt + stage_ends(work.response, 1)[0]
 
-    def prefill(params, rows):
-        cache = policy.init_cache(prompts, work.length)
-        hidden, cache = policy.extend(params, cache, rows["tokens"], rows["positions"], rows["segments"], 0)
-        return policy.unembed(params, hidden[:, -1]), policy.repeat_cache(cache, work.group)
+    def run(params, rows):
+        cache, logits, *_ = prefill(policy, params, rows["tokens"], rows["valid"], work.group, columns)
+        return cache, logits
 
     cache = _cache(policy, mesh, work)
-    return Phase(prefill, (params, rows), out=(None, jax.tree.map(lambda x: x.sharding, cache)))
+    return Phase(run, (params, rows), out=(jax.tree.map(lambda x: x.sharding, cache), None))
 
 
 def decode_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
-    """One token for every row: the forward pass and the draw."""
+    """All tokens of a rollout after the first: the loop of ``rollout.generate``, with the cache that it carries."""
     policy, params = _rollout_params(config, mesh, work)
-    rows = _rows({name: ((work.rollout_rows, 1), jnp.int32) for name in ("tokens", "positions", "segments")}, mesh)
-    seeds = _rows({"seeds": ((work.rollout_rows,), jnp.uint32)}, mesh)
+    count, new = work.rollout_rows, work.response
+    rows = _rows(
+        {"logits": ((count, policy.vocab_size), jnp.float32), "following": ((count,), jnp.int32),
+         "seeds": ((count,), jnp.uint32)},
+        mesh,
+    )  # fmt: skip
+    how = make_choice(new, (config.vocab_size - 1,), 0, 1.0, None, None, None, None, None)
 
-    def decode(params, cache, rows, seeds, column):
-        hidden, cache = policy.extend(params, cache, rows["tokens"], rows["positions"], rows["segments"], column)
-        logits = policy.unembed(params, hidden[:, 0])
-        return draw(logits, jax.vmap(jax.random.key)(seeds["seeds"])), cache
+    def run(params, rows):
+        # made here, where a rollout has it from its prompts: so the loop may keep it in the order that suits it
+        cache = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), placed)
+        cache = jax.lax.with_sharding_constraint(cache, jax.tree.map(lambda x: x.sharding, placed))
+        params = policy.for_steps(params)
+        keys = step_keys(jax.vmap(jax.random.key)(rows["seeds"]), 0, new)
+        job = Job(policy, params, how, keys, rows["following"], work.prompt, new)
+        return decode(job, cache, rows["logits"], jnp.ones((count,), bool), ends=stage_ends(new, 1))
 
-    # A rollout is one loop, which keeps the cache in the order that suits it; a step alone would copy all of it from
-    # the usual order and back, were the order not left to the compiler.
     placed = _cache(policy, mesh, work)
-    cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), placed)
-    free = jax.tree.map(lambda x: Format(Layout.AUTO, x.sharding), placed)
-    whole, ids, keys = (jax.tree.map(lambda x: x.sharding, part) for part in (params, rows, seeds))
-    arguments = (params, cache, rows, seeds, jax.ShapeDtypeStruct((), jnp.int32))
-    return Phase(decode, arguments, donate=(1,), out=(None, free), given=(whole, free, ids, keys, None))
+    columns = placed["segment_ids"].shape[1]
+    return Phase(run, (params, rows), filled=(work.prompt + work.response / 2) / columns)
 
 
 def phases(config: ModelConfig, mesh: Mesh, rollout_mesh: Mesh, work: Work) -> dict[str, Callable[[], Phase]]:

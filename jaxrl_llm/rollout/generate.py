@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.next_token import make_choice
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 
-def _prefill(
+def prefill(
     policy: Policy, params: Params, tokens: Array, valid: Array, group_size: int, length: int, columns: int = 0
 ):
     """Cache of every sequence, the logits of its first new token, and its next position.
@@ -101,11 +101,12 @@ def generate(
     prompts, width = prompt_tokens.shape
     rows = prompts * group_size
     check_keys(keys, rows)
-    params = policy.for_steps(params)
-    cache, logits, positions, segments, following = _prefill(
+    cache, logits, positions, segments, following = prefill(
         policy, params, prompt_tokens, prompt_valid, group_size, width + ends[0], prefill_columns
     )
-    job = Job(policy, params, how, step_keys(keys, 0, max_new_tokens), following, width, max_new_tokens)
+    job = Job(
+        policy, policy.for_steps(params), how, step_keys(keys, 0, max_new_tokens), following, width, max_new_tokens
+    )
     sizes = batch_sizes(rows, row_stages)
     everyone = jnp.ones((rows,), bool)
     written, alive = decode(job, cache, logits, everyone, ends=ends, sizes=sizes, early_exit=early_exit)
@@ -147,11 +148,12 @@ def go_on(
     if not 0 < done < width:
         raise ValueError(f"done={done} must lie in 1 .. {width - 1}")
     check_keys(keys, rows.tokens.shape[0])
-    params = policy.for_steps(params)
-    cache, logits, _, _, following = _prefill(
+    cache, logits, _, _, following = prefill(
         policy, params, rows.tokens, rows.segment_ids > 0, 1, width + max_new_tokens - 1
     )
-    job = Job(policy, params, how, step_keys(keys, done, max_new_tokens), following, width, max_new_tokens)
+    job = Job(
+        policy, policy.for_steps(params), how, step_keys(keys, done, max_new_tokens), following, width, max_new_tokens
+    )
     ends = stage_ends(max_new_tokens, 1)
     (tokens, logp, mask), alive = decode(job, cache, logits, rows.truncated, ends=ends)
     steps = following[:, None] + jnp.arange(max_new_tokens, dtype=jnp.int32)[None, :]

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
 from jaxrl_llm.rollout.decode import rows_axis, take_rows
-from jaxrl_llm.rollout.generate import _assemble, _prefill, check_columns, check_keys
+from jaxrl_llm.rollout.generate import _assemble, check_columns, check_keys, prefill
 from jaxrl_llm.rollout.next_token import Choice, Reading, choose, make_choice, unread
 from jaxrl_llm.types import Cache, Key, Params, Policy, Trajectories
 
@@ -250,7 +250,7 @@ def _prefilled(
     (prompts, width), together = queue.tokens.shape, old.logits.shape[0]
     first = request // group_size
     ids = jnp.minimum(first + jnp.arange(together, dtype=jnp.int32), prompts - 1)
-    cache, logits, *_ = _prefill(policy, params, queue.tokens[ids], queue.valid[ids], 1, width, columns)
+    cache, logits, *_ = prefill(policy, params, queue.tokens[ids], queue.valid[ids], 1, width, columns)
     return Waiting(cache, logits, first, jnp.minimum((first + together) * group_size, queue.keys.shape[0]))
 
 

@@ -6,6 +6,7 @@ or ``DataError``.
 
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import retry_question, tau_bench, text_games, tool_question
+from jaxrl_llm.envs import processes, retry_question, tau_bench, text_games, tool_question
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
@@ -29,7 +30,8 @@ from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
-FOLDERS = "webshop:FOLDER, alfworld:FOLDER or textworld:FOLDER"
+FOLDERS = "webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER or textarena:GAME"
+SEEDS = 1024  # of a game that makes its tasks from seeds, to train on
 HOUSE = (
     "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
     "shown what can be done.\n\n"
@@ -70,20 +72,27 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
 def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
         raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
-    world, write = text_games.alfworld_world(), text_games.with_commands
+    world = processes.in_processes(text_games.alfworld_world, processes=settings.env_processes)
     train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
     both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
-    return [text_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+    return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
 def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     paths = sorted(str(path) for kind in ("z8", "ulx") for path in folder.rglob(f"*.{kind}"))
     if not paths:
         raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
-    write = text_games.with_commands
-    world = text_games.textworld_world(write=write)
+    make = partial(text_games.textworld_world, write=text_games.with_commands)
+    world = processes.in_processes(make, processes=settings.env_processes)
     both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
-    return [text_games.game_texts(world, part, tokenizer, write=write, prompt=HOUSE.__add__, **sizes) for part in both]
+    return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
+
+
+def _arena(name: str, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    make = partial(text_games.textarena_world, name)
+    world = processes.in_processes(make, processes=settings.env_processes)
+    both = range(SEEDS), range(SEEDS, SEEDS + settings.eval_problems)
+    return [text_games.textarena_texts(world, part, tokenizer, **sizes) for part in both]
 
 
 def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
@@ -93,7 +102,12 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
       the products is held out with their instructions.
     * ``alfworld``: ``json_2.1.1``, of which ``train`` trains and ``valid_unseen`` is held out.
     * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
+    * ``textarena``: not a folder but a game for one player, as TextArena registers it; seeds 0 to 1023 train.
+
+    Games of packages play in ``settings.env_processes`` processes of their own.
     """
+    if settings.data.startswith("textarena:"):
+        return _arena(settings.data.partition(":")[2], settings, sizes, tokenizer)
     openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
     kind, folder = _place(settings, FOLDERS, tuple(openers))
     return openers[kind](folder, settings, sizes, tokenizer)

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import chips, compiled, estimate, reshard_cost, search
-from jaxrl_llm.planning.chips import Topology
+from jaxrl_llm.planning import chips, compiled, cost, estimate, reshard_cost, search
+from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.known_models import shape_of
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.phases import Work
@@ -34,6 +34,7 @@ class Settings:
     estimate: bool = False  # closed form alone, also where libtpu is installed
     effort: float = -1.0  # of the compiler, for the speed of what is not run here: -1 to 1, 0 is that of a run
     show: int = 3  # how many choices
+    schedule: bool = False  # what each phase takes by the TPU compiler's own count, and its dearest places
     json: bool = False  # for programs
 
 
@@ -56,6 +57,8 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     Raises:
       UserError: for numbers that are not positive, or more tokens than the model has positions.
     """
+    if settings.schedule and (settings.estimate or not compiled.available()):
+        raise UserError("--schedule is the compiler's count: pip install 'jaxrl_llm[plan]', and no --estimate")
     for name in ("prompt", "response", "prompts", "group", "show"):
         if getattr(settings, name) < 1:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least 1")
@@ -70,11 +73,11 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
 
 
 def compile_plan(
-    config: ModelConfig, plan: Plan, devices: Any, effort: float
+    config: ModelConfig, plan: Plan, devices: Any, effort: float, chip: Chip | None = None
 ) -> tuple[Plan, dict[str, compiled.Compiled]]:
     """The plan with the compiler's figures in place of the estimated ones."""
     found = compiled.of_step(
-        config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks), effort=effort
+        config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks), effort=effort, chip=chip
     )
     peaks = estimate.of_the_loop(config, plan.train, {name: c.peak for name, c in found.items()}, plan.work)
     return plan._replace(peaks=peaks), found
@@ -96,7 +99,8 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     if not settings.estimate and compiled.available():
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
-            pairs.append(compile_plan(config, plan, devices, settings.effort))
+            timed = topology.chip if settings.schedule else None
+            pairs.append(compile_plan(config, plan, devices, settings.effort, timed))
             print(f"compiled {plan.train.spec}", file=sys.stderr)
         shown, details = [plan for plan, _ in pairs], [figures for _, figures in pairs]
     return config, topology, shown, details
@@ -120,8 +124,46 @@ def as_data(
         "fits": plan.peak <= topology.chip.hbm,
         "roofline_seconds": {name: round(seconds, 4) for name, seconds in plan.seconds.items()},
         "step_seconds": round(plan.step, 3),
+        **({"schedule_ms": timed} if (timed := scheduled(config, plan, topology, figures)) else {}),
         "compile_seconds": {name: round(c.seconds, 1) for name, c in figures.items()},
     }
+
+
+def scheduled(
+    config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]
+) -> dict[str, dict[str, Any]]:
+    """Of every phase that was compiled and fits: milliseconds of one chip, their share of the roof, dearest places."""
+    least = cost.least_seconds(config, topology.chip, plan.train, plan.rollout, plan.work)
+    out = {}
+    for name, figure in figures.items():
+        if figure.schedule is not None:
+            found, total = figure.schedule._asdict(), figure.schedule.total
+            places = [
+                place._asdict() | {"milliseconds": round(1e3 * place.seconds, 3)} for place in found.pop("places")
+            ]
+            unknown = found.pop("unknown_loops")
+            out[name] = {part: round(1e3 * seconds, 3) for part, seconds in found.items()} | {
+                "total": round(1e3 * total, 3), "least": round(1e3 * least[name], 3),
+                "share_of_roof": round(least[name] / total, 3) if total else 0.0, "places": places,
+                "unknown_loops": unknown,
+            }  # fmt: skip
+    return out
+
+
+def schedule_lines(phases: dict[str, dict[str, Any]]) -> list[str]:
+    """``scheduled`` for people."""
+    parts = ("computing", "kernels", "collectives", "exposed", "waiting", "total", "least")
+    out = ["   milliseconds of a chip by the compiler's cycles; kernels by operations and bytes, collectives by links:"]
+    out.append(f"   {'phase':<8} " + " ".join(f"{part:>11}" for part in parts) + "  of the roof")
+    for name, found in phases.items():
+        out.append(f"   {name:<8} " + " ".join(f"{found[part]:>11.1f}" for part in parts)
+                   + f" {found['share_of_roof']:>11.0%}")  # fmt: skip
+    for name, found in phases.items():
+        out.append(f"   dearest places of {name}:")
+        out += [
+            f"     {p['milliseconds']:>10.2f} ms {p['kind']:<9} {p['where']}  {p['operation']}" for p in found["places"]
+        ]
+    return out
 
 
 def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> list[str]:
@@ -167,6 +209,8 @@ def run(settings: Settings) -> int:
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):
             print("\n".join(lines(config, plan, topology, number)))
+            if settings.schedule:
+                print("\n".join(schedule_lines(scheduled(config, plan, topology, details[number - 1]))))
     return 0 if any(plan.peak <= topology.chip.hbm for plan in shown) else 1
 
 

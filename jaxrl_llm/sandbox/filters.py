@@ -29,7 +29,10 @@ _CALLS = {
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    "shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semctl": (66, 191),
+    "semop": (65, 193), "semtimedop": (220, 192), "msgget": (68, 186), "msgctl": (71, 187), "msgsnd": (69, 189),
+    "msgrcv": (70, 188), "mq_open": (240, 180), "mq_unlink": (241, 181), "inotify_init": (253, None),
+    "inotify_init1": (294, 26), "io_setup": (206, 0), "vmsplice": (316, 75),
     "init_module": (175, 105), "finit_module": (313, 273), "delete_module": (176, 106), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "reboot": (169, 142), "syslog": (103, 116), "personality": (135, 92),
     "sethostname": (170, 161), "setdomainname": (171, 162), "settimeofday": (164, 170), "adjtimex": (159, 171),
@@ -39,12 +42,30 @@ _CALLS = {
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "ioprio_set": (251, 30),
 }  # fmt: skip
+# what changes a file without opening it, which Landlock lets pass
+_ATTRIBUTES = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+    "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "setxattrat": (463, 463), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
+}  # fmt: skip
+_TRUNCATE = {"truncate": (76, 45)}  # before its third version, Landlock lets this pass, too
+# of a call with many meanings, the argument that tells them apart and what is denied
+_MEANINGS = {
+    # who gets a signal when a file is ready, or a folder has changed
+    "fcntl": ((72, 25), 1, {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_NOTIFY": 1026}),
+    "ioctl": ((16, 29), 1, {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "TIOCSTI": 0x5412, "TIOCLINUX": 0x541C,
+                            "TIOCSCTTY": 0x540E}),
+    "prctl": ((157, 167), 0, {"PR_SET_PDEATHSIG": 1, "PR_SCHED_CORE": 62}),  # to outlive the run; other processes
+}  # fmt: skip
+_SOCKETPAIR, _UNIX, _STREAM, _KINDS = (53, 199), 1, 1, 0xF
 _CLONE, _CLONE3, _KILL, _TKILL, _TGKILL, _PRLIMIT = (56, 220), (435, 435), (62, 129), (200, 130), (234, 131), (302, 261)
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _CLONE_THREAD = 0x10000
 _EPERM, _ENOSYS = 1, 38
 
-_LOAD, _EQUAL, _AT_LEAST, _BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _BITS, _MASK, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
 _SECCOMP, _SET_FILTER = {"x86_64": 317, "aarch64": 277}, 1
@@ -66,6 +87,15 @@ def pivot_root_number() -> int:
     return _CALLS["pivot_root"][_ARCHITECTURES[platform.machine()][0]]
 
 
+def others_memory_is_closed() -> bool:
+    """Whether the kernel (by Yama) lets a process reach the memory of no other than its own children."""
+    try:
+        with open("/proc/sys/kernel/yama/ptrace_scope") as file:
+            return int(file.read()) > 0
+    except (OSError, ValueError):
+        return False
+
+
 @functools.cache
 def readable() -> list[str]:
     """Folders and files that Python needs to import its own library: all that a program may read."""
@@ -83,14 +113,18 @@ def _only(number: int, keep: list[bytes]) -> list[bytes]:
     return [_step(_EQUAL, number, 0, len(keep)), *keep]
 
 
-def _program(column: int, architecture: int, own: int, threads: bool) -> bytes:
+def _argument(number: int) -> bytes:
+    return _step(_LOAD, _ARGUMENT + 8 * number)
+
+
+def _program(column: int, architecture: int, own: int, threads: bool, denied: dict[str, tuple]) -> bytes:
     """Denies what is listed; lets a process signal itself alone, and start threads but no processes."""
     deny, allow = _step(_RETURN, _ERRNO | _EPERM), _step(_RETURN, _ALLOW)
     load = _step(_LOAD, _NUMBER)
     steps = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, architecture, 1, 0), deny, load]
     if column == 0:  # the x32 calls of an x86_64 kernel have other numbers
         steps += [_step(_AT_LEAST, 0x40000000, 0, 1), deny]
-    for numbers in _CALLS.values():
+    for numbers in denied.values():
         if numbers[column] is not None:
             steps += _only(numbers[column], [deny])
     steps += _only(_CLONE3[column], [_step(_RETURN, _ERRNO | _ENOSYS)])  # the C library falls back to clone
@@ -100,13 +134,25 @@ def _program(column: int, architecture: int, own: int, threads: bool) -> bytes:
         steps += _only(numbers[column], [_step(_LOAD, _ARGUMENT), _step(_EQUAL, own, 1, 0), deny, allow])
     myself = [_step(_LOAD, _ARGUMENT), _step(_EQUAL, own, 2, 0), _step(_EQUAL, 0, 1, 0), deny, allow]
     steps += _only(_PRLIMIT[column], myself)
+    for numbers, which, meanings in _MEANINGS.values():
+        chosen = [step for value in meanings.values() for step in (_step(_EQUAL, value, 0, 1), deny)]
+        steps += _only(numbers[column], [_argument(which), *chosen, allow])
+    # a stream cannot be sent to an address, as a datagram can
+    pair = [_argument(0), _step(_EQUAL, _UNIX, 1, 0), deny, _argument(1), _step(_MASK, _KINDS)]
+    steps += _only(_SOCKETPAIR[column], [*pair, _step(_EQUAL, _STREAM, 1, 0), deny, allow])
     return b"".join([*steps, allow])
 
 
-def filter_calls(*, threads: bool) -> None:
-    """Installs the filter for this process and all its threads, for good. Needs ``kernel.no_new_privileges``."""
+def filter_calls(*, threads: bool, attributes: bool = False) -> None:
+    """Installs the filter for this process and all its threads, for good. Needs ``kernel.no_new_privileges``.
+
+    Args:
+      attributes: whether modes, owners, times and extended attributes can be changed; not where others' files are
+        within reach.
+    """
     column, architecture = _ARCHITECTURES[platform.machine()]
-    program = _program(column, architecture, os.getpid(), threads)
+    denied = _CALLS | ({} if attributes else _ATTRIBUTES) | (_TRUNCATE if 0 < landlock_version() < 3 else {})
+    program = _program(column, architecture, os.getpid(), threads, denied)
     held = ctypes.create_string_buffer(program, len(program))
     record = struct.pack("@HP", len(program) // 8, ctypes.addressof(held))
     kernel.call(_SECCOMP[platform.machine()], _SET_FILTER, 0, record)

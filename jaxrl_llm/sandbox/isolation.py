@@ -34,17 +34,28 @@ class Isolation:
     @property
     def protection(self) -> Protection:
         """By what each promise holds."""
-        network = [n for n, held in (("network namespace", self.namespaces), ("seccomp", self.seccomp)) if held]
-        files = [n for n, held in (("own root", self.rooted), ("Landlock", self.landlock)) if held]
-        processes = [n for n, held in (("process namespace", self.tree), ("seccomp", self.seccomp)) if held]
-        calls = ("seccomp",) if self.seccomp else ()
+        root, seccomp = ("own root", self.rooted), ("seccomp", self.seccomp)
+        # an early Landlock lets files be cut by their names
+        landlock = ("Landlock", self.landlock and (self.seccomp or filters.landlock_version() >= 3))
+        # who can write to /proc reaches other processes of its user by their memory
+        apart = self.rooted or self.landlock or self.user is not None or filters.others_memory_is_closed()
+        promised = {
+            # sockets of the file system are of no network
+            "network": (("network namespace", self.namespaces and self.rooted), seccomp),
+            "files": (root, landlock),
+            "attributes": (root, seccomp),
+            "names": (root,),
+            "processes": (("process namespace", self.tree and apart), ("seccomp", self.seccomp and apart)),
+            "calls": (seccomp,),
+            # in a namespace of its own it could mount more
+            "disk": (("own file system in memory", self.rooted and (self.seccomp or self.landlock)),),
+        }
+        means = {promise: tuple(name for name, held in by if held) for promise, by in promised.items()}
         here = os.geteuid()
         who = f"user {here}" if self.user is None else f"user {self.user}, not as user {here}"
         if here == 0 and self.user is None:
             who = "root without any capability"
-        disk = ("own file system in memory",) if self.rooted else ()
-        missing = tuple(self.missing)
-        return Protection(tuple(network), tuple(files), tuple(processes), calls, disk, who, missing, self.shown)
+        return Protection(**means, user=who, missing=tuple(self.missing), shown=self.shown)
 
     def has_own_disk(self) -> bool:
         """Whether the private folder is a file system of bounded size."""
@@ -87,7 +98,8 @@ class Isolation:
         if self.landlock:
             filters.confine(self.private, self.shown)
         if self.seccomp:
-            filters.filter_calls(threads=self.namespaces == "user" or self.user not in (None, _OTHER_USER))
+            threads = self.namespaces == "user" or self.user not in (None, _OTHER_USER)
+            filters.filter_calls(threads=threads, attributes=self.rooted)
 
 
 def isolate(private: str, without: frozenset[str], shown: Sequence[str] = ()) -> Isolation:

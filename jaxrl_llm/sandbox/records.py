@@ -56,6 +56,8 @@ class Protection(NamedTuple):
 
     network: tuple[str, ...]
     files: tuple[str, ...]
+    attributes: tuple[str, ...]
+    names: tuple[str, ...]
     processes: tuple[str, ...]  # it reaches none but its own, and those end with it
     calls: tuple[str, ...]  # it starts no process, and cannot use the kernel's rarer interfaces
     disk: tuple[str, ...]  # what it writes is bounded in sum
@@ -65,7 +67,7 @@ class Protection(NamedTuple):
 
     def complete(self) -> bool:
         """Whether all of it is held by the kernel."""
-        return bool(self.network and self.files and self.processes and self.calls and self.disk)
+        return all(getattr(self, name) for name in _PROMISES)
 
     def statement(self) -> str:
         """What a program can and cannot do here, in words."""
@@ -77,7 +79,7 @@ class Protection(NamedTuple):
         for name, what in _PROMISES.items():
             means = getattr(self, name)
             lines.append(
-                f"  {name + ':':11}{what + ' (' + ', '.join(means) + ')' if means else 'NOT HELD. ' + _RISKS[name]}"
+                f"  {name + ':':12}{what + ' (' + ', '.join(means) + ')' if means else 'NOT HELD. ' + _RISKS[name]}"
             )
         lines += [f"  also read: {folder}" for folder in self.shown]
         lines += [f"  not available: {text}" for text in self.missing]
@@ -86,15 +88,19 @@ class Protection(NamedTuple):
 
 _PROMISES = {
     "network": "no sockets, no connections",
-    "files": "reads Python's library and the system's shared libraries, writes its private folder, nothing else",
-    "processes": "signals and traces none of the machine's",
+    "files": "reads Python's library and the system's shared libraries, writes its private folder; no content else",
+    "attributes": "changes no modes, owners, times or extended attributes of others' files",
+    "names": "does not learn which other files there are",
+    "processes": "signals, traces and shares memory with none of the machine's",
     "calls": "starts no process, mounts nothing, loads nothing into the kernel",
     "disk": "all it writes is bounded, and gone afterwards",
 }
 _RISKS = {
     "network": "It can open connections.",
-    "files": "It can read whatever this user can read.",
+    "files": "It can read and write whatever this user can, and so reach other processes of this user.",
+    "attributes": "It can change modes, times and extended attributes of this user's files.",
+    "names": "It can see that a file exists, its size, owner and times, and when it is used.",
     "processes": "It can signal processes of its user.",
-    "calls": "It can start processes; they are killed when it ends.",
-    "disk": "One file is bounded, the number of files is not; its folder is watched and removed.",
+    "calls": "It can start processes, each with these limits; they are killed when it ends.",
+    "disk": "One file is bounded, the sum is not; its folder is watched and removed.",
 }

@@ -97,7 +97,7 @@ def test_closed_form_against_the_compiler(case, phase):
     work = Work(**({"prompt": 64, "response": 64, "rows": 32, "rollout_rows": 32, "group": 2, "scores": 1,
                     "compute_dtype": jnp.float32} | changes))  # fmt: skip
     found = compiled.of_step(config, train, rollout, work, jax.devices(), names=(phase,))[phase]
-    guess = estimate.memory(config, train, rollout, work)[phase]
+    guess = estimate.memory(config, train, rollout, work, kernels=False)[phase]
     assert guess.arguments == pytest.approx(found.arguments, rel=0.05)
     assert guess.peak == pytest.approx(found.peak, rel=0.15), (guess, found)
 

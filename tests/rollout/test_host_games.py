@@ -72,7 +72,7 @@ def test_textworld_games(monkeypatch, tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     out = text_games.game_texts(world, ["coin.z8"], tokenizer, action_tokens=16, observation_tokens=64)
     shown = tokenizer.decode(np.asarray(out.problems.tokens[0])[np.asarray(out.problems.valid[0])].tolist())
-    assert shown == "A box." and out.tasks == ["coin.z8"] and _Box.closed == 2
+    assert shown == "A box.\nYou can: look; open box" and out.tasks == ["coin.z8"] and _Box.closed == 2
     with pytest.raises(UserError, match="game nowhere cannot be read: .*; make one with tw-make"):
         world.reset(NO_SEED, "nowhere")
 

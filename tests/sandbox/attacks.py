@@ -2,7 +2,8 @@
 """What model-written code may try. A program prints ESCAPED where it got what it must not.
 
 ``{...}`` is filled in by the test: HOST (its process), PORT (a server it runs), REPO (this repository), OUTSIDE (a
-folder that anyone may write to), SECRET (what must not leak).
+folder that anyone may write to, with a file ``bait`` and sockets ``socket`` and ``datagrams``), MEMORY (a segment that
+it shares).
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import ctypes, os, sys
 _libc = ctypes.CDLL(None, use_errno=True)
 def call(*a):
     return _libc.syscall(*[ctypes.c_long(x) if isinstance(x, int) else x for x in a])
+x86 = os.uname().machine == 'x86_64'
 def escaped_if(f):
     try:
         r = f()
@@ -62,6 +64,41 @@ FILES = {
     "open_by_handle": "escaped_if(lambda: call(304, -100, b'\\x08' + bytes(30), 0) >= 0)",
     "import_from_the_host": ("sys.path.insert(0, '{REPO}')\nescaped_if(lambda: __import__('jaxrl_llm.reduce'))"),
     "third_party_packages": "escaped_if(lambda: __import__('numpy'))",
+    "write_by_directory": (
+        "def f():\n    d = os.open('{OUTSIDE}', os.O_PATH)\n    return os.open('bait', os.O_WRONLY, dir_fd=d) >= 0\nescaped_if(f)"
+    ),
+    "open_to_everyone_by_path_descriptor": (
+        "def f():\n    d = os.open('{OUTSIDE}/bait', os.O_PATH)\n    return open(f'/proc/self/fd/{{d}}').read()\nescaped_if(f)"
+    ),
+    "make_a_folder": "escaped_if(lambda: os.mkdir('{OUTSIDE}/escaped') is None)",
+    "leave_a_symlink": "escaped_if(lambda: os.symlink('/', '{OUTSIDE}/escaped') is None)",
+    "leave_a_fifo": "escaped_if(lambda: os.mkfifo('{OUTSIDE}/escaped') is None)",
+    "leave_a_socket": "import socket\nescaped_if(lambda: socket.socket(socket.AF_UNIX).bind('{OUTSIDE}/escaped') is None)",
+    "remove_a_folder": "escaped_if(lambda: os.rmdir('{OUTSIDE}/empty') is None)",
+    "move_out": "open('mine', 'w').close()\nescaped_if(lambda: os.rename('mine', '{OUTSIDE}/escaped') is None)",
+    "link_out": "open('mine', 'w').close()\nescaped_if(lambda: os.link('mine', '{OUTSIDE}/escaped') is None)",
+    "exchange": (
+        "open('mine', 'w').close()\nescaped_if(lambda: call(316 if x86 else 276, -100, b'mine', -100, b'{OUTSIDE}/bait', 2) == 0)"
+    ),
+    "append_to_the_hosts_file": "escaped_if(lambda: open('{OUTSIDE}/bait', 'a').write('y'))",
+    "map_the_hosts_file": (
+        "import mmap\ndef f():\n    with open('{OUTSIDE}/bait', 'r+b') as file: m = mmap.mmap(file.fileno(), 1)\n"
+        "    m[0] = 121; return True\nescaped_if(f)"
+    ),
+    "list_by_glob": "import glob\nescaped_if(lambda: glob.glob('{REPO}/*') + glob.glob('/etc/*passwd*'))",
+    "import_by_path": (
+        "import importlib.util as u\nescaped_if(lambda: u.module_from_spec(s := u.spec_from_file_location('m', "
+        "'{REPO}/jaxrl_llm/errors.py')) and s.loader.get_data('{REPO}/jaxrl_llm/errors.py'))"
+    ),
+    "open_by_sqlite": "import sqlite3\nescaped_if(lambda: sqlite3.connect('{OUTSIDE}/escaped').execute('create table t (x)'))",
+    "open_with_new_call": "how = (ctypes.c_uint64 * 3)(0, 0, 0)\nescaped_if(lambda: call(437, -100, b'/etc/passwd', how, 24) >= 0)",
+    "read_the_hosts_maps": "escaped_if(lambda: open('/proc/{HOST}/maps').read())",
+    "list_the_hosts_files": "escaped_if(lambda: os.listdir('/proc/{HOST}/fd'))",
+    "the_hosts_folder": "escaped_if(lambda: os.listdir('/proc/{HOST}/cwd'))",
+    "the_hosts_root": "escaped_if(lambda: open('/proc/{HOST}/root/etc/passwd').read())",
+    "kernel_settings": "escaped_if(lambda: open('/proc/sys/kernel/core_pattern').read())",
+    "devices": "escaped_if(lambda: os.listdir('/sys/class') or os.listdir('/dev/pts'))",
+    "a_terminal": "escaped_if(lambda: open('/dev/tty', 'w') or open('/dev/ptmx', 'w'))",
     "execute_a_shell": "escaped_if(lambda: os.execv('/bin/sh', ['sh', '-c', 'echo ESCAPED']))",
 }
 
@@ -85,10 +122,106 @@ NETWORK = {
     "download": "import urllib.request\nescaped_if(lambda: urllib.request.urlopen('http://127.0.0.1:{PORT}/', timeout=1))",
     "raw_socket": ("import socket\nescaped_if(lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW).send(b'x'))"),
     "new_network": "import socket\nescaped_if(lambda: _libc.unshare(0x10000000 | 0x40000000) + 1 and socket.create_connection(('127.0.0.1', {PORT}), 1))",
+    "datagram_to_a_path": (
+        "import socket\nescaped_if(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '{OUTSIDE}/datagrams'))"
+    ),
+    "message_to_a_path": (
+        "import socket\nescaped_if(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendmsg([b'x'], (), 0, "
+        "'{OUTSIDE}/datagrams'))"
+    ),
+    "datagram_to_a_name": (
+        "import socket\nescaped_if(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', '\\0datagrams{PORT}'))"
+    ),
+    "stream_to_a_path": "import socket\nescaped_if(lambda: socket.socketpair()[0].sendto(b'x', '{OUTSIDE}/datagrams'))",
+    "packets_to_a_path": (
+        "import socket\nescaped_if(lambda: socket.socketpair(type=socket.SOCK_SEQPACKET)[0].sendto(b'x', '{OUTSIDE}/datagrams'))"
+    ),
+    "reconnect_a_pair": (
+        "import socket\nescaped_if(lambda: socket.socketpair(type=socket.SOCK_DGRAM)[0].connect('{OUTSIDE}/datagrams') is None)"
+    ),
+    "reconnect_a_stream": "import socket\nescaped_if(lambda: socket.socketpair()[0].connect('{OUTSIDE}/socket') is None)",
+    "look_up_a_name": "import socket\nescaped_if(lambda: [x for x in socket.getaddrinfo('example.org', 80) if x])",
+    "a_machine_beside": "import socket\nescaped_if(lambda: socket.socket(40, socket.SOCK_STREAM).connect((2, 22)) is None)",
+    "the_metadata_service": "import socket\nescaped_if(lambda: socket.create_connection(('169.254.169.254', 80), 1))",
+    "the_container_engine": "import socket\nescaped_if(lambda: socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock') is None)",
     "io_uring": "escaped_if(lambda: call(425, 8, bytes(120)) >= 0)",
 }
 
+_HOSTS = "'{OUTSIDE}/bait'"
+ATTRIBUTES = {
+    "chmod": f"escaped_if(lambda: os.chmod({_HOSTS}, 0o600) is None)",
+    "chmod_by_folder": (
+        "def f():\n    d = os.open('{OUTSIDE}', os.O_PATH)\n    return os.chmod('bait', 0o600, dir_fd=d) is None\nescaped_if(f)"
+    ),
+    "chmod_by_number": f"escaped_if(lambda: call(452, -100, {_HOSTS}.encode(), 0o600, 0) == 0)",
+    "chmod_by_symlink": "os.symlink('{OUTSIDE}/bait', 'l')\nescaped_if(lambda: os.chmod('l', 0o600) is None)",
+    "chmod_the_folder": "escaped_if(lambda: os.chmod('{OUTSIDE}', 0o755) is None)",
+    "chmod_the_library": "escaped_if(lambda: os.chmod(os.__file__, os.stat(os.__file__).st_mode) is None)",
+    "chown": f"escaped_if(lambda: os.chown({_HOSTS}, os.getuid(), os.getgid()) is None)",
+    "lchown": f"escaped_if(lambda: os.lchown({_HOSTS}, os.getuid(), -1) is None)",
+    "touch": f"escaped_if(lambda: os.utime({_HOSTS}, (1, 1)) is None)",
+    "touch_by_number": f"escaped_if(lambda: call(280 if x86 else 88, -100, {_HOSTS}.encode(), None, 0) == 0)",
+    "touch_as_long_ago": f"escaped_if(lambda: call(132 if x86 else 88, {_HOSTS}.encode() if x86 else -1, None, None, 0) == 0)",
+    "set_an_attribute": f"escaped_if(lambda: os.setxattr({_HOSTS}, 'user.escaped', b'x') is None)",
+    "set_an_attribute_of_a_link": f"escaped_if(lambda: os.setxattr({_HOSTS}, 'user.e', b'x', follow_symlinks=False) is None)",
+    "remove_an_attribute": f"escaped_if(lambda: os.removexattr({_HOSTS}, 'user.bait') is None)",
+    "new_attribute_call": (
+        "value = ctypes.create_string_buffer(b'x')\nrecord = (ctypes.c_uint64 * 2)(ctypes.addressof(value), 1)\n"
+        f"escaped_if(lambda: call(463, -100, {_HOSTS}.encode(), 0, b'user.escaped', record, 16) == 0)"
+    ),
+}
+NAMES = {
+    "exists": "escaped_if(lambda: os.path.exists('/etc/passwd') or os.path.exists('{REPO}/README.md'))",
+    "size": "escaped_if(lambda: os.stat('{REPO}/README.md').st_size)",
+    "access": "escaped_if(lambda: os.access('{OUTSIDE}/bait', os.F_OK))",
+    "enter": "escaped_if(lambda: os.chdir('{OUTSIDE}') is None)",
+    "read_a_link": "escaped_if(lambda: os.readlink('{OUTSIDE}/link'))",
+    "open_a_path": "escaped_if(lambda: os.open('{OUTSIDE}/bait', os.O_PATH) >= 0)",
+    "processes_of_the_machine": "escaped_if(lambda: os.path.exists('/proc/{HOST}'))",
+    "read_an_attribute": "escaped_if(lambda: os.getxattr('{OUTSIDE}/bait', 'user.bait'))",
+    "watch_a_folder": "escaped_if(lambda: _libc.inotify_add_watch(_libc.inotify_init1(0), b'{OUTSIDE}', 0xFFF) >= 0)",
+}
+
 PROCESSES = {
+    "own_a_pipe_by_the_host": (
+        "import fcntl\ndef f():\n    r, w = os.pipe()\n    fcntl.fcntl(r, fcntl.F_SETOWN, {HOST}); "
+        "fcntl.fcntl(r, 10, 28)\n    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC); os.write(w, b'x')\n"
+        "    return fcntl.fcntl(r, fcntl.F_GETOWN) == {HOST}\nescaped_if(f)"
+    ),
+    "own_a_pipe_by_a_thread": (
+        "import fcntl\nr, w = os.pipe()\nescaped_if(lambda: _libc.fcntl(r, 15, (ctypes.c_int * 2)(1, {HOST})) == 0)"
+    ),
+    "own_a_pipe_by_a_group": "r, w = os.pipe()\nescaped_if(lambda: _libc.fcntl(r, 8, -{HOST}) == 0)",
+    "own_a_pipe_by_ioctl": "r, w = os.pipe()\nescaped_if(lambda: _libc.ioctl(r, 0x8901, (ctypes.c_int * 1)({HOST})) == 0)",
+    "own_a_socket": (
+        "import socket\na, b = socket.socketpair()\n"
+        "escaped_if(lambda: _libc.ioctl(a.fileno(), 0x8902, (ctypes.c_int * 1)({HOST})) == 0)"
+    ),
+    "signal_everyone": (
+        "def f():\n    for n in (-1, -{HOST}):\n        try: os.kill(n, 0)\n        except OSError: continue\n"
+        "        return os.path.exists('/proc/{HOST}')\nescaped_if(f)"
+    ),
+    "signal_a_thread": "escaped_if(lambda: call(234 if x86 else 131, {HOST}, {HOST}, 0) == 0)",
+    "signal_by_thread_number": "escaped_if(lambda: call(200 if x86 else 130, {HOST}, 0) == 0)",
+    "queue_a_signal_to_a_thread": "escaped_if(lambda: call(297 if x86 else 240, {HOST}, {HOST}, 28, bytes(128)) == 0)",
+    "signal_by_a_timer": (
+        "event = (ctypes.c_int * 16)(0, 0, 28, 4, {HOST})\n"
+        "escaped_if(lambda: call(222 if x86 else 107, 1, event, (ctypes.c_int * 1)()) == 0)"
+    ),
+    "take_a_descriptor": "escaped_if(lambda: call(438, call(434, {HOST}, 0), 0, 0) >= 0)",
+    "advise_the_host": "escaped_if(lambda: call(440, call(434, {HOST}, 0), None, 0, 20, 0) >= 0)",
+    "seize_the_host": "escaped_if(lambda: _libc.ptrace(0x4206, {HOST}, 0, 0) == 0)",
+    "pin_the_host": "escaped_if(lambda: os.sched_setaffinity({HOST}, {{0}}) is None)",
+    "schedule_the_host": "escaped_if(lambda: os.sched_setscheduler({HOST}, os.SCHED_BATCH, os.sched_param(0)) is None)",
+    "delay_the_disk_of_the_host": "escaped_if(lambda: call(251 if x86 else 30, 1, {HOST}, 3 << 13) == 0)",
+    "move_the_hosts_pages": "escaped_if(lambda: call(279 if x86 else 239, {HOST}, 1, (ctypes.c_void_p * 1)(), None, (ctypes.c_int * 1)(), 2) == 0)",
+    "share_a_core_with_the_host": "escaped_if(lambda: _libc.prctl(62, 2, {HOST}, 0, 0) == 0)",
+    "group_of_the_host": "escaped_if(lambda: os.setpgid(0, os.getpgid({HOST})) is None)",
+    "write_the_hosts_memory": "escaped_if(lambda: open('/proc/{HOST}/mem', 'r+b'))",
+    "offer_the_host_to_the_killer": "escaped_if(lambda: open('/proc/{HOST}/oom_score_adj', 'w').write('1000'))",
+    "attach_shared_memory": "_libc.shmat.restype = ctypes.c_ssize_t\nescaped_if(lambda: _libc.shmat({MEMORY}, None, 0) != -1)",
+    "remove_shared_memory": "escaped_if(lambda: _libc.shmctl({MEMORY}, 0, None) == 0)",
+    "look_at_shared_memory": "escaped_if(lambda: _libc.shmctl({MEMORY}, 2, bytes(256)) == 0)",
     "kill_the_parent": "escaped_if(lambda: os.getppid() and os.kill(os.getppid(), 9) is None)",
     "kill_the_host": "escaped_if(lambda: os.kill({HOST}, 9) is None)",
     "signal_the_host": "escaped_if(lambda: os.kill({HOST}, 0) is None)",
@@ -129,6 +262,40 @@ CALLS = {
     "load_a_kernel_program": "escaped_if(lambda: call(321, 0, bytes(120), 120) >= 0)",
     "kernel_keys": "escaped_if(lambda: call(248, b'user', b'x', b'y', 1, -3) >= 0)",
     "shared_memory_segment": "escaped_if(lambda: _libc.shmget(4711, 4096, 0o1666) >= 0)",
+    "outlive_the_run": "escaped_if(lambda: _libc.prctl(1, 0, 0, 0, 0) == 0)",
+    "old_calls": (
+        "import mmap\ndef f():\n    code = mmap.mmap(-1, 4096, prot=7)\n    code.write(bytes.fromhex('b802000000cd80c3'))\n"
+        "    at = ctypes.addressof(ctypes.c_char.from_buffer(code))\n    return ctypes.CFUNCTYPE(ctypes.c_int)(at)() >= 0\n"
+        "escaped_if(f if x86 else lambda: False)"
+    ),
+    "popen": "escaped_if(lambda: os.popen('echo hello').read())",
+    "pseudo_terminal": "escaped_if(lambda: os.forkpty())",
+    "execute_python": "escaped_if(lambda: os.execv(sys.executable, ['python', '-c', 'print(\"ESCAPED\")']))",
+    "execute_a_file_of_memory": (
+        "def f():\n    d = os.memfd_create('x'); os.write(d, open('/lib64/ld-linux-x86-64.so.2', 'rb').read())\n"
+        "    return d >= 0\nescaped_if(f)"
+    ),
+    "secret_memory": "escaped_if(lambda: call(447, 0) >= 0)",
+    "page_faults": "escaped_if(lambda: call(323 if x86 else 282, 1) >= 0)",
+    "asynchronous_files": "escaped_if(lambda: call(206 if x86 else 0, 8, (ctypes.c_ulong * 1)()) == 0)",
+    "pages_into_a_pipe": (
+        "r, w = os.pipe()\nb = ctypes.create_string_buffer(4096)\nv = (ctypes.c_size_t * 2)(ctypes.addressof(b), 4096)\n"
+        "escaped_if(lambda: call(316 if x86 else 75, w, v, 1, 0) > 0)"
+    ),
+    "counters_of_the_processor": "escaped_if(lambda: call(298 if x86 else 241, bytes(128), 0, -1, -1, 0) >= 0)",
+    "message_queue": "escaped_if(lambda: call(240 if x86 else 180, b'q', 0o102, 0o600, None) >= 0)",
+    "old_message_queue": "escaped_if(lambda: _libc.msgget(4711, 0o1666) >= 0)",
+    "semaphores": "escaped_if(lambda: _libc.semget(4711, 1, 0o1666) >= 0)",
+    "personality": "escaped_if(lambda: _libc.personality(0x40000) != -1)",
+    "mount_a_tree": "escaped_if(lambda: call(428, -100, b'/', 1) >= 0)",
+    "unmount": "escaped_if(lambda: _libc.umount2(b'/', 2) == 0)",
+    "host_name": "escaped_if(lambda: _libc.sethostname(b'escaped', 7) == 0)",
+    "clock": "escaped_if(lambda: call(227 if x86 else 112, 0, (ctypes.c_long * 2)(1, 1)) == 0)",
+    "restart": "escaped_if(lambda: call(169 if x86 else 142, 0xfee1dead, 0x28121969, 0, None) == 0)",
+    "load_a_module": "escaped_if(lambda: call(313 if x86 else 273, 0, b'', 0) == 0)",
+    "read_the_kernels_log": "escaped_if(lambda: call(103 if x86 else 116, 10, None, 0) > 0)",
+    "ports_of_the_machine": "escaped_if(lambda: x86 and call(172, 3) == 0)",
+    "real_time": "escaped_if(lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)) is None)",
     "other_numbers": "escaped_if(lambda: call(0x40000000 + 39) > 0)",
 }
 
@@ -136,6 +303,18 @@ DISK = {
     "fill_the_disk": (
         "n = 0\ntry:\n    for k in range(400):\n        open(f'f{{k}}', 'wb').write(b'x' * (1 << 20)); n += 1\n"
         "except OSError: pass\nprint('ESCAPED' if n > 64 else 'bounded')"
+    ),
+    "mount_more": (
+        "d = os.getcwd()\n_libc.unshare(0x10020000)\n"
+        "escaped_if(lambda: _libc.mount(b'none', d.encode(), b'tmpfs', 0, b'size=1g') == 0)"
+    ),
+    "files_without_names": (
+        "held, n = [], 0\ntry:\n    for k in range(40):\n        f = open(f'f{{k}}', 'wb'); os.unlink(f'f{{k}}'); held.append(f)\n"
+        "        f.write(b'x' * (4 << 20)); f.flush(); n += 4\nexcept OSError: pass\nprint('ESCAPED' if n > 64 else 'bounded')"
+    ),
+    "reserve_the_disk": (
+        "n = 0\ntry:\n    for k in range(20):\n        with open(f'f{{k}}', 'wb') as f: os.posix_fallocate(f.fileno(), 0, 7 << 20)\n"
+        "        n += 7\nexcept OSError: pass\nprint('ESCAPED' if n > 64 else 'bounded')"
     ),
     "many_files": (
         "n = 0\ntry:\n    for k in range(20000):\n        open(f'f{{k}}', 'w').close(); n += 1\nexcept OSError: pass\n"
@@ -157,6 +336,34 @@ ANYWHERE = {
     ),
     "big_file": Attack("open('big', 'wb').write(b'x' * (1 << 28))\nprint('ESCAPED')"),
     "sparse_file": Attack("f = open('big', 'wb'); f.truncate(1 << 40)\nprint('ESCAPED')"),
+    "priority": Attack("escaped_if(lambda: os.nice(-10) < 5)"),
+    "more_files_at_once": Attack(
+        "import resource\nescaped_if(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)) is None)"
+    ),
+    "lock_memory": Attack("escaped_if(lambda: _libc.mlockall(3) == 0)"),
+    "leave_a_core": Attack(
+        "import resource\nescaped_if(lambda: resource.setrlimit(resource.RLIMIT_CORE, (1 << 20, 1 << 20)) is None)"
+    ),
+    "see_who_started_it": Attack(
+        "escaped_if(lambda: any('{REPO}' in a for a in sys.orig_argv[1:]) and 'SANDBOX_TEST' in os.environ)"
+    ),
+    "unpack_a_bomb": Attack(
+        "import zlib\nd = zlib.compress(bytes(1 << 26))\nx = zlib.decompress(d) + zlib.decompress(d) * 9",
+        status=("memory", "timeout"),
+    ),
+    "deep_json": Attack("import json\njson.loads('[' * 10 ** 6)", status=("error", "killed", "memory")),
+    "digits_without_end": Attack("int('9' * 10 ** 7)", status=("error", "timeout")),
+    "end_by_the_processor_signal": Attack(
+        "import signal\nsignal.signal(signal.SIGXCPU, lambda *a: None)\nwhile True: pass", status=("timeout",)
+    ),
+    "after_the_end": Attack(
+        "import atexit\n@atexit.register\ndef f():\n    while True: pass\n", status=("ok", "timeout")
+    ),
+    "a_thread_goes_on": Attack(
+        "import threading\ndef f():\n    while True: pass\nthreading.Thread(target=f).start()",
+        status=("ok", "timeout", "error"),
+    ),
+    "end_by_itself": Attack("import signal\nos.kill(os.getpid(), signal.SIGKILL)", status=("killed", "ok")),
     "raise_the_limits": Attack(
         "import resource\nescaped_if(lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1)) is None)"
     ),
@@ -204,6 +411,8 @@ ANYWHERE = {
 
 ATTACKS = {
     **{name: Attack(code, "files") for name, code in FILES.items()},
+    **{name: Attack(code, "attributes") for name, code in ATTRIBUTES.items()},
+    **{name: Attack(code, "names") for name, code in NAMES.items()},
     **{name: Attack(code, "network") for name, code in NETWORK.items()},
     **{name: Attack(code, "processes") for name, code in PROCESSES.items()},
     **{name: Attack(code, "calls") for name, code in CALLS.items()},

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.rollout.generate import _prefill
+from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.rollout.turns.contexts import Context, check, new_tokens, widest
@@ -248,7 +248,7 @@ def _make(
         room = max(env.observation_tokens + len(context.instruction), width + behind)
         wide = _with_room(env, room)
         params = policy.for_steps(params)
-        cache, logits, positions, segments, following = _prefill(policy, params, tokens, valid, group_size, ring)
+        cache, logits, positions, segments, following = prefill(policy, params, tokens, valid, group_size, ring)
         lined, there = (
             jnp.repeat(x, group_size, axis=0) for x in given_responses.right_padded(tokens, valid, pad_id=pad_id)
         )

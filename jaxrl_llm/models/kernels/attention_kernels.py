@@ -1,6 +1,6 @@
 """Who computes attention: XLA everywhere, a Pallas kernel on TPUs, cuDNN on NVIDIA GPUs; the same function."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn
-from jaxrl_llm.models.kernels import attention_pallas
+from jaxrl_llm.models.kernels import attention_cached, attention_pallas
+from jaxrl_llm.models.kernels.attention_cached import CachedFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
 OF_PLATFORM = {"tpu": "pallas", "gpu": "cudnn"}
@@ -45,6 +46,25 @@ def _pallas(interpret: bool) -> AttendFn:
         return attention_pallas.attend(q, k, v, mask, interpret=interpret, **settings)
 
     return attend
+
+
+def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn | None:
+    """The ``cached_fn`` of ``models.decoder.make_policy`` that belongs to ``make_attend`` of the same arguments.
+
+    None where XLA reads the cache as well as it can: everywhere but for the kernel of a TPU.
+    """
+    attend_fn = make_attend(name, platform=platform)
+    platform = platform or jax.default_backend()
+    if (OF_PLATFORM.get(platform) if name == "auto" else name) != "pallas":
+        return None
+    otherwise = attention_cached.cut_out(attend_fn)
+
+    def attend_layer(q: Array, k: Array, v: Array, mask: Array, layer: Any, filled: Any, **settings) -> Array:
+        if q.shape[1] * (q.shape[2] // k.shape[2]) > FEW:
+            return otherwise(q, k, v, mask, layer, filled, **settings)
+        return attention_cached.attend_layer(q, k, v, mask, layer, filled, interpret=platform != "tpu", **settings)
+
+    return attend_layer
 
 
 def cudnn(

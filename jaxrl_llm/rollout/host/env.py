@@ -68,12 +68,13 @@ class Said(NamedTuple):
 
 
 class SpokenWorld(NamedTuple):
-    """``HostEnv`` as text: ``step(state, text) -> Said``; the rest as there."""
+    """``HostEnv`` as text: ``step(state, text) -> Said``; ``first(state)`` is what a fresh state shows."""
 
     reset: Callable[[np.ndarray, Any], State]
     step: Callable[[State, str], Said]
     identity: Callable[[State], int]
     close: Callable[[State], None] | None = None
+    first: Callable[[State], str] | None = None
 
 
 def text_identity(text: str) -> int:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.advantages.returns import discounted_returns
-from jaxrl_llm.rollout.generate import _prefill
+from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
@@ -223,7 +223,7 @@ def make_episodes(
         if keys.shape != (rows,):
             raise ValueError(f"keys has shape {keys.shape}; one key per sequence is ({rows},)")
         params = policy.for_steps(params)
-        cache, logits, positions, segments, following = _prefill(
+        cache, logits, positions, segments, following = prefill(
             policy, params, tokens, valid, group_size, width + max_new_tokens - 1
         )
         mine = jax.tree.map(lambda x: jnp.repeat(x[problem_ids], group_size, axis=0), tasks)

@@ -1,0 +1,139 @@
+"""Attention of a few new tokens to a cache that stays where it lies: one layer of a stack, read by its number.
+
+Cut out of its stack (``dynamic_index_in_dim``) the cache of a layer is copied before it is read: twice the traffic of
+what bounds decoding. The kernel is given the number of the layer and of the filled columns before it starts
+(``num_scalar_prefetch``) and fetches no block beyond them.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.models import attention
+
+CachedFn = Callable[..., Array]  # with the arguments of ``attend_layer``
+
+_MASKED = -1e30
+_LANES = 128
+TILE = 128  # a cache that the kernel reads has a multiple of so many columns
+_ROWS = 16  # queries that share a head of keys are rows of one product, filled up to a tile of bfloat16
+_VMEM = 2**22  # bytes of a block of keys and values of all heads
+
+
+def attend_layer(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "N B G C K"],
+    v: Float[Array, "N B G C K"],
+    mask: Bool[Array, "B S C"],
+    layer: Int[Array, ""] | int,
+    filled: Int[Array, ""] | int,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+    interpret: bool = False,
+) -> Float[Array, "B S H K"]:
+    """``models.attention.attend`` of layer ``layer`` of a stacked cache; a query that sees nobody gets zeros.
+
+    Args:
+      filled: columns from here on hold nothing and are not read, whatever the mask says.
+      block: columns at a time; less where the heads of so many do not fit into fast memory.
+      interpret: run the kernel as plain operations, on any device.
+    """
+    (b, s, h, d), (g, c) = q.shape, k.shape[2:4]
+    r = h // g
+    rows = -(-r * s // _ROWS) * _ROWS
+    block = _columns(c, block, 2 * g * d * k.dtype.itemsize)
+    queries = jnp.transpose(q.reshape(b, s, g, r, d), (0, 2, 3, 1, 4)).reshape(b, g, r * s, d)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, rows - r * s), (0, 0)))
+    seen = jnp.broadcast_to(mask[:, None], (b, r, s, c)).reshape(b, r * s, c).astype(jnp.int8)
+    seen = jnp.pad(seen, ((0, 0), (0, rows - r * s), (0, 0)))
+    numbers = jnp.stack([jnp.asarray(layer, jnp.int32), (jnp.asarray(filled, jnp.int32) - 1) // block])
+
+    def last(j, numbers):
+        return jnp.minimum(j, numbers[1])
+
+    one = pl.BlockSpec((1, g, rows, d), lambda b, j, numbers: (b, 0, 0, 0))
+    key = pl.BlockSpec((1, 1, g, block, d), lambda b, j, numbers: (numbers[0], b, 0, last(j, numbers), 0))
+    run = pl.pallas_call(
+        functools.partial(_kernel, d**-0.5 if scale is None else scale, softcap),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(b, c // block),
+            in_specs=[
+                one, key, key, pl.BlockSpec((1, rows, block), lambda b, j, numbers: (b, 0, last(j, numbers)))
+            ],
+            out_specs=one,
+            scratch_shapes=[pltpu.VMEM((g, rows, width), jnp.float32) for width in (_LANES, _LANES, d)],
+        ),
+        out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
+        cost_estimate=pl.CostEstimate(
+            flops=4 * b * h * s * c * d,
+            bytes_accessed=2 * b * g * c * d * k.dtype.itemsize + b * rows * c,
+            transcendentals=b * h * s * c,
+        ),
+        interpret=interpret,
+        name="attend_layer",
+    )  # fmt: skip
+    out = run(numbers, queries, k, v, seen)[:, :, : r * s]
+    return jnp.transpose(out.reshape(b, g, r, s, d), (0, 3, 1, 2, 4)).reshape(b, s, h, d)
+
+
+def _columns(columns: int, block: int, size: int) -> int:
+    """Columns of a block: at most ``block`` and so many as fit (``size`` bytes each), a divisor of all of them."""
+    wanted = min(block, max(_VMEM // size, 1), columns)
+    fitting = [n for n in range(1, wanted + 1) if columns % n == 0]
+    tiles = [n for n in fitting if n % _LANES == 0]
+    return max(tiles or fitting) if wanted < columns else columns
+
+
+def _kernel(scale, softcap, numbers, q, k, v, seen, out, top, total, acc):
+    j = pl.program_id(1)
+
+    @pl.when(j == 0)
+    def _():
+        top[...] = jnp.full(top.shape, _MASKED, jnp.float32)
+        total[...] = jnp.zeros(total.shape, jnp.float32)
+        acc[...] = jnp.zeros(acc.shape, jnp.float32)
+
+    @pl.when(j <= numbers[1])
+    def _():
+        here = seen[0].astype(jnp.int32) != 0
+        for head in range(q.shape[1]):
+            _add(scale, softcap, q[0, head], k[0, 0, head], v[0, 0, head], here,
+                 top.at[head], total.at[head], acc.at[head])  # fmt: skip
+
+    @pl.when(j == pl.num_programs(1) - 1)
+    def _():
+        out[0] = (acc[...] / jnp.maximum(total[:, :, :1], jnp.float32(1e-30))).astype(out.dtype)
+
+
+def _add(scale, softcap, q, k, v, here, top, total, acc):
+    """A block of columns to the sums of one head; the softmax goes on from block to block."""
+    wide = {"preferred_element_type": jnp.float32}
+    scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), **wide) * jnp.float32(scale)
+    if softcap is not None:
+        scores = jnp.float32(softcap) * jnp.tanh(scores / jnp.float32(softcap))
+    scores = jnp.where(here, scores, jnp.float32(_MASKED))
+    before = top[:, :1]
+    highest = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+    weights = jnp.where(here, jnp.exp(scores - highest), jnp.float32(0))
+    shrink = jnp.exp(before - highest)
+    total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    acc[...] = acc[...] * shrink + jax.lax.dot_general(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), **wide)
+    top[...] = jnp.broadcast_to(highest, top.shape)
+
+
+def cut_out(attend_fn: attention.AttendFn) -> CachedFn:
+    """``attend_layer`` by an ``attend`` that takes one layer's keys and values: they are cut out of the stack."""
+
+    def run(q, k, v, mask, layer, filled, **settings):
+        k, v = (jax.lax.dynamic_index_in_dim(x, layer, 0, keepdims=False).astype(q.dtype) for x in (k, v))
+        return attend_fn(q, k, v, mask, **settings)
+
+    return run

@@ -1,0 +1,126 @@
+"""Attention to a layer of a stacked cache: the kernel in interpret mode against the plain path, alone, in a decoder."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import model_parallel, rules
+from jaxrl_llm.models import attention
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_cached, attention_kernels
+from jaxrl_llm.models.mlp import grouped_experts
+from jaxrl_llm.rollout.generate import generate
+from tests.models_for_tests import small_config, small_model
+
+PROMPTS = jnp.array([[0, 0, 7, 8], [9, 3, 1, 6], [0, 4, 4, 1], [3, 3, 5, 7]], jnp.int32)
+SETTINGS = {"group_size": 2, "max_new_tokens": 6, "eos_ids": (2, 5)}
+
+
+def _case(queries=1, columns=48, dtype=jnp.float32):
+    """Six heads on two, three layers, four rows; the last columns hold what must never be read."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    q = jax.random.normal(keys[0], (4, queries, 6, 8), dtype)
+    k, v = (jax.random.normal(key, (3, 4, 2, columns, 8), dtype) for key in keys[1:3])
+    filled = columns - 13
+    mask = jax.random.bernoulli(keys[3], 0.6, (4, queries, columns)) & (jnp.arange(columns) < filled)[None, None]
+    return q, k, v, mask.at[1, 0, :20].set(False).at[:, :, 0].set(True), filled
+
+
+@pytest.mark.parametrize("block", [8, 512])
+@pytest.mark.parametrize(("queries", "softcap"), [(1, None), (1, 1.5), (5, None)])
+def test_the_kernel_is_the_reference_on_a_layer_cut_out(block, queries, softcap):
+    q, k, v, mask, filled = _case(queries)
+    for layer in (0, 2):
+        settings = {"softcap": softcap, "scale": 0.4}
+        want = attention.attend(q, k[layer], v[layer], mask, **settings)
+        arguments = (q, k, v, mask, jnp.int32(layer), jnp.int32(filled))
+        got = attention_cached.attend_layer(*arguments, **settings, block=block, interpret=True)
+        np.testing.assert_allclose(got, want, atol=1e-5)
+        cut = attention_cached.cut_out(attention.attend)(*arguments, **settings)
+        np.testing.assert_array_equal(cut, want)
+
+
+def test_in_bfloat16():
+    q, k, v, mask, filled = _case(dtype=jnp.bfloat16)
+    want = attention.attend(q, k[1], v[1], mask)
+    got = attention_cached.attend_layer(q, k, v, mask, jnp.int32(1), jnp.int32(filled), block=16, interpret=True)
+    np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
+
+
+def test_what_lies_beyond_the_filled_columns_is_not_read():
+    """Blocks beyond are not fetched: not even a NaN there reaches the sums."""
+    q, k, v, mask, filled = _case()
+    whole = attention_cached.attend_layer(q, k, v, mask, jnp.int32(2), jnp.int32(filled), block=8, interpret=True)
+    beyond = -(-filled // 8) * 8
+    k, v = (x.at[:, :, :, beyond:].set(jnp.nan) for x in (k, v))
+    again = attention_cached.attend_layer(q, k, v, mask, jnp.int32(2), jnp.int32(filled), block=8, interpret=True)
+    np.testing.assert_array_equal(whole, again)
+
+
+def test_who_sees_nobody_gets_zeros():
+    q, k, v, mask, filled = _case()
+    out = attention_cached.attend_layer(
+        q, k, v, mask.at[2].set(False), jnp.int32(0), jnp.int32(filled), block=16, interpret=True
+    )
+    assert not out[2].any() and np.isfinite(out).all() and out[0].any()
+
+
+def test_blocks_divide_the_columns_and_fit():
+    assert attention_cached._columns(2048, 512, 4096) == 512
+    assert attention_cached._columns(1152, 512, 4096) == 384  # a multiple of 128 that divides
+    assert attention_cached._columns(2048, 512, 2 * 32 * 256 * 2) == 128  # many heads: less
+    assert attention_cached._columns(48, 512, 64) == 48
+
+
+def test_who_takes_the_kernel():
+    assert attention_kernels.make_cached("auto", platform="cpu") is None
+    assert attention_kernels.make_cached("auto", platform="gpu") is None
+    assert attention_kernels.make_cached("xla", platform="tpu") is None
+    assert attention_kernels.make_cached("auto", platform="tpu") is not None
+
+
+def _rollout(policy, params):
+    keys = jax.random.split(jax.random.key(3), 8)
+    return jax.jit(lambda p: generate(policy, p, PROMPTS, PROMPTS > 0, keys, **SETTINGS))(params)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_a_rollout_with_the_kernel_is_one_without(family):
+    """Gemma's layers differ in their windows, and cap their scores."""
+    policy, params, config = small_model(family)
+    other = make_policy(config, cached_fn=attention_kernels.make_cached("pallas", platform="cpu"))
+    cache = jax.eval_shape(lambda: other.init_cache(2, 9))
+    assert cache["k"].shape == (config.num_layers, 2, config.num_kv_heads, attention_cached.TILE, config.head_dim)
+    want, got = _rollout(policy, params), _rollout(other, params)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.sampler_logp, want.sampler_logp, atol=1e-5)
+
+
+def test_the_kernel_on_a_mesh_is_the_kernel_alone():
+    q, k, v, mask, filled = _case()
+    run = attention_kernels.make_cached("pallas", platform="cpu")
+    mesh = meshes.parse_mesh("data=2,fsdp=2,tensor=2")
+    on_mesh = model_parallel.make_cached(mesh, run, attention.attend)
+    want = run(q, k, v, mask, jnp.int32(1), jnp.int32(filled))
+    stacked = NamedSharding(mesh, PartitionSpec(None, meshes.BATCH, "tensor"))
+    k, v = (jax.device_put(x, stacked) for x in (k, v))
+    np.testing.assert_allclose(jax.jit(on_mesh)(q, k, v, mask, 1, filled), want, atol=1e-6)
+    # three rows do not divide over four: the compiler's own way
+    got = jax.jit(on_mesh)(q[:3], k[:, :3], v[:, :3], mask[:3], 1, filled)
+    np.testing.assert_allclose(got, want[:3], atol=1e-5)
+
+
+def test_a_decoder_on_a_mesh_reads_its_cache_in_place():
+    config = small_config("llama", num_layers=8)
+    mesh = meshes.parse_mesh("data=2,tensor=2", jax.devices()[:4])
+    cached_fn = attention_kernels.make_cached("pallas", platform="cpu")
+    options = model_parallel.on_mesh(mesh, attention.attend, grouped_experts, None, cached_fn)
+    policy = make_policy(config, **options)
+    params = policy.init(jax.random.key(1))
+    want = _rollout(make_policy(config), params)
+    got = _rollout(policy, rules.shard(params, mesh))
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.sampler_logp, want.sampler_logp, atol=1e-5)

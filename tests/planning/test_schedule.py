@@ -1,0 +1,166 @@
+"""Schedules by the TPU compiler's own count: a program by hand, and the loop that decodes, compiled."""
+
+import json
+import re
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_llm.distributed import compiler_options
+from jaxrl_llm.planning import chips, compiled, cost, known_models, phases, schedule
+from jaxrl_llm.planning.chips import Chip
+from jaxrl_llm.planning.parallel_layout import Sizes
+from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.run import plan
+from tests.models_for_tests import small_config
+
+CHIP = Chip(hbm=1e9, bandwidth=1e6, flops=1e6, link=1e3, clock=1e3)
+PROGRAM = """HloModule jit_step, is_scheduled=true
+
+FileNames
+1 "/home/me/jaxrl_llm/models/layers.py"
+2 "/usr/lib/optax/update.py"
+
+FunctionNames
+1 "project"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=22 end_line=22 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=1 line=7 end_line=7 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=1}
+
+%gathered (p: f32[10]) -> f32[40] {
+  %p = f32[10]{0} parameter(0)
+  ROOT %all-gather.9 = f32[40]{0} all-gather(%p), replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%body (carry: (s32[], f32[10])) -> (s32[], f32[10]) {
+  %carry = (s32[], f32[10]{0}) parameter(0)
+  %x = f32[10]{0} get-tuple-element(%carry), index=1
+  %dot.1 = f32[10]{0} fusion(%x), kind=kOutput, calls=%c, metadata={op_name="jit(step)/while/body/dot_general" stack_frame_id=1}, backend_config={"window_config":{"estimated_cycles":"30"}}
+  %kernel.1 = f32[10]{0} custom-call(%dot.1), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/pallas_call" stack_frame_id=2}, backend_config={"custom_call_config":{"cost_estimate":{"flops":"5000","transcendentals":"0","bytes_accessed":"9000","remote_bytes_transferred":"0"}}}
+  ROOT %out = (s32[], f32[10]{0}) tuple(%x, %kernel.1)
+}
+
+%condition (carry: (s32[], f32[10])) -> pred[] {
+  %carry = (s32[], f32[10]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %limit = s32[]{:T(128)} constant(4)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (a: f32[10], b: f32[100]) -> f32[10] {
+  %a = f32[10]{0} parameter(0)
+  %b = f32[100]{0} parameter(1)
+  %async-collective-start = (f32[10]{0}, f32[40]{0}) fusion(%a), kind=kCustom, calls=%gathered, backend_config={"aliasing_operands":{"lists":[]}}
+  %fusion.1 = f32[10]{0} fusion(%a), kind=kLoop, calls=%c, metadata={op_name="jit(step)/mul" stack_frame_id=2}, backend_config={"window_config":{"estimated_cycles":"20"}}
+  %async-collective-done = f32[40]{0} fusion(%async-collective-start), kind=kCustom, calls=%d
+  %copy-start.1 = (f32[100]{0:S(1)}, f32[100]{0}, u32[]) copy-start(%b)
+  %copy-done.1 = f32[100]{0:S(1)} copy-done(%copy-start.1)
+  %while.1 = (s32[], f32[10]{0}) while(%init), condition=%condition, body=%body
+  ROOT %all-reduce.1 = f32[10]{0} all-reduce(%x), replica_groups={{0,1,2,3}}, to_apply=%add
+}
+"""  # noqa: E501
+
+
+def test_a_program_by_hand():
+    found = schedule.of_text(PROGRAM, CHIP)
+    assert found.computing == pytest.approx(4 * 0.030 + 0.020)
+    assert found.kernels == pytest.approx(4 * 0.009)  # 9,000 bytes take longer than 5,000 operations
+    gather, reduce = 160 * 3 / 4 / 2e3, 2 * 40 * 3 / 4 / 2e3
+    assert found.collectives == pytest.approx(gather + reduce)
+    assert found.exposed == pytest.approx(gather - 0.020 + reduce)  # a fusion runs meanwhile
+    assert found.waiting == pytest.approx(400 / 1e6)
+    assert found.total == pytest.approx(found.computing + found.kernels + found.exposed + found.waiting)
+    assert found.unknown_loops == 0
+    first = found.places[0]
+    assert (first.where, first.operation, first.kind) == ("models/layers.py:22", "dot_general", "computing")
+    assert first.seconds == pytest.approx(0.120)
+    # a frame of another library is named by the frame of ours that called it
+    assert ("kernels", "models/layers.py:22") in {(place.kind, place.where) for place in found.places}
+
+
+def test_a_copy_does_not_come_while_a_kernel_has_the_memory():
+    kernel = ('%k = f32[10]{0} custom-call(%a), custom_call_target="tpu_custom_call", '
+              'backend_config={"cost_estimate":{"flops":"1","bytes_accessed":"5000"}}')  # fmt: skip
+    text = PROGRAM.replace("  %copy-done.1", f"  {kernel}\n  %copy-done.1")
+    assert schedule.of_text(text, CHIP).waiting == pytest.approx(400 / 1e6)
+    fusion = '%f = f32[10]{0} fusion(%a), calls=%c, backend_config={"estimated_cycles":"5"}'
+    text = PROGRAM.replace("  %copy-done.1", f"  {fusion}\n  %copy-done.1")
+    assert schedule.of_text(text, CHIP).waiting == 0
+
+
+def test_a_loop_of_unknown_length_is_counted_once_and_named():
+    found = schedule.of_text(PROGRAM.replace("constant(4)", "parameter(1)"), CHIP)
+    assert found.unknown_loops == 1 and found.computing == pytest.approx(0.050)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not compiled.available(), reason="needs libtpu (extra plan)")
+@pytest.mark.parametrize("layers", [4, 70], ids=["layers apart", "layers in a loop"])
+def test_the_loop_that_decodes_copies_no_cache(layers):
+    """Nothing of the size of one layer's keys is made in the loop: they are written and read where they lie."""
+    config = small_config("qwen3", num_layers=layers, hidden_size=256, head_dim=128, vocab_size=512, max_positions=2048)
+    work = Work(prompt=512, response=512, rows=64, rollout_rows=64, group=8, compute_dtype=jnp.bfloat16)
+    topology = chips.parse("v5e:2x2")
+    mesh = Sizes(data=4).mesh(compiled.devices(topology))
+    found = phases.decode_phase(config, mesh, work).lower().compile()
+    of_layer = 16 * 1024 * config.num_kv_heads * 128 * 2  # bytes on one chip
+    program = schedule.Program(found.as_text())
+    loops = [line for lines in program.computations.values() for line in lines if line.op == "while"]
+    inside = [line for loop in loops for line in program.computations[schedule._called(loop, "body")[0]]]
+    kept = ("parameter", "get-tuple-element", "tuple", "bitcast", "while")
+    large = [
+        line for line in inside
+        if line.op not in kept and schedule._largest(line.type) >= of_layer
+        # written in place: the whole stack goes in and out under one name
+        and not re.search("dynamic-update-slice|dynamic_update_slice", line.name + line.rest)
+    ]  # fmt: skip
+    assert loops and not large, [(line.name, line.type) for line in large]
+    cache, weights = 2 * layers * of_layer, 2 * config.num_parameters
+    assert found.memory_analysis().temp_size_in_bytes < 1.05 * cache + 3 * weights + 2**24
+    assert "attend_layer" in found.as_text()
+    assert schedule.of_text(found.as_text(), topology.chip).kernels > 0
+
+
+def test_the_least_of_a_phase_by_hand():
+    """One v5e: updates by operations, decoding by bytes; a tied table is multiplied with once a prompt in prefill."""
+    config, chip = known_models.shape_of("Qwen3-1.7B"), chips.CHIPS["v5e"]
+    work = Work(1024, 1024, 256, 256, group=8)
+    found = cost.least_seconds(config, chip, Sizes(fsdp=8), Sizes(data=8), work)
+    assert found["decode"] / 1023 == pytest.approx((2 * 1.7206e9 + 32 * 114688 * 1536) / 8.1e11, rel=1e-3)
+    body = config.num_parameters - 151936 * 2048
+    attention = 4 * 28 * 16 * 128 * 4096 * 512
+    assert found["prefill"] == pytest.approx((2 * body * 4096 + attention) / 1.97e14, rel=0.01)
+    assert found["update"] == pytest.approx(3 * (2 * config.num_parameters + 4 * 28 * 2048 * 1024) * 65536 / 1.97e14)
+
+
+def test_the_command_names_places(capsys, monkeypatch):
+    found = schedule.of_text(PROGRAM, CHIP)
+    figure = compiled.Compiled(1e9, 1e9, 0.0, 1.0, schedule=found)
+    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    monkeypatch.setattr(compiled, "of_step", lambda *_, names, **__: dict.fromkeys(names, figure))
+    command = ["--model", "Qwen3-0.6B", "--show", "1", "--schedule"]
+    assert plan.cli(command) == 0
+    out = capsys.readouterr().out
+    assert "dearest places of decode:" in out and "120.00 ms computing models/layers.py:22  dot_general" in out
+    assert plan.cli([*command, "--json"]) == 0
+    update = json.loads(capsys.readouterr().out)["plans"][0]["schedule_ms"]["update"]
+    assert update["computing"] == 140 and update["places"][0]["where"] == "models/layers.py:22"
+    assert update["share_of_roof"] == pytest.approx(update["least"] / update["total"], abs=1e-3)
+    assert plan.cli([*command, "--estimate"]) == 2
+    assert "--schedule is the compiler's count" in capsys.readouterr().err
+
+
+def test_options_are_those_of_a_generation():
+    device = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
+    assert compiler_options.options_of(device) == compiler_options.OF_GENERATION["v5e"]
+    assert compiler_options.options_of(types.SimpleNamespace(platform="tpu", device_kind="TPU v99")) is None
+    assert compiler_options.options_of() is None  # a CPU
+    jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
