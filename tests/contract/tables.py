@@ -466,7 +466,7 @@ ROWS = {
     "advantages.attention.anchor_credit": Row(),
     "advantages.attention.rhythm_credit": Row(),
     "advantages.effective_rank.rank_of_singular_values": Row(),
-    "advantages.effective_rank.effective_rank": NOTHING,
+    "advantages.effective_rank.rank_of_hidden_states": NOTHING,
     "advantages.effective_rank.growth": Row(inputs={"valid": _leading}),
     "advantages.effective_rank.rank_figures": NOTHING._replace(settings={"stride": 2}),
     "advantages.effective_rank.updated_averages": Row(through=_updated, rows="batch"),
