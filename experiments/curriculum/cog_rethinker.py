@@ -31,7 +31,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +102,8 @@ def build(settings: Settings) -> experiment.Plan:
     online = curricula.make_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     rng = np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]
-    rows = curricula.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
-    warm = curricula.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
+    rows = supervised.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
+    warm = supervised.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
     return curricula.make_plan(settings, found, stages)
 

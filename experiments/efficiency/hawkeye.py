@@ -28,6 +28,7 @@ from experiments.efficiency.parts import two_model_relay
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train.methods import supervised
 
 
 def two_sided(tokens: Array, reference: Array, *, target_share: float, weight: float) -> Array:
@@ -73,8 +74,8 @@ def build(settings: Settings) -> experiment.Plan:
     both = two_model_relay.make_relay(found)
     pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
     width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
-    rows = curricula.supervised_rows(found.model, pairs, width=width)
-    warm = curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
+    rows = supervised.supervised_rows(found.model, pairs, width=width)
+    warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     rollout = two_model_relay.make_reasoner(
         both, group_size=settings.group_size, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
     )

@@ -26,6 +26,7 @@ from experiments.efficiency.parts import two_model_relay
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train.methods import supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +85,8 @@ def build(settings: Settings) -> experiment.Plan:
         problems = recipes.solved_problems(settings)
         pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
         width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
-        rows = curricula.supervised_rows(found.model, pairs, width=width)
-        warm = curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
+        rows = supervised.supervised_rows(found.model, pairs, width=width)
+        warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
         stages.append(experiment.Stage(warm, settings.warm_steps))
     for share in settings.shares:
         limited = dataclasses.replace(settings, max_new_tokens=round(share * settings.max_new_tokens))

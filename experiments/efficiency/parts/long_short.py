@@ -17,15 +17,14 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.experiment import curricula
-from jaxrl_llm.experiment.curricula import SupervisedRows
 from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.models import merging
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.parts import Model
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, supervised
+from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -49,8 +48,8 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
     pairs = [(p.prompt, written_twice(p)) for p in problems]
     width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
     return Tables(
-        curricula.supervised_rows(found.model, [(p.prompt, chain.direct(p)) for p in problems], width=width),
-        curricula.supervised_rows(found.model, pairs, width=width),
+        supervised.supervised_rows(found.model, [(p.prompt, chain.direct(p)) for p in problems], width=width),
+        supervised.supervised_rows(found.model, pairs, width=width),
     )
 
 
@@ -69,7 +68,7 @@ def make_experts(policy: Policy, tables: Tables, *, rows_per_step: int, tx: opta
         return quick + slow, {"sft/loss": slow, "tokens/trained": trained}
 
     def whole(part: Tables) -> list[Array]:
-        return [curricula.trained_tokens(rows) for rows in part]
+        return [supervised.trained_tokens(rows) for rows in part]
 
     return Offline(lambda extras: tables, make_uniform(), rows_per_step, loss, tx, whole=whole)
 

@@ -16,6 +16,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
 
 Attempt = Callable[[np.random.Generator, Problem], str]
@@ -135,6 +136,6 @@ def _practised(identity: tuple, attempt: Attempt, wrong: float, steps: int) -> P
         agrees = answer_of(second) == answer_of(candidate)
         pairs += [(problem.prompt, first), (asked.prompt, f"{second.rpartition('#')[0]}#{'T' if agrees else 'F'}")]
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 4
-    rows = curricula.supervised_rows(found.model, pairs, width=width)
+    rows = supervised.supervised_rows(found.model, pairs, width=width)
     numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
-    return curricula.imitated(found.model.policy, found.model.params, rows, **numbers)
+    return supervised.imitated(found.model.policy, found.model.params, rows, **numbers)

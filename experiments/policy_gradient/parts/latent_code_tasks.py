@@ -10,9 +10,10 @@ from jaxtyping import Array
 from experiments.policy_gradient.parts import latent_code_training, latent_codes
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.run import parts as job
+from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Key, Params
 
 Sources = Sequence[tuple[ModuleType, tuple[int, ...]]]  # tasks of data.tasks, each with its levels
@@ -29,12 +30,12 @@ def over_codes(settings: OnlineSettings, sharpness: float) -> Bench:
 
 def solution_rows(
     settings: OnlineSettings, sources: Sources, *, split: str, n: int, own: Sequence[Problem] = ()
-) -> curricula.SupervisedRows:
+) -> supervised.SupervisedRows:
     """``n`` prompts with solutions from each source, and the given ones, as rows of one table."""
     problems = [p for task, levels in sources for p in tables.make_split(task, split=split, n=n, seed=0, levels=levels)]
     problems, model = [*own, *problems], recipes.bench(settings).model
     width = 2 + max(len(model.tokenizer.encode(p.prompt)) + len(model.tokenizer.encode(p.solution)) for p in problems)
-    return curricula.supervised_rows(model, [(p.prompt, p.solution) for p in problems], width=width)
+    return supervised.supervised_rows(model, [(p.prompt, p.solution) for p in problems], width=width)
 
 
 def learned_codes(

@@ -21,6 +21,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.rollout import given_responses, rollout_cost
 from jaxrl_llm.run.parts import Model
+from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Params, Rewards, Trajectories
 
 Critic = Callable[[Problem, int | None], str]
@@ -216,6 +217,6 @@ def _practised(identity: tuple, attempt, critics: tuple[Critic, ...], wrong: flo
     settings = OnlineSettings(**dict(identity))
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 8
-    rows = curricula.supervised_rows(found.model, examples(problems, attempt, critics, wrong=wrong), width=width)
+    rows = supervised.supervised_rows(found.model, examples(problems, attempt, critics, wrong=wrong), width=width)
     numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
-    return curricula.imitated(found.model.policy, found.model.params, rows, **numbers)
+    return supervised.imitated(found.model.policy, found.model.params, rows, **numbers)

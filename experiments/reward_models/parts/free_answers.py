@@ -21,7 +21,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
@@ -122,9 +122,9 @@ def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1
     for problem in curricula.train_problems(settings):
         work, answer = problem.solution.rsplit("#", 1)
         pairs += [(problem.prompt, f"{work}#{int(answer) + k * problem.answer['modulus']}") for k in (0, 1)]
-    rows = curricula.supervised_rows(found.model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
+    rows = supervised.supervised_rows(found.model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
     return Stage(
-        curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(learning_rate)), steps
+        supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(learning_rate)), steps
     )
 
 

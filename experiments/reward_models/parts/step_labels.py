@@ -14,9 +14,9 @@ from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
-from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.train.methods import actor_critic, supervised
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage
@@ -125,8 +125,8 @@ def warm_stage(
     rng = np.random.default_rng(0)
     pairs = [(p.prompt, repeating(p, int(rng.integers(most_repeats + 1)))) for p in problems]
     width = max(len(a) + len(b) for a, b in pairs) + 2
-    rows = curricula.supervised_rows(found.model, pairs, width=width)
-    method = curricula.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(learning_rate))
+    rows = supervised.supervised_rows(found.model, pairs, width=width)
+    method = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(learning_rate))
     return Stage(method, steps)
 
 
