@@ -7,6 +7,12 @@ import jaxrl_llm
 
 COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
+    "sft": "supervised fine-tuning on the responses of a file",
+    "dpo": "training on preferences: any pair or single-response loss",
+    "reward-model": "a reward model from preferences",
+    "distil": "on-policy distillation from one teacher or several",
+    "eval": "a model or a run on problems: avg@k, pass@k, maj@k with intervals",
+    "chat": "talk to a model",
     "run": "an experiment: run SLUG",
     "plan": "mesh, memory and roofline of a model on a TPU slice, without a TPU",
     "view": "one page to read the rollouts of a run",
@@ -31,6 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from jaxrl_llm.experiment import locate
 
             return locate.run(rest)
+        case ["sft" | "dpo" | "reward-model" | "distil" as name, *rest]:
+            from jaxrl_llm.experiment import cli
+            from jaxrl_llm.jobs import distil, dpo, reward_model, sft
+
+            job = {"sft": sft, "dpo": dpo, "reward-model": reward_model, "distil": distil}[name]
+            return cli.main(job.__name__, rest) or 0
+        case ["eval", *rest]:
+            from jaxrl_llm.run.commands import evaluate_model
+
+            return evaluate_model.cli(rest)
+        case ["chat", *rest]:
+            from jaxrl_llm.run.commands import chat
+
+            return chat.cli(rest)
         case ["plan", *rest]:
             from jaxrl_llm.run import plan
 

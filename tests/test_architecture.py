@@ -19,7 +19,7 @@ PARTS = sorted(p for p in (ROOT / "experiments").rglob("parts/*.py") if p.name !
 ORDER = (
     "errors", "types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
     "sandbox", "models", "data", "verifiers", "distributed", "tools", "rollout", "envs", "train", "planning",
-    "asynchronous", "run", "experiment", "__main__",
+    "asynchronous", "run", "experiment", "jobs", "__main__",
 )  # fmt: skip
 ROOT_FILES = {"__init__", "__main__", "errors", "types", "linalg", "logprobs", "reduce"}
 CORE = ("types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")

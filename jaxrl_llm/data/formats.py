@@ -323,7 +323,34 @@ def tldr(columns: dict[str, Any]) -> Pair:
     return Pair(f"{post}\n\nTL;DR:", texts[best], texts[1 - best], 0.0)
 
 
+def plain_pair(columns: dict[str, Any]) -> Pair:
+    """``prompt``, ``chosen`` and ``rejected``, texts; optional ``margin``.
+
+    >>> plain_pair({"prompt": "a", "chosen": "b", "rejected": "c"}).margin
+    0.0
+    """
+    texts = [columns[name] for name in ("prompt", "chosen", "rejected")]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("prompt, chosen and rejected must be texts that are not empty")
+    return Pair(*texts, float(columns.get("margin", 0.0)))
+
+
+def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
+    """``prompt``, ``completion`` and ``label``: whether it is desirable.
+
+    >>> unpaired({"prompt": "a", "completion": "b", "label": 1})
+    ('a', 'b', True)
+    """
+    prompt, completion, label = columns["prompt"], columns["completion"], columns["label"]
+    if not (isinstance(prompt, str) and prompt and isinstance(completion, str) and completion):
+        raise ValueError("prompt and completion must be texts that are not empty")
+    if label not in (True, False, 0, 1):
+        raise ValueError(f"label is {label!r}; give true or false")
+    return prompt, completion, bool(label)
+
+
 PAIR_FORMATS = {
+    "plain": (("prompt", "chosen", "rejected"), plain_pair),
     "hh-rlhf": (("chosen", "rejected"), hh_rlhf),
     "ultrafeedback": (("prompt", "chosen", "rejected"), ultrafeedback),
     "tldr": (("info", "summaries", "choice"), tldr),
@@ -368,3 +395,8 @@ def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tup
 def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair], list[Malformed]]:
     """The preference pairs of a source, and the rows left out; ``layout`` is a name in ``PAIR_FORMATS``."""
     return _convert(spec, *PAIR_FORMATS[layout], bad_rows)
+
+
+def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
+    """Responses with a label, see ``unpaired``, and the rows left out."""
+    return _convert(spec, ("prompt", "completion", "label"), unpaired, bad_rows)

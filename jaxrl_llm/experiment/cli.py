@@ -45,7 +45,7 @@ class Options:
     checkpoint_every: int = 50  # steps, on the host
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
-    export: bool = True  # write the trained model of every arm and seed, of a model of your own
+    export: Literal["own", "always", "never"] = "own"  # write the trained models; own: of a model of your own
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
@@ -76,8 +76,9 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
         "Flags", [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in shown_fields], frozen=True
     )
     shown.__doc__ = (module.__doc__ or "").strip().splitlines()[0]
+    default = Options(seeds=getattr(module, "SEEDS", Options.seeds), export=getattr(module, "EXPORT", Options.export))
     both = dataclasses.make_dataclass(
-        "Command", [("options", Annotated[Options, tyro.conf.arg(name="")], dataclasses.field(default=Options())),
+        "Command", [("options", Annotated[Options, tyro.conf.arg(name="")], dataclasses.field(default=default)),
                     ("settings", Annotated[shown, tyro.conf.arg(name="")], dataclasses.field(default=shown()))]
     )  # fmt: skip
     known = [f.name for f in (*dataclasses.fields(Options), *shown_fields)]
@@ -183,7 +184,7 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         staleness=options.staleness if options.loop == "async" else None,
         scorers=check_workers(options.workers),
         trackers=options.track,
-        export=options.export and not arms.bundled(settings.model),
+        export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
     )
 
@@ -258,7 +259,11 @@ def write(module: ModuleType, options: Options, settings: Any, found: Results, c
         family, slug = name.split(".")[-2:]
         slug = f"{slug}@{options.bed}" if options.bed else slug
         keep_copy(whole, out / "plot.png", pathlib.Path("results") / family, slug)
-    print(f"\n{table}\nClaim: {claim.statement}")
+    print(f"\n{table}")
+    if not module.claim.__doc__:  # a job of the front door claims nothing
+        print(f"results in {out}")
+        return
+    print(f"Claim: {claim.statement}")
     for kind, parts in (("primary", claim.parts[:1]), ("secondary", claim.parts[1:])):
         for part in parts:
             print(f"  {kind:9s} {part.verdict:19s} {part}")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
 
 from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.distributed import hosts, rules
@@ -281,13 +282,17 @@ class SeedRun:
         if logs.folder is None or model is None or not self.keeping.export or (logs.folder / "model").is_dir():
             return
         found = hosts.gathered(params)
-        found = found["model"] if isinstance(found, dict) and "model" in found else found
+        parts = {name: part for name, part in found.items() if name != "model"} if "model" in found else {}
+        found = found["model"] if "model" in found else found
         if hosts.is_first():
             scratch = logs.folder / ".export"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir()
             merged = lora_state.save(scratch / "adapter", model, found, lora_state.rank_of(found))
             report.save_model(scratch, model, merged)
+            if parts:  # a value head, a reward head
+                flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
+                save_file(flat, scratch / "model" / "heads.safetensors")
             for part in scratch.iterdir():
                 part.rename(logs.folder / part.name)
             scratch.rmdir()

@@ -22,7 +22,7 @@ def root() -> pathlib.Path:
 def experiment_files() -> dict[str, pathlib.Path]:
     """Every experiment by its slug."""
     files = sorted((root() / "experiments").glob("*/*.py"))
-    return {path.stem: path for path in files if not path.stem.startswith("_")}
+    return {path.stem: path for path in files if not (path.stem.startswith("_") or path.parent.name == "parts")}
 
 
 def find(word: str) -> pathlib.Path:

@@ -1,0 +1,180 @@
+"""Training on preferences: any pair or single-response loss of ``jaxrl_llm.losses``.
+
+Run: jaxrl dpo --model DIR --data FILE.jsonl [--format plain|hh-rlhf|ultrafeedback|tldr|unpaired] [--loss simpo_loss]
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from jaxrl_llm import losses, reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment.claims import open_claim
+from jaxrl_llm.jobs import rows
+from jaxrl_llm.run import named
+from jaxrl_llm.run.bench import open_model
+from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.supervised import SupervisedRows
+from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import Plan, Stage
+
+PAIRED = (
+    "chosen_logp", "rejected_logp", "ref_chosen_logp", "ref_rejected_logp", "chosen_mean_logp", "rejected_mean_logp",
+    "chosen_tokens", "rejected_tokens", "gold_mean_logp",
+)  # fmt: skip
+SINGLE = ("logp", "ref_logp", "desirable", "kl", "shift")
+WHOLE_BATCH = ("aot_loss", "aot_unpaired_loss", "kto_loss", "bco_loss")  # whose rows know of each other
+CHUNK = 16  # rows that the reference scores at once
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(rows.RowSettings):
+    """DPO, or another loss on pairs or on single judged responses."""
+
+    format: rows.PairFormat = "plain"  # the columns of a file
+    loss: str = "dpo_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
+    loss_args: tuple[str, ...] = ()  # its settings, for example beta=0.05
+    learning_rate: float = 5e-7
+
+
+EMBEDDED = {"steps": 40, "eval_every": 20, "learning_rate": 1e-4, "max_new_tokens": 96, "train_rows": 512}
+SMOKE = {"steps": 2, "eval_every": 2, "rows_per_step": 4, "train_rows": 64, "eval_rows": 8}
+ARMS = {"dpo": {}}
+METRICS = ("eval/accuracy", "eval/margin", "eval/chosen_logp")
+SEEDS, EXPORT = 1, "always"
+
+
+def sequence_logp(policy: Any, params: Any, some: SupervisedRows) -> Array:
+    """The sum of the log-probabilities of every response ``[B]``."""
+    logp, _ = score_tokens(policy, params, some)
+    return reduce.sequences(logp, some.mask)
+
+
+def scored(policy: Any, params: Any, table: SupervisedRows) -> Array:
+    """``sequence_logp`` of a whole table, ``CHUNK`` rows at a time, without a gradient."""
+    count = table.tokens.shape[0]
+    filled = -count % CHUNK
+    padded = jax.tree.map(lambda x: jnp.pad(x, ((0, filled), (0, 0))), table)
+    parts = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), padded)
+    found = jax.lax.map(lambda some: sequence_logp(policy, params, some), parts)
+    return jax.lax.stop_gradient(found.reshape(-1)[:count])
+
+
+def _mean(value: Array, tokens: Array) -> Array:
+    return value / jnp.maximum(tokens, 1.0)
+
+
+def pair_arrays(policy: Any, params: Any, part: dict[str, Any]) -> dict[str, Array]:
+    """All that a loss on pairs may ask for, by name."""
+    found = {}
+    for side in ("chosen", "rejected"):
+        some = part[side]
+        found[f"{side}_logp"] = sequence_logp(policy, params, some)
+        found[f"{side}_tokens"] = jnp.sum(some.mask.astype(jnp.float32), axis=1)
+        found[f"{side}_mean_logp"] = _mean(found[f"{side}_logp"], found[f"{side}_tokens"])
+        found[f"ref_{side}_logp"] = part[f"ref_{side}"]
+    return found | {"gold_mean_logp": found["chosen_mean_logp"]}
+
+
+def single_arrays(policy: Any, params: Any, part: dict[str, Any], beta: float) -> dict[str, Array]:
+    """All that a loss on single judged responses may ask for, by name.
+
+    ``kl``: the mean of ``logp - ref_logp`` of the batch, not below 0; ``shift``: the mean of the two kinds' mean
+    rewards ``beta (logp - ref_logp)``. Both are of the batch and without a gradient. Differs from the papers in that
+    KTO's uses mismatched responses and BCO's a running mean.
+    """
+    logp = sequence_logp(policy, params, part["response"])
+    gap, good = jax.lax.stop_gradient(logp) - part["ref_response"], part["desirable"]
+    ends = [beta * reduce.scalars(gap, good), beta * reduce.scalars(gap, ~good)]
+    return {
+        "logp": logp, "ref_logp": part["ref_response"], "desirable": good,
+        "kl": jnp.maximum(reduce.scalars(gap), 0.0), "shift": (ends[0] + ends[1]) / 2,
+    }  # fmt: skip
+
+
+def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float):
+    """The ``loss`` slot of ``Offline``: a sum of pairs over the pairs of the whole step."""
+    paired = "desirable" not in wanted
+
+    def slot(params, extras, part, total):
+        found = pair_arrays(policy, params, part) if paired else single_arrays(policy, params, part, beta)
+        terms = loss(*(found[name] for name in wanted))
+        value = jnp.sum(terms.loss) / total
+        masks = [some.mask for some in part.values() if isinstance(some, SupervisedRows)]
+        tokens = sum(jnp.sum(mask.astype(jnp.float32)) for mask in masks)
+        aux = {f"pairs/{name}": jnp.sum(x) / total for name, x in terms.aux.items()}
+        return value, aux | {"pairs/loss": value, "tokens/trained": tokens}
+
+    return slot
+
+
+def make_measure(policy: Any, first: SupervisedRows, second: SupervisedRows, reference: Any):
+    """The share of held-out pairs whose chosen response gained more over the reference, the margin in nats."""
+    score = jax.jit(lambda params: (scored(policy, params, first), scored(policy, params, second)))
+    base = score(reference)
+
+    def measure(params, key):
+        now = score(params)
+        gains = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(now, base, strict=True)]
+        margin = gains[0] - gains[1]
+        even = np.where(margin == 0, 0.5, margin > 0)  # before training all margins are 0
+        return {"eval/accuracy": even.mean(), "eval/margin": margin.mean(), "eval/chosen_logp": np.mean(now[0])}
+
+    return measure
+
+
+def build(settings: Settings) -> Plan:
+    """One stage of minibatches of preferences; the reference scores all rows once, before the first step."""
+    loss = named.with_settings(named.find(losses, settings.loss, "--loss"), settings.loss_args, "--loss-args", losses)
+    single = "desirable" in named.arrays(loss)
+    wanted = named.check_arrays(loss, SINGLE if single else PAIRED, f"--loss {settings.loss}")
+    if settings.format == "unpaired" and not single and settings.data != rows.GENERATED:
+        raise UserError(f"--format unpaired: --loss {settings.loss} takes pairs; choose kto_loss, bco_loss or "
+                        "apo_zero_unpaired_loss")  # fmt: skip
+    model = open_model(settings)
+    fields = ("response",) if single else ("chosen", "rejected")
+    source = rows.judged(settings, settings.format) if single else rows.pairs(settings, settings.format)
+    kept, held = rows.held_out(source, settings.eval_rows, settings.data)
+    tables = dict(zip(fields, rows.encoded(model, [*kept, *held], settings, *fields), strict=True))
+    train = {name: jax.tree.map(lambda x: x[: len(kept)], table) for name, table in tables.items()}
+    test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}
+    more = {"desirable": rows.labels(kept)} if single else {}
+
+    def extras(params, key):
+        return {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+
+    beta = named.settings(loss).get("beta", 0.1)
+
+    def counted(part):
+        return jnp.asarray(part[fields[0]].tokens.shape[0], jnp.float32)
+
+    whole = None if settings.loss in WHOLE_BATCH else counted
+    size = min(settings.rows_per_step, len(kept))
+    slot = make_loss(model.policy, loss, wanted, beta)
+    method = Offline(
+        rows=lambda kept_extras: train | more | kept_extras,
+        sampler=make_uniform(),
+        rows_per_step=size,
+        loss=slot if whole is not None else lambda *given: slot(*given, jnp.asarray(size, jnp.float32)),
+        tx=rows.optimiser(settings, lambda rate: optax.adamw(rate, weight_decay=settings.weight_decay)),
+        max_grad_norm=settings.max_grad_norm,
+        whole=whole,
+    )
+    if single:
+        good = np.asarray([row.desirable for row in held])
+        response = test["response"]
+        ends = [jax.tree.map(lambda x, at=at: x[at], response) for at in (good, ~good)]
+        shortest = min(len(end.tokens) for end in ends)
+        test = dict(zip(("chosen", "rejected"), (jax.tree.map(lambda x: x[:shortest], e) for e in ends), strict=True))
+    measure = make_measure(model.policy, test["chosen"], test["rejected"], model.params)
+    return Plan(lambda key: model.params, (Stage(method, settings.steps, extras),), measure, on_host=True, model=model)
+
+
+def claim(results):  # a job claims nothing, and says so by having no text
+    return open_claim("")

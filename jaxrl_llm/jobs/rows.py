@@ -1,0 +1,184 @@
+"""Rows of the supervised commands: texts and preferences of a file, or generated ones, as token arrays."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from jaxrl_llm.data import formats
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.run import parts
+from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.train.methods.supervised import SupervisedRows
+
+GENERATED = "chain"  # what a command trains on without a file
+PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "unpaired"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSettings(recipes.Settings):
+    """What the supervised commands share."""
+
+    # chain (generated), FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    data: str = GENERATED
+    chat: bool = False  # prompts become a user's message, by the model's chat template
+    steps: int = 200
+    learning_rate: float = 1e-5
+    rows_per_step: int = 32
+    max_new_tokens: int = 512  # columns for a response; longer ones are refused
+    bad_rows: int = 0  # unreadable rows of a file that may be left out
+    eval_rows: int = 512  # held out by a hash of the prompt, at most a tenth
+    train_rows: int = 4096  # of generated rows
+    eval_every: int = 50
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    warmup_steps: int = 10
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+
+
+class Text(NamedTuple):
+    """A response to a prompt."""
+
+    prompt: str | list[dict[str, str]]
+    response: str
+
+
+class Judged(NamedTuple):
+    """A response to a prompt, and whether it is desirable."""
+
+    prompt: str
+    response: str
+    desirable: bool
+
+
+def held_out(rows: Sequence[Any], most: int, data: str) -> tuple[list[Any], list[Any]]:
+    """Training rows and held-out ones: a tenth of the prompts by their hash, at most ``most``.
+
+    Raises:
+      UserError: where nothing is left of one of them.
+    """
+    kept, held = problem_tables.hash_split(list(rows), lambda row: str(row.prompt), data, give="distinct prompts")
+    return kept, held[:most]
+
+
+@lru_cache(maxsize=2)
+def generated(count: int) -> tuple[Problem, ...]:
+    """Arithmetic chains with worked solutions."""
+    held = max(8, count // 10)
+    return tuple(
+        problem
+        for split, n in (("train", count - held), ("heldout", held))
+        for problem in problem_tables.make_split(chain, split=split, n=n, seed=0)
+    )
+
+
+def texts(settings: Any, format_name: str) -> list[Text]:
+    """Prompts with the response to imitate: a row's worked solution, or its answer where it has none.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if settings.data == GENERATED:
+        return [Text(p.prompt, p.solution) for p in generated(settings.train_rows)]
+    problems, bad = formats.read_problems(settings.data, layout=format_name, bad_rows=settings.bad_rows)
+    _said(settings.data, bad)
+    return [Text(p.prompt, p.solution or _one(p.answer["value"])) for p in problems]
+
+
+def _one(value: Any) -> str:
+    return str(value[0] if isinstance(value, list | tuple) and value else value)
+
+
+def _said(data: str, bad: Sequence[Any]) -> None:
+    for row in bad[:10]:
+        print(f"{data}: left out {row.where}: {row.reason}", flush=True)
+
+
+def pairs(settings: Any, format_name: str) -> list[formats.Pair]:
+    """Preference pairs: of a file, or a right solution before the one of another problem.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if settings.data == GENERATED:
+        problems = generated(settings.train_rows)
+        others = [*problems[1:], problems[0]]
+        return [
+            formats.Pair(p.prompt, p.solution, q.solution, 0.0)
+            for p, q in zip(problems, others, strict=True)
+            if p.solution != q.solution
+        ]
+    found, bad = formats.read_pairs(settings.data, layout=format_name, bad_rows=settings.bad_rows)
+    _said(settings.data, bad)
+    return found
+
+
+def judged(settings: Any, format_name: str) -> list[Judged]:
+    """Single responses with a label: of a file, or both halves of ``pairs``.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if format_name != "unpaired" or settings.data == GENERATED:
+        both = pairs(settings, format_name)
+        return [Judged(p.prompt, text, good) for p in both for text, good in ((p.chosen, True), (p.rejected, False))]
+    found, bad = formats.read_judged(settings.data, bad_rows=settings.bad_rows)
+    _said(settings.data, bad)
+    return [Judged(*row) for row in found]
+
+
+def encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str) -> tuple[SupervisedRows, ...]:
+    """For every field of the rows: prompts with that response, all of one width.
+
+    Raises:
+      UserError: for a response or a prompt that does not fit.
+    """
+    asked = [Problem("rows", row.prompt, "", {}, 0, str(k)) for k, row in enumerate(rows)]
+    table = problem_tables.encode_problems(
+        model.tokenizer, asked, answers=problem_tables.no_answers, chat=settings.chat
+    )
+    made = []
+    longest = 0
+    for field in fields:
+        responses = [getattr(row, field) for row in rows]
+        tokens, valid = encode_responses(model.tokenizer, responses, width=settings.max_new_tokens)
+        longest = max(longest, int(valid.sum(1).max()))
+        made.append((tokens, valid))
+    columns = table.tokens.shape[1] + longest
+    if columns > model.config.max_positions:
+        raise UserError(f"prompt and response of {columns} tokens exceed the model's context of "
+                        f"{model.config.max_positions}; drop the longest rows")  # fmt: skip
+    return tuple(
+        supervised.joined(table.tokens, table.valid, jnp.asarray(t[:, :longest]), jnp.asarray(v[:, :longest]))
+        for t, v in made
+    )
+
+
+def labels(rows: Sequence[Judged]) -> Bool[Array, " N"]:
+    """``desirable`` of every row."""
+    return jnp.asarray(np.asarray([row.desirable for row in rows], bool))
+
+
+def optimiser(settings: Any, make: Callable[[Any], Any]) -> Any:
+    """``make`` of the schedule of the settings."""
+    import optax
+
+    rate, steps, warmup = settings.learning_rate, settings.steps, min(settings.warmup_steps, settings.steps // 2)
+    if settings.schedule == "constant":
+        after = optax.constant_schedule(rate)
+    elif settings.schedule == "linear":
+        after = optax.linear_schedule(rate, 0.0, max(1, steps - warmup))
+    else:
+        after = optax.cosine_decay_schedule(rate, max(1, steps - warmup))
+    if not warmup:
+        return make(after)
+    return make(optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup]))

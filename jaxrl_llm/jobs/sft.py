@@ -1,0 +1,84 @@
+"""Supervised fine-tuning on the responses of a file, or on generated solutions.
+
+Run: jaxrl sft --model DIR --data FILE.jsonl [--format gsm8k] [--chat] [--lora 16]
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.experiment.claims import open_claim
+from jaxrl_llm.experiment.recipes import job
+from jaxrl_llm.jobs import rows
+from jaxrl_llm.run.bench import open_model
+from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.supervised import SupervisedRows
+from jaxrl_llm.train.plan import Plan, Stage
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(rows.RowSettings):
+    """Next-token loss on responses, a mean over their tokens."""
+
+    format: job.Format = "plain"  # the columns of a file; the response is the worked solution, else the answer
+
+
+EMBEDDED = {"steps": 60, "eval_every": 30, "learning_rate": 3e-4, "max_new_tokens": 96, "train_rows": 1024}
+SMOKE = {"steps": 2, "eval_every": 2, "rows_per_step": 4, "train_rows": 64, "eval_rows": 8}
+ARMS = {"sft": {}}
+METRICS = ("eval/loss", "eval/token_accuracy")
+SEEDS, EXPORT = 1, "always"
+
+
+def make_measure(policy, held: SupervisedRows, *, chunk: int = 32):
+    """``eval/loss`` in nats a token and the share of tokens that the model would have said, on held-out rows."""
+
+    @jax.jit
+    def part(params, some: SupervisedRows):
+        logp, _ = score_tokens(policy, params, some)
+        # the most likely token has a log-probability of its own: right where no other is likelier
+        hidden = policy.hidden(params, some.tokens, some.positions, some.segment_ids)
+
+        def best(columns):
+            return jnp.argmax(policy.unembed(params, columns), axis=-1).astype(jnp.int32)
+
+        said = jnp.concatenate([jnp.zeros((some.tokens.shape[0], 1), jnp.int32), best(hidden)[:, :-1]], axis=1)
+        right = jnp.where(some.mask, said == some.tokens, False)
+        return jnp.sum(jnp.where(some.mask, -logp, 0.0)), jnp.sum(right), jnp.sum(some.mask)
+
+    def measure(params, key):
+        count, sums = held.tokens.shape[0], np.zeros(3)
+        for begin in range(0, count, chunk):
+            # the last chunk is filled with rows that do not count, so that one shape serves all
+            ids = np.arange(begin, begin + min(chunk, count))
+            some = jax.tree.map(lambda x, at=ids: x[np.minimum(at, count - 1)], held)
+            some = some._replace(mask=some.mask & jnp.asarray(ids < count)[:, None])
+            sums += np.asarray(part(params, some), np.float64)
+        return {"eval/loss": np.float64(sums[0] / sums[2]), "eval/token_accuracy": np.float64(sums[1] / sums[2])}
+
+    return measure
+
+
+def build(settings: Settings) -> Plan:
+    """One stage of minibatches of the rows."""
+    model = open_model(settings)
+    kept, held = rows.held_out(rows.texts(settings, settings.format), settings.eval_rows, settings.data)
+    (table,) = rows.encoded(model, [*kept, *held], settings, "response")
+    train, test = (
+        jax.tree.map(lambda x, part=part: x[part], table) for part in (slice(len(kept)), slice(len(kept), None))
+    )
+    tx = rows.optimiser(settings, partial(optax.adamw, weight_decay=settings.weight_decay))
+    size = min(settings.rows_per_step, len(kept))
+    method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
+    method = method._replace(max_grad_norm=settings.max_grad_norm)
+    return Plan(lambda key: model.params, (Stage(method, settings.steps),), make_measure(model.policy, test),
+                on_host=True, model=model)  # fmt: skip
+
+
+def claim(results):  # a job claims nothing, and says so by having no text
+    return open_claim("")

@@ -1,0 +1,88 @@
+"""``jaxrl chat``: talk to a model folder in the terminal, a line a message; an empty line or Ctrl-D ends the talk."""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.run import compile_cache, flags, options, parts
+from jaxrl_llm.run.options import ModelSettings, SamplingSettings
+
+STEP = 64  # columns of a prompt: so few programs are compiled, whatever is said
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(SamplingSettings, ModelSettings):
+    """Which model, and how its answers are sampled."""
+
+    max_new_tokens: int = 64
+    seed: int = 0
+    system: str = ""  # the system's message, where the model has a chat template
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
+
+
+def make_answer(settings: Settings) -> Callable[[list[dict[str, str]]], str]:
+    """``answer(messages) -> text``: the messages by the model's chat template, or the last one's text without one.
+
+    Raises:
+      UserError: for a model that does not load.
+    """
+    model = options.open_model(settings)
+    rollout = jax.jit(parts.make_rollout(model, group_size=1, **options.sampling_of(settings)._asdict()))
+    template = model.tokenizer.chat_template is not None
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        prompt = messages if template else messages[-1]["content"]
+        problem = Problem("rows", prompt, "", {}, 0, str(len(messages)))
+        tokens = problem_tables.encode_problems(
+            model.tokenizer, [problem], answers=problem_tables.no_answers, chat=template
+        )
+        length = tokens.tokens.shape[1]
+        columns = min(-(-length // STEP) * STEP, model.config.max_positions - settings.max_new_tokens)
+        if length > columns:
+            raise UserError(f"the talk has {length} tokens and leaves no room for --max-new-tokens "
+                            f"{settings.max_new_tokens}; begin again, or lower it")  # fmt: skip
+        left = ((0, 0), (columns - length, 0))
+        ids = jnp.zeros((1,), jnp.int32)
+        keys = sample_keys(jax.random.key(settings.seed), len(messages), ids, 1)
+        rows = rollout(model.params, jnp.pad(tokens.tokens, left), jnp.pad(tokens.valid, left), keys, ids)
+        return parts.responses(model.tokenizer, jax.tree.map(np.asarray, rows))[0]
+
+    return answer
+
+
+def talk(answer: Callable[[list[dict[str, str]]], str], lines: Iterable[str], system: str) -> list[dict[str, str]]:
+    """Answers every line until an empty one; the messages of the whole talk."""
+    messages = [{"role": "system", "content": system}] if system else []
+    for line in lines:
+        if not line.strip():
+            break
+        messages.append({"role": "user", "content": line.rstrip("\n")})
+        text = answer(messages)
+        messages.append({"role": "assistant", "content": text})
+        print(text, flush=True)
+    return messages
+
+
+def cli(arguments: list[str] | None = None) -> int:
+    """Command line: one clear line and exit code 2 for a mistake."""
+    try:
+        settings = flags.read(Settings, sys.argv[1:] if arguments is None else arguments, prog="jaxrl chat")
+        compile_cache.enable(settings.compile_cache)
+        answer = make_answer(settings)
+        if sys.stdin.isatty():
+            print(f"{settings.model}: a line a message, an empty one ends", flush=True)
+        talk(answer, sys.stdin, settings.system)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

@@ -1,0 +1,181 @@
+"""``jaxrl eval``: a model folder, or the models of a run, on problems of a file or generated ones.
+
+Prints avg@k, pass@k and maj@k with 95 % intervals over problems, judged by the verifiers of training, and writes them.
+"""
+
+import collections
+import dataclasses
+import json
+import pathlib
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.data import formats
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.distributed import hosts
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.run import compile_cache, flags, options, parts
+from jaxrl_llm.run.options import ModelSettings, SamplingSettings
+from jaxrl_llm.run.records import record
+from jaxrl_llm.verifiers import answers
+from jaxrl_llm.verifiers.verdict import Verifier
+
+CHUNK = 64  # problems in one compiled call
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(SamplingSettings, ModelSettings):
+    """Which model on which problems, and how often each is tried."""
+
+    data: str = "countdown"  # countdown, chain (held-out problems), or a source of rows, all of which are problems
+    format: parts.Format = "plain"  # the columns of a file; see data.formats
+    verifier: parts.VerifierName = ""  # empty: that of the format
+    chat: bool = False  # prompts that are text become a user's message, by the model's chat template
+    problems: int = 256  # at most; 0: all of a file
+    samples: int = 4  # of every problem
+    seed: int = 0
+    bad_rows: int = 0
+    max_new_tokens: int = 28
+    out: str = ""  # a file for the figures and one line a problem; empty: eval.json beside the model, or none
+    compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
+
+
+def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
+    """The problems, and what judges their answers.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if settings.data in parts.TASKS:
+        _, held, verify = parts.load_problems(
+            settings.data, train=1, heldout=settings.problems or 256, seed=0, verifier=settings.verifier
+        )
+        return held, verify
+    found, bad = formats.read_problems(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
+    for row in bad[:10]:
+        print(f"{settings.data}: left out {row.where}: {row.reason}", flush=True)
+    verify = parts.VERIFIERS[settings.verifier or formats.FORMATS[settings.format].verifier]
+    return found[: settings.problems or None], verify
+
+
+def majority(texts: list[str], value: np.ndarray, valid: np.ndarray) -> float:
+    """Whether the answer that most samples give is right; of equally many the one given first.
+
+    >>> majority(["a #1", "b #2", "c #1"], np.array([1.0, 0.0, 1.0]), np.ones(3, bool))
+    1.0
+    """
+    counted = collections.Counter(answers.final_part(text).strip() for text, ok in zip(texts, valid, strict=True) if ok)
+    if not counted:
+        return float("nan")
+    said = counted.most_common(1)[0][0]
+    first = next(k for k, text in enumerate(texts) if valid[k] and answers.final_part(text).strip() == said)
+    return float(value[first] > 0.5)
+
+
+def figures(value: np.ndarray, valid: np.ndarray, texts: list[list[str]]) -> dict[str, Interval]:
+    """avg@k, pass@1, 2, 4 ... k and maj@k, each a mean over problems with its interval; ``value`` is ``[N, k]``."""
+    samples, judged = value.shape[1], valid.all(axis=1)
+    if not judged.any():
+        raise UserError("no problem has a valid verdict for all of its samples; the verifier failed")
+    right = ((value > 0.5) & valid).sum(axis=1)[judged]
+    found = {f"avg@{samples}": score_interval(right / samples)}
+    for k in sorted({1 << n for n in range(samples.bit_length()) if 1 << n <= samples} | {samples}):
+        found[f"pass@{k}"] = score_interval(pass_at_k(right, samples, k))
+    votes = [majority(t, v, ok) for t, v, ok, use in zip(texts, value, valid, judged, strict=True) if use]
+    found[f"maj@{samples}"] = score_interval(np.asarray(votes))
+    return found
+
+
+def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, Any]]]:
+    """The figures, and a record of every problem: its prompt, responses and verdicts.
+
+    Raises:
+      UserError: for a model or a source that does not serve.
+    """
+    if settings.samples < 1 or settings.problems < 0:
+        raise UserError(
+            f"--samples {settings.samples} must be at least 1 and --problems {settings.problems} at least 0"
+        )
+    problems, verify = asked(settings)
+    model = options.open_model(settings)
+    table = problem_tables.encode_problems(
+        model.tokenizer, problems, answers=problem_tables.no_answers, chat=settings.chat
+    )
+    columns = table.tokens.shape[1] + settings.max_new_tokens
+    if columns > model.config.max_positions:
+        raise UserError(f"prompt and --max-new-tokens {settings.max_new_tokens} need {columns} columns, the model's "
+                        f"context has {model.config.max_positions}; lower it")  # fmt: skip
+    sampling = options.sampling_of(settings)._asdict()
+    rollout = jax.jit(parts.split_rows(parts.make_rollout(model, group_size=settings.samples, **sampling), model.mesh))
+    lines, key, chunk = [], jax.random.key(settings.seed), min(CHUNK, len(problems))
+    with ExitStack() as stack:
+        if pool := parts.make_pool(verify):
+            stack.enter_context(pool)
+        judge = parts.make_judge(model.tokenizer, problems, verify, pool)
+        for begin in range(0, len(problems), chunk):
+            # the last chunk is filled with repeats so that one shape serves all; the repeats are cut off again
+            ids = np.minimum(np.arange(begin, begin + chunk), len(problems) - 1).astype(np.int32)
+            keys = sample_keys(key, 0, jax.numpy.asarray(ids), settings.samples)
+            rows = rollout(model.params, table.tokens[ids], table.valid[ids], keys, jax.numpy.asarray(ids))
+            rows = hosts.gathered(rows)
+            value, valid = (x.reshape(chunk, -1) for x in judge(rows))
+            texts = parts.responses(model.tokenizer, rows)
+            for k in range(min(chunk, len(problems) - begin)):
+                own = slice(k * settings.samples, (k + 1) * settings.samples)
+                lines.append({
+                    "prompt": problems[begin + k].prompt, "level": problems[begin + k].level, "responses": texts[own],
+                    "value": value[k].tolist(), "valid": valid[k].tolist(),
+                    "truncated": np.asarray(rows.truncated)[own].tolist(),
+                })  # fmt: skip
+            print(f"{len(lines)}/{len(problems)} problems", file=sys.stderr, flush=True)
+    value, valid = (np.asarray([line[name] for line in lines]) for name in ("value", "valid"))
+    return figures(value, valid, [line["responses"] for line in lines]), lines
+
+
+def folders(model: str) -> list[str]:
+    """The model itself, or those that a run wrote: ``model`` of the main job, ``seeds/ARM/seed_K/model`` of others."""
+    place = pathlib.Path(model)
+    if not place.is_dir() or (place / "config.json").is_file():
+        return [model]
+    found = sorted(str(p.parent) for p in place.rglob("model/config.json"))
+    if not found:
+        raise UserError(f"--model {model} holds neither config.json nor the model of a run; give a model or run folder")
+    return found
+
+
+def cli(arguments: list[str] | None = None) -> int:
+    """Command line: one clear line and exit code 2 for a mistake."""
+    try:
+        words = sys.argv[1:] if arguments is None else arguments
+        settings = flags.read(Settings, words, prog="jaxrl eval")
+        compile_cache.enable(settings.compile_cache)
+        for model in folders(settings.model):
+            found, lines = evaluate(dataclasses.replace(settings, model=model))
+            print(f"{model} on {settings.data}: {len(lines)} problems x {settings.samples} samples, 95 % intervals")
+            for name, interval in found.items():
+                print(f"  {name:8s} {interval}")
+            cut = np.mean([np.mean(line["truncated"]) for line in lines])
+            print(f"  cut off  {cut:.1%} of the responses")
+            beside = pathlib.Path(model).parent / "eval.json" if pathlib.Path(model).name == "model" else None
+            target = pathlib.Path(settings.out) if settings.out else beside
+            if target is not None:
+                whole = {
+                    "command": " ".join(["jaxrl eval", *words]), "model": model, "versions": record.versions(),
+                    "figures": {name: interval._asdict() for name, interval in found.items()}, "problems": lines,
+                }  # fmt: skip
+                target.write_text(json.dumps(whole, default=float) + "\n")
+                print(f"  written: {target}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: cannot write {error.filename}: {error.strerror}; choose another --out", file=sys.stderr)
+        return 2
+    return 0

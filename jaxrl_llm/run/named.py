@@ -1,0 +1,91 @@
+"""Functions chosen by name on a command line: a public function of a package, or ``module:function`` of one's own."""
+
+import ast
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from jaxrl_llm.errors import UserError
+
+
+def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
+    """A function of the public list of ``package``, or ``module:function``, found beside the command.
+
+    Raises:
+      UserError: naming the nearest public function, or what is wrong with the module.
+    """
+    if ":" in name:
+        return _own(name, flag)
+    public = [x for x in getattr(package, "__all__", ()) if inspect.isfunction(getattr(package, x, None))]
+    if name in public:
+        return getattr(package, name)
+    near = difflib.get_close_matches(name, public, 3, 0.4)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see {package.__name__}.__all__"
+    raise UserError(f"{flag} {name}: no public function of {package.__name__}; {hint} Your own is MODULE:FUNCTION")
+
+
+def _own(name: str, flag: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{flag} {name}: {error}; give MODULE:FUNCTION of a module beside this command") from error
+    if not callable(found):
+        raise UserError(f"{flag} {name} is a {type(found).__name__}; give a function")
+    return found
+
+
+def arrays(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The arrays that a function takes: its positional parameters, without those already given."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds)
+
+
+def settings(function: Callable[..., Any]) -> dict[str, Any]:
+    """The keyword settings of a function and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str, package: ModuleType):
+    """``function`` with ``name=value`` words as its keyword settings; a value is a literal or a function's name.
+
+    Raises:
+      UserError: for a word that is no setting of the function, or a setting without a default that is missing.
+    """
+    known, given = settings(function), {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or name not in known:
+            names = ", ".join(f"{k}={v!r}" for k, v in known.items() if not callable(v)) or "none"
+            raise UserError(f"{flag} {word}: the settings of {function.__name__} are {names}")
+        try:
+            given[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            given[name] = find(package, text, f"{flag} {name}=")
+    missing = [k for k, v in known.items() if v is inspect.Parameter.empty and k not in given]
+    if missing:
+        raise UserError(f"{function.__name__} needs {flag} {' '.join(f'{k}=...' for k in missing)}")
+    return partial(function, **given) if given else function
+
+
+def check_arrays(function: Callable[..., Any], offered: Sequence[str], flag: str) -> tuple[str, ...]:
+    """The arrays that a function takes, all of which are offered.
+
+    Raises:
+      UserError: naming those that are not.
+    """
+    wanted = arrays(function)
+    absent = [name for name in wanted if name not in offered]
+    if absent:
+        name = getattr(function, "__name__", getattr(getattr(function, "func", None), "__name__", "it"))
+        raise UserError(f"{flag}: {name} takes {', '.join(absent)}, which this command has not; it has "
+                        f"{', '.join(offered)}")  # fmt: skip
+    return wanted
