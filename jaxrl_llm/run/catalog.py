@@ -183,7 +183,7 @@ def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Giv
     """
     _, root = _place(settings, "appworld:FOLDER", ("appworld",))
     train, held = (agent_formats.appworld(root, split) for split in ("train", "dev"))
-    world = text_games.appworld_world(addresses=settings.servers or ("",))
+    world = text_games.appworld_world(addresses=settings.servers)
 
     def part(problems: list[Problem]) -> Given:
         shown = [p._replace(prompt=APPS + str(p.prompt)) for p in problems]

@@ -35,7 +35,7 @@ CASES = {  # experiment: its arms, and what it is given
     ),
     "agentgym_rl": (["scaling"], ["--data", "webshop:{folder}/shop", "--turns", "1", "2"]),
     "spa_rl": (["spa"], ["--data", "webshop:{folder}/shop"]),
-    "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
+    "loop": (["loop", "critic"], ["--data", "appworld:{folder}", "--servers", "http://localhost:1"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
     "curio": (["rlhf", "diff_acc", "info_gain"], ["--data", "{folder}/users.jsonl", *USER]),

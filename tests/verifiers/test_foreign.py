@@ -42,7 +42,7 @@ def test_answers_do_not_run_as_code_and_earn_nothing(family, tmp_path):
     marker = tmp_path / "reached"
     tmp_path.chmod(0o777)
     tmp_path.parent.chmod(0o755)
-    made = gym.problems(family, 2, 0)
+    made = gym.problems(family, 2, 0, unsound=True)
     for attack in _attacks(marker):
         verdict = gym.verify(made.answers[0], f"So <answer>{attack}</answer>")
         assert not marker.exists(), attack
