@@ -338,9 +338,7 @@ class Sandbox:
             self._workers.discard(worker)
         worker.end()
 
-    def _ask(
-        self, messages: Sequence[dict[str, Any]], limits: Limits, *, calls: bool = False
-    ) -> dict[str, Any] | None:
+    def _ask(self, messages: Sequence[dict[str, Any]], limits: Limits, *, calls: bool = False) -> dict[str, Any] | None:
         """The reply of a worker; None when a second, fresh one does not answer either."""
         worker = self._idle.get()
         try:

@@ -213,9 +213,7 @@ class _Keeper:
         finally:
             self._end(self.children)
 
-    def _one_call(
-        self, child: "_Child", question: bytes, asked: int, answered: int, cpu_s: float
-    ) -> tuple[bytes, str]:
+    def _one_call(self, child: "_Child", question: bytes, asked: int, answered: int, cpu_s: float) -> tuple[bytes, str]:
         """The answer, or why there is none."""
         poll, text, question = select.poll(), bytearray(), question + b"\n"
         poll.register(answered, select.POLLIN)
