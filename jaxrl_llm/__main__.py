@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxrl_llm
+from jaxrl_llm.run import stop
 
 COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
@@ -17,7 +18,16 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    with stop.interruptible():
+        try:
+            return command(list(sys.argv[1:] if arguments is None else arguments))
+        except KeyboardInterrupt:  # while it was still being loaded, or of a command that has nothing to save
+            print("stopped", file=sys.stderr)
+            return 130
+
+
+def command(words: list[str]) -> int:
+    """Runs what the first word names; its exit code."""
     # a command loads what it needs and no more: half of the seconds of a short one are imports
     match words:
         case ["--version"]:

@@ -20,6 +20,7 @@ from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.train.seed_axis import over_seeds
+from jaxrl_llm.train.skipped import MOST, Streak
 from jaxrl_llm.types import Key, Params, TrainState
 
 EVAL_KEY = 20_000
@@ -117,7 +118,9 @@ def _advance(plan: Plan, stage: Stage, state: TrainState, steps: int, runners: d
     """``steps`` iterations of one seed on the host, metrics ``[steps]``."""
     if isinstance(stage.method, Online):
         if index not in runners:
-            runners[index] = host.make_host_loop(stage.method, plan.host_score, place=place, world=plan.world)
+            runners[index] = host.make_host_loop(
+                stage.method, plan.host_score, place=place, world=plan.world, most_skipped=0
+            )
         state, history = host.run(runners[index], state, int(state.step) + steps)
         return state, {k: np.asarray([row[k] for row in history]) for k in history[0]}
     if (index, steps) not in runners:
@@ -172,19 +175,29 @@ def evaluations(plan: Plan, every: int) -> int:
     return sum(1 for _ in _stretches(plan.stages, every))
 
 
-def run_arm(plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail: int = 1) -> ArmResult:
+def run_arm(
+    plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail: int = 1, most_skipped: int = MOST
+) -> ArmResult:
     """Trains and measures one arm.
 
     Args:
       settings: of the arm; ``eval_every`` is read here, all of it goes into the record.
       mesh: as of the command line; empty: one device.
       tail: so many of the last measurements make up the final values.
+      most_skipped: so many updates in a row that are not finite, of any seed, stop the run; 0: none do. Fused runs
+        are looked at after each of their stretches.
+
+    Raises:
+      NotFinite: for that many.
     """
     started, every = time.monotonic(), settings.eval_every
     total = sum(stage.steps for stage in plan.stages)
     if plan.on_host or mesh:
         runners: dict[Any, Any] = {}
-        found = [_follow(_run_host(plan, s, every, mesh, runners), total, alone=True) for s in seeds]
+        found = [
+            _follow(_run_host(plan, s, every, mesh, runners), total, alone=True, most_skipped=most_skipped)
+            for s in seeds
+        ]
         curves = _Curves()
         for name in found[0].points:
             steps = found[0].points[name]
@@ -195,7 +208,8 @@ def run_arm(plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail
         curves.tokens = float(np.mean([f.tokens for f in found]))
         curves.rollouts = float(np.mean([f.rollouts for f in found]))
     else:
-        curves = _follow(_run_fused(plan, seeds, every, _compiled(plan.measure)), total, alone=False)
+        stretches = _run_fused(plan, seeds, every, _compiled(plan.measure))
+        curves = _follow(stretches, total, alone=False, most_skipped=most_skipped)
     return ArmResult(
         settings=plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),
         seeds=list(seeds),
@@ -210,9 +224,9 @@ def run_arm(plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail
     )
 
 
-def _follow(stretches, total: int, *, alone: bool) -> _Curves:
+def _follow(stretches, total: int, *, alone: bool, most_skipped: int) -> _Curves:
     """Collects a run and shows its progress; ``alone``: one seed without the seed axis."""
-    curves = _Curves()
+    curves, streak = _Curves(), Streak(most_skipped)
     with progress(total, every=1) as shown:
         for step, metrics, measured in stretches:
             if alone:
@@ -221,6 +235,7 @@ def _follow(stretches, total: int, *, alone: bool) -> _Curves:
             curves.measure(step, measured)
             if metrics is not None:
                 curves.train(step, metrics)
+                streak.see(metrics, step)
             last = curves.last()
             figures = {k: float(np.nanmean(last[k])) for k in SHOWN if k in last}
             shown.step(step, figures)

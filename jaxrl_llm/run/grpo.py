@@ -31,13 +31,14 @@ from jaxrl_llm.run.evaluate import Evaluation, evaluate
 from jaxrl_llm.run.records import record, report, transcripts, view
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, by_device, check, located, parse, run_folder
-from jaxrl_llm.run.stop import Stop
+from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.plan import most_parts
+from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
@@ -188,6 +189,7 @@ def make_loop(
         place=None if mesh is None else partial(rules.constrain, mesh=mesh),
         move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
         most_gap=settings.most_gap,
+        most_skipped=settings.most_skipped,
     )
 
 
@@ -261,7 +263,7 @@ def train(
                         record.append_line(run / view.FILE, line)
             if keep:
                 checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
-            if stopping and step < settings.steps:
+            if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
                 say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
     return state
@@ -362,13 +364,18 @@ def main(settings: Settings) -> int:
     except KeyboardInterrupt:
         print(f"stopped; {record.how_to_resume(run)}")
         return 130
+    except NotFinite as error:
+        good = checkpoint.latest(run / "checkpoints")
+        kept = f"the last checkpoint, {good}, is good" if good else "there is no checkpoint yet"
+        raise UserError(f"{error}; {kept}") from error
 
 
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     host_memory.keep_freed_pages()
     try:
-        return main(parse(sys.argv[1:] if arguments is None else arguments))
+        with interruptible():
+            return main(parse(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

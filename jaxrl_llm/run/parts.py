@@ -40,6 +40,8 @@ from jaxrl_llm.rollout.stop import make_stop_strings
 from jaxrl_llm.rollout.strict import generate_strict
 from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.tools import calls
+from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train.skipped import check_rewards, name_of
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers, code, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
@@ -137,6 +139,8 @@ def load_model(
         raise
     except (ValueError, OSError, KeyError) as error:
         raise UserError(f"--model {name}: {error}") from error
+    if broken := checkpoint.not_finite(params):
+        raise UserError(f"--model {name}: {broken} holds values that are no finite numbers; get the weights again")
     if tokenizer.vocab_size > config.padded_vocab_size:
         raise UserError(
             f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
@@ -341,7 +345,10 @@ def make_judge(
 def make_scorer(
     tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
 ) -> Callable[[Trajectories], Rewards]:
-    """Host scorer: ``make_judge`` for what a rollout returned; of several hosts each judges its share of the rows."""
+    """Host scorer: ``make_judge`` for what a rollout returned; of several hosts each judges its share of the rows.
+
+    It raises UserError for a reward that is valid and not finite.
+    """
     judge = make_judge(tokenizer, problems, verifier, pool)
 
     def score(trajectories):
@@ -351,7 +358,9 @@ def make_scorer(
             return dict(zip(("value", "valid"), judge(jax.tree.map(lambda x: x[part], rows)), strict=True))
 
         found = hosts.split_work(len(rows.tokens), share)
-        return Rewards(jnp.asarray(found["value"]), jnp.asarray(found["valid"]))
+        rewards = Rewards(jnp.asarray(found["value"]), jnp.asarray(found["valid"]))
+        check_rewards(rewards, rows.problem_ids, name_of(verifier))  # on every host alike
+        return rewards
 
     return score
 
@@ -376,7 +385,9 @@ def make_callback(
         seen = {name: getattr(trajectories, name) for name in ("tokens", "mask", "problem_ids")}
 
         def answer(arrays):
-            return judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
+            value, valid = judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
+            check_rewards(Rewards(value, valid), arrays["problem_ids"], name_of(verifier))
+            return value, valid
 
         return Rewards(*jax.pure_callback(answer, shapes, seen, vmap_method="sequential"))
 

@@ -52,6 +52,7 @@ class Settings:
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
     strict: bool = False  # sample by the trainer's own pass: its gap is then exactly 0, at many times the work
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
+    most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
     compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
     remat: bool = False  # recompute layers in the backward pass, for their memory
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
@@ -74,7 +75,8 @@ def check(settings: Settings) -> None:
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
     least |= {"cache_stages": 1, "row_stages": 1}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0}
+    least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
@@ -178,8 +180,11 @@ def _from_flags(arguments: list[str], default: Settings) -> Settings:
     return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
 
 
+CHANGEABLE = ("resume", "steps", "hosts", "compile_cache", "most_skipped")  # none of them changes what a step computes
+
+
 def parse(arguments: list[str]) -> Settings:
-    """Settings from flags; with ``--resume`` those of the run, of which few may change."""
+    """Settings from flags; with ``--resume`` those of the run, where only ``CHANGEABLE`` ones may change."""
     settings = _from_flags(arguments, Settings())
     if not settings.resume:
         if any(word.partition("=")[0] == "--resume" for word in arguments):
@@ -189,6 +194,6 @@ def parse(arguments: list[str]) -> Settings:
     given = located(_from_flags(arguments, stored))
     for field in dataclasses.fields(Settings):
         old, new = getattr(stored, field.name), getattr(given, field.name)
-        if old != new and field.name not in ("resume", "steps", "hosts", "compile_cache"):
+        if old != new and field.name not in CHANGEABLE:
             raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
     return given

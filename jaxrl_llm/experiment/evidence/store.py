@@ -13,6 +13,7 @@ from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.train.skipped import MOST
 
 AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
 
@@ -54,20 +55,28 @@ def _read(path: pathlib.Path) -> ArmResult | None:
 
 
 def seeds_of(
-    plan: Plan, settings: Any, seeds: list[int], folder: pathlib.Path, *, fresh: bool = False, tail: int = 1
+    plan: Plan,
+    settings: Any,
+    seeds: list[int],
+    folder: pathlib.Path,
+    *,
+    fresh: bool = False,
+    tail: int = 1,
+    most_skipped: int = MOST,
 ) -> tuple[ArmResult, int]:
     """One arm for these seeds, the missing ones trained and stored one by one; and how many were there already.
 
     Args:
       folder: of this arm alone; it has one file a seed.
       fresh: train all of them again.
+      most_skipped: as in ``loop.run_arm``.
     """
     files = {seed: folder / f"{seed}.json" for seed in seeds}
     there = {} if fresh else {seed: one for seed, path in files.items() if (one := _read(path)) is not None}
     missing = [seed for seed in seeds if seed not in there]
     for begin in range(0, len(missing), AT_ONCE):
         chunk = missing[begin : begin + AT_ONCE]
-        ran = loop.run_arm(plan, settings, chunk, mesh=settings.mesh, tail=tail)
+        ran = loop.run_arm(plan, settings, chunk, mesh=settings.mesh, tail=tail, most_skipped=most_skipped)
         for k, seed in enumerate(chunk):
             folder.mkdir(parents=True, exist_ok=True)
             record.write_json(files[seed], results.plain(dataclasses.asdict(results.of_seed(ran, k))))
@@ -100,7 +109,10 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
     for k, (name, settings) in enumerate(resolved.items(), 1):
         print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
         place = folder / identities[name]
-        found[name], there = seeds_of(built[name], settings, seeds, place, fresh=options.fresh, tail=tail)
+        most = getattr(options, "most_skipped", MOST)  # of comparisons and sweeps there is no such flag
+        found[name], there = seeds_of(
+            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, most_skipped=most
+        )
         if there:
             print(f"arm {name}: {there} of {len(seeds)} seeds taken from {place}", flush=True)
     return Results(found)

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -120,21 +121,29 @@ def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file; a last line cut by a crash is left out."""
+    """The complete JSON objects of a file of lines, in order.
+
+    A last line cut by a crash is left out; so is any damaged line, with a message on standard error that names it.
+    """
     if not path.is_file():
         return []
-    rows = []
-    for line in path.read_text().splitlines():
+    rows, lines = [], path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line.decode()) if line.strip() else None
+        except (ValueError, RecursionError):  # also of bytes that are no UTF-8
+            row = b"" if number < len(lines) else None
+        if isinstance(row, dict):
+            rows.append(row)
+        elif row is not None:
+            print(f"{path}:{number} is damaged; that line is left out", file=sys.stderr)
     return rows
 
 
 def rewind(path: pathlib.Path, step: int) -> None:
-    """Drops lines of steps after ``step``: a resumed run writes them again."""
-    write_lines(path, [row for row in read_lines(path) if row["step"] <= step])
+    """Drops lines of steps after ``step``: a resumed run writes them again; damaged lines go too, with a message."""
+    kept = [row for row in read_lines(path) if isinstance(row.get("step"), int) and row["step"] <= step]
+    write_lines(path, kept)
 
 
 def running_mean(values: Sequence[float], width: int) -> np.ndarray:
