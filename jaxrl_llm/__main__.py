@@ -18,16 +18,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
-    with stop.interruptible():
-        try:
-            return command(list(sys.argv[1:] if arguments is None else arguments))
-        except KeyboardInterrupt:  # while it was still being loaded, or of a command that has nothing to save
-            print("stopped", file=sys.stderr)
-            return 130
-
-
-def command(words: list[str]) -> int:
-    """Runs what the first word names; its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     # a command loads what it needs and no more: half of the seconds of a short one are imports
     match words:
         case ["--version"]:
@@ -57,7 +48,8 @@ def command(words: list[str]) -> int:
             from jaxrl_llm.experiment import __main__ as papers
 
             return papers.main(rest)
-    from jaxrl_llm.run import grpo
+    with stop.before_the_run():
+        from jaxrl_llm.run import grpo
 
     return grpo.cli(words[1:] if words[:1] == ["train"] else words)
 

@@ -20,7 +20,6 @@ from jaxrl_llm.run.records import record
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.train.skipped import MOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +34,9 @@ class Options:
     mesh: str = ""  # for example data=2,fsdp=4: one seed after another on these devices; empty: one device
     # parts of a batch, gradients summed; 0: of a model of your own up to 16 where the method allows it, else one
     microbatches: int = 0
-    most_skipped: int = MOST  # updates in a row that are not finite, each left out, until the run stops; 0: never
+    # updates in a row that are not finite, each left out, until the run stops; 0: never, the seed has then diverged,
+    # which is a failure of its arm
+    most_skipped: int = 0
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished seeds of earlier runs

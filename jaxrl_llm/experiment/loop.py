@@ -20,7 +20,7 @@ from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.train.seed_axis import over_seeds
-from jaxrl_llm.train.skipped import MOST, Streak
+from jaxrl_llm.train.skipped import Streak
 from jaxrl_llm.types import Key, Params, TrainState
 
 EVAL_KEY = 20_000
@@ -176,7 +176,7 @@ def evaluations(plan: Plan, every: int) -> int:
 
 
 def run_arm(
-    plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail: int = 1, most_skipped: int = MOST
+    plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail: int = 1, most_skipped: int = 0
 ) -> ArmResult:
     """Trains and measures one arm.
 

@@ -48,6 +48,17 @@ def interruptible() -> contextlib.AbstractContextManager[None]:
     return _handled(interrupt)
 
 
+def leave(number: int, frame: Any) -> None:
+    """Ends the process where nothing has begun: an exception inside a module that is being loaded would be wrapped."""
+    os.write(2, b"stopped before the run began\n")
+    os._exit(130)
+
+
+def before_the_run() -> contextlib.AbstractContextManager[None]:
+    """Inside this block any of the signals ends the process with one line; for the loading of modules."""
+    return _handled(leave)
+
+
 class Stop:
     """Ctrl-C, SIGTERM or SIGHUP asks the loop to stop after the current step; a second one interrupts at once."""
 

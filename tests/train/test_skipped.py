@@ -15,6 +15,7 @@ from jaxrl_llm.asynchronous.roles import make_program
 from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import loop as arms
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import checkpoint, fused, host, online, skipped
 from jaxrl_llm.train.skipped import SKIPPED, NotFinite, Streak
 from jaxrl_llm.train.step import make_update
@@ -178,8 +179,8 @@ def test_an_arm_stops_and_names_its_seed():
     for on_host in (False, True):
         with pytest.raises(NotFinite, match=r"step 6 \(seeds 0.* of the arm\): 4 updates in a row"):
             arms.run_arm(plan._replace(on_host=on_host), settings, [0, 1], most_skipped=4)
-    found = arms.run_arm(plan, settings, [0, 1], most_skipped=0)
-    assert found.metrics[SKIPPED] == [1.0, 1.0]
+    found = arms.run_arm(plan, settings, [0, 1])  # a diverged seed is a failure of its arm, not of the run
+    assert found.metrics[SKIPPED] == [1.0, 1.0] and Results({"arm": found}).diverged("arm") == {0, 1}
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):

@@ -13,7 +13,6 @@ from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.train.skipped import MOST
 
 AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
 
@@ -62,7 +61,7 @@ def seeds_of(
     *,
     fresh: bool = False,
     tail: int = 1,
-    most_skipped: int = MOST,
+    most_skipped: int = 0,
 ) -> tuple[ArmResult, int]:
     """One arm for these seeds, the missing ones trained and stored one by one; and how many were there already.
 
@@ -109,7 +108,7 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
     for k, (name, settings) in enumerate(resolved.items(), 1):
         print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
         place = folder / identities[name]
-        most = getattr(options, "most_skipped", MOST)  # of comparisons and sweeps there is no such flag
+        most = getattr(options, "most_skipped", 0)  # of comparisons and sweeps there is no such flag
         found[name], there = seeds_of(
             built[name], settings, seeds, place, fresh=options.fresh, tail=tail, most_skipped=most
         )

@@ -120,30 +120,34 @@ def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_lines(path: pathlib.Path, *, needs: str = "") -> list[dict[str, Any]]:
     """The complete JSON objects of a file of lines, in order.
 
     A last line cut by a crash is left out; so is any damaged line, with a message on standard error that names it.
+
+    Args:
+      needs: a whole number that every line has; one without it is damaged.
     """
     if not path.is_file():
         return []
     rows, lines = [], path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            row = json.loads(line.decode()) if line.strip() else None
+            row = json.loads(line.decode())
         except (ValueError, RecursionError):  # also of bytes that are no UTF-8
-            row = b"" if number < len(lines) else None
-        if isinstance(row, dict):
+            row = None
+        if isinstance(row, dict) and (not needs or isinstance(row.get(needs), int)):
             rows.append(row)
-        elif row is not None:
+        elif number < len(lines) or row is not None:
             print(f"{path}:{number} is damaged; that line is left out", file=sys.stderr)
     return rows
 
 
 def rewind(path: pathlib.Path, step: int) -> None:
     """Drops lines of steps after ``step``: a resumed run writes them again; damaged lines go too, with a message."""
-    kept = [row for row in read_lines(path) if isinstance(row.get("step"), int) and row["step"] <= step]
-    write_lines(path, kept)
+    write_lines(path, [row for row in read_lines(path, needs="step") if row["step"] <= step])
 
 
 def running_mean(values: Sequence[float], width: int) -> np.ndarray:
