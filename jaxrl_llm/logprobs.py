@@ -83,6 +83,25 @@ def token_entropy(
     return _aligned(_entropy(_scaled(logits[:, :-1], temperature)), segment_ids)
 
 
+def token_collision(
+    logits: Float[Array, "B T V"], *, temperature: float = 1.0, segment_ids: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T"]:
+    """``sum_v p_v^2`` of the distribution that *produced* the token at each index; column 0 is 0.
+
+    The chance that two draws agree; what ``losses.preference.wpo_weights`` and the optimal token baseline
+    (``advantages.baseline``) need of a distribution besides the token's own probability.
+
+    >>> import jax.numpy as jnp
+    >>> p = jnp.array([[[0.5, 0.5], [0.9, 0.1]]])
+    >>> [round(float(x), 4) for x in token_collision(jnp.log(p))[0]]
+    [0.0, 0.5]
+    """
+    _check_temperature(temperature)
+    scaled = _scaled(logits[:, :-1], temperature)
+    twice = jax.nn.logsumexp(2.0 * scaled, axis=-1) - 2.0 * jax.nn.logsumexp(scaled, axis=-1)
+    return _aligned(jnp.exp(twice), segment_ids)
+
+
 def mean_logprobs(
     logits: Float[Array, "B T V"], *, temperature: float = 1.0, segment_ids: Int[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:

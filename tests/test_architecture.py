@@ -134,10 +134,7 @@ WAITING = {
     "experiments.systems.parts.overlap_law": "llamarl's throughput law, pinned by its tests",
     "experiments.systems.parts.transfer_protocols": "hybridflow's protocols, pinned by its tests",
     **dict.fromkeys(
-        (
-            f"jaxrl_llm.asynchronous.{x}"
-            for x in ("conductor", "leases", "limits", "ray_workers", "roles", "threads", "transfer_queue", "workers")
-        ),
+        (f"jaxrl_llm.asynchronous.{x}" for x in ("conductor", "leases", "limits", "ray_workers", "roles", "workers")),
         "--loop async",
     ),
     "jaxrl_llm.rollout.partial": "--loop async",

@@ -27,7 +27,7 @@ def rank_of_singular_values(singular: Float[Array, "... K"]) -> Float[Array, "..
     return jnp.where(total[..., 0] > _TINY, rank, 0.0)
 
 
-def effective_rank(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, " B"]:
+def rank_of_hidden_states(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"]) -> Float[Array, " B"]:
     """Effective rank of the masked hidden states of each row, centred over its tokens; 0 below two tokens.
 
     Unchanged by rotating or scaling the states. Computed from the smaller of the two Gram matrices.
@@ -79,9 +79,9 @@ def rank_figures(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, str
     count = jnp.cumsum(mask.astype(jnp.int32), axis=1)
     length = count[:, -1:]
     ends = [stride * (j + 1) + 1 for j in range(max(1, (mask.shape[1] - 1) // stride))]
-    ranks = jnp.stack([effective_rank(hidden, mask & (count <= end)) for end in ends], axis=1)
+    ranks = jnp.stack([rank_of_hidden_states(hidden, mask & (count <= end)) for end in ends], axis=1)
     valid = jnp.asarray(ends, jnp.int32)[None, :] <= length
-    return jnp.stack([effective_rank(hidden, mask), *growth(ranks, valid)], axis=1)
+    return jnp.stack([rank_of_hidden_states(hidden, mask), *growth(ranks, valid)], axis=1)
 
 
 class RankAverages(NamedTuple):

@@ -4,6 +4,8 @@ Groups are data (``group_ids``), never a layout. Invalid rewards (infrastructure
 enter any baseline. ``group_ids`` lie in ``[0, B)``.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -298,6 +300,104 @@ def pass_at_k_advantages(
     wrong_value = 1.0 - mean - chance(wrong - 1.0, n - 1.0, k - 1)
     value = jnp.where(right, 1.0 - mean, wrong_value) / (spread + eps)
     return jnp.where(valid & (spread > 0), value, 0.0)
+
+
+def best_minus_second_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    *,
+    valid: Bool[Array, " B"] | None = None,
+    std: bool = True,
+    eps: float = 1e-6,
+) -> Float[Array, " B"]:
+    """Pass@k: the group's best response gets ``(r_max - r_second) / (std_group + eps)``, all others 0.
+
+    What the best of the group's k responses would lose without it. Where two are best nobody gets anything, nor does a
+    group of one.
+
+    Args:
+      std: divide by the sample standard deviation.
+
+    From "Optimizing Language Models for Inference Time Objectives using Reinforcement Learning", arXiv:2503.19595, as
+    in verl (``grpo_passk``).
+
+    >>> import jax.numpy as jnp
+    >>> best_minus_second_advantages(jnp.array([3.0, 1.0, 2.0]), jnp.array([0, 0, 0]), std=False).tolist()
+    [1.0, 0.0, 0.0]
+    """
+    valid, size = _valid(rewards, valid), rewards.shape[0]
+    rewards = from_lowest(rewards, group_ids, valid=valid)
+
+    def most(values):
+        return jax.ops.segment_max(values, group_ids, num_segments=size)[group_ids]
+
+    best = valid & (rewards == most(jnp.where(valid, rewards, -jnp.inf)))
+    second = most(jnp.where(valid & ~best, rewards, -jnp.inf))
+    usable = best & (group_sum(best.astype(jnp.float32), group_ids) == 1) & jnp.isfinite(second)
+    value = jnp.where(usable, rewards - jnp.where(usable, second, 0.0), 0.0)
+    if not std:
+        return value
+    count, mean = _count_and_mean(rewards, group_ids, valid)
+    squares = group_sum(jnp.where(valid, rewards - mean, 0.0) ** 2, group_ids)
+    return value / (jnp.sqrt(jnp.where(usable, squares / jnp.maximum(count - 1.0, 1.0), 1.0)) + eps)
+
+
+def _root(squares: Array) -> Array:
+    """The square root, whose gradient at 0 is 0."""
+    return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+
+
+class RewardStatistics(NamedTuple):
+    """Of all earlier steps of each sequence's prompt: how many, and the mean and deviation of its rewards over them."""
+
+    steps: Float[Array, " B"]
+    mean: Float[Array, " B"]
+    deviation: Float[Array, " B"]
+
+
+def smoothed_advantages(
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    earlier: RewardStatistics,
+    *,
+    valid: Bool[Array, " B"] | None = None,
+) -> tuple[Float[Array, " B"], RewardStatistics]:
+    """DCPO: rewards standardised by this step's group and by all steps of the prompt, the smaller of two blends.
+
+    With ``i`` steps so far (this one counted), ``N`` the group's standardised reward and ``O`` that of all steps:
+    ``A = ((i - 1) N + O) / i`` or ``(N + (i - 1) O) / i``, whichever is nearer to 0. A group of equal rewards still
+    trains where the prompt's earlier ones differed. Deviations of 0 standardise to 0. Returns the new statistics too.
+
+    From "DCPO: Dynamic Clipping Policy Optimization", arXiv:2509.02333, section 3.2, and its released code (the
+    deviation over steps: ``s^2 <- ((i-1) s_old^2 + s_new^2 + (i-1)/i (m_new - m_old)^2) / i``).
+
+    >>> import jax.numpy as jnp
+    >>> earlier = RewardStatistics(jnp.ones(2), jnp.full(2, 0.5), jnp.full(2, 0.5))
+    >>> a, now = smoothed_advantages(jnp.array([1.0, 1.0]), jnp.array([0, 0]), earlier)
+    >>> round(float(a[0]), 4), float(now.mean[0])  # N = 0, O = 0.25 / sqrt(0.1875); half of it
+    (0.2887, 0.75)
+    """
+    valid, rewards = _valid(rewards, valid), rewards.astype(jnp.float32)
+    lifted = from_lowest(rewards, group_ids, valid=valid)
+    count, mean_lifted = _count_and_mean(lifted, group_ids, valid)
+    centred = jnp.where(valid, lifted - mean_lifted, 0.0)
+    squares = group_sum(centred**2, group_ids) / jnp.maximum(count - 1.0, 1.0)
+    spread = _root(squares)
+    low = jax.ops.segment_min(jnp.where(valid, rewards, jnp.inf), group_ids, num_segments=rewards.shape[0])[group_ids]
+    mean = jnp.where(jnp.isfinite(low), low, 0.0) + mean_lifted
+    before, old_mean, old = (x.astype(jnp.float32) for x in earlier)
+    now = before + 1.0
+    whole = (before * old_mean + mean) / now
+    variance = (before * old**2 + spread**2 + before / now * jnp.where(before > 0, mean - old_mean, 0.0) ** 2) / now
+    deviation = _root(variance)
+
+    def standardised(distance: Array, by: Array) -> Array:
+        return jnp.where(by > 0, distance / jnp.where(by > 0, by, 1.0), 0.0)
+
+    new, all_ = standardised(centred, spread), standardised(jnp.where(valid, rewards, whole) - whole, deviation)
+    blends = ((before * new + all_) / now, (new + before * all_) / now)
+    value = jnp.where(jnp.abs(blends[0]) < jnp.abs(blends[1]), *blends)
+    return jnp.where(valid, value, 0.0), RewardStatistics(now, whole, deviation)
 
 
 def hardness_weighted_advantages(

@@ -35,6 +35,13 @@ def gae_advantages(
     From "High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv:1506.02438, eq. 16.
     """
     _check(gamma, lam)
+    return _gae(rewards, values, bootstrap, mask, gamma, lam)
+
+
+def _gae(
+    rewards: Array, values: Array, bootstrap: Array, mask: Array, gamma: float, lam: float | Array
+) -> tuple[Array, Array]:
+    """``gae_advantages`` with one ``lam``, or one of each row."""
     rewards, values = (jnp.where(mask, x.astype(jnp.float32), 0.0) for x in (rewards, values))
 
     def step(carry, column):
@@ -49,6 +56,38 @@ def gae_advantages(
     _, advantages = jax.lax.scan(step, start, columns, reverse=True)
     advantages = jax.lax.stop_gradient(jnp.moveaxis(advantages, 0, 1))
     return advantages, jax.lax.stop_gradient(jnp.where(mask, advantages + values, 0.0))
+
+
+def length_adaptive_gae_advantages(
+    rewards: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    bootstrap: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    gamma: float = 1.0,
+    alpha: float = 0.05,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """VAPO: ``gae_advantages`` with ``lam = 1 - 1 / (alpha l)`` of a response of ``l`` trained tokens, at least 0.
+
+    The weights of its errors then sum to ``alpha l``: a long response looks as far ahead, for its length, as a short
+    one. The returns, the critic's targets, are those of ``lam = 1`` (decoupled GAE). Arguments as in
+    ``gae_advantages``.
+
+    From "VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks", arXiv:2504.05118, section
+    3.2 (length-adaptive GAE, ``alpha = 0.05``) and 3.1 (decoupled).
+
+    >>> import jax.numpy as jnp
+    >>> mask, zeros = jnp.ones((1, 4), bool), jnp.zeros((1, 4))
+    >>> a, g = length_adaptive_gae_advantages(jnp.array([[0.0, 0, 0, 8]]), zeros, zeros[:, 0], mask, alpha=0.5)
+    >>> a.tolist(), g.tolist()  # lam = 1 - 1 / 2
+    ([[1.0, 2.0, 4.0, 8.0]], [[8.0, 8.0, 8.0, 8.0]])
+    """
+    if alpha <= 0:
+        raise ValueError(f"alpha={alpha} must be positive")
+    length = jnp.sum(mask.astype(jnp.float32), axis=1)
+    lam = jnp.maximum(1.0 - 1.0 / (alpha * jnp.maximum(length, 1.0)), 0.0)
+    advantages = _gae(rewards, values, bootstrap, mask, gamma, lam)[0]
+    return advantages, lambda_returns(rewards, values, bootstrap, mask, gamma=gamma, lam=1.0)
 
 
 def lambda_returns(

@@ -5,18 +5,21 @@ import pathlib
 import shutil
 import sys
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import jax
 import tyro
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
+from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import compile_cache, flags, host_memory
-from jaxrl_llm.run.records import record
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state
+from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
@@ -34,6 +37,16 @@ class Options:
     mesh: str = ""  # for example data=2,fsdp=4: one seed after another on these devices; empty: one device
     # parts of a batch, gradients summed; 0: of a model of your own up to 16 where the method allows it, else one
     microbatches: int = 0
+    # fused: one compiled program for all seeds; host: one seed after another, kept in folders that survive kill -9;
+    # async: as host, rollouts and scores beside the updates. Empty: host for a model of your own or a mesh, else fused
+    loop: Literal["", "fused", "host", "async"] = ""
+    staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
+    workers: str = "threads:1"  # with --loop async: threads:N that score
+    checkpoint_every: int = 50  # steps, on the host
+    hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
+    track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
+    export: bool = True  # write the trained model of every arm and seed, of a model of your own
+    most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
     # updates in a row that are not finite, each left out, until the run stops; 0: never, the seed has then diverged,
     # which is a failure of its arm
     most_skipped: int = 0
@@ -141,14 +154,53 @@ def check_sizes(settings: Any, microbatches: int) -> None:
 
 
 def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
-    """The plan of an arm with its batches in parts, see ``Options.microbatches``.
+    """The plan of an arm with its batches in parts, see ``Options.microbatches``, and its adapter.
 
     Raises:
       UserError: as ``train.plan.in_parts``.
     """
     devices = meshes.batch_parts(meshes.parse_mesh(settings.mesh)) if settings.mesh else 1
     parts = microbatches or (1 if arms.bundled(settings.model) else 0)
+    if settings.lora and plan.model is not None:
+        plan = plans.with_adapter(plan, lora_state.PART)
     return plans.in_parts(plan, parts, devices=devices)
+
+
+def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str) -> Keeping | None:
+    """How an arm runs on the host; None for one that is a compiled program for all seeds.
+
+    Raises:
+      UserError: for a loop that cannot run this plan.
+    """
+    on_host = plan.on_host or bool(settings.mesh)
+    if options.loop == "fused" and on_host:
+        why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
+        raise UserError(f"--loop fused: {why}; drop one of them")
+    if not plan.stages or not (on_host or options.loop in ("host", "async")):
+        if options.hosts:
+            raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
+        return None
+    return Keeping(
+        folder=out / "seeds" / arm,
+        checkpoint_every=options.checkpoint_every,
+        staleness=options.staleness if options.loop == "async" else None,
+        scorers=check_workers(options.workers),
+        trackers=options.track,
+        export=options.export and not arms.bundled(settings.model),
+        most_gap=options.most_gap,
+    )
+
+
+def check_workers(workers: str) -> int:
+    """The number of ``threads:N``.
+
+    Raises:
+      UserError: for anything else.
+    """
+    kind, _, number = workers.partition(":")
+    if kind != "threads" or not number.isdigit() or int(number) < 1:
+        raise UserError(f"--workers {workers!r} must be threads:N with N at least 1")
+    return int(number)
 
 
 def build_arms(
@@ -269,6 +321,14 @@ def check_options(options: Options, arguments: list[str]) -> None:
       UserError: naming them.
     """
     check_run(options)
+    if options.checkpoint_every < 1:
+        raise UserError(f"--checkpoint-every {options.checkpoint_every} must be at least 1")
+    if options.staleness < 0:
+        raise UserError(f"--staleness {options.staleness} must not be negative")
+    if not options.most_gap >= 0:
+        raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
+    check_workers(options.workers)
+    track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
     for name in ("add", "force_record", "tune", "bed"):
@@ -318,6 +378,9 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     options, base, given = parse(module, arguments)
     check_options(options, arguments)
     check_model(base, given)
+    hosts.connect(options.hosts)
+    if options.hosts and not options.mesh:
+        base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")
     compile_cache.enable(options.compile_cache)
     if options.record and not options.add:
         base = standard.widened(base, given)
@@ -346,14 +409,17 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
     new = {name: settings for name, settings in resolved.items() if name not in kept}
     identities = store.identities(module, new, built)
+    keepings = {name: keeping_of(options, built[name], settings, out, name) for name, settings in new.items()}
     looks = verdicts.LOOKS if options.until_decided else (number,)
     for look in looks:
-        ran = store.run_arms(options, new, built, identities, list(range(look)), folder).arms | kept
+        ran = store.run_arms(options, new, built, identities, list(range(look)), folder, keepings=keepings).arms | kept
         found = Results({name: ran[name] for name in resolved}, looks if options.until_decided else ())
         claim = beds.judge(module, found, smoke=options.smoke)
         if claim.verdict != verdicts.UNDECIDED:
             break
-    write(module, options, base, found, claim, out, command)
+    if hosts.is_first():
+        write(module, options, base, found, claim, out, command)
+    hosts.barrier("results")
     return found
 
 
@@ -363,6 +429,9 @@ def main(name: str, arguments: list[str] | None = None) -> None:
     seeds.use_all_cores()
     try:
         run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
+    except Stopped as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(130)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -167,6 +167,7 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
         measure=measure,
         on_host=on_host,
         host_score=(host_score or found.host_score) if on_host else None,
+        model=found.model,
     )
 
 
@@ -174,7 +175,7 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
 def _measure(identity: tuple, temperature: float, samples: int, more) -> Callable[..., dict[str, Array]]:
     settings = OnlineSettings(**dict(identity))
     found = recipes.bench(settings)
-    rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
+    rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     figures = more(found)
 
     def measure(params, key):

@@ -4,26 +4,25 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.distributed import rules
+from jaxrl_llm.experiment import durable
+from jaxrl_llm.experiment.durable import Keeping, SeedRun
 from jaxrl_llm.experiment.results import ArmResult, pack, plain
 from jaxrl_llm.run.records.progress import progress
-from jaxrl_llm.train import fused, host, offline
+from jaxrl_llm.run.stop import Stop
+from jaxrl_llm.train import fused, offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.train.skipped import Streak
-from jaxrl_llm.types import Key, Params, TrainState
 
-EVAL_KEY = 20_000
 SHOWN = ("eval/accuracy", "reward/mean", "loss/total")
 COUNTED = ("tokens/generated", "tokens/trained")  # summed over a run, not averaged
 DRAWN = "rollouts/generated"  # also summed: of methods whose rows do not show how many responses they drew
@@ -85,21 +84,14 @@ def _last(rows: dict[int, Any], number: int) -> list[int]:
     return sorted(rows)[-number:]
 
 
-def _stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stage, int, int]]:
-    """``(index, stage, steps of this stretch, steps of the stage before it)``."""
-    for index, stage in enumerate(stages):
-        for done in range(0, stage.steps, every):
-            yield index, stage, min(every, stage.steps - done), done
-
-
 def _run_fused(plan: Plan, seeds: list[int], every: int, measure) -> Iterator[tuple[int, dict | None, dict]]:
     """Yields ``(step, training metrics [seeds, steps], measured [seeds])``."""
     keys = _keys(seeds)
-    eval_keys = jnp.stack([jax.random.fold_in(jax.random.key(EVAL_KEY), s) for s in seeds])
+    eval_keys = jnp.stack([jax.random.fold_in(jax.random.key(durable.EVAL_KEY), s) for s in seeds])
     params = _first(plan.init, tuple(seeds))
     yield 0, None, measure(params, eval_keys)
     states, runners, step = None, {}, 0
-    for index, stage, steps, done in _stretches(plan.stages, every):
+    for index, stage, steps, done in durable.stretches(plan.stages, every):
         if done == 0:
             stage_keys = jax.vmap(lambda k, i=index: jax.random.fold_in(k, i))(keys)
             extras = _compiled(stage.extras)(params, stage_keys)
@@ -112,42 +104,6 @@ def _run_fused(plan: Plan, seeds: list[int], every: int, measure) -> Iterator[tu
         states, metrics = runners[index, steps](states)
         params, step = states.params, step + steps
         yield step, metrics, measure(params, eval_keys)
-
-
-def _advance(plan: Plan, stage: Stage, state: TrainState, steps: int, runners: dict, index: int, place):
-    """``steps`` iterations of one seed on the host, metrics ``[steps]``."""
-    if isinstance(stage.method, Online):
-        if index not in runners:
-            runners[index] = host.make_host_loop(
-                stage.method, plan.host_score, place=place, world=plan.world, most_skipped=0
-            )
-        state, history = host.run(runners[index], state, int(state.step) + steps)
-        return state, {k: np.asarray([row[k] for row in history]) for k in history[0]}
-    if (index, steps) not in runners:
-        runners[index, steps] = offline.make_run(stage.method, steps, place=place)
-    return runners[index, steps](state)
-
-
-def _start(stage: Stage, params: Params, key: Key, mesh: str) -> TrainState:
-    """The state of a stage, all of it split over the mesh: parameters, moments, and the copies in its extras."""
-    # the state is donated at every step: the first parameters belong to all seeds, so a copy goes in
-    state = jax.tree.map(jnp.copy, plans.start(stage, params, key))
-    return rules.shard(state, meshes.parse_mesh(mesh)) if mesh else state
-
-
-def _run_host(plan: Plan, seed: int, every: int, mesh: str, runners: dict) -> Iterator[tuple[int, dict | None, dict]]:
-    """As ``_run_fused`` for one seed."""
-    key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
-    measure = plan.measure if plan.on_host else runners.setdefault("measure", jax.jit(plan.measure))
-    place = partial(rules.constrain, mesh=meshes.parse_mesh(mesh)) if mesh else None
-    params, state, step = plan.init(key), None, 0
-    yield 0, None, measure(params, eval_key)
-    for index, stage, steps, done in _stretches(plan.stages, every):
-        if done == 0:
-            state = _start(stage, params, jax.random.fold_in(key, index), mesh)
-        state, metrics = _advance(plan, stage, state, steps, runners, index, place)
-        params, step = state.params, step + steps
-        yield step, metrics, measure(params, eval_key)
 
 
 def _keys(seeds) -> Any:
@@ -172,11 +128,18 @@ def _trials(curves: _Curves, tail: int) -> int:
 
 def evaluations(plan: Plan, every: int) -> int:
     """How often a run is measured after its start."""
-    return sum(1 for _ in _stretches(plan.stages, every))
+    return sum(1 for _ in durable.stretches(plan.stages, every))
 
 
 def run_arm(
-    plan: Plan, settings: Any, seeds: list[int], *, mesh: str = "", tail: int = 1, most_skipped: int = 0
+    plan: Plan,
+    settings: Any,
+    seeds: list[int],
+    *,
+    mesh: str = "",
+    tail: int = 1,
+    keeping: Keeping | None = None,
+    most_skipped: int = 0,
 ) -> ArmResult:
     """Trains and measures one arm.
 
@@ -184,6 +147,8 @@ def run_arm(
       settings: of the arm; ``eval_every`` is read here, all of it goes into the record.
       mesh: as of the command line; empty: one device.
       tail: so many of the last measurements make up the final values.
+      keeping: of runs on the host: what is kept in a folder, and how. None: nothing, and a plan that can be one
+        compiled program for all seeds is.
       most_skipped: so many updates in a row that are not finite, of any seed, stop the run; 0: none do. Fused runs
         are looked at after each of their stretches.
 
@@ -192,12 +157,14 @@ def run_arm(
     """
     started, every = time.monotonic(), settings.eval_every
     total = sum(stage.steps for stage in plan.stages)
-    if plan.on_host or mesh:
-        runners: dict[Any, Any] = {}
-        found = [
-            _follow(_run_host(plan, s, every, mesh, runners), total, alone=True, most_skipped=most_skipped)
-            for s in seeds
-        ]
+    if plan.on_host or mesh or keeping is not None:
+        stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
+        kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
+        seed_run = SeedRun(plan, every, mesh, kept, temperature=temperature)
+        with stop.listening():
+            found = [
+                _follow(seed_run.run(seed, stop), total, alone=True, most_skipped=most_skipped) for seed in seeds
+            ]
         curves = _Curves()
         for name in found[0].points:
             steps = found[0].points[name]

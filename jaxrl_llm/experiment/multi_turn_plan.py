@@ -25,7 +25,7 @@ from jaxrl_llm.rollout.turns.contexts import Context
 from jaxrl_llm.rollout.turns.multi_turn import episode_rewards
 from jaxrl_llm.run import catalog
 from jaxrl_llm.run import parts as job
-from jaxrl_llm.run.bench import load_model
+from jaxrl_llm.run.bench import open_model
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
@@ -159,7 +159,7 @@ def make_plan(
     if not pathlib.Path(settings.model).is_dir():
         raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
                         "give --model DIR of a Hugging Face model")  # fmt: skip
-    model = load_model(settings.model, settings.mesh)
+    model = open_model(settings)
     train, held = open_place(settings, model.tokenizer, opened)
     seen = ALL if sight is None else sight(model.tokenizer)
     width = _check_columns((train, held), settings, seen, model.config.max_positions)
@@ -190,5 +190,5 @@ def make_plan(
     stage = method and Stage(method(hosted.place, rollout=only_on_host, **parts), settings.steps, extras)
     return Plan(
         lambda key: start(model.params, key), stages(stage, hosted), measure, on_host=True,
-        world=world if through is None else through(world),
+        world=world if through is None else through(world), model=model,
     )  # fmt: skip

@@ -13,10 +13,10 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
+from jaxrl_llm.run.options import sampling_of
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
@@ -35,40 +35,36 @@ __all__ = [
 ]  # fmt: skip
 
 
-def make_rollout(model: job.Model, *, group_size: int, max_new_tokens: int, temperature: float):
+def make_rollout(model: job.Model, *, group_size: int, **sampling: Any) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seed_axis``).
 
     On a mesh its rows are divided.
+
+    Args:
+      sampling: ``max_new_tokens`` and ``temperature``, or all of ``run.options.Sampling``.
     """
-
-    def rollout(params, tokens, valid, keys, problem_ids):
-        return generate(
-            model.policy,
-            params,
-            tokens,
-            valid,
-            keys,
-            group_size=group_size,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            eos_ids=model.tokenizer.eos_ids,
-            pad_id=model.tokenizer.pad_id,
-            problem_ids=problem_ids,
-            early_exit=seed_axis.in_turn(),
-        )
-
+    rollout = job.make_rollout(model, group_size=group_size, early_exit=seed_axis.in_turn(), **sampling)
     return job.split_rows(rollout, model.mesh)
 
 
 def rollout_of(
-    settings: OnlineSettings, found: Bench, *, group_size: int | None = None, temperature: float | None = None
+    settings: OnlineSettings,
+    found: Bench,
+    *,
+    group_size: int | None = None,
+    temperature: float | None = None,
+    measured: bool = False,
 ) -> Callable[..., Trajectories]:
-    """``make_rollout`` of a bench with the numbers of the settings, where no other ones are given."""
+    """``make_rollout`` of a bench with the sampling of the settings, where no other numbers are given.
+
+    Args:
+      measured: samples of an evaluation come from the weights themselves, not from a copy in few bits.
+    """
+    sampling = sampling_of(settings, temperature=temperature)
+    if measured:
+        sampling = sampling._replace(few_bits="")
     return make_rollout(
-        found.model,
-        group_size=settings.group_size if group_size is None else group_size,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature if temperature is None else temperature,
+        found.model, group_size=settings.group_size if group_size is None else group_size, **sampling._asdict()
     )
 
 
@@ -219,6 +215,7 @@ def one_stage(
         measure=make_measure(settings),
         on_host=found.score is None,
         host_score=found.host_score if found.score is None else None,
+        model=found.model,
     )
 
 
@@ -244,7 +241,7 @@ def beside(measure: Callable, other: Callable, prefix: str) -> Callable[[Params,
 def _measure(identity: tuple, temperature: float, samples: int) -> Callable[[Params, Key], dict[str, Array]]:
     settings = OnlineSettings(**dict(identity))
     found = bench(settings)
-    rollout = rollout_of(settings, found, group_size=samples, temperature=temperature)
+    rollout = rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     if found.score is None:
         return partial(measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
 

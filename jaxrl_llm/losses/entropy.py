@@ -45,6 +45,51 @@ def targeted_entropy_terms(
     return jnp.where(mask, side * (entropy - target), 0.0)
 
 
+def adapted_entropy_coefficient(
+    coefficient: Float[Array, ""],
+    entropy: Float[Array, ""],
+    *,
+    target: float,
+    step: float = 0.005,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> Float[Array, ""]:
+    """The coefficient of the next step's entropy bonus: one ``step`` up while ``entropy <= target``, else one down.
+
+    Held in ``[low, high]``. No gradient. It is applied (``applied_entropy_coefficient``) only while the entropy is at
+    or below its target, so that the bonus holds a floor and never pushes beyond it.
+
+    Args:
+      entropy: mean over the tokens of the step just taken, in nats.
+
+    From "Skywork Open Reasoner 1 Technical Report", arXiv:2505.22312 (adaptive entropy control), as in TRL's
+    GRPOTrainer (``use_adaptive_entropy``), whose defaults these are.
+
+    >>> import jax.numpy as jnp
+    >>> c, low = jnp.float32(0.01), jnp.float32(0.1)
+    >>> [round(float(adapted_entropy_coefficient(c, h, target=0.2)), 4) for h in (low, 3 * low)]
+    [0.015, 0.005]
+    """
+    if step <= 0 or low > high:
+        raise ValueError(f"step={step} must be positive and low={low} at most high={high}")
+    moved = coefficient.astype(jnp.float32) + jnp.where(entropy <= target, step, -step)
+    return jax.lax.stop_gradient(jnp.clip(moved, low, high))
+
+
+def applied_entropy_coefficient(
+    coefficient: Float[Array, ""], entropy: Float[Array, ""], *, target: float
+) -> Float[Array, ""]:
+    """``coefficient`` while the entropy of the last step is at or below its target, else 0; no gradient.
+
+    From arXiv:2505.22312, as ``adapted_entropy_coefficient``.
+
+    >>> import jax.numpy as jnp
+    >>> float(applied_entropy_coefficient(jnp.float32(0.5), jnp.float32(0.3), target=0.2))
+    0.0
+    """
+    return jax.lax.stop_gradient(jnp.where(entropy <= target, coefficient.astype(jnp.float32), 0.0))
+
+
 def sampled_entropy(logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     """``-logp`` of the sampled token: an unbiased *value* of the entropy on-policy only. No gradient."""
     return jax.lax.stop_gradient(-jnp.where(mask, logp.astype(jnp.float32), 0.0))

@@ -26,6 +26,11 @@ def mean_ratio(logp: Ratio, old_logp: Ratio, mask: Bool[Array, "B T"]) -> Ratio:
     return jnp.exp(sequence_log_ratio(logp, old_logp, mask, mode="mean"))
 
 
+def sequence_ratio(logp: Ratio, old_logp: Ratio, mask: Bool[Array, "B T"]) -> Ratio:
+    """``pi(y) / pi_old(y)`` of the sequence, the product of its tokens' ratios, at each of its tokens."""
+    return jnp.exp(sequence_log_ratio(logp, old_logp, mask))
+
+
 def keep_all(ratio: Ratio, advantages: Ratio) -> Bool[Array, "B T"]:
     """No clipping."""
     return jnp.ones(ratio.shape, bool)
@@ -249,6 +254,103 @@ def trajectory_balance_loss(
     """
     terms = agro_loss(logp, ref_logp, rewards, group_ids, mask, beta=beta, ddof=0)
     return TokenTerms(terms.loss * (2.0 / beta**2), {"balance_gap": terms.aux["consistency_gap"] / beta})
+
+
+def gvpo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float = 0.1,
+) -> TokenTerms:
+    """GVPO: ``1/2 [beta (l_i - mean l) - (r_i - mean r)]^2`` over a group, at every token.
+
+    ``l = log(pi(y) / pi_old(y))``. Times ``G / (G - 1)``, so that reduced with ``seq_mean`` a group's mean is the sum
+    over it by ``G - 1``. It is ``agro_loss`` with the last policy in the place of the reference: the gradient of ``log
+    pi(y_i)`` is ``-beta [(r_i - mean r) - beta (l_i - mean l)]``, weights that add up to 0, so that no partition
+    function appears.
+
+    ``aux``: as ``agro_loss``.
+
+    From "GVPO: Group Variance Policy Optimization for Large Language Model Post-Training", arXiv:2504.19599, section 3,
+    and its released recipe (the factor ``1 / (G - 1)``).
+
+    >>> import jax.numpy as jnp
+    >>> logp, old, mask = jnp.array([[-1.0], [-1.0]]), jnp.array([[-2.0], [-1.0]]), jnp.ones((2, 1), bool)
+    >>> terms = gvpo_loss(logp, old, jnp.array([1.0, 0.0]), jnp.array([0, 0]), mask, beta=0.5)
+    >>> terms.loss.ravel().tolist()  # 1/2 * 2 * (0.25 - 0.5)^2
+    [0.0625, 0.0625]
+    """
+    return agro_loss(logp, old_logp, rewards, group_ids, mask, beta=beta, ddof=1)
+
+
+def a_star_po_loss(
+    logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    rewards: Float[Array, " B"],
+    optimal_values: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float = 1e-3,
+) -> TokenTerms:
+    """A*-PO (A2PO): ``(beta log(pi(y) / ref(y)) - (r - V*(x)))^2`` at every token of its sequence.
+
+    A regression without groups. ``V* = beta_1 log mean exp(r / beta_1)`` over samples of the *reference*, made once
+    before training: ``advantages.off_policy.log_mean_exp_baseline``. One sample a prompt then suffices. Reduce with
+    ``seq_mean``. It is ``mirror_descent_loss`` to the reference with the advantages ``r - V*``.
+
+    ``aux``: ``surrogate_error``, the absolute value of the bracket.
+
+    From "Accelerating RL for LLM Reasoning with Optimal Advantage Regression", arXiv:2505.20686, algorithm 1, as in
+    TRL's A2POTrainer.
+
+    >>> import jax.numpy as jnp
+    >>> one, mask = jnp.ones((1, 1)), jnp.ones((1, 1), bool)
+    >>> terms = a_star_po_loss(-one, -3 * one, jnp.array([1.0]), jnp.array([0.5]), mask, beta=0.5)
+    >>> float(terms.loss[0, 0])  # (0.5 * 2 - 0.5)^2
+    0.25
+    """
+    gain = rewards.astype(jnp.float32) - optimal_values.astype(jnp.float32)
+    gain = jnp.where(jnp.any(mask, axis=1), gain, 0.0)
+    return mirror_descent_loss(logp, ref_logp, jnp.where(mask, gain[:, None], 0.0), mask, tau=beta)
+
+
+def topr_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    cap: float = 1.0,
+    ratio_of: Callable[[Ratio, Ratio, Bool[Array, "B T"]], Ratio] = sequence_ratio,
+) -> TokenTerms:
+    """TOPR: REINFORCE whose negative samples are weighted by the ratio up to ``cap``, positive ones not at all.
+
+    ``-sg(w) A logp`` with ``w = 1`` where A > 0 and ``min(pi / mu, cap)`` elsewhere: a bad response that became
+    unlikely is pushed no further, a good one is imitated however unlikely it is.
+
+    ``aux``: ``ratio``, and ``weight``.
+
+    Args:
+      ratio_of: ``sequence_ratio`` (the paper), ``mean_ratio`` or ``token_ratio`` (as in Trinity-RFT).
+
+    From "Tapered Off-Policy REINFORCE: Stable and efficient reinforcement learning for LLMs", arXiv:2503.14286,
+    section 3 (its truncation ``[., 0, 1]`` of negative samples).
+
+    >>> import jax.numpy as jnp
+    >>> logp, old, a = jnp.log(jnp.full((2, 1), 0.2)), jnp.log(jnp.full((2, 1), 0.4)), jnp.array([[1.0], [-1.0]])
+    >>> [round(float(x), 4) for x in topr_loss(logp, old, a, a != 0).aux["weight"].ravel()]
+    [1.0, 0.5]
+    """
+    if cap <= 0:
+        raise ValueError(f"cap={cap} must be positive")
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    ratio = jnp.where(mask, jax.lax.stop_gradient(ratio_of(logp, old_logp, mask)), 0.0)
+    weight = jnp.where(mask, jnp.where(advantages > 0, 1.0, jnp.minimum(ratio, cap)), 0.0)
+    return TokenTerms(-weight * advantages * logp, {"ratio": ratio, "weight": weight})
 
 
 def aipo_loss(

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.curriculum.pairs import level_pairs
-from jaxrl_llm.types import PairTerms
+from jaxrl_llm.losses.policy import masked
+from jaxrl_llm.types import PairTerms, TokenTerms
 
 
 def trpa_loss(
@@ -120,3 +121,77 @@ def win_logit(forward: Float[Array, " B"], backward: Float[Array, " B"], *, boun
     """``log P / (1 - P)`` of ``win_probability``, clipped: the scale of a Bradley-Terry reward, 0 for a tie."""
     p = jnp.clip(win_probability(forward, backward), 1e-6, 1.0 - 1e-6)
     return jnp.clip(jnp.log(p) - jnp.log1p(-p), -bound, bound)
+
+
+def sppo_loss(
+    logp: Float[Array, " B"], ref_logp: Float[Array, " B"], win_chance: Float[Array, " B"], *, eta: float = 1e3
+) -> PairTerms:
+    """SPPO: ``(log(pi / pi_t) - eta (P - 1/2))^2`` of each response.
+
+    ``P`` is its chance to win against the policy's other responses, ``pi_t`` is the policy of the last round
+    (``ref_logp``). At the optimum the policy is ``pi_t exp(eta P)`` up to a constant, one step of multiplicative
+    weights. Chances of 1 and 0 for the responses of a pair are the hard form (TRL's ``sppo_hard``, with ``eta = 1 /
+    beta``). No gradient to the chances.
+
+    From "Self-Play Preference Optimization for Language Model Alignment", arXiv:2405.00675, eq. 4.7.
+
+    >>> import jax.numpy as jnp
+    >>> sppo_loss(jnp.array([-1.0]), jnp.array([-3.0]), jnp.array([0.75]), eta=4.0).loss.tolist()  # (2 - 1)^2
+    [1.0]
+    """
+    if eta <= 0:
+        raise ValueError(f"eta={eta} must be positive: it is the step size of the game")
+    ratio = logp.astype(jnp.float32) - jax.lax.stop_gradient(ref_logp.astype(jnp.float32))
+    goal = eta * (jax.lax.stop_gradient(win_chance.astype(jnp.float32)) - 0.5)
+    return PairTerms((ratio - goal) ** 2, {"log_ratio": jax.lax.stop_gradient(ratio)})
+
+
+def nash_md_loss(
+    logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    win_chance: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float = 0.1,
+) -> TokenTerms:
+    """Nash-MD: ``-(P - 1/2) logp_t + beta sg(logp_t - ref_logp_t) logp_t``; reduce with ``seq_sum``.
+
+    The gradient of the chance to win against the mixture of policy and reference, and of the token-level KL to the
+    reference, by score functions. No gradient to the chances.
+
+    Args:
+      win_chance: of each response of the policy against one drawn from ``geometric_mixture``.
+
+    From "Nash Learning from Human Feedback", arXiv:2312.00886, section 7, as in TRL's NashMDTrainer.
+
+    >>> import jax.numpy as jnp
+    >>> one, mask = jnp.ones((1, 1)), jnp.ones((1, 1), bool)
+    >>> float(nash_md_loss(-one, -3 * one, jnp.array([1.0]), mask, beta=0.5).loss[0, 0])  # (0.5 * 2 - 0.5) * -1
+    -0.5
+    """
+    if beta < 0:
+        raise ValueError(f"beta={beta} must not be negative")
+    logp, ref_logp = masked(mask, logp, ref_logp)
+    chance = jnp.where(jnp.any(mask, axis=1), win_chance.astype(jnp.float32), 0.5)
+    gap = jax.lax.stop_gradient(logp - ref_logp)
+    return TokenTerms((beta * gap - (jax.lax.stop_gradient(chance) - 0.5)[:, None]) * logp, {"reference_gap": gap})
+
+
+def geometric_mixture(
+    logits: Float[Array, "... V"], ref_logits: Float[Array, "... V"], *, share: float = 0.5
+) -> Float[Array, "... V"]:
+    """Log-probabilities of ``pi^(1 - share) ref^share`` of each next-token distribution: Nash-MD's opponent.
+
+    From "Nash Learning from Human Feedback", arXiv:2312.00886, section 7.
+
+    >>> import jax.numpy as jnp
+    >>> p, q = jnp.log(jnp.array([0.9, 0.1])), jnp.log(jnp.array([0.1, 0.9]))
+    >>> [round(float(x), 4) for x in jnp.exp(geometric_mixture(p, q))]
+    [0.5, 0.5]
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share} must lie in [0, 1]")
+    if share in (0, 1):  # 0 times -inf is no number
+        return jax.nn.log_softmax((logits if share == 0 else ref_logits).astype(jnp.float32), axis=-1)
+    mixed = (1.0 - share) * logits.astype(jnp.float32) + share * ref_logits.astype(jnp.float32)
+    return jax.nn.log_softmax(mixed, axis=-1)

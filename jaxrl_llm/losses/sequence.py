@@ -105,6 +105,45 @@ def gmpo_loss(
     return TokenTerms(-jnp.where(mask, ratio * advantages, 0.0), aux)
 
 
+def vespo_loss(
+    logp: Float[Array, "B T"],
+    old_logp: Float[Array, "B T"],
+    advantages: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    power: tuple[float, float] = (2.0, 3.0),
+    decay: tuple[float, float] = (3.0, 2.0),
+    segment_ids: Int[Array, "B T"] | None = None,
+) -> TokenTerms:
+    """VESPO: REINFORCE weighted by a smooth kernel of the sequence's ratio: ``-sg(W^k exp(l (1 - W))) A logp``.
+
+    ``W = exp(sum_t (logp - old_logp))``; ``(k, l)`` are the first of ``power`` and ``decay`` where A >= 0 and the
+    second where A < 0. The kernel is 1 at ``W = 1`` and tends to 0 on both sides: a sequence that drifted far trains
+    nothing, whatever its length, and no token is cut.
+
+    ``aux``: ``ratio`` (``W``), and ``weight``, the kernel.
+
+    From "VESPO: Variational Sequence-Level Soft Policy Optimization for Stable Off-Policy LLM Training",
+    arXiv:2602.10693, section 3.4, as in TRL's GRPOTrainer (whose defaults these are). Where the sampler is not the
+    trainer, pass its log-probabilities as ``old_logp``.
+
+    >>> import jax.numpy as jnp
+    >>> one, old = jnp.ones((1, 2)), jnp.zeros((1, 2))
+    >>> terms = vespo_loss(old + jnp.log(0.5) / 2, old, one, one > 0)
+    >>> round(float(terms.aux["weight"][0, 0]), 4)  # 0.5^2 e^1.5
+    1.1204
+    """
+    if min(power) < 0 or min(decay) <= 0:
+        raise ValueError(f"power={power} must not be negative and decay={decay} must be positive")
+    logp, old_logp, advantages = masked(mask, logp, old_logp, advantages)
+    advantages = jax.lax.stop_gradient(advantages)
+    log = jax.lax.stop_gradient(sequence_log_ratio(logp, old_logp, mask, segment_ids=segment_ids))
+    k, decays = (jnp.where(advantages >= 0, *pair) for pair in (power, decay))
+    weight = jnp.where(mask, jnp.exp(k * log + decays * (1.0 - jnp.exp(log))), 0.0)
+    aux = {"ratio": jnp.where(mask, jnp.exp(log), 0.0), "weight": weight}
+    return TokenTerms(-weight * advantages * logp, aux)
+
+
 def loop_loss(
     logp: Float[Array, "B T"],
     old_logp: Float[Array, "B T"],

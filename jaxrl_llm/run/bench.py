@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +14,9 @@ from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain, countdown
-from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import options, parts
+from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
@@ -25,18 +26,16 @@ from jaxrl_llm.verifiers.verdict import Verifier
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(ModelSettings):
     """What every experiment has."""
 
-    model: str = "nano"  # tiny, nano, or a Hugging Face folder
     steps: int = 100  # iterations of the last stage
     learning_rate: float = 1e-6
     eval_every: int = 25  # steps between measurements
-    mesh: str = ""  # for example data=2,fsdp=4: where parameters and rows lie; empty: one device
 
 
 @dataclasses.dataclass(frozen=True)
-class OnlineSettings(Settings):
+class OnlineSettings(SamplingSettings, Settings):
     """What every experiment with verifiable problems has."""
 
     # chain, countdown, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
@@ -47,8 +46,6 @@ class OnlineSettings(Settings):
     levels: tuple[int, ...] = ()  # difficulties of generated problems; none: all of the task
     prompts_per_step: int = 128
     group_size: int = 8  # responses to each prompt
-    max_new_tokens: int = 3000
-    temperature: float = 1.0
     train_problems: int = 8192  # size of the generated training set
     eval_problems: int = 256  # held-out problems, never trained on
     eval_samples: int = 4
@@ -91,8 +88,11 @@ def bench(settings: OnlineSettings) -> Bench:
     return _bench(bench_identity(settings))
 
 
-_OF_BENCH = ("model", "data", "format", "verifier", "chat", "levels", "train_problems", "eval_problems",
-             "max_new_tokens", "mesh")  # fmt: skip
+_OF_BENCH = (
+    *options.OF_MODEL, *(name for name in options.OF_SAMPLING if name != "temperature"),
+    "data", "format", "verifier", "chat", "levels", "train_problems",
+    "eval_problems",
+)  # fmt: skip
 
 
 def bench_identity(settings: OnlineSettings) -> tuple[tuple[str, Any], ...]:
@@ -112,20 +112,20 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
     return *(make(split=split, n=sizes[split], seed=0) for split in ("train", "heldout")), verify
 
 
-@lru_cache(maxsize=1)
-def load_model(name: str, mesh: str) -> parts.Model:
-    """``job.load_model``; benches of the same model share its weights.
+def open_model(settings: Settings) -> parts.Model:
+    """``options.open_model``; benches of the same model share its weights."""
+    return _model(tuple((name, getattr(settings, name)) for name in options.OF_MODEL if hasattr(settings, name)))
 
-    Args:
-      mesh: as of the command line; empty: one device.
-    """
-    return parts.load_model(name, mesh=meshes.given_mesh(mesh))
+
+@lru_cache(maxsize=1)
+def _model(identity: tuple[tuple[str, Any], ...]) -> parts.Model:
+    return options.open_model(SimpleNamespace(**dict(identity)))
 
 
 @lru_cache(maxsize=8)
 def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
     settings = OnlineSettings(**dict(identity))
-    model, on_device, answers = load_model(settings.model, settings.mesh), None, tables.no_answers
+    model, on_device, answers = open_model(settings), None, tables.no_answers
     *sets, verify = _problem_sets(settings)
     if settings.data in _TASKS:
         *_, answers, make_verifier = _TASKS[settings.data]

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.layers import LORA_A
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.run.parts import Model
-from jaxrl_llm.train.step import trained_part
+from jaxrl_llm.train.step import trained_part, with_trained
 from jaxrl_llm.types import Params, Policy, TrainState
 
 PART = "lora"  # of the parameters: what trains
@@ -22,6 +23,12 @@ def with_adapter(model: Model, rank: int, seed: int) -> Model:
     adapter = lora.init(model.config, spec, jax.random.fold_in(jax.random.key(seed), 0x10A))
     policy = lora.make_policy(model.policy, model.config, spec)
     return model._replace(policy=policy, params={"base": model.params, PART: adapter})
+
+
+def rank_of(params: Params) -> int:
+    """The rank of the adapter in the parameters of a policy; 0 where there is none."""
+    adapter = params.get(PART, {}) if isinstance(params, dict) else {}
+    return next((x.shape[-1] for name, x in adapter.items() if name.endswith(LORA_A)), 0)
 
 
 def computed(model: Model, rank: int, policy: Policy) -> Model:
@@ -38,7 +45,7 @@ def kept(state: TrainState, rank: int) -> TrainState:
 
 def whole(state: TrainState, params: Params, rank: int) -> TrainState:
     """``kept`` undone: the base comes from ``params``, the model that was loaded."""
-    return state._replace(params=params | {PART: state.params}) if rank else state
+    return state._replace(params=with_trained(params, state.params, PART)) if rank else state
 
 
 def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Params:

@@ -231,6 +231,10 @@ def make_rollout(
     row_stages: int = 1,
     few_bits: str = "",
     strict: Callable[..., tuple[Array, Array]] | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    early_exit: bool = True,
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model.
 
@@ -240,12 +244,15 @@ def make_rollout(
       cache_stages, row_stages: of rollouts in lock-step, see ``rollout.generate``.
       few_bits: one of ``quantised.TYPES``: the rollout reads a copy of the weights in it; empty: the weights.
       strict: the trainer's scoring function, which then samples, see ``rollout.strict``; None: the cache does.
+      top_p, top_k, min_p: what may be drawn, see ``rollout.sample``; log-probabilities are those of all tokens.
+      early_exit: of rollouts in lock-step, see ``rollout.generate``.
     """
     found = None
     if stop:
         found = make_stop_strings(stop, token_bytes(model.tokenizer), vocab_size=model.config.padded_vocab_size)
-    in_stages = partial(generate, cache_stages=cache_stages, row_stages=row_stages)
-    decode = partial(generate_in_slots, slots=slots) if slots else in_stages
+    among = {"top_p": top_p, "top_k": top_k, "min_p": min_p}
+    in_stages = partial(generate, cache_stages=cache_stages, row_stages=row_stages, early_exit=early_exit, **among)
+    decode = partial(generate_in_slots, slots=slots, **among) if slots else in_stages
     if strict is not None:
         decode = partial(generate_strict, score=strict)
 

@@ -43,12 +43,19 @@ class Plan(NamedTuple):
     on_host: bool = False
     host_score: Callable[[Trajectories], Rewards] | None = None
     world: HostEpisodes | None = None
+    model: Any = None  # the loaded model (``run.parts.Model``) whose policy the parameters are, where there is one
 
 
 def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None = None) -> TrainState:
     """The state at the beginning of a stage; ``extras`` where they are already made."""
     make = online.init_state if isinstance(stage.method, Online) else offline.init_state
     return make(stage.method, params, key, extras=stage.extras(params, key) if extras is None else extras)
+
+
+def with_adapter(plan: Plan, part: str) -> Plan:
+    """The plan with an adapter that trains in place of the weights, see ``train.step.trained_part``."""
+    stages = (stage._replace(method=stage.method._replace(trained=part)) for stage in plan.stages)
+    return plan._replace(stages=tuple(stages))
 
 
 def most_parts(prompts: int, group_size: int, devices: int) -> int:

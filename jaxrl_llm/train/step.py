@@ -12,6 +12,7 @@ from jaxrl_llm.train import parity
 from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
+BASE = "base"  # of an adapted policy: the weights that do not train
 LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
 
 
@@ -112,8 +113,29 @@ def chosen(finite: Array, new: Any, old: Any) -> Any:
 
 
 def trained_part(params: Params, trained: str) -> Params:
-    """What the optimiser sees: ``params[trained]``, or all of it."""
-    return params[trained] if trained else params
+    """What the optimiser sees: all of ``params``, but of every ``{"base": ..., trained: ...}`` only ``trained``.
+
+    Heads beside an adapted policy train as they are.
+
+    >>> trained_part({"model": {"base": 1, "lora": 2}, "value": 3}, "lora")
+    {'model': {'lora': 2}, 'value': 3}
+    >>> trained_part({"base": 1, "lora": 2}, "")
+    {'base': 1, 'lora': 2}
+    """
+    if not trained or not isinstance(params, dict):
+        return params
+    if BASE in params and trained in params:
+        return {trained: params[trained]}
+    return {name: trained_part(part, trained) for name, part in params.items()}
+
+
+def with_trained(params: Params, part: Params, trained: str) -> Params:
+    """``params`` with what ``trained_part`` took of it replaced by ``part``."""
+    if not trained or not isinstance(params, dict):
+        return part
+    if BASE in params and trained in params:
+        return params | part
+    return {name: with_trained(params[name], part[name], trained) for name in params}
 
 
 def make_update(
@@ -136,15 +158,18 @@ def make_update(
         be any tree of rows whose losses are sums over rows.
       max_grad_norm: global-norm bound, applied after accumulation; None for no bound.
       ema_decay: where given, ``extras["ema"]`` follows the parameters: ``ema = d ema + (1 - d) params``.
-      trained: the key of the only part of ``params`` that trains (``lora``); the rest is an input without gradient,
-        and the optimiser's state is that of the part.
+      trained: the adapter's key (``lora``): of an adapted policy it trains and the base beside it is an input without
+        gradient; the optimiser's state is that of what trains, see ``trained_part``.
     """
     if microbatches < 1:
         raise ValueError(f"microbatches={microbatches} must be at least 1")
 
     def update(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         old = trained_part(state.params, trained)
-        whole = (lambda part: state.params | {trained: part}) if trained else (lambda part: part)
+
+        def whole(part: Params) -> Params:
+            return with_trained(state.params, part, trained)
+
         grads, loss, metrics = accumulate(lambda part, rows: loss_fn(whole(part), rows), old, batch, microbatches)
         with jax.numpy_dtype_promotion("standard"):  # leaves may differ in precision
             norm = optax.global_norm(grads)

@@ -29,16 +29,18 @@ def test_rank_against_svd(width):
     """Narrow and wide: either Gram matrix."""
     hidden = rng.normal(size=(4, 9, width))
     want = [_rank(h[m]) for h, m in zip(hidden, MASK, strict=True)]
-    np.testing.assert_allclose(er.effective_rank(*_f32(hidden)), want, rtol=1e-3)
+    np.testing.assert_allclose(er.rank_of_hidden_states(*_f32(hidden)), want, rtol=1e-3)
 
 
 def test_rank_is_one_on_a_line_and_knows_neither_scale_nor_rotation():
     line = np.arange(9.0)[None, :, None] * rng.normal(size=(4, 1, 5))
-    np.testing.assert_allclose(er.effective_rank(*_f32(line))[:2], 1.0, atol=1e-3)
+    np.testing.assert_allclose(er.rank_of_hidden_states(*_f32(line))[:2], 1.0, atol=1e-3)
     turn, _ = np.linalg.qr(rng.normal(size=(5, 5)))
-    want = er.effective_rank(*_f32(HIDDEN))
-    np.testing.assert_allclose(er.effective_rank(*_f32(3.0 * HIDDEN @ turn)), want, rtol=1e-4)
-    gradient = jax.grad(lambda x: jnp.sum(er.effective_rank(x, jnp.asarray(MASK))))(jnp.asarray(HIDDEN, jnp.float32))
+    want = er.rank_of_hidden_states(*_f32(HIDDEN))
+    np.testing.assert_allclose(er.rank_of_hidden_states(*_f32(3.0 * HIDDEN @ turn)), want, rtol=1e-4)
+    gradient = jax.grad(lambda x: jnp.sum(er.rank_of_hidden_states(x, jnp.asarray(MASK))))(
+        jnp.asarray(HIDDEN, jnp.float32)
+    )
     assert not np.asarray(gradient).any()
 
 

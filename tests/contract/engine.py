@@ -19,7 +19,23 @@ import numpy as np
 from jaxrl_llm.types import PairTerms, TokenTerms
 
 # rows, columns and their padded lengths are no other axis's size: results show by their shape which axis is which
-SIZES = {"B": 8, "P": 8, "T": 6, "C": 12, "J": 12, "R": 3, "K": 5, "V": 7, "D": 4, "E": 2, "L": 2, "H": 3, "leaves": 27}
+SIZES = {
+    "B": 8,
+    "P": 8,
+    "T": 6,
+    "C": 12,
+    "J": 12,
+    "R": 3,
+    "K": 5,
+    "V": 7,
+    "W": 13,
+    "M": 3,
+    "D": 4,
+    "E": 2,
+    "L": 2,
+    "H": 3,
+    "leaves": 27,
+}
 PADDED = {8: 10, 6: 9, 12: 15, 5: 11}
 ROW_AXES, MASKS = ("B", "P"), ("mask", "valid", "members", "labelled")
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
-from jaxrl_llm.advantages import effective_rank, pools
-from jaxrl_llm.losses import mixed, off_policy, policy
+from jaxrl_llm.advantages import effective_rank, group, pools
+from jaxrl_llm.losses import correction, mixed, off_policy, policy, preference
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.types import TokenTerms
 from tests.contract.engine import Row
@@ -27,6 +27,7 @@ BATCHWISE = Row(gradient=(), rows="batch", packed=True)
 DISTILL = Row(gradient=("student_logits",), packed=True)
 BINARY = {"rewards": np.asarray([1.0, 0, 0, 1, 0, 1, 0, 0])}
 CHANCES = np.random.default_rng(3).uniform(0.05, 0.6, (8, 6))
+SPANS = np.stack([np.tile([0, 1, 3, 5, 0], (8, 1)), np.tile([1, 3, 5, 6, 0], (8, 1))], axis=-1)
 RATIO = Row(gradient=None, packed=True, zero_outside=False)
 
 PROMPT = "columns outside the mask are the prompt, which tokens look back to; response_maps leaves it out"
@@ -87,6 +88,17 @@ def _metrics(entropy: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> dict:
     return reduce.metrics({"entropy": entropy}, mask, prefix="policy")
 
 
+def _smoothed(
+    rewards: Float[Array, " B"], group_ids: Int[Array, " B"], *, valid: Bool[Array, " B"] | None = None
+) -> tuple:
+    one = jnp.ones(rewards.shape, jnp.float32)
+    return group.smoothed_advantages(rewards, group_ids, group.RewardStatistics(2 * one, 0.1 * one, one), valid=valid)
+
+
+def _matrix(seed: int):
+    return np.random.default_rng(seed).normal(size=(8, 7))
+
+
 def _balanced_exit(positive: Int[Array, "P R"], negative: Int[Array, "P R"]) -> Bool[Array, "P R"]:
     return pools.make_balanced_exit(4)(positive, negative)
 
@@ -109,14 +121,26 @@ ROWS = {
     "losses.policy.clipped_policy_loss:dual_clip": TERMS._replace(settings={"dual_clip": 1.2}),
     "losses.policy.cispo_loss": TERMS,
     "losses.policy.sapo_loss": TERMS,
+    "losses.policy.bounded_surrogate": TERMS._replace(gradient=("ratio",), settings={"low": 0.8, "high": 1.2}),
+    "losses.policy.ce_gppo_loss": TERMS,
+    "losses.policy.dcpo_loss": TERMS,
+    "losses.policy.bapo_bounds": BATCHWISE,
+    "losses.policy.bapo_loss": BATCH_TERMS,
     "losses.sequence.gspo_loss": SEGMENTED,
     "losses.sequence.gspo_token_loss": SEGMENTED,
     "losses.sequence.gmpo_loss": SEGMENTED,
+    "losses.sequence.gmpo_loss:unequal": SEGMENTED._replace(settings={"clip_low": 0.2, "clip_high": 0.4}),
+    "losses.sequence.vespo_loss": SEGMENTED,
     "losses.sequence.loop_loss": SEGMENTED,
     "losses.sequence.sequence_log_ratio": SEGMENTED._replace(zero_outside=False),
     "losses.sequence.sequence_log_ratio:mean": SEGMENTED._replace(zero_outside=False, settings={"mode": "mean"}),
     "losses.off_policy.token_ratio": RATIO._replace(gradient=("logp",)),
     "losses.off_policy.mean_ratio": RATIO._replace(gradient=("logp",), packed=False),
+    "losses.off_policy.sequence_ratio": RATIO._replace(gradient=("logp",), packed=False),
+    "losses.off_policy.gvpo_loss": SEQUENCE._replace(gradient=("logp", "rewards")),
+    "losses.off_policy.a_star_po_loss": SEQUENCE._replace(settings={"beta": 0.5}),
+    "losses.off_policy.topr_loss": SEQUENCE,
+    "losses.off_policy.topr_loss:token": TERMS._replace(settings={"ratio_of": off_policy.token_ratio}),
     "losses.off_policy.keep_all": RATIO,
     "losses.off_policy.keep_one_side": RATIO,
     "losses.off_policy.keep_two_sides": RATIO,
@@ -152,6 +176,12 @@ ROWS = {
     "losses.entropy.entropy_bonus_terms": TERMS._replace(gradient=("entropy",)),
     "losses.entropy.targeted_entropy_terms": BATCH_TERMS._replace(gradient=("entropy",)),
     "losses.entropy.sampled_entropy": TOKENWISE,
+    "losses.entropy.adapted_entropy_coefficient": NOTHING._replace(
+        settings={"target": 0.5}, inputs={"coefficient": 0.2, "entropy": 0.4}
+    ),
+    "losses.entropy.applied_entropy_coefficient": NOTHING._replace(
+        settings={"target": 0.5}, inputs={"coefficient": 0.2, "entropy": 0.4}
+    ),
     "losses.entropy.token_covariance": BATCHWISE,
     "losses.entropy.clip_cov_keep": BATCHWISE._replace(settings={"fraction": 0.2, "low": 0.0}),
     "losses.entropy.kl_cov_select": BATCHWISE._replace(settings={"fraction": 0.2}),
@@ -201,6 +231,34 @@ ROWS = {
         optional=("baseline_logp",), gradient=("chosen_logp", "rejected_logp", "baseline_logp")
     ),
     "losses.preference.rpo_mean_loss": PAIRS._replace(gradient=(*PAIRS.gradient, "chosen_tokens")),
+    "losses.preference.simpo_loss:smoothed": MEAN_PAIRS._replace(settings={"label_smoothing": 0.1}),
+    "losses.preference.cpo_loss:smoothed": PAIRS._replace(settings={"label_smoothing": 0.1}),
+    "losses.preference.length_normalised_dpo_loss": PAIRS._replace(
+        gradient=(*PAIRS.gradient, "chosen_tokens", "rejected_tokens")
+    ),
+    "losses.preference.exo_loss": PAIRS,
+    "losses.preference.nca_loss": PAIRS,
+    "losses.preference.bco_loss": SEQUENCE._replace(inputs={"shift": 0.3}),
+    "losses.preference.apo_zero_unpaired_loss": SEQUENCE,
+    "losses.preference.aot_loss": PAIRS._replace(rows="batch"),
+    "losses.preference.aot_unpaired_loss": PAIRS._replace(rows="batch"),
+    "losses.preference.discopop_loss": PAIRS,
+    "losses.preference.reverse_kl_slope": Row(gradient=("log_ratio",)),
+    "losses.preference.forward_kl_slope": Row(gradient=("log_ratio",)),
+    "losses.preference.jensen_shannon_slope": Row(gradient=("log_ratio",)),
+    "losses.preference.alpha_divergence_slope": Row(gradient=("log_ratio",)),
+    "losses.preference.f_dpo_loss": PAIRS,
+    "losses.preference.f_dpo_loss:forward": PAIRS._replace(settings={"slope": preference.forward_kl_slope}),
+    "losses.preference.wpo_weights": NOTHING._replace(inputs={"collision": CHANCES}),
+    "losses.preference.wpo_loss": PAIRS,
+    "losses.preference.length_desensitised_logp": SEQUENCE,
+    "losses.preference.alphapo_loss": MEAN_PAIRS,
+    "losses.preference.tpo_loss": PAIRS._replace(gradient=(*PAIRS.gradient, "gold_mean_logp")),
+    "losses.preference.xpo_loss": PAIRS._replace(gradient=(*PAIRS.gradient, "ref_sample_logp")),
+    "losses.preference.dpop_loss": PAIRS,
+    "losses.preference.tdpo1_loss": PAIRS._replace(gradient=(*PAIRS.gradient, "chosen_kl", "rejected_kl")),
+    "losses.preference.tdpo2_loss": PAIRS._replace(gradient=(*PAIRS.gradient, "rejected_kl")),
+    "losses.preference.cal_dpo_loss": PAIRS,
     "losses.reward.label_regression_loss": Row(gradient=("predicted", "targets"), optional=("labelled",)),
     "losses.reward.gaussian_reward_loss": Row(gradient=("mean", "log_deviation", "target")),
     "losses.reward.log_odds_loss": Row(gradient=("yes_logit", "no_logit", "label")),
@@ -220,6 +278,11 @@ ROWS = {
     "losses.ranking.trpa_loss": Row(gradient=("mean_log_ratio",), rows="batch"),
     "losses.ranking.rrhf_loss": Row(gradient=("mean_logp", "logp")),
     "losses.ranking.pro_loss": Row(gradient=("mean_logp", "logp")),
+    "losses.ranking.sppo_loss": SEQUENCE._replace(settings={"eta": 4.0}),
+    "losses.ranking.nash_md_loss": SEQUENCE,
+    "losses.ranking.geometric_mixture": Row(
+        gradient=("logits", "ref_logits"), inputs={"logits": _matrix(1), "ref_logits": _matrix(2)}
+    ),
     "losses.supervised.ascent_loss": SEQUENCE,
     "losses.supervised.npo_loss": SEQUENCE,
     "losses.contrastive.pooled": Row(gradient=("weights", "features")),
@@ -231,6 +294,18 @@ ROWS = {
     "losses.distill.chunked_forward_kl_loss": CHUNKED,
     "losses.distill.chunked_reverse_kl_loss": CHUNKED,
     "losses.distill.sampled_reverse_kl_loss": TERMS,
+    "losses.distill.top_k_distillation_loss": DISTILL._replace(settings={"k": 3}),
+    "losses.distill.top_k_distillation_loss:tail": DISTILL._replace(settings={"k": 3, "tail": True}),
+    "losses.distill.sdpo_loss": DISTILL,
+    "losses.distill.sdft_loss": DISTILL._replace(settings={"k": 5}),
+    "losses.distill.sampled_self_distillation_loss": TERMS,
+    "losses.distill.iw_opd_loss": SEQUENCE,
+    "losses.distill.merged_log_probs": Row(gradient=("logits", "logp"), inputs={"spans": SPANS}),
+    "losses.distill.uld_loss": Row(gradient=("student_log_probs",), packed=True),
+    "losses.distill.gold_loss": Row(
+        gradient=("student_log_probs",),
+        inputs={"student_ids": np.arange(3), "teacher_ids": np.arange(4, 7)},
+    ),
     "losses.supervised.sft_loss": TERMS,
     "losses.supervised.weighted_sft_loss": SEQUENCE,
     # --- corrections
@@ -243,6 +318,19 @@ ROWS = {
     ),
     "losses.correction.truncated_weights": TOKENWISE,
     "losses.correction.masked_weights": TOKENWISE,
+    "losses.correction.off_policy_sequence_mask": NOTHING._replace(settings={"most": 0.1}),
+    "losses.correction.k2_distance": RATIO._replace(gradient=("log_ratio",)),
+    "losses.correction.k3_distance": RATIO._replace(gradient=("log_ratio",)),
+    "losses.correction.rejection_mask": NOTHING._replace(settings={"most": 0.5}),
+    "losses.correction.rejection_mask:token": TOKENWISE._replace(settings={"most": 0.5, "over": "token"}),
+    "losses.correction.rejection_mask:mean": NOTHING._replace(
+        settings={"most": 0.5, "over": "mean", "distance": correction.k2_distance}
+    ),
+    "losses.correction.batch_normalised_weights": BATCHWISE,
+    "losses.correction.batch_normalised_weights:sequence": NOTHING._replace(
+        rows="batch", settings={"level": "sequence"}
+    ),
+    "losses.correction.self_normalised_weights": NOTHING,
     "losses.correction.effective_sample_fraction": Row(rows="batch", packed=True),
     # --- advantages
     "advantages.group.group_sum": Row(),
@@ -263,6 +351,14 @@ ROWS = {
     "advantages.group.reinforce_pp_baseline_advantages": Row(rows="batch"),
     "advantages.group.lite_ppo_advantages": Row(rows="batch"),
     "advantages.group.pass_at_k_advantages": Row(settings={"k": 2}, inputs=BINARY),
+    "advantages.group.best_minus_second_advantages": Row(),
+    "advantages.group.smoothed_advantages": Row(through=_smoothed),
+    "advantages.baseline.optimal_token_advantages": NOTHING._replace(
+        inputs={"collision": CHANCES}, optional=("weights",)
+    ),
+    "advantages.baseline.optimal_trained_token_advantages": NOTHING._replace(
+        inputs={"collision": CHANCES}, optional=("weights",)
+    ),
     "advantages.group.mean_within": Row(settings={"low": 0.2, "high": 0.8}, inputs=BINARY),
     "advantages.process.clipped_steps": Row(),
     "advantages.process.delta_steps": Row(),
@@ -309,6 +405,7 @@ ROWS = {
     "advantages.prefix_tree.branch_differences": Row(),
     "advantages.prefix_tree.tempo_advantages": Row(),
     "advantages.returns.gae_advantages": NOTHING,
+    "advantages.returns.length_adaptive_gae_advantages": NOTHING._replace(settings={"alpha": 0.5}),
     "advantages.returns.lambda_returns": NOTHING,
     "advantages.returns.discounted_returns": NOTHING,
     "advantages.returns.n_step_returns": NOTHING._replace(settings={"steps": 2}),
@@ -369,7 +466,7 @@ ROWS = {
     "advantages.attention.anchor_credit": Row(),
     "advantages.attention.rhythm_credit": Row(),
     "advantages.effective_rank.rank_of_singular_values": Row(),
-    "advantages.effective_rank.effective_rank": NOTHING,
+    "advantages.effective_rank.rank_of_hidden_states": NOTHING,
     "advantages.effective_rank.growth": Row(inputs={"valid": _leading}),
     "advantages.effective_rank.rank_figures": NOTHING._replace(settings={"stride": 2}),
     "advantages.effective_rank.updated_averages": Row(through=_updated, rows="batch"),
@@ -377,25 +474,25 @@ ROWS = {
     "advantages.effective_rank.rank_bonus": Row(),
     "advantages.effective_rank.shaped_advantages": Row(),
     # --- shaping and reductions
-    "shaping.overlong_penalty": Row(settings={"limit_tokens": 4, "buffer_tokens": 3}),
-    "shaping.length_reward": Row(),
-    "shaping.cosine_length_reward": Row(settings={"limit_tokens": 4}),
-    "shaping.group_extremes": Row(),
-    "shaping.linear_length_penalty": Row(settings={"limit_tokens": 4}),
-    "shaping.target_length_penalty": Row(),
-    "shaping.clipped_rewards": Row(settings={"low": -0.5, "high": 0.5}),
-    "shaping.add_rewards": Row(through=_add_rewards, rows="batch"),
-    "shaping.normalized_rewards": Row(through=_normalized),
-    "shaping.answered_rewards": Row(),
-    "shaping.limited_rewards": Row(settings={"limit_tokens": 2}),
-    "shaping.excess_length_penalty": Row(),
-    "shaping.verified_rewards": Row(),
-    "shaping.early_rewards": Row(gradient=("rewards",)),
-    "shaping.distinct_share": Row(),
-    "shaping.repetition_penalty": Row(),
-    "shaping.execution_rewards": Row(),
-    "shaping.multi_tool_rewards": Row(),
-    "shaping.graded_rewards": Row(),
+    "rewards.shaping.overlong_penalty": Row(settings={"limit_tokens": 4, "buffer_tokens": 3}),
+    "rewards.shaping.length_reward": Row(),
+    "rewards.shaping.cosine_length_reward": Row(settings={"limit_tokens": 4}),
+    "rewards.shaping.group_extremes": Row(),
+    "rewards.shaping.linear_length_penalty": Row(settings={"limit_tokens": 4}),
+    "rewards.shaping.target_length_penalty": Row(),
+    "rewards.shaping.clipped_rewards": Row(settings={"low": -0.5, "high": 0.5}),
+    "rewards.shaping.add_rewards": Row(through=_add_rewards, rows="batch"),
+    "rewards.shaping.normalized_rewards": Row(through=_normalized),
+    "rewards.shaping.answered_rewards": Row(),
+    "rewards.shaping.limited_rewards": Row(settings={"limit_tokens": 2}),
+    "rewards.shaping.excess_length_penalty": Row(),
+    "rewards.shaping.verified_rewards": Row(),
+    "rewards.shaping.early_rewards": Row(gradient=("rewards",)),
+    "rewards.shaping.distinct_share": Row(),
+    "rewards.shaping.repetition_penalty": Row(),
+    "rewards.shaping.execution_rewards": Row(),
+    "rewards.shaping.multi_tool_rewards": Row(),
+    "rewards.shaping.graded_rewards": Row(),
     "reduce.tokens": Row(gradient=("terms",), rows="batch", packed=True),
     "reduce.tokens:seq_mean": Row(
         gradient=("terms",), rows="batch", packed=True, optional=("segment_ids",), settings={"mode": "seq_mean"}
@@ -424,6 +521,6 @@ ROWS = {
 
 # public functions without a row
 EXEMPT = {
-    "shaping.no_moments": "a constant without arguments",
+    "rewards.shaping.no_moments": "a constant without arguments",
     "advantages.effective_rank.no_averages": "a constant without arguments",
 }

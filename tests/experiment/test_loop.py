@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.experiment import Stage, loop
+from jaxrl_llm.experiment.durable import Keeping, SeedRun
+from jaxrl_llm.run.stop import Stop
 from tests.experiment import tiny
 
 SETTINGS = tiny.Settings(steps=6, eval_every=3, warm_steps=2)
@@ -76,7 +78,6 @@ def test_the_last_stretch_may_be_shorter():
 
 def test_the_second_stage_starts_from_the_first_ones_parameters_with_its_own_extras():
     plan = tiny.build(SETTINGS)
-    seen = {}
 
     def extras(params, key):
         return {"start": params["table"]}
@@ -90,7 +91,7 @@ def test_the_second_stage_starts_from_the_first_ones_parameters_with_its_own_ext
     online = plan.stages[1].method._replace(remember=remember)
     plan = plan._replace(stages=(plan.stages[0], Stage(online, 1, extras)), measure=measure)
     states = []
-    for point in loop._run_host(plan, 0, 3, "", seen):
+    for point in SeedRun(plan, 3, "", Keeping()).run(0, Stop()):
         states.append(point)
     norms = [float(p[2]["eval/norm"]) for p in states]
     assert [p[0] for p in states] == [0, 2, 3] and len(set(norms)) == 3

@@ -35,11 +35,11 @@ def test_the_update_moves_the_adapter_alone():
         return jnp.mean(policy.unembed(params, hidden)[..., 0]), {}
 
     tx = optax.adamw(1e-2, weight_decay=0.1)
-    state = TrainState(params, tx.init(params["lora"]), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+    state = TrainState(params, tx.init({"lora": params["lora"]}), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
     after, metrics = jax.jit(make_update(loss, tx, trained="lora"))(state, tokens)
     jax.tree.map(np.testing.assert_array_equal, after.params["base"], base)
     assert all(np.any(np.asarray(after.params["lora"][name]) != 0) for name in params["lora"])
-    assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure(params["lora"])
+    assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure({"lora": params["lora"]})
     assert float(metrics["grad/norm"]) > 0
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment import arms, durable, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train import offline, online
@@ -41,7 +41,7 @@ def made_up(arm: str, plan: Plan, settings: Any, extra: set[str]) -> ArmResult:
     rng = np.random.default_rng(zlib.crc32(arm.encode()))
     names = metric_names(plan)
     measured, trained = names if names is not None else (extra, extra)
-    ends = list(np.cumsum([n for _, _, n, _ in loop._stretches(plan.stages, settings.eval_every)]))
+    ends = list(np.cumsum([n for _, _, n, _ in durable.stretches(plan.stages, settings.eval_every)]))
     steps = {name: [0, *ends] for name in measured} | {name: ends for name in trained - measured}
     curves = {
         name: {"step": [int(s) for s in at], "values": rng.uniform(0.2, 0.8, (SEEDS, len(at))).tolist()}

@@ -4,12 +4,15 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+import shutil
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 import jaxrl_llm
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment.durable import Keeping
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
@@ -42,6 +45,9 @@ def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
     if plan.on_host or plan.world is not None:
         whole.append(results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}))
+        rows = pathlib.Path(getattr(settings, "data", ""))
+        if rows.is_file():  # the same name may hold other rows tomorrow
+            whole.append(hashlib.sha256(rows.read_bytes()).hexdigest())
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
@@ -61,6 +67,7 @@ def seeds_of(
     *,
     fresh: bool = False,
     tail: int = 1,
+    keeping: Keeping | None = None,
     most_skipped: int = 0,
 ) -> tuple[ArmResult, int]:
     """One arm for these seeds, the missing ones trained and stored one by one; and how many were there already.
@@ -68,17 +75,24 @@ def seeds_of(
     Args:
       folder: of this arm alone; it has one file a seed.
       fresh: train all of them again.
+      keeping: of an arm that runs on the host, see ``loop.run_arm``.
       most_skipped: as in ``loop.run_arm``.
     """
     files = {seed: folder / f"{seed}.json" for seed in seeds}
     there = {} if fresh else {seed: one for seed, path in files.items() if (one := _read(path)) is not None}
     missing = [seed for seed in seeds if seed not in there]
+    if fresh and keeping is not None and keeping.folder is not None and hosts.is_first():
+        shutil.rmtree(keeping.folder, ignore_errors=True)
+    hosts.barrier("fresh seeds")
     for begin in range(0, len(missing), AT_ONCE):
         chunk = missing[begin : begin + AT_ONCE]
-        ran = loop.run_arm(plan, settings, chunk, mesh=settings.mesh, tail=tail, most_skipped=most_skipped)
-        for k, seed in enumerate(chunk):
+        ran = loop.run_arm(
+            plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping, most_skipped=most_skipped
+        )
+        for k, seed in enumerate(chunk) if hosts.is_first() else ():
             folder.mkdir(parents=True, exist_ok=True)
             record.write_json(files[seed], results.plain(dataclasses.asdict(results.of_seed(ran, k))))
+        hosts.barrier(f"stored {chunk[-1]}")
     found = {seed: there.get(seed) or _read(path) for seed, path in files.items()}
     own = results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)})
     joined = results.join([found[seed] for seed in seeds])  # type: ignore[list-item]
@@ -96,21 +110,26 @@ def identities(
 
 
 def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: list[int], folder: pathlib.Path, *,
-             tail: int = 1) -> Results:  # fmt: skip
+             tail: int = 1, keepings: dict[str, Keeping | None] | None = None) -> Results:  # fmt: skip
     """Every arm in turn; a finished seed is stored at once and taken up again by the next run.
 
     Args:
       options: with ``fresh``.
       identities: see ``identity``; arms that share one share their seeds.
       folder: of the store.
+      keepings: by arm, of those that run on the host.
     """
     found: dict[str, ArmResult] = {}
     for k, (name, settings) in enumerate(resolved.items(), 1):
         print(f"arm {name} ({k}/{len(resolved)}), {len(seeds)} seeds", flush=True)
-        place = folder / identities[name]
+        keeping, own = (keepings or {}).get(name), identities[name]
+        if keeping is not None:  # who is late or early changes what an asynchronous run computes
+            own += "" if keeping.staleness is None else f"-async{keeping.staleness}"
+            keeping = keeping._replace(identity=own)
+        place = folder / own
         most = getattr(options, "most_skipped", 0)  # of comparisons and sweeps there is no such flag
         found[name], there = seeds_of(
-            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, most_skipped=most
+            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, keeping=keeping, most_skipped=most
         )
         if there:
             print(f"arm {name}: {there} of {len(seeds)} seeds taken from {place}", flush=True)

@@ -102,6 +102,14 @@ def _replace(path: pathlib.Path, text: str) -> None:
     os.replace(scratch, path)
 
 
+def read_json(path: pathlib.Path) -> Any:
+    """The value of a file of ``write_json``; None where there is none, or it is damaged."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
 def write_json(path: pathlib.Path, value: Any) -> None:
     """One value as indented JSON, all at once."""
     _replace(path, json.dumps(_finite(value), indent=1, default=str) + "\n")

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.train.methods.builders import score_tokens
-from jaxrl_llm.types import Params, Policy, Rewards, Trajectories
+from jaxrl_llm.train.online import Online
+from jaxrl_llm.types import Params, Policy, Rewards, TrainState, Trajectories
 
 BROKEN = "\ufffd"  # half a character; the tokens that complete it follow
 
@@ -99,6 +101,33 @@ def make_look(
 
     def look(params: Params, trajectories: Trajectories, rewards: Rewards, step: int) -> list[dict[str, Any]]:
         part, judged, values, logp = hosts.gathered(compute(params, trajectories, rewards))
+        return transcribe(decode, part, judged, advantages=values, logp=logp, step=step)
+
+    return look
+
+
+def make_method_look(
+    method: Online, decode: Callable[[list[int]], str], *, rows: int, temperature: float = 1.0
+) -> Callable[..., list[dict[str, Any]]]:
+    """``look(state, trajectories, rewards, step) -> records`` of the first ``rows`` sequences of any online method.
+
+    Advantages are those of the method's own batch, made again after the update; of a method whose batch has other rows
+    than its rollout they are 0. Compiles once.
+    """
+
+    @jax.jit
+    def compute(state, trajectories, rewards):
+        batch = method.estimate(state.params, state.extras, trajectories, rewards)
+        alike = batch.advantages.shape == trajectories.tokens.shape
+        values = jnp.where(batch.mask, batch.advantages, 0.0) if alike else jnp.zeros(trajectories.tokens.shape)
+        part, judged, values = jax.tree.map(lambda x: x[:rows], (trajectories, rewards, values))
+        params = state.params
+        params = params["model"] if isinstance(params, dict) and "model" in params else params
+        logp, _ = score_tokens(method.policy, params, part, temperature=temperature)
+        return part, judged, values, logp
+
+    def look(state: TrainState, trajectories: Trajectories, rewards: Rewards, step: int) -> list[dict[str, Any]]:
+        part, judged, values, logp = hosts.gathered(compute(state, trajectories, rewards))
         return transcribe(decode, part, judged, advantages=values, logp=logp, step=step)
 
     return look

@@ -1,0 +1,301 @@
+"""One seed of an arm on the host, kept in a folder: it survives ``kill -9`` and goes on bit for bit.
+
+The folder holds ``identity.json``, ``metrics.jsonl`` (a line a step), ``measured.jsonl`` (a line a measurement),
+``rollouts.jsonl`` (for ``jaxrl view``), ``checkpoints/`` and at the end ``model/`` (and ``adapter/``). What a run
+yields again after it was ended is read from the first two; what it computes begins at the newest intact checkpoint.
+"""
+
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.asynchronous import threads
+from jaxrl_llm.distributed import hosts, rules
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.run import lora_state
+from jaxrl_llm.run.records import record, report, track, transcripts, view
+from jaxrl_llm.run.stop import Stop
+from jaxrl_llm.train import checkpoint, host, offline
+from jaxrl_llm.train import plan as plans
+from jaxrl_llm.train.host import HostLoop
+from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import Key, Params, TrainState
+
+EVAL_KEY = 20_000
+SHOWN_ROWS = 16  # of a rollout, written to be read
+
+
+class Keeping(NamedTuple):
+    """How the seeds of an arm are run on the host, and what is kept of them."""
+
+    folder: pathlib.Path | None = None  # of the arm; None: nothing is kept
+    identity: str = ""  # of all that a seed's numbers depend on
+    checkpoint_every: int = 50  # steps; a stage's end is always kept
+    staleness: int | None = None  # updates that rollouts may lag behind in the asynchronous loop; None: the host loop
+    scorers: int = 1  # threads that score in the asynchronous loop
+    trackers: tuple[str, ...] = ()  # see ``run.records.track``
+    export: bool = False  # write the trained model of every seed
+    most_gap: float = 0.0  # see ``train.host.make_host_loop``
+    most_skipped: int = 0
+
+
+class Stopped(Exception):
+    """The run was asked to stop and is safe in its folder."""
+
+
+def stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stage, int, int]]:
+    """``(index, stage, steps of this stretch, steps of the stage before it)``."""
+    for index, stage in enumerate(stages):
+        for done in range(0, stage.steps, every):
+            yield index, stage, min(every, stage.steps - done), done
+
+
+class _Logs:
+    """What a seed wrote before, and what it writes now; with no folder nothing."""
+
+    def __init__(self, keeping: Keeping, seed: int):
+        self.folder = None if keeping.folder is None else keeping.folder / f"seed_{seed}"
+        self.keeping = keeping
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.measured: dict[int, dict[str, Any]] = {}
+        self.track = track.nothing
+        if self.folder is not None:
+            self._open(self.folder)
+
+    def _open(self, folder: pathlib.Path) -> None:
+        if hosts.is_first():
+            known = record.read_json(folder / "identity.json")
+            if known != {"identity": self.keeping.identity}:
+                if (folder / "checkpoints").is_dir():
+                    raise UserError(f"{folder} holds a run of other settings, data or code; give --fresh to begin "
+                                    "again, or another --out")  # fmt: skip
+                folder.mkdir(parents=True, exist_ok=True)
+                for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
+                    (folder / name).unlink(missing_ok=True)
+                record.write_json(folder / "identity.json", {"identity": self.keeping.identity})
+        hosts.barrier(f"folder {folder}")
+
+    def rewind(self, step: int) -> None:
+        """Forgets what lies behind ``step``, which is computed again; reads what lies before it."""
+        if self.folder is None:
+            return
+        if hosts.is_first():
+            for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
+                record.rewind(self.folder / name, step)
+        hosts.barrier(f"rewound {self.folder}")
+        self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
+        self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
+        self.track = track.open_trackers(self.keeping.trackers, self.folder, begin=step)
+
+    def add(self, name: str, step: int, values: dict[str, Any]) -> None:
+        if self.folder is not None and hosts.is_first():
+            record.append_line(self.folder / name, {"step": step} | values)
+            self.track.write(step, values)
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Arrays as nested lists of numbers; read back they are equal to the bit."""
+    return {name: np.asarray(value, np.float64).tolist() for name, value in values.items()}
+
+
+def _arrays(values: dict[str, Any]) -> dict[str, np.ndarray]:
+    """``_numbers`` undone; JSON has null for what is not a number."""
+    return {name: np.asarray(value, np.float64) for name, value in values.items()}
+
+
+class SeedRun:
+    """The programs of an arm, compiled once for all its seeds, and the loop of one seed."""
+
+    def __init__(self, plan: Plan, every: int, mesh: str, keeping: Keeping, *, temperature: float = 1.0):
+        self.plan, self.every, self.keeping, self.temperature = plan, every, keeping, temperature
+        self.mesh = meshes.parse_mesh(mesh) if mesh else None
+        self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
+        self.measure = plan.measure if plan.on_host else jax.jit(plan.measure)
+        self.loops: dict[int, HostLoop] = {}
+        self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
+        self.looks: dict[int, Callable[..., Any]] = {}
+
+    def run(self, seed: int, stop: Stop) -> Iterator[tuple[int, dict | None, dict]]:
+        """Yields ``(step, training metrics [steps], measured)``: before training, and after every stretch of it.
+
+        Raises:
+          Stopped: when ``stop`` was asked, after a checkpoint.
+          UserError: for a folder of another run, or a disk that is full.
+        """
+        key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
+        logs, params = _Logs(self.keeping, seed), self.plan.init(key)
+        at, state = self._resume(logs, params, key)
+        logs.rewind(at)
+        yield 0, None, self._measured(logs, 0, params, eval_key)
+        end = 0
+        for index, stage, steps, done in stretches(self.plan.stages, self.every):
+            begin, end = end, end + steps
+            if end < at or end == at and end in logs.measured:
+                yield end, self._logged(logs, begin, end), _arrays(logs.measured[end])
+                params = params if state is None else state.params
+                continue
+            if state is None or begin >= at and done == 0:
+                params = params if state is None else state.params
+                state = self._begin(stage, params, jax.random.fold_in(key, index))
+            for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
+                state = now
+                logs.metrics |= row
+            params = state.params
+            yield end, self._logged(logs, begin, end), self._measured(logs, end, params, eval_key)
+        self._export(logs, params)
+
+    def _measured(self, logs: _Logs, step: int, params: Params, key: Key) -> dict[str, np.ndarray]:
+        if step in logs.measured:
+            return _arrays(logs.measured[step])
+        found = _numbers(hosts.gathered(self.measure(params, key)))
+        logs.add("measured.jsonl", step, found)
+        return _arrays(found)
+
+    @staticmethod
+    def _logged(logs: _Logs, begin: int, end: int) -> dict[str, np.ndarray]:
+        rows = [logs.metrics[step] for step in range(begin + 1, end + 1)]
+        names = [name for name in rows[0] if not name.startswith(("time/", "compile/")) and name != "tokens/per_s"]
+        return {name: np.asarray([row.get(name) for row in rows], np.float64) for name in names}
+
+    def _begin(self, stage: Stage, params: Params, key: Key) -> TrainState:
+        """The state of a stage, all of it split over the mesh: parameters, moments, and the copies in its extras."""
+        # the state is donated at every step: the first parameters belong to all seeds, so a copy goes in
+        state = jax.tree.map(jnp.copy, plans.start(stage, params, key))
+        return state if self.mesh is None else rules.shard(state, self.mesh)
+
+    def _trained(self, index: int) -> str:
+        return self.plan.stages[index].method.trained
+
+    def _resume(self, logs: _Logs, params: Params, key: Key) -> tuple[int, TrainState | None]:
+        """``(steps done, state)`` of the newest intact checkpoint; ``(0, None)`` where there is none."""
+        if logs.folder is None:
+            return 0, None
+        folder = logs.folder / "checkpoints"
+        for index in reversed(range(len(self.plan.stages))):
+            path = checkpoint.latest(folder / f"stage_{index}")
+            if path is None:
+                continue
+            note, stage = checkpoint.note(path), self.plan.stages[index]
+            like = self._begin(stage, params, jax.random.fold_in(key, index))
+            kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
+            state = lora_state.whole(kept, like.params, bool(self._trained(index)))
+            say(f"resuming {logs.folder} at step {note['step']}")
+            return int(note["step"]), state
+        return 0, None
+
+    def _save(self, logs: _Logs, index: int, step: int, state: TrainState) -> None:
+        if logs.folder is not None:
+            kept = lora_state.kept(state, bool(self._trained(index)))
+            checkpoint.save(logs.folder / "checkpoints" / f"stage_{index}", kept, note={"step": step})
+
+    def _loop(self, index: int, method: Online) -> HostLoop:
+        if index not in self.loops:
+            self.loops[index] = host.make_host_loop(
+                method, self.plan.host_score, place=self.place, world=self.plan.world, most_gap=self.keeping.most_gap,
+                most_skipped=self.keeping.most_skipped,
+            )  # fmt: skip
+        return self.loops[index]
+
+    def _advance(
+        self, index: int, stage: Stage, state: TrainState, begin: int, end: int, at: int, done: int, logs: _Logs,
+        stop: Stop,
+    ) -> Iterator[tuple[dict[int, dict[str, float]], TrainState]]:  # fmt: skip
+        """From step ``at`` of the run to ``end``: metrics by step and the state behind them, kept as was asked."""
+        offset = begin - done  # steps of the stages before
+        if isinstance(stage.method, Online):
+            pieces = self._online(index, stage, state, offset, at, end, logs)
+        else:
+            pieces = self._offline(index, stage, state, at, end)
+        for rows, now in pieces:
+            for step, row in rows.items():
+                logs.add("metrics.jsonl", step, row)
+            step, stopping = max(rows), hosts.anywhere(stop.asked)
+            every = self.keeping.checkpoint_every
+            if (step - offset) % every == 0 or step == offset + stage.steps or stopping:
+                self._save(logs, index, step, now)
+            yield rows, now
+            if stopping:
+                raise Stopped(f"stopped at step {step}; the same command goes on")
+
+    def _online(self, index, stage, state, offset, at, end, logs):
+        loop = self._loop(index, stage.method)
+        if self.keeping.staleness is not None:
+            while at < end:  # the pipeline is emptied where a checkpoint is due
+                upto = min(end, offset + ((at - offset) // self.keeping.checkpoint_every + 1)
+                           * self.keeping.checkpoint_every)  # fmt: skip
+                state, history = threads.run(
+                    loop, state, upto - offset, staleness=self.keeping.staleness, scorers=self.keeping.scorers
+                )
+                yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state
+                at = upto
+            return
+        clock = time.monotonic()
+        for iteration in host.iterations(loop, state, end - offset):
+            step, now = offset + int(iteration.state.step), time.monotonic()
+            row = dict(iteration.metrics) | {"time/step_s": now - clock, "compile/count": iteration.compiled}
+            row |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
+            if "tokens/generated" in row:
+                row["tokens/per_s"] = row["tokens/generated"] / (now - clock)
+            clock = now
+            if (step - offset) % self.keeping.checkpoint_every == 0 or step == 1:
+                self._look(index, iteration, step, logs)
+            yield {step: row}, iteration.state
+
+    def _offline(self, index, stage, state, at, end):
+        while at < end:
+            steps = min(end - at, self.keeping.checkpoint_every)
+            if (index, steps) not in self.offline:
+                self.offline[index, steps] = offline.make_run(stage.method, steps, place=self.place)
+            state, metrics = self.offline[index, steps](state)
+            host_side = {name: np.asarray(hosts.gathered(x), np.float64) for name, x in metrics.items()}
+            yield {at + 1 + k: {n: float(x[k]) for n, x in host_side.items()} for k in range(steps)}, state
+            at += steps
+
+    def _look(self, index: int, iteration: host.Iteration, step: int, logs: _Logs) -> None:
+        """Writes the first rows of a rollout to be read, where there is a tokenizer to read them with."""
+        model, method = self.plan.model, self.plan.stages[index].method
+        if logs.folder is None or model is None:
+            return
+        if index not in self.looks:
+            size = method.group_size
+            rows = max(size, SHOWN_ROWS // size * size)
+            self.looks[index] = transcripts.make_method_look(
+                method, model.tokenizer.decode, rows=rows, temperature=self.temperature
+            )
+        rollouts = iteration.drawn.trajectories
+        for line in self.looks[index](iteration.state, rollouts, iteration.rewards, step):
+            if hosts.is_first():
+                record.append_line(logs.folder / view.FILE, line)
+
+    def _export(self, logs: _Logs, params: Params) -> None:
+        """The trained model as a model folder, once."""
+        model = self.plan.model
+        if logs.folder is None or model is None or not self.keeping.export or (logs.folder / "model").is_dir():
+            return
+        found = hosts.gathered(params)
+        found = found["model"] if isinstance(found, dict) and "model" in found else found
+        if hosts.is_first():
+            scratch = logs.folder / ".export"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir()
+            merged = lora_state.save(scratch / "adapter", model, found, lora_state.rank_of(found))
+            report.save_model(scratch, model, merged)
+            for part in scratch.iterdir():
+                part.rename(logs.folder / part.name)
+            scratch.rmdir()
+        hosts.barrier("export")
+
+
+def say(text: str) -> None:
+    """Prints once, however many hosts there are."""
+    if hosts.is_first():
+        print(text, flush=True)

@@ -1,0 +1,106 @@
+"""Options that every run shares: how a model is loaded and computed, and how its responses are sampled."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import quantised
+from jaxrl_llm.run import flags, lora_state, parts
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """Which model, how its numbers are computed and where they lie."""
+
+    model: str = "nano"  # tiny, nano, or a Hugging Face folder
+    mesh: str = ""  # for example data=2,fsdp=4: where parameters and rows lie; empty: one device
+    compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
+    remat: bool = False  # recompute layers in the backward pass, for their memory
+    attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
+    lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
+
+
+@dataclasses.dataclass(frozen=True)
+class SamplingSettings:
+    """How responses of a loaded model are sampled, in training and when measured."""
+
+    max_new_tokens: int = 3000
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()  # texts that end a response as the model's end tokens do
+    top_p: float = 1.0  # the most likely tokens of this mass may be drawn; 1: all. Log-probs are of all tokens
+    top_k: int = 0  # so many of the most likely tokens may be drawn; 0: all
+    min_p: float = 0.0  # tokens this likely beside the most likely one may be drawn; 0: all
+    # responses that decode at once, the next takes the place of one that ended; 0: all of them, in lock-step
+    slots: int = 0
+    cache_stages: int = 1  # steps in which a rollout's cache grows: a token reads the columns there are so far
+    row_stages: int = 1  # steps in which a rollout's batch shrinks as responses end
+    int8_cache: bool = False  # rollouts keep keys and values in a byte
+    # samples from weights in few bits, made anew at every step: correct for them by the sampler's log-probs
+    rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
+
+
+class Sampling(NamedTuple):
+    """One record of how responses are sampled; every loop takes it."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    stop: tuple[str, ...] = ()
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    slots: int = 0
+    cache_stages: int = 1
+    row_stages: int = 1
+    few_bits: str = ""
+
+
+OF_MODEL = (*(field.name for field in dataclasses.fields(ModelSettings)), "int8_cache")
+OF_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingSettings) if field.name != "int8_cache")
+
+
+def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
+    """The record of ``SamplingSettings``, with another temperature where one is given.
+
+    Raises:
+      UserError: for a number out of range, or two options of different engines.
+    """
+    if not 0 < settings.top_p <= 1 or not 0 <= settings.min_p < 1 or settings.top_k < 0:
+        raise UserError(f"--top-p {settings.top_p} must lie in (0, 1], --min-p {settings.min_p} in [0, 1), and --top-k "
+                        f"{settings.top_k} must not be negative")  # fmt: skip
+    if not all(settings.stop):
+        raise UserError("--stop '' would end every response before it begins; give texts")
+    for name, least in (("slots", 0), ("cache_stages", 1), ("row_stages", 1), ("max_new_tokens", 1)):
+        if getattr(settings, name) < least:
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {least}")
+        if settings.slots and name.endswith("_stages") and getattr(settings, name) > 1:
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} is of rollouts in lock-step; drop it, or "
+                            f"--slots {settings.slots}")  # fmt: skip
+    if settings.rollout_weights:
+        quantised.check_extra()
+    return Sampling(
+        settings.max_new_tokens, settings.temperature if temperature is None else temperature, settings.stop,
+        None if settings.top_p == 1 else settings.top_p, settings.top_k or None, settings.min_p or None,
+        settings.slots, settings.cache_stages, settings.row_stages, settings.rollout_weights,
+    )  # fmt: skip
+
+
+def open_model(settings: Any) -> parts.Model:
+    """The model of ``ModelSettings``, on its mesh, with an adapter where one trains.
+
+    Raises:
+      UserError: as ``parts.load_model``, or for a negative rank.
+    """
+    if settings.lora < 0:
+        raise UserError(f"--lora {settings.lora} must not be negative; 0 trains all weights")
+    model = parts.load_model(
+        settings.model,
+        mesh=meshes.given_mesh(settings.mesh),
+        int8_cache=getattr(settings, "int8_cache", False),
+        compute_dtype=jnp.dtype(settings.compute),
+        remat=settings.remat,
+        attention=settings.attention,
+    )
+    return lora_state.with_adapter(model, settings.lora, 0)

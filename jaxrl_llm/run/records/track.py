@@ -1,0 +1,97 @@
+"""Figures of a run for TensorBoard and Weights & Biases, beside ``metrics.jsonl``, which has them all."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import UserError
+
+KNOWN = ("tensorboard", "wandb")
+
+
+class Tracker(NamedTuple):
+    """``write(step, values)``: numbers by name, others are left out; ``text(step, name, text)``; ``close()``."""
+
+    write: Callable[[int, dict[str, Any]], None]
+    text: Callable[[int, str, str], None]
+    close: Callable[[], None]
+
+
+nothing = Tracker(lambda step, values: None, lambda step, name, text: None, lambda: None)
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {name: float(x) for name, x in values.items() if isinstance(x, int | float) and x == x}
+
+
+def check(names: Sequence[str]) -> None:
+    """Refuses an unknown tracker, and one whose package is missing.
+
+    Raises:
+      UserError: with the remedy.
+    """
+    for name in names:
+        if name not in KNOWN:
+            raise UserError(f"--track {name}: the trackers are {', '.join(KNOWN)}")
+        try:
+            __import__("tensorboardX" if name == "tensorboard" else "wandb")
+        except ImportError as error:
+            raise UserError(f"--track {name} needs its package: pip install 'jaxrl_llm[track]'") from error
+
+
+def _tensorboard(folder: pathlib.Path, begin: int) -> Tracker:
+    from tensorboardX import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=begin + 1 if begin else None)
+
+    def write(step: int, values: dict[str, Any]) -> None:
+        for name, value in _numbers(values).items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return Tracker(write, lambda step, name, text: writer.add_text(name, text, step), writer.close)
+
+
+def _wandb(folder: pathlib.Path, begin: int) -> Tracker:
+    import wandb
+
+    # the folder names the run, so that one that goes on is the same one there; WANDB_MODE=offline sends nothing
+    identity = "-".join(folder.resolve().parts[-3:]).replace(".", "_")[-120:]
+    run = wandb.init(
+        project="jaxrl_llm", id=identity, name=identity, dir=str(folder), resume="allow", reinit="create_new"
+    )
+
+    def write(step: int, values: dict[str, Any]) -> None:
+        run.log(_numbers(values), step=step)
+
+    def text(step: int, name: str, said: str) -> None:
+        run.log({name: wandb.Html(f"<pre>{said}</pre>")}, step=step)
+
+    return Tracker(write, text, run.finish)
+
+
+def open_trackers(names: Sequence[str], folder: pathlib.Path, *, begin: int = 0) -> Tracker:
+    """One tracker that writes to all of ``names``.
+
+    Args:
+      folder: of the run; TensorBoard's files lie in it.
+      begin: the step that is done: of later ones an earlier try may have written, which TensorBoard forgets.
+    """
+    if not names:
+        return nothing
+    check(names)
+    opened = [(_tensorboard if name == "tensorboard" else _wandb)(folder, begin) for name in names]
+
+    def write(step: int, values: dict[str, Any]) -> None:
+        for one in opened:
+            one.write(step, values)
+
+    def text(step: int, name: str, said: str) -> None:
+        for one in opened:
+            one.text(step, name, said)
+
+    def close() -> None:
+        for one in opened:
+            one.close()
+
+    return Tracker(write, text, close)

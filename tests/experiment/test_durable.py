@@ -1,0 +1,190 @@
+"""Seeds of an arm on the host are kept: ended anywhere they go on bit for bit, and what is done stays done."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import durable, loop
+from jaxrl_llm.experiment.durable import Keeping, Stopped
+from jaxrl_llm.run.records import record, track
+from jaxrl_llm.train import checkpoint
+from tests.experiment import tiny
+from tests.models_for_tests import byte_model
+
+SETTINGS = tiny.Settings(steps=5, eval_every=3, warm_steps=3, on_host=True)
+SEEDS = [0, 1]
+
+
+class Killed(BaseException):
+    """In the place of a signal that leaves no time."""
+
+
+def run(folder, **changes):
+    keeping = Keeping(folder=folder, identity="one", checkpoint_every=2)._replace(**changes)
+    return loop.run_arm(tiny.build(SETTINGS), SETTINGS, SEEDS, keeping=keeping)
+
+
+def alike(one, other):
+    assert one.curves == other.curves and one.metrics == other.metrics
+    assert (one.tokens, one.rollouts, one.updates) == (other.tokens, other.rollouts, other.updates)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run(folder), folder
+
+
+def test_a_kept_run_is_the_run_without_a_folder(undisturbed):
+    alike(undisturbed[0], loop.run_arm(tiny.build(SETTINGS), SETTINGS, SEEDS))
+
+
+@pytest.mark.parametrize("kind", ["append_line", "save"])
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13])
+def test_killed_anywhere_it_goes_on_bit_for_bit(kind, after, undisturbed, tmp_path, monkeypatch):
+    """Killed before the ``after``-th line is written, or just behind the ``after``-th checkpoint."""
+    count, module = iter(range(1000)), record if kind == "append_line" else checkpoint
+    whole = getattr(module, kind)
+
+    def dying(*given, **named):
+        if kind == "save":
+            whole(*given, **named)
+        if next(count) == after:
+            raise Killed
+        if kind != "save":
+            whole(*given, **named)
+
+    monkeypatch.setattr(module, kind, dying)
+    try:
+        run(tmp_path)
+    except Killed:
+        monkeypatch.setattr(module, kind, whole)
+    alike(run(tmp_path), undisturbed[0])
+    for seed in SEEDS:
+        rows, wanted = (record.read_lines(f / f"seed_{seed}" / "metrics.jsonl") for f in (tmp_path, undisturbed[1]))
+        assert [row["step"] for row in rows] == list(range(1, 9))
+        assert [row.get("reward/mean") for row in rows] == [row.get("reward/mean") for row in wanted]
+
+
+def test_what_is_done_is_not_done_again(undisturbed, tmp_path, monkeypatch):
+    run(tmp_path)
+
+    def refused(*given):
+        raise AssertionError("a finished seed trains again")
+
+    monkeypatch.setattr(durable.host, "iterations", refused)
+    monkeypatch.setattr(durable.offline, "make_run", refused)
+    alike(run(tmp_path), undisturbed[0])
+
+
+def test_a_damaged_checkpoint_costs_the_steps_behind_it_only(undisturbed, tmp_path, monkeypatch, capsys):
+    run(tmp_path)
+    newest = checkpoint.latest(tmp_path / "seed_1" / "checkpoints" / "stage_1")
+    for file in newest.rglob("*"):
+        if file.is_file() and file.stat().st_size > 100:
+            file.write_bytes(file.read_bytes()[:-7])
+    alike(run(tmp_path), undisturbed[0])
+    assert "skipping checkpoint" in capsys.readouterr().err
+
+
+def test_a_request_to_stop_keeps_the_step(undisturbed, tmp_path, monkeypatch):
+    whole = record.append_line
+
+    def asking(path, row):
+        whole(path, row)
+        if row["step"] == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(record, "append_line", asking)
+    with pytest.raises(Stopped, match="stopped at step 5"):
+        run(tmp_path)
+    monkeypatch.setattr(record, "append_line", whole)
+    assert checkpoint.note(checkpoint.latest(tmp_path / "seed_0" / "checkpoints" / "stage_1"))["step"] == 5
+    alike(run(tmp_path), undisturbed[0])
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(UserError, match="holds a run of other settings.*--fresh"):
+        run(tmp_path, identity="two")
+
+
+def test_without_staleness_the_asynchronous_loop_is_the_host_loop(undisturbed, tmp_path):
+    found = run(tmp_path, staleness=0, scorers=2)
+    for name, curve in undisturbed[0].curves.items():
+        assert found.curves[name] == curve, name
+    stale = run(tmp_path / "stale", staleness=2)
+    behind = np.asarray(stale.curves["sampler/staleness"]["values"])
+    assert np.nanmax(behind) <= 2
+
+
+def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(tmp_path, trackers=("tensorboard", "wandb"))
+    assert list((tmp_path / "seed_0" / "tensorboard").glob("events*"))
+    assert list((tmp_path / "seed_0" / "wandb").glob("offline-run*"))
+
+
+def test_an_unknown_tracker_is_one_line():
+    with pytest.raises(UserError, match="--track paper: the trackers are tensorboard, wandb"):
+        track.check(("paper",))
+
+
+FLAGS = [
+    "--format", "gsm8k", "--max-new-tokens", "8", "--prompts-per-step", "2", "--group-size", "2", "--steps", "5",
+    "--eval-every", "5", "--eval-problems", "4", "--eval-samples", "2", "--seeds", "1", "--arm", "dr_grpo",
+    "--checkpoint-every", "2", "--compute", "bfloat16", "--remat", "--lora", "2", "--top-k", "50",
+]  # fmt: skip
+DYING = """
+import os, signal, sys
+from jaxrl_llm.train import host
+whole = host.iterations
+def iterations(*given):
+    for one in whole(*given):
+        if int(one.state.step) == 4: os.kill(os.getpid(), signal.SIGKILL)
+        yield one
+if {die}: host.iterations = iterations
+from experiments.policy_gradient import dr_grpo
+from jaxrl_llm.experiment import cli
+sys.exit(cli.main("experiments.policy_gradient.dr_grpo", {words!r}))
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_with_a_model_of_ones_own_survives_kill_9(tmp_path):
+    """Rows and model of files, bfloat16, recomputed layers and an adapter; the exported models are the same files."""
+    byte_model(tmp_path, "qwen2", max_positions=300)
+    rows = [{"question": f"{k} + 1?", "answer": f"#### {k + 1}"} for k in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model", str(tmp_path), "--data", str(tmp_path / "rows.jsonl"), *FLAGS]
+
+    def start(out, die=False):
+        code = DYING.format(die=die, words=[*words, "--out", str(tmp_path / out)])
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
+
+    assert start("whole").returncode == 0
+    killed = start("cut", die=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-2000:]
+    again = start("cut")
+    assert again.returncode == 0 and "resuming" in again.stdout, again.stderr[-2000:]
+    whole, cut = (tmp_path / out / "seeds" / "dr_grpo" / "seed_0" for out in ("whole", "cut"))
+    for name in ("model/model.safetensors", "adapter/adapter_model.safetensors"):
+        assert (whole / name).read_bytes() == (cut / name).read_bytes()
+    one, other = (json.loads((tmp_path / out / "results.json").read_text())["arms"] for out in ("whole", "cut"))
+    assert one["dr_grpo"]["curves"] == other["dr_grpo"]["curves"]
+    assert (cut / "episodes.jsonl").is_file()
+    third = start("cut")
+    assert "taken from" in third.stdout
+
+
+def test_settings_of_the_test_train_in_two_stages():
+    assert dataclasses.asdict(SETTINGS)["warm_steps"] == 3 and len(tiny.build(SETTINGS).stages) == 2
