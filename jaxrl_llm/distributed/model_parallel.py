@@ -13,6 +13,7 @@ from jaxtyping import Array
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels.attention_cached import cut_out
 
 
@@ -105,15 +106,20 @@ def make_attend(
         needed where ``inner`` is a kernel. None: ``inner``.
     """
 
-    def attend(q: Array, k: Array, v: Array, mask: Array, **settings: Any) -> Array:
+    def attend(q: Array, k: Array, v: Array, mask: Array | Seen, **settings: Any) -> Array:
         if q.shape[0] % batch_parts(mesh) or q.shape[1] % mesh.shape["context"]:
+            mask = mask.dense() if isinstance(mask, Seen) else mask
             return (otherwise or inner)(q, k, v, mask, **settings)
+        seen = P(BATCH, "context", None)
+        if isinstance(mask, Seen):
+            mask = mask._replace(window=jnp.asarray(mask.window, jnp.int32))
+            seen = Seen(P(BATCH, "context"), P(BATCH, "context"), P(BATCH, None), P(BATCH, None), P())
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
         queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, None, None)
         run = jax.shard_map(
             partial(inner, **settings),
             mesh=mesh,
-            in_specs=(queries, keys, keys, P(BATCH, "context", None)),
+            in_specs=(queries, keys, keys, seen),
             out_specs=queries,
             check_vma=otherwise is None,  # a kernel does not say along which axes its results differ
         )
@@ -130,7 +136,10 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
       otherwise: an ``attend`` for rows that do not divide over the devices.
     """
 
-    def attend_layer(q: Array, k: Array, v: Array, mask: Array, layer: Any, filled: Any, **settings: Any) -> Array:
+    def attend_layer(
+        q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings: Any
+    ) -> Array:
+        mask = mask.dense() if isinstance(mask, Seen) else mask
         if q.shape[0] % batch_parts(mesh):
             return cut_out(otherwise)(q, k, v, mask, layer, filled, **settings)
         heads = "tensor" if k.shape[2] % mesh.shape["tensor"] == 0 else None

@@ -24,7 +24,10 @@ from jaxrl_llm.models.attention import (
     per_layer,
     queries_keys_values,
     repeated,
+    rotate,
+    rotate_by_product,
     score_scale,
+    seen,
     visible,
 )
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
@@ -59,6 +62,7 @@ class How(NamedTuple):
     attend_fn: AttendFn = attend
     place: Callable[[Array, str], Array] = anywhere
     cached_fn: CachedFn | None = None
+    rotate_fn: Callable[..., Array] = rotate
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
 
 
@@ -119,13 +123,13 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
 def _run(config, how, keep_router, params, tokens, positions, segment_ids):
     """Final hidden states and, where kept, the router logits of all layers."""
-    mask = visible(config, positions, segment_ids, positions, segment_ids)
+    mask = (visible if how.cached_fn is None else seen)(config, positions, segment_ids, positions, segment_ids)
 
     def step(x, layer):
         layer = opened(layer)
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             return attention(config, layer, q, k, v, mask, (positions, positions), how.attend_fn)
 
         x, router = block(config, how, layer, x, attend)
@@ -154,17 +158,17 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     def step(carry, layer):
         x, y = carry
-        layer, seen = opened(layer), []
+        layer, read = opened(layer), []
 
         def look(normed):
-            q, k, v = queries_keys_values(config, layer, normed, prompts[1])
-            seen.extend((k, v))
+            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn)
+            read.extend((k, v))
             return attention(config, layer, q, k, v, *alone, how.attend_fn)
 
         def follow(normed):
-            q, k, v = queries_keys_values(config, layer, normed, responses[1])
+            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn)
             mask, before_mask = layer_mask(layer, *own), layer_mask(layer, *across)
-            return attend_both(q, k, v, mask, *seen, before_mask, **settings)
+            return attend_both(q, k, v, mask, *read, before_mask, **settings)
 
         return (block(config, how, layer, x, look)[0], block(config, how, layer, y, follow)[0]), None
 
@@ -208,7 +212,8 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
     key_positions = put(cache["positions"], positions)
-    mask = visible(config, positions, segment_ids, key_positions, key_segments)
+    dense = how.cached_fn is None or tokens.shape[1] == 1
+    mask = (visible if dense else seen)(config, positions, segment_ids, key_positions, key_segments)
     in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
 
     def step(carry, item):
@@ -217,7 +222,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
         def attend(normed):
             nonlocal stored
-            q, k, v = queries_keys_values(config, layer, normed, positions)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             if in_place:
                 stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
                 read = partial(in_place, layer=index, filled=column + tokens.shape[1])
@@ -287,7 +292,8 @@ def make_policy(
         layer's part is cut out and given to ``attend_fn``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, apart)
+    rotate_fn = rotate if cached_fn is None else rotate_by_product
+    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart)
 
     return Policy(
         init=partial(init_params, config),

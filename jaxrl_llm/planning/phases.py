@@ -128,7 +128,10 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _params(policy, jnp.float32)
-    score = partial(score_tokens, policy)
+
+    def score(params: Any, batch: Batch) -> Any:
+        return score_tokens(policy, params, batch)[0]  # no run that scores alone keeps the entropy
+
     return Phase(score, (_abstract(params, rules.shardings(params, mesh)), _batch(work.update_rows, work.length, mesh)))
 
 
