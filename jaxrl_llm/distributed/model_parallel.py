@@ -23,15 +23,18 @@ def on_mesh(
     experts_fn: Callable[..., Array],
     otherwise: Callable[..., Array] | None = None,
     cached_fn: Callable[..., Array] | None = None,
+    rows_fn: Callable[..., Array] | None = None,
 ) -> dict[str, Callable[..., Any] | None]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
       attend_fn, experts_fn: what runs on one device, ``models.attention.attend`` and ``models.mlp.grouped_experts``.
       otherwise: as in ``make_attend``.
+      rows_fn: ``models.kernels.attention_kernels.make_rows``; None: none.
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
     """
     return {
+        "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise),
@@ -110,10 +113,7 @@ def make_attend(
         if q.shape[0] % batch_parts(mesh) or q.shape[1] % mesh.shape["context"]:
             mask = mask.dense() if isinstance(mask, Seen) else mask
             return (otherwise or inner)(q, k, v, mask, **settings)
-        seen = P(BATCH, "context", None)
-        if isinstance(mask, Seen):
-            mask = mask._replace(window=jnp.asarray(mask.window, jnp.int32))
-            seen = Seen(P(BATCH, "context"), P(BATCH, "context"), P(BATCH, None), P(BATCH, None), P())
+        mask, seen = _mask_specs(mask, "context")
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
         queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, None, None)
         run = jax.shard_map(
@@ -128,6 +128,14 @@ def make_attend(
     return attend
 
 
+def _mask_specs(mask: Array | Seen, context: str | None) -> tuple[Array | Seen, P | Seen]:
+    """A mask, dense or as positions and segments, and how it is split: queries over ``context``, keys not."""
+    if not isinstance(mask, Seen):
+        return mask, P(BATCH, context, None)
+    queries, keys = P(BATCH, context), P(BATCH, None)
+    return mask._replace(window=jnp.asarray(mask.window, jnp.int32)), Seen(queries, queries, keys, keys, P())
+
+
 def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[..., Array]) -> Callable[..., Array]:
     """The ``cached_fn`` of ``models.decoder.make_policy``: each device the caches of its rows and heads.
 
@@ -139,18 +147,35 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
     def attend_layer(
         q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings: Any
     ) -> Array:
-        mask = mask.dense() if isinstance(mask, Seen) else mask
         if q.shape[0] % batch_parts(mesh):
+            mask = mask.dense() if isinstance(mask, Seen) else mask
             return cut_out(otherwise)(q, k, v, mask, layer, filled, **settings)
         heads = "tensor" if k.shape[2] % mesh.shape["tensor"] == 0 else None
         queries, stacked = P(BATCH, None, heads, None), P(None, BATCH, heads, None, None)
+        mask, seen = _mask_specs(mask, None)
         run = jax.shard_map(
             partial(inner, **settings),
             mesh=mesh,
-            in_specs=(queries, stacked, stacked, P(BATCH, None, None), P(), P()),
+            in_specs=(queries, stacked, stacked, seen, P(), P()),
             out_specs=queries,
             check_vma=False,  # a kernel does not say along which axes its results differ
         )
         return run(q, k, v, mask, jnp.asarray(layer, jnp.int32), jnp.asarray(filled, jnp.int32))
 
     return attend_layer
+
+
+def make_rows(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]:
+    """The ``rows_fn`` of ``models.decoder.make_policy``: each device repeats the rows that it has."""
+
+    def repeat(x: Array, repeats: int) -> Array:
+        if x.shape[1] % batch_parts(mesh):
+            return jnp.repeat(x, repeats, axis=1)
+        heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
+        stacked = P(None, BATCH, heads, None, None)
+        run = jax.shard_map(
+            lambda x: inner(x, repeats), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
+        )
+        return run(x)
+
+    return repeat

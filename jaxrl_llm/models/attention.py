@@ -276,7 +276,7 @@ def score_scale(config: ModelConfig) -> float:
     return (config.query_scalar or config.head_dim) ** -0.5
 
 
-def seen(config: ModelConfig, *places: Int[Array, "B S"]) -> Seen:
+def seen(config: ModelConfig, *places: Array) -> Seen:
     """``visible`` of the same arguments, not made dense."""
     return Seen(*places, config.windows[0]) if len(set(config.windows)) == 1 else Seen(*places)
 

@@ -99,9 +99,9 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     platform = mesh.devices.flat[0].platform
     attend_fn = attention_kernels.make_attend("auto", platform=platform)
     otherwise = None if attend_fn is attend else attend
-    return on_mesh(
-        mesh, attend_fn, grouped_experts, otherwise, attention_kernels.make_cached("auto", platform=platform)
-    )
+    cached_fn = attention_kernels.make_cached("auto", platform=platform)
+    rows_fn = attention_kernels.make_rows("auto", platform=platform)
+    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:

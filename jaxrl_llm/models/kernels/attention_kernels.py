@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
+from jaxrl_llm.models.cache import RowsFn
 from jaxrl_llm.models.kernels import attention_cached, attention_pallas
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
 
@@ -71,6 +72,14 @@ def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn 
         )
 
     return attend_layer
+
+
+def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | None:
+    """The ``rows_fn`` of ``models.decoder.make_policy`` that belongs to ``make_cached`` of the same arguments."""
+    if make_cached(name, platform=platform) is None:
+        return None
+    interpret = (platform or jax.default_backend()) != "tpu"
+    return lambda x, repeats: attention_cached.repeat_rows(x, repeats, interpret=interpret)
 
 
 def cudnn(

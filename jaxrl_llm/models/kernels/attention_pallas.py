@@ -263,13 +263,16 @@ def _blocked(how: _How, lanes: bool, width: int, turn) -> pl.BlockSpec:
     return pl.BlockSpec((1, how.block, width), lambda *at: (turn(*at)[0], turn(*at)[2], turn(*at)[1]))
 
 
-def _cost(how: _How, q: Array, k: Array, products: int, reads: int) -> pl.CostEstimate:
-    """Operations of so many products with the scores, and bytes; of as many queries as keys half see each other."""
+def _cost(how: _How, q: Array, k: Array, products: int, queries: int, keys: int) -> pl.CostEstimate:
+    """Operations of so many products with the scores, and bytes of so many times all queries and all keys.
+
+    Of as many queries as keys half see each other.
+    """
     b, s, c, d = _sizes(how, q, k)
     pairs = b * how.heads * s * c // (2 if s == c else 1)
     size = q.dtype.itemsize
     return pl.CostEstimate(
-        flops=2 * products * pairs * d, transcendentals=pairs, bytes_accessed=(4 * q.size + reads * k.size) * size
+        flops=2 * products * pairs * d, transcendentals=pairs, bytes_accessed=(queries * q.size + keys * k.size) * size
     )
 
 
@@ -298,7 +301,7 @@ def _forward(how: _How, q, k, v, seen):
         _forward_kernel,
         _blocks(how, seen),
         (q, k, v, *seen),
-        cost=_cost(how, q, k, 2, 2 * times * (s // n)),
+        cost=_cost(how, q, k, 2, 2, 2 * times * (s // n)),
         grid=(b, h, s // n, c // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, h, i, j, _: (b, i, j))],
         outside=[query, pl.BlockSpec((1, 1, 1, n), lambda b, h, i, j, _: (b, h, 0, i))],
@@ -335,7 +338,7 @@ def _flash_backward(how: _How, kept, grad):
         _queries_kernel,
         blocks,
         arrays,
-        cost=_cost(how, q, k, 3, 2 * times * (s // n)),
+        cost=_cost(how, q, k, 3, 3, 2 * times * (s // n)),
         grid=(b, h, s // n, c // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, h, i, j, _: (b, i, j)), line, line, query],
         outside=query,
@@ -350,7 +353,7 @@ def _flash_backward(how: _How, kept, grad):
         _keys_kernel,
         blocks,
         arrays,
-        cost=_cost(how, q, k, 4, 4 + 2 * times * (c // n)),
+        cost=_cost(how, q, k, 4, 2 * (c // n), 4),
         grid=(b, how.groups, c // n, times, s // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, g, j, r, i, _: (b, i, j)), line, line, query],
         outside=[key, key],
