@@ -5,8 +5,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
+
+from jaxrl_llm.run.records import track
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "foreign-code.md").read_text()
@@ -158,3 +161,12 @@ def test_only_the_sandboxed_modules_import_what_may_execute():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_page_of_model_text_is_escaped(tmp_path, monkeypatch):
+    shown = []
+    run = types.SimpleNamespace(log=lambda values, step: shown.append(values), finish=lambda: None)
+    package = types.SimpleNamespace(init=lambda **_: run, Html=lambda text: text)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    track.open_trackers(["wandb"], tmp_path).text(1, "rollout", "<script>alert(1)</script>")
+    assert shown == [{"rollout": "<pre>&lt;script&gt;alert(1)&lt;/script&gt;</pre>"}]
