@@ -75,9 +75,11 @@ def _blocks(stored: dict, part: tensor_names.Part, block_bytes: int) -> Iterator
     tensor, last = stored[part.tensor], part.start + part.shape[-1]
     if part.transposed or len(part.shape) == 1:  # stored rows are our last axis
         for first, block in files.row_blocks(tensor, part.start, last, block_bytes):
+            files.check_finite(part.tensor, tensor, block)
             yield (first - part.start, *(0,) * (len(part.shape) - 1)), block
         return
     for first, block in files.row_blocks(tensor, 0, tensor.shape[0], block_bytes):
+        files.check_finite(part.tensor, tensor, block)
         yield (first, 0), block[:, part.start : last]
 
 
