@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxrl_llm
-from jaxrl_llm.run import stop
+from jaxrl_llm.run import quiet, stop
 
 COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
@@ -18,6 +18,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
+    quiet.quieten()
     words = list(sys.argv[1:] if arguments is None else arguments)
     # a command loads what it needs and no more: half of the seconds of a short one are imports
     match words:

@@ -18,7 +18,7 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
@@ -425,6 +425,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
 def main(name: str, arguments: list[str] | None = None) -> None:
     """The last line of an experiment file: ``experiment.main(__name__)``; a mistake is one line and exit code 2."""
+    quiet.quieten()
     host_memory.keep_freed_pages()
     seeds.use_all_cores()
     try:

@@ -333,6 +333,7 @@ def main(settings: Settings) -> int:
         verifier=settings.verifier,
         layout=settings.format,
         bad_rows=settings.bad_rows,
+        chat=settings.chat,
     )
     model = parts.load_model(
         settings.model,

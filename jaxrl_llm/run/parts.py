@@ -8,11 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -31,6 +32,7 @@ from jaxrl_llm.models import quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows
 from jaxrl_llm.models.mlp import grouped_experts
@@ -48,6 +50,9 @@ from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
+ModelName = Annotated[
+    str, tyro.conf.arg(help=f"tiny, nano, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
+]
 SHOWN_BAD_ROWS = 10
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
@@ -149,6 +154,18 @@ def load_model(
     return Model(folder, policy, params, config, tokenizer, mesh)
 
 
+def note_messages(problems: Sequence[Problem], data: str) -> list[str]:
+    """What to say, in at most one line, of prompts that are messages where ``--chat`` is not given."""
+    messages = sum(not isinstance(problem.prompt, str) for problem in problems)
+    if not messages:
+        return []
+    if messages == len(problems):
+        return [f"the prompts of {data} are messages: they go through the chat template of the model, as with --chat"]
+    texts = len(problems) - messages
+    return [f"{messages} prompts of {data} are messages and go through the chat template, {texts} are text and do not; "
+            "give --chat for all"]  # fmt: skip
+
+
 def load_problems(
     data: str,
     *,
@@ -158,6 +175,7 @@ def load_problems(
     verifier: str = "",
     layout: str = "plain",
     bad_rows: int = 0,
+    chat: bool = True,
 ) -> tuple[list[Problem], list[Problem], Verifier]:
     """Train and held-out problems of ``countdown``, ``chain`` or a source of rows (10 % held out by hash).
 
@@ -165,6 +183,7 @@ def load_problems(
       verifier: a name in ``VERIFIERS``, for the answers of a file; empty: that of the layout.
       layout: a name in ``formats.FORMATS``: what the columns of a file mean.
       bad_rows: how many rows of a file may be unreadable.
+      chat: prompts that are text go through the chat template too; where they do not, rows of both kinds are noted.
     """
     if data == "countdown":
         # two-number problems are few: three and four numbers fill the tables
@@ -179,6 +198,11 @@ def load_problems(
             more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
             warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=2)
         rows, held = problem_tables.hash_split(found, lambda row: row.identity, data, give="distinct prompts")
+        if len(held) < heldout:
+            fewer = f"--eval-problems {heldout}: {data} has only {len(held)} held out (10 % by hash); all are used"
+            warnings.warn(fewer, stacklevel=2)
+        if told := [] if chat else note_messages(found, data):
+            warnings.warn(told[0], stacklevel=2)
         return rows, held[:heldout], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
     return (
         make(split="train", n=train, seed=seed),

@@ -19,8 +19,8 @@ from jaxrl_llm.run.records import record
 class Settings:
     """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
 
-    model: str = "nano"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
-    # countdown, chain, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    model: parts.ModelName = "nano"
+    # countdown, chain, FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "countdown"
     # the columns of a file; see data.formats
     format: parts.Format = "plain"

@@ -116,6 +116,12 @@ def check(folder: str | pathlib.Path, config: ModelConfig) -> Stored:
     return Stored(len(stored), sum(sizes), len({x.path for x in stored.values()}), dict(kinds))
 
 
+def export_type(folder: str | pathlib.Path, config: ModelConfig) -> str:
+    """``dtype`` of ``save`` for a model loaded from ``folder``: bfloat16 where most tensors are, else float32."""
+    kinds = check(folder, config).kinds
+    return "bfloat16" if 2 * kinds.get("bfloat16", 0) > sum(kinds.values()) else "float32"
+
+
 def _nested(leaves: dict[tuple[str, ...], Any]) -> Params:
     tree: dict[str, Any] = {path[0]: leaf for path, leaf in leaves.items() if len(path) == 1}
     return tree | {"layers": {path[1]: leaf for path, leaf in leaves.items() if len(path) == 2}}

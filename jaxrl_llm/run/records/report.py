@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rollout_weights
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.planning import utilisation
 from jaxrl_llm.run import compile_cache, parts
 from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.run.records import record
@@ -70,8 +71,11 @@ def shown(value: float | None, form: str) -> str:
     return "none" if value is None else format(value, form)
 
 
-def _at_roof(share: float | None) -> str:
-    return "" if share is None else f" at {share:.2g} of the roof"
+def _at_roof(share: float | None, dtype: Any) -> str:
+    if share is None:
+        return ""
+    why = utilisation.above_roof(share, dtype)
+    return f" at {share:.2g} of the roof" + (f" ({why})" if why else "")
 
 
 def report(
@@ -125,7 +129,7 @@ def report(
     if count := results["skipped_updates"]:
         print(f"  {count:g} updates were not finite and were skipped")
     told = (
-        f"{name} {shown(part['share'], '.0%')} of the time" + _at_roof(part["roof"])
+        f"{name} {shown(part['share'], '.0%')} of the time" + _at_roof(part["roof"], settings["compute"])
         for name, part in results["phases"].items()
     )
     print("  " + ", ".join(told))
@@ -138,7 +142,7 @@ def report(
 
 
 def save_model(run: pathlib.Path, model: parts.Model, params: Params) -> None:
-    """The trained model in Hugging Face layout, tokenizer files beside it."""
-    weights.save(run / "model", model.config, params)
+    """The trained model in Hugging Face layout, in the precision of the one given; tokenizer files beside it."""
+    weights.save(run / "model", model.config, params, dtype=weights.export_type(model.folder, model.config))
     for file in model.tokenizer.files:
         shutil.copy(file, run / "model" / file.name)
