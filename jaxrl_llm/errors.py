@@ -16,6 +16,10 @@ class DataError(UserError):
     """A malformed data file: the message names the file and the line."""
 
 
+class RunStopped(UserError):
+    """What a run needs is used up or gone for good: no episode is to blame, and the run ends here, saved."""
+
+
 def extra_module(module: str, use: str, extra: str, otherwise: str = "") -> Any:
     """The module that only an extra installs.
 

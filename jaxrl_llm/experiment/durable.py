@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.run import lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
@@ -129,6 +129,7 @@ class SeedRun:
 
         Raises:
           Stopped: when ``stop`` was asked, after a checkpoint.
+          RunStopped: where the run's world says so, after a checkpoint of the last step.
           UserError: for a folder of another run, or a disk that is full.
         """
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
@@ -146,12 +147,25 @@ class SeedRun:
             if state is None or begin >= at and done == 0:
                 params = params if state is None else state.params
                 state = self._begin(stage, params, jax.random.fold_in(key, index))
-            for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
-                state = now
-                logs.metrics |= row
-            params = state.params
-            yield end, self._logged(logs, begin, end), self._measured(logs, end, params, eval_key)
+            try:
+                for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
+                    state = now
+                    logs.metrics |= row
+                params = state.params
+                measured = self._measured(logs, end, params, eval_key)
+            except RunStopped as error:
+                raise self._wanting(error, logs, index, begin - done, state) from error
+            yield end, self._logged(logs, begin, end), measured
         self._export(logs, params)
+
+    def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
+        """The error of a run that lacks something, behind a checkpoint of its last whole step."""
+        if logs.folder is None:
+            return error
+        step = max(logs.metrics, default=0)
+        if self.keeping.staleness is None and step > offset:  # an asynchronous run has given its state away
+            self._save(logs, index, step, state)
+        return RunStopped(f"{error}; {logs.folder} is kept at step {step}, the same command goes on there")
 
     def _measured(self, logs: _Logs, step: int, params: Params, key: Key) -> dict[str, np.ndarray]:
         if step in logs.measured:

@@ -226,9 +226,8 @@ def _user(settings: Any) -> endpoints.Chat:
         raise UserError(
             "--data retail: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
         )
-    return endpoints.make_chat(
-        settings.user, settings.user_model, cache=f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
-    )
+    cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
+    return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
 
 
 def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:

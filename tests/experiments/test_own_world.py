@@ -130,7 +130,7 @@ def plain_packages(monkeypatch):
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
     monkeypatch.setattr(tau_bench, "Desk", partial(tau_bench.Desk, tools=few))
     monkeypatch.setattr(
-        endpoints, "make_chat", lambda *given, **more: lambda heard: "Hello" if len(heard) == 2 else "?"
+        endpoints, "make_chat", lambda *given, **more: lambda heard, draw=0: "Hello" if len(heard) == 2 else "?"
     )
     monkeypatch.setattr(boxes, "bm25", lambda texts: lambda query, count: range(count))
     monkeypatch.setattr(webshop, "bm25_search", first_products)

@@ -17,6 +17,11 @@ from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
 
+# settings of how a run is made, which its numbers do not depend on: one that was stopped goes on with more of them
+OF_THE_RUN = {
+    "env_processes",
+    *(f"endpoint_{x}" for x in ("requests", "tokens", "concurrency", "timeout_s", "patience_s")),
+}
 AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
 
 
@@ -44,7 +49,8 @@ def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *
     """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
     if plan.on_host or plan.world is not None:
-        whole.append(results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}))
+        shaping = [f.name for f in dataclasses.fields(settings) if f.name not in OF_THE_RUN]
+        whole.append(results.plain({name: getattr(settings, name) for name in shaping}))
         rows = pathlib.Path(getattr(settings, "data", ""))
         if rows.is_file():  # the same name may hold other rows tomorrow
             whole.append(hashlib.sha256(rows.read_bytes()).hexdigest())
