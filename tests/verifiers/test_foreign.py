@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm.sandbox.records import Called
 from jaxrl_llm.verifiers import foreign, gym, math
+from jaxrl_llm.verifiers.pool import VerifierPool
 
 # every family whose scorer calls eval or SymPy's parser on the answer
 EXECUTING = (
@@ -109,3 +110,20 @@ def test_many_threads_are_judged_by_no_more_workers_than_cores():
     [t.join(120) for t in threads]
     assert values == [1.0] * 40
     assert len(foreign.sandbox("jaxrl_llm.verifiers.gym")._workers) <= (os.cpu_count() or 1) + 1  # one waits
+
+
+@pytest.mark.slow
+def test_warm_verdicts_are_at_least_150_a_second_on_two_cores():
+    """Right and wrong answers to problems of every third family; benchmarks/foreign_scorers.py measures all of them."""
+    answers, responses = [], []
+    for family in gym.families()[::3]:
+        made = gym.problems(family, 6, 0, unsound=True)
+        for k, answer in enumerate(made.answers):
+            answers += [answer, answer]
+            responses += [made.solutions[k] or "0", "42"]
+    with VerifierPool(workers=2, timeout_s=gym.TIMEOUT_S) as pool:
+        pool.judge(gym.verify, answers[:40], responses[:40])
+        rates = [
+            len(answers) / pool.judge(gym.verify, answers, responses).metrics["verifier/seconds"] for _ in range(3)
+        ]
+    assert max(rates) >= 150.0, rates
