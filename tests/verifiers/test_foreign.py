@@ -1,6 +1,9 @@
 """Answers that would run as code in a scorer of another package: they reach nothing and earn nothing."""
 
+import ast
 import os
+import pathlib
+import sys
 import threading
 import time
 
@@ -16,6 +19,7 @@ EXECUTING = (
     "simple_integration", "intermediate_integration", "polynomial_multiplication", "bitwise_arithmetic",
     "decimal_arithmetic",
 )  # fmt: skip
+OWN_READERS = {"propositional_logic"}  # a parser of its own that bears the name of SymPy's
 FORMS = ("{}", "${}$", "\\boxed{{{}}}", "the answer is {}")
 JUNK = 0.05  # what some of them give to any text
 
@@ -36,6 +40,51 @@ def _attacks(marker):
         "9**9**9**9", "factorial(10**8)", "(" * 3000, "[" * 3000 + "]" * 3000, "-" * 3000 + "1", "1/0", "nan", "inf",
         "1e999", "[1]*10**10", "'a'*10**10", "\x00", "\ud800", "{}", "[[[]]]", "x" * 200_000, "1 << 10**10",
     ]  # fmt: skip
+
+
+def _called_by_scorers():
+    """Names of all functions that a family's scorer calls, through those of its own module."""
+    from reasoning_gym.factory import DATASETS
+
+    for family, (dataset, _) in DATASETS.items():
+        tree = ast.parse(pathlib.Path(sys.modules[dataset.__module__].__file__).read_text())
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        todo, called = ["score_answer"], set()
+        while todo:
+            function = functions.pop(todo.pop(), None)
+            for node in ast.walk(function) if function else ():
+                if isinstance(node, ast.Call):
+                    called.add(getattr(node.func, "id", getattr(node.func, "attr", "")))
+                    todo.append(getattr(node.func, "id", getattr(node.func, "attr", "")))
+        yield family, called
+
+
+def test_every_family_that_evaluates_is_attacked_below():
+    evaluating = {"eval", "exec", "parse_expr", "sympify", "__import__", "system", "Popen", "run"}
+    found = {family for family, called in _called_by_scorers() if called & evaluating}
+    assert found - OWN_READERS - {"composite"} <= set(EXECUTING) and len(found) >= 11
+
+
+@pytest.mark.slow
+def test_no_family_executes_or_dies_of_an_answer(tmp_path):
+    marker = tmp_path / "reached"
+    tmp_path.chmod(0o777)
+    texts = [
+        *_attacks(marker)[:6],
+        "9**9**9**9",
+        "1e9999999999",
+        "(" * 500,
+        '{"a": ' * 500,
+        "\x00",
+        "\ud800",
+        "9" * 5000,
+    ]
+    for family in gym.families():
+        answer = gym.problems(family, 1, 0, unsound=True).answers[0]
+        for text in texts:
+            verdict = gym.verify(answer, f"<answer>{text}</answer>")
+            assert verdict.valid and 0.0 <= verdict.value <= 1.0, (family, text[:40], verdict)
+            assert not marker.exists(), (family, text)
 
 
 @pytest.mark.parametrize("family", EXECUTING)
