@@ -140,6 +140,9 @@ class SeedRun:
         end = 0
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
+            if end < at and end not in logs.measured:
+                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
+                                "are gone; give --fresh to begin again")  # fmt: skip
             if end < at or end == at and end in logs.measured:
                 yield end, self._logged(logs, begin, end), _arrays(logs.measured[end])
                 params = params if state is None else state.params
@@ -176,8 +179,9 @@ class SeedRun:
 
     @staticmethod
     def _logged(logs: _Logs, begin: int, end: int) -> dict[str, np.ndarray]:
-        rows = [logs.metrics[step] for step in range(begin + 1, end + 1)]
-        names = [name for name in rows[0] if not name.startswith(("time/", "compile/")) and name != "tokens/per_s"]
+        rows = [logs.metrics.get(step, {}) for step in range(begin + 1, end + 1)]  # a damaged line has no figures
+        names = [name for name in max(rows, key=len) if not name.startswith(("time/", "compile/"))]
+        names = [name for name in names if name != "tokens/per_s"]
         return {name: np.asarray([row.get(name) for row in rows], np.float64) for name in names}
 
     def _begin(self, stage: Stage, params: Params, key: Key) -> TrainState:

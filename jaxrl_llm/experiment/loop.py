@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import Keeping, SeedRun
 from jaxrl_llm.experiment.results import ArmResult, pack, plain
+from jaxrl_llm.run.records.health import Health
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import fused, offline
@@ -193,7 +195,7 @@ def run_arm(
 
 def _follow(stretches, total: int, *, alone: bool, most_skipped: int) -> _Curves:
     """Collects a run and shows its progress; ``alone``: one seed without the seed axis."""
-    curves, streak = _Curves(), Streak(most_skipped)
+    curves, streak, watch = _Curves(), Streak(most_skipped), Health()
     with progress(total, every=1) as shown:
         for step, metrics, measured in stretches:
             if alone:
@@ -203,6 +205,10 @@ def _follow(stretches, total: int, *, alone: bool, most_skipped: int) -> _Curves
             if metrics is not None:
                 curves.train(step, metrics)
                 streak.see(metrics, step)
+                means = {k: float(np.mean(v)) for k, v in metrics.items()}
+                steps = max((v.shape[-1] for v in metrics.values()), default=0)
+                for line in watch.see(means, steps) if hosts.is_first() else ():
+                    print(f"step {step}: {line}", flush=True)
             last = curves.last()
             figures = {k: float(np.nanmean(last[k])) for k in SHOWN if k in last}
             shown.step(step, figures)

@@ -28,9 +28,9 @@ from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, host_memory, lora_state, parts
 from jaxrl_llm.run.evaluate import Evaluation, evaluate
-from jaxrl_llm.run.records import record, report, transcripts, view
+from jaxrl_llm.run.records import health, record, report, transcripts, view
 from jaxrl_llm.run.records.progress import progress
-from jaxrl_llm.run.settings import Settings, by_device, check, located, parse, run_folder
+from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
@@ -43,6 +43,10 @@ from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 ADVANTAGES = per_response(group.group_normalized_advantages)
+SHOWN = {
+    "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
+    "roof/rollout": "roof/rollout", "roof/update": "roof/update",
+}  # fmt: skip
 SHOWN_GROUPS = 2  # of a batch, written to be read
 
 
@@ -73,8 +77,8 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
         raise UserError(f"--prompts-per-step {settings.prompts_per_step} exceeds the {prompts} training prompts")
 
     # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
-    warmup = min(10, settings.steps // 2)
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warmup, settings.steps + 1)
+    steps = horizon(settings)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, min(10, steps // 2), steps + 1)
     score = share_prompts(settings.group_size, settings.max_new_tokens)
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
@@ -228,7 +232,8 @@ def train(
     roof: Callable[..., dict[str, float]],
 ) -> TrainState | None:
     """Runs to the last step with records and checkpoints; None when stopped by Ctrl-C."""
-    stop = Stop()
+    stop, watch = Stop(), health.Health()
+    used = with_spread if settings.filter_groups else None
     if hosts.is_first():
         record.rewind(run / "metrics.jsonl", int(state.step))
         record.rewind(run / view.FILE, int(state.step))
@@ -236,7 +241,8 @@ def train(
     with stop.listening(), progress(settings.steps, start=int(state.step)) as shown:
         for iteration in host.iterations(loop, state, settings.steps):
             state, now = iteration.state, time.monotonic()
-            step, figures = int(state.step), dict(iteration.metrics)
+            step, drawn = int(state.step), iteration.drawn.trajectories
+            figures = health.without_empty(iteration.metrics, drawn, iteration.rewards, used)
             figures |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
             figures["tokens/per_s"] = figures["tokens/generated"] / (now - clock)
             clock = now
@@ -245,17 +251,9 @@ def train(
             if hosts.is_first():
                 record.append_line(run / "metrics.jsonl", {"step": step} | figures)
             stopping = hosts.anywhere(stop.asked)
-            shown.step(
-                step,
-                {
-                    "reward": figures["reward/mean"],
-                    "tokens": figures["length/mean_tokens"],
-                    "gap": figures["kl/sampler_max"],
-                    "tokens/s": figures["tokens/per_s"],
-                    "roof/rollout": figures["roof/rollout"],
-                    "roof/update": figures["roof/update"],
-                },
-            )
+            shown.step(step, {name: figures[key] for name, key in SHOWN.items() if key in figures})
+            for line in watch.see(figures):
+                say(f"step {step}: {line}")
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
             if keep or step == 1:
                 for line in look(state.params, iteration.drawn.trajectories, iteration.rewards, step):
@@ -286,6 +284,8 @@ def execute(
     before = measure(model.params)
     say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     state = start_state(settings, online, model, run, mesh, digest)
+    if told := about_schedule(settings):
+        say(told)
     loop = make_loop(settings, model, online, mesh, scorer(tables.train))
     look = transcripts.make_look(
         online.policy,

@@ -28,6 +28,8 @@ class Settings:
     # empty: that of the format
     verifier: parts.VerifierName = ""
     steps: int = 650  # iterations: one rollout and one update each
+    # steps of the learning rate's warm-up and way down to 0, which a resumed run keeps whatever its --steps; 0: --steps
+    schedule_steps: int = 0
     seed: int = 0
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
@@ -75,7 +77,7 @@ def check(settings: Settings) -> None:
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
     least |= {"cache_stages": 1, "row_stages": 1}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0}
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0, "schedule_steps": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
@@ -196,4 +198,20 @@ def parse(arguments: list[str]) -> Settings:
         old, new = getattr(stored, field.name), getattr(given, field.name)
         if old != new and field.name not in CHANGEABLE:
             raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
-    return given
+    return dataclasses.replace(given, schedule_steps=horizon(stored))
+
+
+def horizon(settings: Settings) -> int:
+    """Where the learning rate has come down to 0: more steps of a resumed run must not bend its way there."""
+    return settings.schedule_steps or settings.steps
+
+
+def about_schedule(settings: Settings) -> str:
+    """What the steps of a run mean for its learning rate, where they are not those of its schedule; else nothing."""
+    end, steps = horizon(settings), settings.steps
+    if steps > end:
+        return (
+            f"the learning rate of this run comes down to 0 at step {end}: what --steps {steps} adds changes nothing; "
+            "to train on, begin a run with --model RUN/model"
+        )
+    return f"the run stops at step {steps} of the {end} of its learning rate's schedule" if steps < end else ""

@@ -14,7 +14,7 @@ from jaxrl_llm.models.io import weights
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.run import compile_cache, parts
 from jaxrl_llm.run.evaluate import Evaluation
-from jaxrl_llm.run.records import record
+from jaxrl_llm.run.records import health, record
 from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Params
 
@@ -106,6 +106,7 @@ def report(
         },
         "tokens_per_s": summary(np.median, column(lines, "tokens/per_s")),
         "skipped_updates": sum(column(lines, SKIPPED)),
+        "learned_nothing": (causes := health.judged(lines).summary()),
         "phases": phases(lines),
         "reshard": reshard(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],
@@ -126,6 +127,8 @@ def report(
     gap = results["sampler_trainer_gap"]
     print(f"  sampler/trainer log-prob gap: mean {shown(gap['mean'], '.2g')}, max {shown(gap['max'], '.2g')}", end="")
     print(f"   {shown(results['tokens_per_s'], ',.0f')} tokens/s")
+    for cause in causes:
+        print(f"  {cause}")
     if count := results["skipped_updates"]:
         print(f"  {count:g} updates were not finite and were skipped")
     told = (
