@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxrl_llm
+from jaxrl_llm.run import quiet, stop
 
 COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
@@ -23,6 +24,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
+    quiet.quieten()
     words = list(sys.argv[1:] if arguments is None else arguments)
     # a command loads what it needs and no more: half of the seconds of a short one are imports
     match words:
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from jaxrl_llm.experiment import __main__ as papers
 
             return papers.main(rest)
-    from jaxrl_llm.run import grpo
+    with stop.before_the_run():
+        from jaxrl_llm.run import grpo
 
     return grpo.cli(words[1:] if words[:1] == ["train"] else words)
 

@@ -2,6 +2,8 @@
 
 import importlib
 import importlib.util
+import json
+import pathlib
 import sys
 from typing import Any
 
@@ -12,6 +14,10 @@ class UserError(ValueError):
 
 class DataError(UserError):
     """A malformed data file: the message names the file and the line."""
+
+
+class RunStopped(UserError):
+    """What a run needs is used up or gone for good: no episode is to blame, and the run ends here, saved."""
 
 
 def extra_module(module: str, use: str, extra: str, otherwise: str = "") -> Any:
@@ -36,3 +42,48 @@ def need_extra(module: str, use: str, extra: str) -> None:
 def _missing(module: str, use: str, extra: str, otherwise: str) -> str:
     package = module.partition(".")[0].replace("_", "-")
     return f"{use} {package}: pip install 'jaxrl_llm[{extra}]'{otherwise}"
+
+
+MOST_JSON = 1 << 28  # bytes of a file
+
+
+def read_json_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object in a JSON file that someone else wrote.
+
+    Raises:
+      UserError: in one line, for a file that cannot be read or holds no JSON object.
+    """
+    try:
+        if path.stat().st_size > MOST_JSON:
+            raise UserError(f"{path} is larger than {MOST_JSON >> 20} MB; is it the right file?")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error})") from error
+    return json_object(raw, str(path))
+
+
+def json_object(raw: bytes, where: str) -> dict[str, Any]:
+    """The object in JSON text; a name that is there twice is an error, as one of the two would be lost.
+
+    Raises:
+      UserError: in one line that begins with ``where``.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise UserError(f"{where} holds {next(n for n in names if names.count(n) > 1)[:80]!r} twice")
+        return found
+
+    try:
+        found = json.loads(raw, object_pairs_hook=once)
+    except UserError:
+        raise
+    except RecursionError as error:
+        raise UserError(f"{where} is nested too deeply to be read") from error
+    except ValueError as error:  # no JSON, no text, or a number of too many digits
+        raise UserError(f"{where} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{where} holds no JSON object")
+    return found

@@ -100,7 +100,8 @@ class Policy(NamedTuple):
     * ``init_cache(batch, length) -> cache`` with room for ``length`` columns: a dict of arrays that all have both axes,
       whose ``segment_ids [batch, length]`` alone says what is seen; 0 is empty.
     * ``extend(params, cache, tokens[B, S], positions[B, S], segment_ids[B, S], column) -> (hidden[B, S, D], cache)``:
-      run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike).
+      run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike); the plain
+      number 0 as ``column`` says that the cache is empty.
     * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.
     * ``hidden_groups(params, prompts, responses) -> (hidden[P, L, D], hidden[P * G, N, D])`` where the model has it:
       both are ``(tokens, positions, segment_ids)``, and the ``G`` responses beside each other follow one prompt.

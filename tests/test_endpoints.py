@@ -1,70 +1,37 @@
 """Models behind an address, played by a server here: cache, replay, budget, retries, failures."""
 
-import http.server
-import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError, RunStopped, UserError
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.verifiers.verdict import Verdict
+from tests.endpoint_for_tests import serving
+from tests.waits import soon
 
 pytest.importorskip("openai")
 
 
-class Model(http.server.BaseHTTPRequestHandler):
-    """Answers with the last message in capitals; ``plan`` holds the status codes of the next requests."""
-
-    plan: list[int] = []
-    seen: list[dict] = []
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(request | {"path": self.path, "key": self.headers["Authorization"]})
-        status = self.plan.pop(0) if self.plan else 200
-        text = request["messages"][-1]["content"].upper()
-        body = {
-            "id": "1", "object": "chat.completion", "created": 0, "model": request["model"],
-            "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-        }  # fmt: skip
-        raw = json.dumps(body if status == 200 else {"error": {"message": "no"}}).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(raw)))
-        self.send_header("Retry-After", "0.01")
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def log_message(self, *_):
-        """Silent."""
-
-
 @pytest.fixture
-def address(monkeypatch):
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    Model.plan, Model.seen = [], []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Model)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
+def server(monkeypatch):
+    monkeypatch.setattr(endpoints, "FIRST_PAUSE_S", 0.05)
+    with serving(monkeypatch) as server:
+        yield server
 
 
 def _said(text):
     return [{"role": "user", "content": text}]
 
 
-def test_a_question_is_asked_once_and_replayed_without_a_network(address, tmp_path, monkeypatch):
+def test_a_question_is_asked_once_and_replayed_without_a_network(server, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret-key")
     path = tmp_path / "kept" / "replies.jsonl"
-    chat = endpoints.make_chat(address, "m", cache=path, key_variable="JUDGE_KEY", seed=3)
+    chat = endpoints.make_chat(server.address, "m", cache=path, key_variable="JUDGE_KEY", seed=3)
     assert [chat(_said("one")), chat(_said("one")), chat(_said("two"))] == ["ONE", "ONE", "TWO"]
-    assert [s["messages"][0]["content"] for s in Model.seen] == ["one", "two"]
-    assert Model.seen[0]["path"] == "/v1/chat/completions" and Model.seen[0]["key"] == "Bearer secret-key"
-    assert (Model.seen[0]["seed"], Model.seen[0]["temperature"], Model.seen[0]["model"]) == (3, 0.0, "m")
+    assert [s["messages"][0]["content"] for s in server.seen] == ["one", "two"]
+    assert server.seen[0]["path"] == "/v1/chat/completions" and server.seen[0]["key"] == "Bearer secret-key"
+    assert (server.seen[0]["seed"], server.seen[0]["temperature"], server.seen[0]["model"]) == (3, 0.0, "m")
     assert "secret-key" not in path.read_text()
     with path.open("a") as file:
         file.write('{"key": "cut')  # by a crash
@@ -77,28 +44,111 @@ def test_a_question_is_asked_once_and_replayed_without_a_network(address, tmp_pa
         other(_said("two"))
 
 
-def test_passing_trouble_is_tried_again_and_lasting_trouble_is_no_reply(address, tmp_path):
-    chat = endpoints.make_chat(address, "m", cache=tmp_path / "a", budget=endpoints.Budget(retries=2))
-    Model.plan = [503, 429]
-    assert chat(_said("one")) == "ONE" and len(Model.seen) == 3
-    Model.plan = [500, 500, 500]
-    with pytest.raises(endpoints.Unanswered, match="m at http://127.*InternalServerError"):
-        chat(_said("two"))
-    Model.plan = [400]
+def test_other_draws_are_other_samples_of_a_model_that_samples(server, tmp_path):
+    warm = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", temperature=1.0, seed=5)
+    for draw in (0, 1, 1, 2):
+        warm(_said("one"), draw)
+    assert [s["seed"] for s in server.seen] == [5, 6, 7]
+    cold = endpoints.make_chat(server.address, "m", cache=tmp_path / "b", temperature=0.0, seed=5)
+    for draw in (0, 1, 2):
+        cold(_said("one"), draw)
+    assert [s["seed"] for s in server.seen[3:]] == [5]
+    draws = {endpoints.draw_of([a, b]) for a in range(30) for b in range(30)}
+    assert len(draws) == 900 and max(draws) < 2**31 and endpoints.draw_of([2**32 - 1] * 2) >= 0
+
+
+def test_passing_trouble_is_tried_again_and_a_refused_question_is_no_reply(server, tmp_path):
+    told = []
+    chat = endpoints.make_chat(
+        server.address, "m", cache=tmp_path / "a", budget=endpoints.Budget(retries=2), tell=told.append
+    )
+    server.plan = [503, 429]
+    assert chat(_said("one")) == "ONE" and len(server.seen) == 3
+    server.plan = [400]
     assert endpoints.ask_all(chat, [_said("a"), _said("b")], workers=1) == [None, "B"]
     assert len((tmp_path / "a").read_text().splitlines()) == 2, "failures are not kept"
+    assert not told
+    for status in (401, 403, 404):
+        server.plan = [status]
+        with pytest.raises(RunStopped, match="m at http://127.*check the address, the model's name and the key"):
+            chat(_said(f"two {status}"))
 
 
-@pytest.mark.parametrize("budget", [endpoints.Budget(requests=2), endpoints.Budget(tokens=10)])
-def test_the_budget_holds_and_kept_replies_cost_nothing(address, tmp_path, budget):
-    chat = endpoints.make_chat(address, "m", cache=tmp_path / "a", budget=budget)
+@pytest.mark.parametrize("trouble", ["away", "500", "429"])
+def test_a_lost_endpoint_is_waited_for_and_that_is_said_once(server, tmp_path, trouble):
+    told = []
+    budget = endpoints.Budget(retries=0)
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=budget, tell=told.append)
+    assert chat(_said("zero")) == "ZERO"
+    if trouble == "away":
+        server.down()
+    else:
+        server.plan = [int(trouble)] * 10_000
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(chat, _said(f"w{k}")) for k in range(4)]
+        assert soon(lambda: told)
+        assert not any(one.done() for one in asked)
+        if trouble == "away":
+            server.up()
+        else:
+            server.plan = []
+        assert [one.result(30) for one in asked] == ["W0", "W1", "W2", "W3"]
+    assert len(told) == 2 and "is lost" in told[0] and "the run waits and asks again" in told[0]
+    assert "answers again after" in told[1]
+
+
+def test_patience_ends_and_an_address_that_never_answered_is_a_mistake(server, tmp_path):
+    budget = endpoints.Budget(retries=0, patience_s=0.2)
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=budget)
+    assert chat(_said("zero")) == "ZERO"
+    server.plan = [500] * 10_000
+    with pytest.raises(RunStopped, match="lost for more than --endpoint-patience-s 0.2 .*run again when it is back"):
+        chat(_said("one"))
+    never = endpoints.make_chat(server.address, "m", cache=tmp_path / "b", budget=budget)
+    with pytest.raises(UserError, match="m at http://127.* does not answer .*start it, or correct the address"):
+        never(_said("one"))
+
+
+@pytest.mark.parametrize("kind, budget", [("requests 2", endpoints.Budget(requests=2)),
+                                          ("tokens 10", endpoints.Budget(tokens=10))])  # fmt: skip
+def test_the_budget_holds_and_kept_replies_cost_nothing(server, tmp_path, kind, budget):
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=budget)
     assert [chat(_said(t)) for t in "aabb"] == ["A", "A", "B", "B"]
-    with pytest.raises(endpoints.Unanswered, match="budget is spent: 2 requests, 10 tokens"):
+    with pytest.raises(RunStopped, match=f"is spent: 2 requests, 10 tokens; raise --endpoint-{kind} and run again"):
         chat(_said("c"))
+    assert [chat(_said(t)) for t in "ab"] == ["A", "B"]
+    again = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=budget)
+    assert [again(_said(t)) for t in "abcd"] == ["A", "B", "C", "D"]  # the kept ones are not paid for again
 
 
-def test_many_at_a_time_stay_in_order(address, tmp_path):
-    chat = endpoints.make_chat(address, "m", cache=tmp_path / "a")
+def test_no_more_at_once_than_allowed_and_no_limit_by_zero(server, tmp_path):
+    server.wait_s = 0.05
+    budget = endpoints.Budget(requests=0, tokens=0, concurrency=3)
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=budget)
+    assert len(endpoints.ask_all(chat, [_said(f"w{k}") for k in range(24)], workers=12)) == 24
+    assert server.most == 3
+
+
+def test_flags_reach_the_endpoint(server, tmp_path):
+    settings = endpoints.Settings(
+        endpoint_temperature=0.3, endpoint_seed=7, endpoint_reply_tokens=9, endpoint_requests=1
+    )
+    chat = endpoints.from_settings(settings, server.address, "m", cache=tmp_path / "a")
+    chat(_said("one"), 2)
+    sent = {k: server.seen[0][k] for k in ("temperature", "seed", "max_tokens")}
+    assert sent == {"temperature": 0.3, "seed": 9, "max_tokens": 9}
+    with pytest.raises(RunStopped, match="--endpoint-requests 1"):
+        chat(_said("two"))
+    assert endpoints.Settings().endpoint_temperature == 1.0  # tau-bench's users
+    for wrong in ({"endpoint_temperature": -0.1}, {"endpoint_temperature": float("nan")}, {"endpoint_timeout_s": 0.0},
+                  {"endpoint_concurrency": 0}, {"endpoint_requests": -1}, {"endpoint_reply_tokens": 0}):  # fmt: skip
+        flag = next(iter(wrong)).replace("_", "-")
+        with pytest.raises(UserError, match=f"--{flag} .* must be"):
+            endpoints.from_settings(endpoints.Settings(**wrong), server.address, "m", cache=tmp_path / "a")
+
+
+def test_many_at_a_time_stay_in_order(server, tmp_path):
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a")
     words = [f"w{k}" for k in range(24)]
     assert endpoints.ask_all(chat, [_said(w) for w in words]) == [w.upper() for w in words]
     assert len(endpoints.Cache(tmp_path / "a").replies) == 24

@@ -78,6 +78,7 @@ def test_commands_exist(page, words):
 def test_flags_in_the_text_are_flags():
     """Those between backquotes outside the blocks belong to the main job."""
     known = {flags.spell(field.name) for field in dataclasses.fields(Settings)} | {"--help", "--dry-run"}
+    known |= {flags.spell(f"no_{field.name}") for field in dataclasses.fields(Settings) if field.type is bool}
     text = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     found = {flag for span in re.findall(r"`([^`]+)`", text) if span.startswith("--") for flag in span.split()[:1]}
     assert len(found) > 8 and found <= known, found - known

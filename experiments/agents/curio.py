@@ -32,6 +32,7 @@ from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 
@@ -40,7 +41,7 @@ entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """For --data and a model of one's own, or a decoder made here; the paper does not give the weight."""
 
     steps: int = 200

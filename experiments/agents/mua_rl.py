@@ -28,6 +28,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
@@ -43,7 +44,7 @@ def everybody(new_tokens: int, rows: Trajectories) -> Trajectories:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's group and KL weight, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 100

@@ -31,6 +31,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import selection
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.plan import Plan, Stage
 
 
@@ -57,7 +58,7 @@ def nothing(settings, hosted=None) -> tuple[Stage, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 120
@@ -66,7 +67,7 @@ class Settings(multi_turn_plan.Settings):
     max_turns: int = 10
     executor: str = ""  # address of the model that workflows ask, https://HOST/v1, and its name
     executor_model: str = ""
-    heat: float = 0.7  # its temperature
+    endpoint_temperature: float = 0.7  # of the executor
     calls: int = 16  # of a workflow on one question, at most
     validation_items: int = 32
     sandboxes: int = 8

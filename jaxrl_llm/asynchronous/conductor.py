@@ -21,6 +21,8 @@ from jaxrl_llm.asynchronous.threads import STALENESS
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.asynchronous.workers import Crew, Reply
 from jaxrl_llm.distributed.weight_transfer import Cut
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.train.skipped import Streak
 from jaxrl_llm.types import Rewards
 
 
@@ -60,6 +62,8 @@ def run(
     Raises:
       ValueError: for sizes that do not fit.
       Stuck: when a row fails or workers die more often than the limits allow, or an update raises.
+      UserError: of a worker, for example for a reward that is not finite; or for ``limits.skipped`` updates in a row
+        that were not.
     """
     program = build()
     check(sizes, program.online.prompts_per_step, checkpoint_every)
@@ -86,6 +90,7 @@ class _Run:
         tasks |= {"score": Consumer((last,))} | ({"refer": Consumer((last,))} if program.reference else {})
         self.table, self.columns = TransferQueue(tasks | {"learn": Consumer(columns, self.parts)}), columns
         self.leases = Leases(limits.tries)
+        self.streak = Streak(limits.skipped)
         self.counts = {"roll": sizes.rollers, "score": sizes.judges, "learn": 1}
         if program.reference:
             self.counts["refer"] = sizes.references
@@ -269,6 +274,8 @@ class _Run:
             self.table.write([row], **{"rewards" if task == "score" else "reference": [value]})
 
     def _failed(self, worker: _Worker, task: str, error: BaseException) -> None:
+        if isinstance(error, UserError):  # a reward that is no number would be none at the next try either
+            raise error
         if task in ("start", "learn", "look"):
             raise Stuck(f"{worker.name}: {_said(error)}") from error
         if isinstance(error, Cut):
@@ -306,6 +313,8 @@ class _Run:
         if now.metrics and now.step > self.first:
             done = now.step - 1
             self.history[done] = now.metrics | {STALENESS: self.behind[done]}
+            if before is None or now.step > before.step:  # not of an update that is done again
+                self.streak.see(now.metrics, now.step)
         while self.forgotten < min(now.saved, now.step):
             self.table.forget(self._rows(self.forgotten))
             self.whole.pop(self.forgotten, None)

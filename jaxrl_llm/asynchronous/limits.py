@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from jaxrl_llm.distributed.weight_transfer import Transfer
+from jaxrl_llm.train.skipped import MOST
 
 
 class Sizes(NamedTuple):
@@ -36,6 +37,7 @@ class Limits(NamedTuple):
     fetch_s: float = 60.0  # a batch of pieces
     tries: int = 3  # of a row at a task; scores are invalid after that, anything else ends the run
     restarts: int = 8  # of workers, all together
+    skipped: int = MOST  # updates in a row that are not finite, see ``train.skipped``; 0: any number
 
 
 class Event(NamedTuple):

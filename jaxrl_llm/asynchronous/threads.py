@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
+from jaxrl_llm.train import skipped
 from jaxrl_llm.train.host import HostLoop, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.types import Rewards, TrainState
@@ -87,6 +88,7 @@ def run(
     Raises:
       ValueError: for a negative staleness, or no scorer.
       TimeoutError: when a batch does not come; the message says what was missing.
+      UserError: as ``host.iterations``, but for the gap.
     """
     if staleness < 0:
         raise ValueError(f"staleness={staleness} must not be negative")
@@ -127,6 +129,7 @@ def run(
     for thread in threads:
         thread.start()
     early: set[int] = set()
+    streak = skipped.Streak(loop.most_skipped)
     try:
         for step in range(first, steps):
             rollout, rewards = _arrived(queue, step, early, patience_s)
@@ -134,6 +137,7 @@ def run(
             state, metrics = loop.finish(state, rollout.drawn, rewards)
             weights.put(_copied(state))
             history.append(with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)})
+            streak.see(history[-1], step + 1)
     except TimeoutError:
         threads.clear()  # one of them hangs
         raise

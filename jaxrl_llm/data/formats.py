@@ -47,14 +47,16 @@ def plain(columns: dict[str, Any]) -> Problem:
     """``prompt`` (text, or a list of messages) and ``answer``; optional ``level`` and worked ``solution``.
 
     Raises:
-      ValueError: for a level that is no whole number, or a list that holds no messages.
+      ValueError: for a prompt that is neither text nor messages, or a level that is no whole number.
     """
     prompt = columns["prompt"]
     if isinstance(prompt, list):
         if not prompt or not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt):
             raise ValueError("a prompt that is a list holds messages with role and content")
-    else:
-        prompt = str(prompt)
+        if not all(isinstance(m["content"], str) for m in prompt) or not any(m["content"].strip() for m in prompt):
+            raise ValueError("the content of every message of a prompt is text, and not all of it empty")
+    elif not isinstance(prompt, str):
+        raise ValueError(f"prompt {prompt!r} is neither text nor a list of messages")
     try:
         level = int(columns.get("level", 0))
     except (TypeError, ValueError) as error:
@@ -361,6 +363,11 @@ def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], A
     absent = [c for c in columns if c not in row.columns]
     if absent:
         return Malformed(row.where, f"lacks {', '.join(absent)}; it has {', '.join(row.columns) or 'nothing'}")
+    if null := [c for c in columns if row.columns[c] is None]:
+        return Malformed(row.where, f"{', '.join(null)} is null; give a value or drop the row")
+    first = row.columns[columns[0]]
+    if isinstance(first, str) and not first.strip():
+        return Malformed(row.where, f"{columns[0]} is empty; give text or drop the row")
     try:
         return make(row.columns)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:

@@ -1,8 +1,9 @@
-"""Rows from wherever a data set lies: JSON, Parquet, a saved Hugging Face data set, TensorFlow Datasets.
+"""Rows from wherever a data set lies: JSON, CSV, Parquet, a saved Hugging Face data set, TensorFlow Datasets.
 
 A row is a dict of columns, in the order of the source, with the place it came from; what cannot be read is counted.
 """
 
+import csv
 import json
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -61,6 +62,32 @@ def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
             yield Row(where, columns)
         else:
             yield Malformed(where, f"a {type(columns).__name__}, not an object")
+
+
+def separated(path: pathlib.Path) -> Iterator[Row | Malformed]:
+    """The rows of a ``.csv`` or ``.tsv`` file: columns by the names in its first line, every value as text.
+
+    Raises:
+      DataError: for a file that is not UTF-8 or whose first line does not name the columns.
+    """
+    mark = "\t" if path.suffix == ".tsv" else ","
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        csv.field_size_limit(2**31 - 1)  # a text may be long
+        lines = csv.reader(file, delimiter=mark, strict=True)
+        try:
+            names = next(lines, [])
+            if len(set(names)) < len(names) or not all(names):
+                raise DataError(f"{path}: the first line must name the columns, each once; it holds {names!r:.200}")
+            for values in lines:
+                where = f"{path}:{lines.line_num}"
+                if len(values) == len(names):
+                    yield Row(where, dict(zip(names, values, strict=True)))
+                elif values:  # else a blank line
+                    yield Malformed(where, f"{len(values)} values where the first line names {len(names)} columns")
+        except csv.Error as error:
+            raise DataError(f"{path}:{lines.line_num}: {error}; quote texts with double quotes") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path} is not UTF-8 ({error.reason}); save the file as UTF-8") from error
 
 
 def _arrow():
@@ -144,7 +171,7 @@ def _text(value: Any) -> Any:
 
 
 def rows(spec: str) -> Iterator[Row | Malformed]:
-    """The rows of ``FILE.jsonl``, ``FILE.json``, ``FILE.parquet``, ``FOLDER[:SPLIT]`` or ``tfds:NAME[:SPLIT]``.
+    """The rows of a file (jsonl, json, csv, tsv, parquet), of ``FOLDER[:SPLIT]`` or of ``tfds:NAME[:SPLIT]``.
 
     Raises:
       DataError: for a source that does not exist or cannot be read as a whole.
@@ -160,9 +187,11 @@ def rows(spec: str) -> Iterator[Row | Malformed]:
         return saved_dataset(path, split)
     if not path.is_file():
         raise DataError(
-            f"--data {spec} does not exist; give a .jsonl or .parquet file, a saved data set, tfds:NAME, or a task name"
+            f"--data {spec} does not exist; give a .jsonl, .csv or .parquet file, a saved data set, tfds:NAME, "
+            "or a task name"
         )
-    return {".parquet": parquet, ".json": json_array}.get(path.suffix, json_lines)(path)
+    readers = {".parquet": parquet, ".json": json_array, ".csv": separated, ".tsv": separated}
+    return readers.get(path.suffix, json_lines)(path)
 
 
 def sift(items: Iterable[Any], bad: list[Malformed], *, bad_rows: int) -> list[Any]:

@@ -1,11 +1,10 @@
 """SentencePiece and Hugging Face tokenizers behind one small record of functions."""
 
-import json
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, read_json_object
 
 
 class Tokenizer(NamedTuple):
@@ -26,20 +25,17 @@ class Tokenizer(NamedTuple):
     eos_text: str = ""
 
 
-def _token_text(entry: str | dict | None) -> str | None:
-    return entry["content"] if isinstance(entry, dict) else entry
+def _token_text(entry: Any, where: str) -> str:
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    if text is not None and not isinstance(text, str):
+        raise UserError(f"{where} is {str(entry)[:80]}, which is no token")
+    return text or ""
 
 
 def _read_json(path: pathlib.Path) -> dict:
     if not path.is_file():
         return {}
-    try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return raw
+    return read_json_object(path)
 
 
 def _chat_template(folder: pathlib.Path) -> str | None:
@@ -47,9 +43,15 @@ def _chat_template(folder: pathlib.Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text()
-    template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    path = folder / "tokenizer_config.json"
+    template = _read_json(path).get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = {
+            e.get("name"): e.get("template") for e in template if isinstance(e, dict) and isinstance(e.get("name"), str)
+        }
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise UserError(f"{path}: chat_template is a {type(template).__name__}; give a text, or a list of named ones")
     return template
 
 
@@ -88,8 +90,9 @@ def _huggingface(folder: pathlib.Path) -> Tokenizer:
         model = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the package raises the bare class
         raise UserError(f"{folder / 'tokenizer.json'} is not a tokenizer: {error}") from error
-    config = _read_json(folder / "tokenizer_config.json")
-    texts = {name: _token_text(config.get(f"{name}_token")) or "" for name in ("bos", "eos", "pad")}
+    path = folder / "tokenizer_config.json"
+    config = _read_json(path)
+    texts = {n: _token_text(config.get(f"{n}_token"), f"{path}: {n}_token") for n in ("bos", "eos", "pad")}
     ids = {name: model.token_to_id(text) for name, text in texts.items()}
     eos = _eos_ids(folder) or (() if ids["eos"] is None else (ids["eos"],))
     return Tokenizer(
@@ -110,8 +113,12 @@ def _eos_ids(folder: pathlib.Path) -> tuple[int, ...]:
     """End ids of ``generation_config.json`` (several for chat models), else of ``config.json``."""
     for name in ("generation_config.json", "config.json"):
         eos = _read_json(folder / name).get("eos_token_id")
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (int(eos),)
+        if eos is None:
+            continue
+        ids = eos if isinstance(eos, list) else [eos]
+        if any(type(i) is not int or i < 0 for i in ids):
+            raise UserError(f"{folder / name}: eos_token_id={str(eos)[:80]} is no token id, nor a list of them")
+        return tuple(ids)
     return ()
 
 

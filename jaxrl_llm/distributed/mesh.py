@@ -51,7 +51,10 @@ def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
     shape = tuple(parse_sizes(spec, flag).values())
     needed = math.prod(shape)
     if needed > len(devices) or len(devices) % needed:
-        raise UserError(f"{flag} {spec} needs {needed} devices, which does not divide the {len(devices)} there are")
+        simulated = f"; XLA_FLAGS=--xla_force_host_platform_device_count={needed} simulates that many on a CPU"
+        more = simulated if devices and devices[0].platform == "cpu" else ""
+        there = f"the {len(devices)} there are{more}"
+        raise UserError(f"{flag} {spec} needs {needed} devices, which does not divide {there}")
     return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels.attention_cached import cut_out
 
 
@@ -22,15 +23,18 @@ def on_mesh(
     experts_fn: Callable[..., Array],
     otherwise: Callable[..., Array] | None = None,
     cached_fn: Callable[..., Array] | None = None,
+    rows_fn: Callable[..., Array] | None = None,
 ) -> dict[str, Callable[..., Any] | None]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
     Args:
       attend_fn, experts_fn: what runs on one device, ``models.attention.attend`` and ``models.mlp.grouped_experts``.
       otherwise: as in ``make_attend``.
+      rows_fn: ``models.kernels.attention_kernels.make_rows``; None: none.
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
     """
     return {
+        "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise),
@@ -105,21 +109,31 @@ def make_attend(
         needed where ``inner`` is a kernel. None: ``inner``.
     """
 
-    def attend(q: Array, k: Array, v: Array, mask: Array, **settings: Any) -> Array:
+    def attend(q: Array, k: Array, v: Array, mask: Array | Seen, **settings: Any) -> Array:
         if q.shape[0] % batch_parts(mesh) or q.shape[1] % mesh.shape["context"]:
+            mask = mask.dense() if isinstance(mask, Seen) else mask
             return (otherwise or inner)(q, k, v, mask, **settings)
+        mask, seen = _mask_specs(mask, "context")
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
         queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, None, None)
         run = jax.shard_map(
             partial(inner, **settings),
             mesh=mesh,
-            in_specs=(queries, keys, keys, P(BATCH, "context", None)),
+            in_specs=(queries, keys, keys, seen),
             out_specs=queries,
             check_vma=otherwise is None,  # a kernel does not say along which axes its results differ
         )
         return run(q, k, v, mask)
 
     return attend
+
+
+def _mask_specs(mask: Array | Seen, context: str | None) -> tuple[Array | Seen, P | Seen]:
+    """A mask, dense or as positions and segments, and how it is split: queries over ``context``, keys not."""
+    if not isinstance(mask, Seen):
+        return mask, P(BATCH, context, None)
+    queries, keys = P(BATCH, context), P(BATCH, None)
+    return mask._replace(window=jnp.asarray(mask.window, jnp.int32)), Seen(queries, queries, keys, keys, P())
 
 
 def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[..., Array]) -> Callable[..., Array]:
@@ -130,18 +144,38 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
       otherwise: an ``attend`` for rows that do not divide over the devices.
     """
 
-    def attend_layer(q: Array, k: Array, v: Array, mask: Array, layer: Any, filled: Any, **settings: Any) -> Array:
+    def attend_layer(
+        q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings: Any
+    ) -> Array:
         if q.shape[0] % batch_parts(mesh):
+            mask = mask.dense() if isinstance(mask, Seen) else mask
             return cut_out(otherwise)(q, k, v, mask, layer, filled, **settings)
         heads = "tensor" if k.shape[2] % mesh.shape["tensor"] == 0 else None
         queries, stacked = P(BATCH, None, heads, None), P(None, BATCH, heads, None, None)
+        mask, seen = _mask_specs(mask, None)
         run = jax.shard_map(
             partial(inner, **settings),
             mesh=mesh,
-            in_specs=(queries, stacked, stacked, P(BATCH, None, None), P(), P()),
+            in_specs=(queries, stacked, stacked, seen, P(), P()),
             out_specs=queries,
             check_vma=False,  # a kernel does not say along which axes its results differ
         )
         return run(q, k, v, mask, jnp.asarray(layer, jnp.int32), jnp.asarray(filled, jnp.int32))
 
     return attend_layer
+
+
+def make_rows(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]:
+    """The ``rows_fn`` of ``models.decoder.make_policy``: each device repeats the rows that it has."""
+
+    def repeat(x: Array, repeats: int) -> Array:
+        if x.shape[1] % batch_parts(mesh):
+            return jnp.repeat(x, repeats, axis=1)
+        heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
+        stacked = P(None, BATCH, heads, None, None)
+        run = jax.shard_map(
+            lambda x: inner(x, repeats), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
+        )
+        return run(x)
+
+    return repeat

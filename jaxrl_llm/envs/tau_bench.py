@@ -21,7 +21,7 @@ from jaxrl_llm.errors import DataError
 from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
 from jaxrl_llm.tools import calls
 from jaxrl_llm.tools import schema as schemas
-from jaxrl_llm.tools.endpoints import Chat, Unanswered
+from jaxrl_llm.tools.endpoints import Chat, Unanswered, draw_of
 from jaxrl_llm.tools.schema import Tool, declared
 from jaxrl_llm.verifiers.end_state import judge_end
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -61,11 +61,12 @@ class Talk(NamedTuple):
 
     client: Client
     tables: Tables
+    draw: int  # which sample of its user this is
     heard: tuple[dict[str, str], ...]  # as the user's model sees it
     told: tuple[str, ...]  # to the user
 
 
-def plain_user(messages: Sequence[dict[str, str]]) -> str:
+def plain_user(messages: Sequence[dict[str, str]], draw: int = 0) -> str:
     """A stand-in for a simulated user: says everything at once, agrees to every question, leaves when none is asked."""
     if len(messages) == 2:
         return messages[0]["content"].partition(WANTS)[2]
@@ -129,13 +130,14 @@ def _opening(task: DeskTask) -> list[dict[str, str]]:
 def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
     """The desk; a task is a ``Client``. A reply with calls goes to the tools, one without to the user.
 
-    A user that cannot be reached makes the episode invalid. Several calls of one reply are made in their order; the
+    As in tau-bench every talk samples its user anew, but for the first words, which are part of the prompt. A question
+    that the user's model refuses makes the episode invalid. Several calls of one reply are made in their order; the
     turn's mark is how many of them a tool could answer.
     """
 
     def reset(seed: Any, client: Client) -> Talk:
         heard = (*_opening(client.task), {"role": "assistant", "content": client.opening})
-        return Talk(client, fresh(desk.start), heard, ())
+        return Talk(client, fresh(desk.start), draw_of(seed), heard, ())
 
     def ended(talk: Talk) -> Said:
         verdict = judge(desk, talk)
@@ -152,7 +154,7 @@ def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
             return Said(talk, shown, 0.0, False, mark=sum(not answer.error for answer in turn.answers))
         heard = (*talk.heard, {"role": "user", "content": turn.reply.text})
         try:
-            said = user(heard)
+            said = user(heard, talk.draw)
         except Unanswered as error:
             return Said(talk, "", 0.0, False, False, reason=f"the user: {error}")
         after = talk._replace(

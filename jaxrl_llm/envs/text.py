@@ -80,14 +80,19 @@ def reasoning(
     action_tokens: int,
     chat: bool = False,
     verify: Verifier = gym.verify,
+    unsound: bool = False,
     **settings: Any,
 ) -> Given:
     """Problems of a reasoning-gym family as episodes of one turn; ``settings`` are the family's own.
 
+    Args:
+      verify: ``gym.verify`` (the family's score) or ``gym.verify_solved`` (full marks alone); both ask in the sandbox.
+      unsound: take a family although its scorer pays for answers that are not right (``gym.UNSOUND``).
+
     Raises:
-      UserError: for an unknown family or setting, or without the extra ``tasks``.
+      UserError: for an unknown family or setting, one of ``gym.UNSOUND``, or without the extra ``tasks``.
     """
-    drawn = gym.problems(family, n, seed, **settings)
+    drawn = gym.problems(family, n, seed, unsound=unsound, **settings)
     rows = [
         Problem(family, prompt, solution or "", answer, 0, prompt)
         for prompt, solution, answer in zip(drawn.prompts, drawn.solutions, drawn.answers, strict=True)

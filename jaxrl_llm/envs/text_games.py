@@ -274,7 +274,7 @@ def passed(tracker: Any) -> float:
 
 def appworld_world(
     *,
-    addresses: Sequence[str] = ("",),
+    addresses: Sequence[str] = (),
     worth: Callable[[Any], float] = passed,
     name: str = "jaxrl_llm",
     **settings: Any,
@@ -284,15 +284,15 @@ def appworld_world(
     The task ends when the code calls ``apis.supervisor.complete_task``, and pays what AppWorld's tests say then.
 
     Args:
-      addresses: of environment servers (``appworld serve environment --port 8000``), each for one episode at a time;
-        "" is this process, which bears one world only, as AppWorld sets the process's clock. Episodes wait for a free
-        one; a deadline that passes while they do loses it.
+      addresses: of environment servers (``appworld serve environment --port 8000``), each for one episode at a time.
+        They execute what the model writes with the rights of whoever started them: start them in a container.
+        Episodes wait for a free one; a deadline that passes while they do loses it.
       worth: of AppWorld's tracker of tests; ``passed``, or a share of them.
       name: of the experiment, below which AppWorld writes its logs.
       settings: further arguments of ``AppWorld``.
 
     Raises:
-      UserError: without the package.
+      UserError: without the package, or without addresses: this process executes nothing that a model writes.
     """
     try:
         import appworld
@@ -300,6 +300,11 @@ def appworld_world(
         raise UserError(
             "AppWorld needs appworld: pip install appworld; appworld install; appworld download data"
         ) from error
+    if not addresses or not all(addresses):
+        raise UserError(
+            "AppWorld executes the Python that a model writes, which this process does not: start "
+            "`appworld serve environment --port 8000` in a container and give --servers http://localhost:8000"
+        )
     free: queue.Queue[str] = queue.Queue()
     for address in addresses:
         free.put(address)
@@ -307,8 +312,8 @@ def appworld_world(
     def reset(seed: np.ndarray, task: str) -> _Apps:
         address = free.get()
         try:
-            where = {"remote_environment_url": address} if address else {}
-            return _Apps(appworld.AppWorld(task_id=task, experiment_name=name, **where, **settings), address, ())
+            where = {"task_id": task, "experiment_name": name, "remote_environment_url": address}
+            return _Apps(appworld.AppWorld(**where, **settings), address, ())
         except BaseException:
             free.put(address)
             raise

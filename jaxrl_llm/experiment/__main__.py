@@ -5,6 +5,7 @@ import sys
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import compare, doctor, sweep
 from jaxrl_llm.experiment.evidence import pages, records, systems
+from jaxrl_llm.run import quiet
 
 USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
   doctor FILE              checks an experiment file, its claim on made-up results, its arms and its record
@@ -18,6 +19,7 @@ USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
 
 def main(arguments: list[str]) -> int:
     """0: all well; 1: the doctor or the pilot found problems; 2: a mistake in the command."""
+    quiet.quieten()
     try:
         match arguments:
             case ["doctor", path]:
@@ -40,6 +42,10 @@ def main(arguments: list[str]) -> int:
                 return 0
             case ["sweep", path, *rest] if not path.startswith("-"):
                 sweep.sweep(path, rest)
+                return 0
+            case ["compare" | "sweep" as command, "--help" | "-h", *_]:
+                print(USAGE)
+                print(compare.usage() if command == "compare" else sweep.usage())
                 return 0
             case ["--help" | "-h"]:
                 print(USAGE)

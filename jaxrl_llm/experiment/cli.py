@@ -18,7 +18,7 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
@@ -47,6 +47,9 @@ class Options:
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
     export: Literal["own", "always", "never"] = "own"  # write the trained models; own: of a model of your own
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
+    # updates in a row that are not finite, each left out, until the run stops; 0: never, the seed has then diverged,
+    # which is a failure of its arm
+    most_skipped: int = 0
     out: str = ""  # folder of the results; empty: runs/<family>/<experiment>
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished seeds of earlier runs
@@ -427,6 +430,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
 def main(name: str, arguments: list[str] | None = None) -> None:
     """The last line of an experiment file: ``experiment.main(__name__)``; a mistake is one line and exit code 2."""
+    quiet.quieten()
     host_memory.keep_freed_pages()
     seeds.use_all_cores()
     try:

@@ -60,6 +60,17 @@ def method_arm(module: ModuleType) -> str:
     return slug if slug in module.ARMS else list(module.ARMS)[min(1, len(module.ARMS) - 1)]
 
 
+def families() -> list[str]:
+    """The families that have experiments."""
+    folders = sorted(p.parent.name for p in (locate.root() / "experiments").glob("*/__init__.py"))
+    return [name for name in folders if name != "parts"]
+
+
+def usage() -> str:
+    """What ``compare --help`` says without a family: the families, and the flags that all have."""
+    return f"families: {', '.join(families())}\n" + flags.listed(Common, "jaxrl papers compare FAMILY")
+
+
 def experiments_of(family: str) -> dict[str, pathlib.Path]:
     """The experiment files of a family by their names.
 
@@ -69,8 +80,7 @@ def experiments_of(family: str) -> dict[str, pathlib.Path]:
     folder = locate.root() / "experiments" / family
     files = {p.stem: p for p in sorted(folder.glob("*.py")) if not p.stem.startswith("_")}
     if not files:
-        known = sorted(p.parent.name for p in folder.parent.glob("*/__init__.py"))
-        raise UserError(f"no family {family!r} with experiments; the families are {', '.join(known)}")
+        raise UserError(f"no family {family!r} with experiments; the families are {', '.join(families())}")
     return files
 
 

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.run import lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
@@ -130,6 +130,7 @@ class SeedRun:
 
         Raises:
           Stopped: when ``stop`` was asked, after a checkpoint.
+          RunStopped: where the run's world says so, after a checkpoint of the last step.
           UserError: for a folder of another run, or a disk that is full.
         """
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
@@ -140,6 +141,9 @@ class SeedRun:
         end = 0
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
+            if end < at and end not in logs.measured:
+                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
+                                "are gone; give --fresh to begin again")  # fmt: skip
             if end < at or end == at and end in logs.measured:
                 yield end, self._logged(logs, begin, end), _arrays(logs.measured[end])
                 params = params if state is None else state.params
@@ -147,12 +151,25 @@ class SeedRun:
             if state is None or begin >= at and done == 0:
                 params = params if state is None else state.params
                 state = self._begin(stage, params, jax.random.fold_in(key, index))
-            for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
-                state = now
-                logs.metrics |= row
-            params = state.params
-            yield end, self._logged(logs, begin, end), self._measured(logs, end, params, eval_key)
+            try:
+                for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
+                    state = now
+                    logs.metrics |= row
+                params = state.params
+                measured = self._measured(logs, end, params, eval_key)
+            except RunStopped as error:
+                raise self._wanting(error, logs, index, begin - done, state) from error
+            yield end, self._logged(logs, begin, end), measured
         self._export(logs, params)
+
+    def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
+        """The error of a run that lacks something, behind a checkpoint of its last whole step."""
+        if logs.folder is None:
+            return error
+        step = max(logs.metrics, default=0)
+        if self.keeping.staleness is None and step > offset:  # an asynchronous run has given its state away
+            self._save(logs, index, step, state)
+        return RunStopped(f"{error}; {logs.folder} is kept at step {step}, the same command goes on there")
 
     def _measured(self, logs: _Logs, step: int, params: Params, key: Key) -> dict[str, np.ndarray]:
         if step in logs.measured:
@@ -163,8 +180,9 @@ class SeedRun:
 
     @staticmethod
     def _logged(logs: _Logs, begin: int, end: int) -> dict[str, np.ndarray]:
-        rows = [logs.metrics[step] for step in range(begin + 1, end + 1)]
-        names = [name for name in rows[0] if not name.startswith(("time/", "compile/")) and name != "tokens/per_s"]
+        rows = [logs.metrics.get(step, {}) for step in range(begin + 1, end + 1)]  # a damaged line has no figures
+        names = [name for name in max(rows, key=len) if not name.startswith(("time/", "compile/"))]
+        names = [name for name in names if name != "tokens/per_s"]
         return {name: np.asarray([row.get(name) for row in rows], np.float64) for name in names}
 
     def _begin(self, stage: Stage, params: Params, key: Key) -> TrainState:
@@ -201,8 +219,9 @@ class SeedRun:
     def _loop(self, index: int, method: Online) -> HostLoop:
         if index not in self.loops:
             self.loops[index] = host.make_host_loop(
-                method, self.plan.host_score, place=self.place, world=self.plan.world, most_gap=self.keeping.most_gap
-            )
+                method, self.plan.host_score, place=self.place, world=self.plan.world, most_gap=self.keeping.most_gap,
+                most_skipped=self.keeping.most_skipped,
+            )  # fmt: skip
         return self.loops[index]
 
     def _advance(

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import Keeping, SeedRun
 from jaxrl_llm.experiment.results import ArmResult, pack, plain
+from jaxrl_llm.run.records.health import Health
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import fused, offline
@@ -21,6 +23,7 @@ from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.train.seed_axis import over_seeds
+from jaxrl_llm.train.skipped import Streak
 
 SHOWN = ("eval/accuracy", "reward/mean", "loss/total")
 COUNTED = ("tokens/generated", "tokens/trained")  # summed over a run, not averaged
@@ -138,6 +141,7 @@ def run_arm(
     mesh: str = "",
     tail: int = 1,
     keeping: Keeping | None = None,
+    most_skipped: int = 0,
 ) -> ArmResult:
     """Trains and measures one arm.
 
@@ -147,14 +151,22 @@ def run_arm(
       tail: so many of the last measurements make up the final values.
       keeping: of runs on the host: what is kept in a folder, and how. None: nothing, and a plan that can be one
         compiled program for all seeds is.
+      most_skipped: so many updates in a row that are not finite, of any seed, stop the run; 0: none do. Fused runs
+        are looked at after each of their stretches.
+
+    Raises:
+      NotFinite: for that many.
     """
     started, every = time.monotonic(), settings.eval_every
     total = sum(stage.steps for stage in plan.stages)
     if plan.on_host or mesh or keeping is not None:
         stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
-        seed_run = SeedRun(plan, every, mesh, keeping or Keeping(), temperature=temperature)
+        kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
+        seed_run = SeedRun(plan, every, mesh, kept, temperature=temperature)
         with stop.listening():
-            found = [_follow(seed_run.run(seed, stop), total, alone=True) for seed in seeds]
+            found = [
+                _follow(seed_run.run(seed, stop), total, alone=True, most_skipped=most_skipped) for seed in seeds
+            ]
         curves = _Curves()
         for name in found[0].points:
             steps = found[0].points[name]
@@ -165,7 +177,8 @@ def run_arm(
         curves.tokens = float(np.mean([f.tokens for f in found]))
         curves.rollouts = float(np.mean([f.rollouts for f in found]))
     else:
-        curves = _follow(_run_fused(plan, seeds, every, _compiled(plan.measure)), total, alone=False)
+        stretches = _run_fused(plan, seeds, every, _compiled(plan.measure))
+        curves = _follow(stretches, total, alone=False, most_skipped=most_skipped)
     return ArmResult(
         settings=plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),
         seeds=list(seeds),
@@ -180,9 +193,9 @@ def run_arm(
     )
 
 
-def _follow(stretches, total: int, *, alone: bool) -> _Curves:
+def _follow(stretches, total: int, *, alone: bool, most_skipped: int) -> _Curves:
     """Collects a run and shows its progress; ``alone``: one seed without the seed axis."""
-    curves = _Curves()
+    curves, streak, watch = _Curves(), Streak(most_skipped), Health()
     with progress(total, every=1) as shown:
         for step, metrics, measured in stretches:
             if alone:
@@ -191,6 +204,11 @@ def _follow(stretches, total: int, *, alone: bool) -> _Curves:
             curves.measure(step, measured)
             if metrics is not None:
                 curves.train(step, metrics)
+                streak.see(metrics, step)
+                means = {k: float(np.mean(v)) for k, v in metrics.items()}
+                steps = max((v.shape[-1] for v in metrics.values()), default=0)
+                for line in watch.see(means, steps) if hosts.is_first() else ():
+                    print(f"step {step}: {line}", flush=True)
             last = curves.last()
             figures = {k: float(np.nanmean(last[k])) for k in SHOWN if k in last}
             shown.step(step, figures)

@@ -34,6 +34,12 @@ class Options:
     record: bool = False  # also copy the table to results/sweeps/
 
 
+def usage() -> str:
+    """What ``sweep --help`` says without a file: what a file is, and the flags."""
+    what = "FILE: an experiment, for example experiments/policy_gradient/dr_grpo.py\n"
+    return what + flags.listed(Options, "jaxrl papers sweep FILE")
+
+
 def nothing(params: Any, key: Any) -> dict:
     """Measures nothing: the choice must not see what the claim is judged on."""
     return {}

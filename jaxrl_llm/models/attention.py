@@ -1,6 +1,7 @@
 """Attention of every family: rotary angles, who sees whom, grouped-query scores with an optional soft cap."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,37 @@ def within_window(
 ) -> Bool[Array, "B S C"]:
     """Keys less than ``window`` positions back: the token itself and the ``window - 1`` before it."""
     return query_positions[:, :, None] - key_positions[:, None, :] < window
+
+
+def rotate_by_product(x: Float[Array, "B S H K"], positions: Int[Array, "B S"], inverse: Array | np.ndarray) -> Array:
+    """``rotate`` where halves of a head are dear to cut: they change places by a product with 0, 1 and -1, exactly."""
+    half, width = inverse.shape[0], x.shape[-1]
+    turn = np.zeros((width, width), np.float32)
+    turn[np.arange(half, 2 * half), np.arange(half)] = -1.0
+    turn[np.arange(half), np.arange(half, 2 * half)] = 1.0
+    angles = positions.astype(jnp.float32)[:, :, None] * jnp.asarray(inverse, jnp.float32)[None, None, :]
+    rest = [(0, 0), (0, 0), (0, 0), (0, width - 2 * half)]
+    cos, sin = (jnp.concatenate([f(angles)] * 2, axis=-1)[:, :, None, :] for f in (jnp.cos, jnp.sin))
+    cos, sin = jnp.pad(cos, rest, constant_values=1.0), jnp.pad(sin, rest)
+    turned = jax.lax.dot_general(
+        x, jnp.asarray(turn, x.dtype), (((3,), (0,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32,
+    )  # fmt: skip
+    return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+
+
+class Seen(NamedTuple):
+    """Who sees whom as positions and segments, for a kernel that needs no mask of all queries and keys."""
+
+    query_positions: Int[Array, "B S"]
+    query_segments: Int[Array, "B S"]
+    key_positions: Int[Array, "B C"]
+    key_segments: Int[Array, "B C"]
+    window: Int[Array, ""] | int = np.iinfo(np.int32).max  # less than so many positions back
+
+    def dense(self) -> Bool[Array, "B S C"]:
+        """As a mask."""
+        return attention_mask(*self[:4]) & within_window(self.query_positions, self.key_positions, self.window)
 
 
 def visible(
@@ -220,7 +252,11 @@ def repeated(attend_fn: AttendFn) -> AttendFn:
 
 
 def queries_keys_values(
-    config: ModelConfig, layer: dict[str, Array], x: Array, positions: Array
+    config: ModelConfig,
+    layer: dict[str, Array],
+    x: Array,
+    positions: Array,
+    rotate_fn: Callable[..., Array] = rotate,
 ) -> tuple[Array, Array, Array]:
     """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""
     b, s, _ = x.shape
@@ -231,7 +267,7 @@ def queries_keys_values(
         q, k = norm(config, q, layer, "q_norm"), norm(config, k, layer, "k_norm")
     if not config.learned_positions:
         inverse = layer["inverse"] if "inverse" in layer else rope_frequencies(config)
-        q, k = rotate(q, positions, inverse), rotate(k, positions, inverse)
+        q, k = rotate_fn(q, positions, inverse), rotate_fn(k, positions, inverse)
     return q, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
 
@@ -240,8 +276,15 @@ def score_scale(config: ModelConfig) -> float:
     return (config.query_scalar or config.head_dim) ** -0.5
 
 
-def layer_mask(layer: dict[str, Array], mask: Array, distances: tuple[Array, Array]) -> Array:
+def seen(config: ModelConfig, *places: Array) -> Seen:
+    """``visible`` of the same arguments, not made dense."""
+    return Seen(*places, config.windows[0]) if len(set(config.windows)) == 1 else Seen(*places)
+
+
+def layer_mask(layer: dict[str, Array], mask: Array | Seen, distances: tuple[Array, Array]) -> Array | Seen:
     """``visible`` with the layer's own window, where layers differ; ``distances``: positions of queries and keys."""
+    if isinstance(mask, Seen):
+        return mask._replace(window=layer["window"]) if "window" in layer else mask
     return mask & within_window(*distances, layer["window"]) if "window" in layer else mask
 
 
@@ -251,7 +294,7 @@ def attention(
     q: Array,
     k: Array,
     v: Array,
-    mask: Array,
+    mask: Array | Seen,
     distances: tuple,
     attend_fn: AttendFn = attend,
 ) -> Float[Array, "B S H K"]:

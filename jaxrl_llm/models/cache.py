@@ -1,11 +1,15 @@
 """The key-value cache of a decoder: in the compute dtype, or as int8 with a scale for every head and column."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Cache
+
+RowsFn = Callable[[Array, int], Array]  # every row of a stacked cache so many times, side by side
 
 ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
@@ -41,10 +45,12 @@ def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, le
     return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
 
 
-def repeat_cache(cache: Cache, repeats: int) -> Cache:
-    """Each row ``repeats`` times, side by side."""
+def repeat_cache(rows_fn: RowsFn | None, cache: Cache, repeats: int) -> Cache:
+    """Each row ``repeats`` times, side by side; ``rows_fn``: as ``make_policy`` has it, for a stack."""
 
     def repeated(name: str, x: Array | tuple[Array, ...]) -> Array | tuple[Array, ...]:
+        if rows_fn is not None and name in ("k", "v") and not isinstance(x, tuple):
+            return rows_fn(x, repeats)
         axis = 0 if name in ROWS_FIRST or isinstance(x, tuple) else 1
         return jax.tree.map(lambda array: jnp.repeat(array, repeats, axis=axis), x)
 

@@ -1,25 +1,30 @@
 """Model shapes read from and written to a Hugging Face ``config.json``."""
 
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
+from jaxrl_llm.errors import read_json_object
 from jaxrl_llm.models.families import FAMILIES, Family, check_fixed, check_known, defaults_of
 from jaxrl_llm.models.spec import NO_WINDOW
 from jaxrl_llm.models.spec import Experts as Experts
 from jaxrl_llm.models.spec import ModelConfig as ModelConfig
 from jaxrl_llm.models.spec import RopeScaling as RopeScaling
 
+MOST_SIZE = 1 << 31  # of anything that a config.json counts
+_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 1 << 20, "num_experts": 1 << 20}
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _rope_tables(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Rotary settings of full and of local layers, in either layout: flat keys or ``rope_parameters``."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if "full_attention" in rope or "sliding_attention" in rope:
-        return rope.get("full_attention") or {}, rope.get("sliding_attention") or {}
-    return rope, {}
+    tables = (rope, {})
+    if isinstance(rope, dict) and ("full_attention" in rope or "sliding_attention" in rope):
+        tables = (rope.get("full_attention") or {}, rope.get("sliding_attention") or {})
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"config key rope_scaling or rope_parameters holds {str(rope)[:80]}, which is no table")
+    return tables
 
 
 def _scaling(raw: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
@@ -31,14 +36,14 @@ def _scaling(raw: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
     if kind == "default":
         return RopeScaling()
     if kind == "linear":
-        return RopeScaling(kind, float(rope["factor"]))
+        return RopeScaling(kind, _number(rope, "factor"))
     if kind == "llama3":
         return RopeScaling(
             kind,
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope.get("original_max_position_embeddings", raw["max_position_embeddings"])),
+            _number(rope, "factor"),
+            _number(rope, "low_freq_factor"),
+            _number(rope, "high_freq_factor"),
+            _integer(rope, "original_max_position_embeddings", _integer(raw, "max_position_embeddings")),
         )
     raise ValueError(f"rope_scaling type {kind!r} is not supported; supported: default, linear, llama3")
 
@@ -48,29 +53,31 @@ def _rotary(family: Family, raw: dict[str, Any], head_dim: int) -> dict[str, Any
     if (local.get("rope_type") or "default") != "default":
         raise ValueError(f"rope_scaling type {local['rope_type']!r} of sliding_attention is not supported")
     share = rope.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    share = 1.0 if share is None else share
+    share = 1.0 if share is None else _number({"partial_rotary_factor": share}, "partial_rotary_factor")
     if share != 1.0 and "partial_rotary_factor" not in family.fixed:
         raise ValueError(f"config key partial_rotary_factor={share!r} is not supported")
     fields = {
-        "rope_theta": float(rope.get("rope_theta", raw["rope_theta"])),
+        "rope_theta": _number(rope if "rope_theta" in rope else raw, "rope_theta"),
         "rope_scaling": _scaling(raw, rope),
         "rotary_dim": int(head_dim * share),
     }
     base = local.get("rope_theta", raw.get("rope_local_base_freq"))
-    return fields if base is None else fields | {"local_rope_theta": float(base)}
+    return fields if base is None else fields | {"local_rope_theta": _number({"rope_theta": base}, "rope_theta")}
 
 
 def _windows(family: Family, raw: dict[str, Any], layers: int) -> tuple[int, ...]:
-    width = raw.get("sliding_window")
-    if not family.window or width is None:
+    if not family.window or raw.get("sliding_window") is None:
         return ()
+    width = _integer(raw, "sliding_window")
     if family.window == "all":
         return (width,) * layers
-    period = raw.get("sliding_window_pattern") or family.period
+    period = max(_integer(raw, "sliding_window_pattern", family.period), 1)
     types = raw.get("layer_types") or ["full_attention" if (i + 1) % period == 0 else "" for i in range(layers)]
-    unknown = sorted(set(types) - {"full_attention", "sliding_attention", ""})
-    if unknown or len(types) != layers:
-        raise ValueError(f"config key layer_types={types!r} wants full_attention or sliding_attention for each layer")
+    known = ("full_attention", "sliding_attention", "")
+    if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
+        raise ValueError(
+            f"config key layer_types={str(types)[:200]} wants full_attention or sliding_attention for each layer"
+        )
     return tuple(NO_WINDOW if kind == "full_attention" else width for kind in types)
 
 
@@ -82,7 +89,7 @@ def _experts(raw: dict[str, Any]) -> Experts | None:
         per_token=_integer(raw, "num_experts_per_tok"),
         size=_integer(raw, "moe_intermediate_size"),
         normalise=bool(raw["norm_topk_prob"]),
-        balance_weight=float(raw["router_aux_loss_coef"]),
+        balance_weight=_number(raw, "router_aux_loss_coef"),
     )
 
 
@@ -90,8 +97,33 @@ def _integer(raw: dict[str, Any], key: str, default: int | None = None) -> int:
     value = raw.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"config key {key}={value!r} is not a whole number")
+        raise ValueError(f"config key {key}={repr(value)[:80]} is not a whole number")
+    most = _MOST.get(key, MOST_SIZE)
+    if value > most:
+        raise ValueError(f"config key {key}={value} is beyond {most}, more than any model has; is config.json damaged?")
     return value
+
+
+def _number(raw: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = raw.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:  # and no nan
+        raise ValueError(f"config key {key}={repr(value)[:80]} is not a finite number")
+    return float(value)
+
+
+def _ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
+    value = raw.get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(_integer({key: x}, key) for x in values)
+
+
+def _cap(raw: dict[str, Any], key: str) -> float | None:
+    return None if raw.get(key) is None else _number(raw, key)
+
+
+def _id(raw: dict[str, Any], key: str) -> int | None:
+    return None if raw.get(key) is None else _integer(raw, key)
 
 
 def _check_heads(name: str, defaults: dict[str, Any], raw: dict[str, Any]) -> None:
@@ -111,8 +143,8 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
       ValueError: for an unknown ``model_type`` or a key that changes the computation in a way not implemented.
     """
     name = raw.get("model_type")
-    if name not in FAMILIES:
-        raise ValueError(f"model_type={name!r} is not supported; supported: {', '.join(FAMILIES)}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise ValueError(f"model_type={repr(name)[:80]} is not supported; supported: {', '.join(FAMILIES)}")
     family = FAMILIES[name]
     raw = {family.names.get(key, key): value for key, value in raw.items()}
     check_fixed(family, raw)
@@ -130,7 +162,6 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
     heads, width, layers = (_integer(raw, k) for k in ("num_attention_heads", "hidden_size", "num_hidden_layers"))
     head_dim = _integer(raw, "head_dim", family.head_dim or width // max(heads, 1))
     bias = bool(raw.get("attention_bias", False))
-    eos = raw.get("eos_token_id")
     fields: dict[str, Any] = {
         "vocab_size": _integer(raw, "unpadded_vocab_size", _integer(raw, "vocab_size")),
         "padded_vocab_size": _integer(raw, "vocab_size"),
@@ -140,19 +171,19 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         "num_heads": heads,
         "num_kv_heads": _integer(raw, "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": float(raw["rms_norm_eps"]),
+        "rms_norm_eps": _number(raw, "rms_norm_eps"),
         "tie_embeddings": bool(raw["tie_word_embeddings"]),
         "qkv_bias": bias,
         "output_bias": bias,
         "max_positions": _integer(raw, "max_position_embeddings"),
-        "bos_token_id": raw.get("bos_token_id"),
-        "eos_token_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
-        "pad_token_id": raw.get("pad_token_id"),
-        "initializer_range": float(raw.get("initializer_range", 0.02)),
+        "bos_token_id": _id(raw, "bos_token_id"),
+        "eos_token_ids": _ids(raw, "eos_token_id"),
+        "pad_token_id": _id(raw, "pad_token_id"),
+        "initializer_range": _number(raw, "initializer_range", 0.02),
         "windows": _windows(family, raw, layers),
-        "query_scalar": float(raw.get("query_pre_attn_scalar", 0.0)),
-        "attention_softcap": raw.get("attn_logit_softcapping"),
-        "final_softcap": raw.get("final_logit_softcapping"),
+        "query_scalar": _number(raw, "query_pre_attn_scalar", 0.0),
+        "attention_softcap": _cap(raw, "attn_logit_softcapping"),
+        "final_softcap": _cap(raw, "final_logit_softcapping"),
         "experts": _experts(raw),
     }
     if not family.shape.get("learned_positions"):
@@ -239,10 +270,4 @@ def read_config(folder: str | pathlib.Path) -> ModelConfig:
     path = pathlib.Path(folder) / "config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist; --model wants a folder with config.json and *.safetensors")
-    try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return from_hf(raw)
+    return from_hf(read_json_object(path))

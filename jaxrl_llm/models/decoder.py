@@ -24,7 +24,10 @@ from jaxrl_llm.models.attention import (
     per_layer,
     queries_keys_values,
     repeated,
+    rotate,
+    rotate_by_product,
     score_scale,
+    seen,
     visible,
 )
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
@@ -59,6 +62,7 @@ class How(NamedTuple):
     attend_fn: AttendFn = attend
     place: Callable[[Array, str], Array] = anywhere
     cached_fn: CachedFn | None = None
+    rotate_fn: Callable[..., Array] = rotate
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
 
 
@@ -119,13 +123,13 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
 def _run(config, how, keep_router, params, tokens, positions, segment_ids):
     """Final hidden states and, where kept, the router logits of all layers."""
-    mask = visible(config, positions, segment_ids, positions, segment_ids)
+    mask = (visible if how.cached_fn is None else seen)(config, positions, segment_ids, positions, segment_ids)
 
     def step(x, layer):
         layer = opened(layer)
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             return attention(config, layer, q, k, v, mask, (positions, positions), how.attend_fn)
 
         x, router = block(config, how, layer, x, attend)
@@ -154,17 +158,17 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     def step(carry, layer):
         x, y = carry
-        layer, seen = opened(layer), []
+        layer, read = opened(layer), []
 
         def look(normed):
-            q, k, v = queries_keys_values(config, layer, normed, prompts[1])
-            seen.extend((k, v))
+            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn)
+            read.extend((k, v))
             return attention(config, layer, q, k, v, *alone, how.attend_fn)
 
         def follow(normed):
-            q, k, v = queries_keys_values(config, layer, normed, responses[1])
+            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn)
             mask, before_mask = layer_mask(layer, *own), layer_mask(layer, *across)
-            return attend_both(q, k, v, mask, *seen, before_mask, **settings)
+            return attend_both(q, k, v, mask, *read, before_mask, **settings)
 
         return (block(config, how, layer, x, look)[0], block(config, how, layer, y, follow)[0]), None
 
@@ -208,8 +212,11 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
     key_positions = put(cache["positions"], positions)
-    mask = visible(config, positions, segment_ids, key_positions, key_segments)
     in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
+    few = tokens.shape[1] == 1
+    first = in_place is not None and not few and isinstance(column, int) and column == 0  # nothing is in the cache
+    keys = (positions, segment_ids) if first else (key_positions, key_segments)
+    mask = (visible if how.cached_fn is None or few else seen)(config, positions, segment_ids, *keys)
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
@@ -217,16 +224,18 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
         def attend(normed):
             nonlocal stored
-            q, k, v = queries_keys_values(config, layer, normed, positions)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             if in_place:
                 stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
-                read = partial(in_place, layer=index, filled=column + tokens.shape[1])
-                k, v = stored["k"], stored["v"]
+                read = how.attend_fn
+                if not first:
+                    read = partial(in_place, layer=index, filled=column + tokens.shape[1])
+                    k, v = stored["k"], stored["v"]
             else:
                 read = how.attend_fn
                 stored, k = caches.write(stored, "k", k, index, column)
                 stored, v = caches.write(stored, "v", v, index, column)
-            return attention(config, layer, q, k, v, mask, (positions, key_positions), read)
+            return attention(config, layer, q, k, v, mask, (positions, keys[0]), read)
 
         x, _ = block(config, how, layer, x, attend)
         return (x, stored), None
@@ -268,6 +277,7 @@ def make_policy(
     place: Callable[[Array, str], Array] = anywhere,
     int8_cache: bool = False,
     cached_fn: CachedFn | None = None,
+    rows_fn: caches.RowsFn | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -285,9 +295,11 @@ def make_policy(
         off what trains, and ``sampler_logp`` is of what sampled.
       cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
         layer's part is cut out and given to ``attend_fn``.
+      rows_fn: how rows of such a cache are repeated for a group, ``models.kernels.attention_kernels.make_rows``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, apart)
+    rotate_fn = rotate if cached_fn is None else rotate_by_product
+    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart)
 
     return Policy(
         init=partial(init_params, config),
@@ -295,7 +307,7 @@ def make_policy(
         unembed=partial(_unembed, config, how),
         init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
-        repeat_cache=caches.repeat_cache,
+        repeat_cache=partial(caches.repeat_cache, rows_fn),
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),

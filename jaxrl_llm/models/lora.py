@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl_llm.errors import read_json_object
 from jaxrl_llm.models.io import safetensors_io, tensor_names
 from jaxrl_llm.models.layers import LORA_A, LORA_B
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
@@ -180,7 +181,7 @@ def _settings(folder: pathlib.Path) -> tuple[int, float]:
     path = folder / "adapter_config.json"
     if not path.is_file():
         raise ValueError(f"{path} does not exist; an adapter is adapter_config.json and adapter_model.safetensors")
-    raw = json.loads(path.read_text())
+    raw = read_json_object(path)
     for key, accepted in _PLAIN.items():
         if raw.get(key) is not None and raw[key] not in accepted:
             raise ValueError(f"{path}: {key}={raw[key]!r} is not supported")
@@ -188,6 +189,10 @@ def _settings(folder: pathlib.Path) -> tuple[int, float]:
     if not isinstance(rank, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ValueError(f"{path}: r={rank!r} and lora_alpha={alpha!r} must be numbers")
     return rank, alpha * rank**0.5 if raw.get("use_rslora") else float(alpha)
+
+
+def _finite_rows(name: str, tensor: safetensors_io.Tensor) -> np.ndarray:
+    return safetensors_io.check_finite(name, tensor, safetensors_io.rows(tensor, 0, tensor.shape[0]))
 
 
 def load(folder: str | pathlib.Path, config: ModelConfig) -> tuple[Lora, dict[str, Array]]:
@@ -218,7 +223,7 @@ def load(folder: str | pathlib.Path, config: ModelConfig) -> tuple[Lora, dict[st
                 raise ValueError(f"{folder}: {wrong[0]} is {shape}, the config and r want {sizes[theirs]}")
             used |= set(keys)
             adapter[name + ours] = jnp.asarray(
-                np.stack([safetensors_io.rows(stored[k], 0, stored[k].shape[0]).T for k in keys]).astype(np.float32)
+                np.stack([_finite_rows(k, stored[k]).T for k in keys]).astype(np.float32)
             )
     unused = sorted(set(stored) - used)
     if unused:

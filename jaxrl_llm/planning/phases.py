@@ -99,9 +99,9 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     platform = mesh.devices.flat[0].platform
     attend_fn = attention_kernels.make_attend("auto", platform=platform)
     otherwise = None if attend_fn is attend else attend
-    return on_mesh(
-        mesh, attend_fn, grouped_experts, otherwise, attention_kernels.make_cached("auto", platform=platform)
-    )
+    cached_fn = attention_kernels.make_cached("auto", platform=platform)
+    rows_fn = attention_kernels.make_rows("auto", platform=platform)
+    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:
@@ -128,7 +128,10 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
     policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
     params = _params(policy, jnp.float32)
-    score = partial(score_tokens, policy)
+
+    def score(params: Any, batch: Batch) -> Any:
+        return score_tokens(policy, params, batch)[0]  # no run that scores alone keeps the entropy
+
     return Phase(score, (_abstract(params, rules.shardings(params, mesh)), _batch(work.update_rows, work.length, mesh)))
 
 

@@ -219,7 +219,9 @@ class _Sums:
     def collective(self, computation: str, line: _Line) -> float:
         """Seconds of a collective."""
         size = max(_largest(line.type), sum(map(_size, self.operand_types(computation, line))))
-        return collective_seconds(line.op, size, _parts(line.rest), self.chip)
+        # a sum of which each chip keeps its part is written as the whole sum and a slice, in a computation of this name
+        op = "reduce-scatter" if computation.startswith("all-reduce-scatter") else line.op
+        return collective_seconds(op, size, _parts(line.rest), self.chip)
 
     def inner_collective(self, line: _Line) -> tuple[str, _Line] | None:
         """The collective inside a fusion or an asynchronous call."""

@@ -1,6 +1,7 @@
 """How near to the roof a running step comes: the least seconds of its useful work, over the seconds it took."""
 
 import time
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -57,6 +58,20 @@ def of_device(dtype: Any = jnp.float32) -> Chip:
     return CHIPS[kind] if kind and jnp.dtype(dtype) == jnp.bfloat16 else measured(dtype)
 
 
+def above_roof(share: float, dtype: Any = jnp.float32) -> str:
+    """Why a share of the peak rates is above 1; empty where it is not."""
+    if share <= 1:
+        return ""
+    kind = KINDS.get(jax.devices()[0].device_kind)
+    if kind and jnp.dtype(dtype) == jnp.bfloat16:
+        return f"above 1: fewer bytes were moved than the weights have in {dtype}, at the published rates of {kind}"
+    rates = of_device(dtype)
+    return (
+        f"above 1: the peak was measured here ({rates.flops / 1e9:.3g} GFLOP/s, "
+        f"{rates.bandwidth / 1e9:.3g} GB/s of memory), in a busier moment or beyond the caches, where small ones stay"
+    )
+
+
 def least_seconds(
     config: ModelConfig,
     chip: Chip,
@@ -72,7 +87,7 @@ def least_seconds(
     ``rollout = 2 N sum(prompts) / F + max(responses) max((w + k) / B, 2 N R / F)`` and ``update = 6 N tokens / F``:
     ``N`` parameters that a token meets, ``F`` operations and ``B`` bytes a second of all chips, ``w`` the weights' and
     ``k`` the mean cache's bytes. Attention's own products, recomputation and padding count as nothing, so a share of
-    1 cannot be reached.
+    1 is reached only where the peak was measured too low, or weights stay in a cache: ``above_roof`` says so.
 
     Args:
       prompt_tokens: of each prompt, read once for its group.
@@ -134,6 +149,10 @@ def make_roof(
             sizes=sizes,
             itemsize=jnp.dtype(dtype).itemsize,
         )
-        return {f"roof/{phase}": least[phase] / seconds[phase] for phase in least}
+        shares = {f"roof/{phase}": float(least[phase] / seconds[phase]) for phase in least}
+        for name, share in shares.items():
+            if why := above_roof(share, dtype):
+                warnings.warn(f"{name} is {why}", stacklevel=2)  # shown once
+        return shares
 
     return roof

@@ -104,7 +104,8 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
     """Training and held-out problems, and how answers are judged on the host."""
     sizes = {"train": settings.train_problems, "heldout": settings.eval_problems, "seed": 0}
     if settings.data not in _TASKS:
-        return parts.load_problems(settings.data, **sizes, verifier=settings.verifier, layout=settings.format)
+        how = {"verifier": settings.verifier, "layout": settings.format, "chat": settings.chat}
+        return parts.load_problems(settings.data, **sizes, **how)
     if settings.format != "plain" or settings.verifier or settings.chat:
         raise UserError(f"--format, --verifier and --chat belong to rows of your own, not to --data {settings.data}")
     task, verify, *_ = _TASKS[settings.data]

@@ -183,7 +183,7 @@ def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Giv
     """
     _, root = _place(settings, "appworld:FOLDER", ("appworld",))
     train, held = (agent_formats.appworld(root, split) for split in ("train", "dev"))
-    world = text_games.appworld_world(addresses=settings.servers or ("",))
+    world = text_games.appworld_world(addresses=settings.servers)
 
     def part(problems: list[Problem]) -> Given:
         shown = [p._replace(prompt=APPS + str(p.prompt)) for p in problems]
@@ -226,9 +226,8 @@ def _user(settings: Any) -> endpoints.Chat:
         raise UserError(
             "--data retail: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
         )
-    return endpoints.make_chat(
-        settings.user, settings.user_model, cache=f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
-    )
+    cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
+    return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
 
 
 def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:

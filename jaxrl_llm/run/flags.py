@@ -22,6 +22,11 @@ def spell(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def listed(kind: Any, prog: str) -> str:
+    """The flags of the dataclass ``kind`` as ``--help`` lists them."""
+    return tyro.extras.get_parser(kind, prog=prog).format_help()
+
+
 def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None, names: Iterable[str] = ()) -> Any:
     """An object of the dataclass ``kind`` from the words of a command line; ``--help`` prints and exits with 0.
 

@@ -28,20 +28,25 @@ from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, host_memory, lora_state, parts
 from jaxrl_llm.run.evaluate import Evaluation, evaluate
-from jaxrl_llm.run.records import record, report, transcripts, view
+from jaxrl_llm.run.records import health, record, report, transcripts, view
 from jaxrl_llm.run.records.progress import progress
-from jaxrl_llm.run.settings import Settings, by_device, check, located, parse, run_folder
-from jaxrl_llm.run.stop import Stop
+from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
+from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
 from jaxrl_llm.train.plan import most_parts
+from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
 ADVANTAGES = per_response(group.group_normalized_advantages)
+SHOWN = {
+    "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
+    "roof/rollout": "roof/rollout", "roof/update": "roof/update",
+}  # fmt: skip
 SHOWN_GROUPS = 2  # of a batch, written to be read
 
 
@@ -72,8 +77,8 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
         raise UserError(f"--prompts-per-step {settings.prompts_per_step} exceeds the {prompts} training prompts")
 
     # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
-    warmup = min(10, settings.steps // 2)
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warmup, settings.steps + 1)
+    steps = horizon(settings)
+    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, min(10, steps // 2), steps + 1)
     score = share_prompts(settings.group_size, settings.max_new_tokens)
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
@@ -188,6 +193,7 @@ def make_loop(
         place=None if mesh is None else partial(rules.constrain, mesh=mesh),
         move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
         most_gap=settings.most_gap,
+        most_skipped=settings.most_skipped,
     )
 
 
@@ -226,7 +232,8 @@ def train(
     roof: Callable[..., dict[str, float]],
 ) -> TrainState | None:
     """Runs to the last step with records and checkpoints; None when stopped by Ctrl-C."""
-    stop = Stop()
+    stop, watch = Stop(), health.Health()
+    used = with_spread if settings.filter_groups else None
     if hosts.is_first():
         record.rewind(run / "metrics.jsonl", int(state.step))
         record.rewind(run / view.FILE, int(state.step))
@@ -234,7 +241,8 @@ def train(
     with stop.listening(), progress(settings.steps, start=int(state.step)) as shown:
         for iteration in host.iterations(loop, state, settings.steps):
             state, now = iteration.state, time.monotonic()
-            step, figures = int(state.step), dict(iteration.metrics)
+            step, drawn = int(state.step), iteration.drawn.trajectories
+            figures = health.without_empty(iteration.metrics, drawn, iteration.rewards, used)
             figures |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
             figures["tokens/per_s"] = figures["tokens/generated"] / (now - clock)
             clock = now
@@ -243,17 +251,9 @@ def train(
             if hosts.is_first():
                 record.append_line(run / "metrics.jsonl", {"step": step} | figures)
             stopping = hosts.anywhere(stop.asked)
-            shown.step(
-                step,
-                {
-                    "reward": figures["reward/mean"],
-                    "tokens": figures["length/mean_tokens"],
-                    "gap": figures["kl/sampler_max"],
-                    "tokens/s": figures["tokens/per_s"],
-                    "roof/rollout": figures["roof/rollout"],
-                    "roof/update": figures["roof/update"],
-                },
-            )
+            shown.step(step, {name: figures[key] for name, key in SHOWN.items() if key in figures})
+            for line in watch.see(figures):
+                say(f"step {step}: {line}")
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
             if keep or step == 1:
                 for line in look(state.params, iteration.drawn.trajectories, iteration.rewards, step):
@@ -261,7 +261,7 @@ def train(
                         record.append_line(run / view.FILE, line)
             if keep:
                 checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
-            if stopping and step < settings.steps:
+            if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
                 say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
     return state
@@ -284,6 +284,8 @@ def execute(
     before = measure(model.params)
     say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     state = start_state(settings, online, model, run, mesh, digest)
+    if told := about_schedule(settings):
+        say(told)
     loop = make_loop(settings, model, online, mesh, scorer(tables.train))
     look = transcripts.make_look(
         online.policy,
@@ -331,6 +333,7 @@ def main(settings: Settings) -> int:
         verifier=settings.verifier,
         layout=settings.format,
         bad_rows=settings.bad_rows,
+        chat=settings.chat,
     )
     model = parts.load_model(
         settings.model,
@@ -362,13 +365,18 @@ def main(settings: Settings) -> int:
     except KeyboardInterrupt:
         print(f"stopped; {record.how_to_resume(run)}")
         return 130
+    except NotFinite as error:
+        good = checkpoint.latest(run / "checkpoints")
+        kept = f"the last checkpoint, {good}, is good" if good else "there is no checkpoint yet"
+        raise UserError(f"{error}; {kept}") from error
 
 
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     host_memory.keep_freed_pages()
     try:
-        return main(parse(sys.argv[1:] if arguments is None else arguments))
+        with interruptible():
+            return main(parse(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

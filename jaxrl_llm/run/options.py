@@ -15,7 +15,7 @@ from jaxrl_llm.run import flags, lora_state, parts
 class ModelSettings:
     """Which model, how its numbers are computed and where they lie."""
 
-    model: str = "nano"  # tiny, nano, or a Hugging Face folder
+    model: parts.ModelName = "nano"
     mesh: str = ""  # for example data=2,fsdp=4: where parameters and rows lie; empty: one device
     compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
     remat: bool = False  # recompute layers in the backward pass, for their memory

@@ -8,11 +8,12 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tyro
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -31,8 +32,9 @@ from jaxrl_llm.models import quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached
+from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -40,12 +42,17 @@ from jaxrl_llm.rollout.stop import make_stop_strings
 from jaxrl_llm.rollout.strict import generate_strict
 from jaxrl_llm.run.evaluate import Evaluation
 from jaxrl_llm.tools import calls
+from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train.skipped import check_rewards, name_of
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers, code, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
+ModelName = Annotated[
+    str, tyro.conf.arg(help=f"tiny, nano, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
+]
 SHOWN_BAD_ROWS = 10
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
@@ -95,11 +102,11 @@ class Tables(NamedTuple):
 def policy_maker(mesh: Mesh | None, *, int8_cache: bool = False, attention: str = "xla") -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
-    cached_fn = make_cached(attention)
+    cached_fn, rows_fn = make_cached(attention), make_rows(attention)
     if mesh is None:
-        return partial(make, attend_fn=attend_fn, cached_fn=cached_fn)
+        return partial(make, attend_fn=attend_fn, cached_fn=cached_fn, rows_fn=rows_fn)
     otherwise = None if attend_fn is attend else attend
-    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn))
+    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn))
 
 
 def load_model(
@@ -137,12 +144,26 @@ def load_model(
         raise
     except (ValueError, OSError, KeyError) as error:
         raise UserError(f"--model {name}: {error}") from error
+    if broken := checkpoint.not_finite(params):
+        raise UserError(f"--model {name}: {broken} holds values that are no finite numbers; get the weights again")
     if tokenizer.vocab_size > config.padded_vocab_size:
         raise UserError(
             f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
             f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
         )
     return Model(folder, policy, params, config, tokenizer, mesh)
+
+
+def note_messages(problems: Sequence[Problem], data: str) -> list[str]:
+    """What to say, in at most one line, of prompts that are messages where ``--chat`` is not given."""
+    messages = sum(not isinstance(problem.prompt, str) for problem in problems)
+    if not messages:
+        return []
+    if messages == len(problems):
+        return [f"the prompts of {data} are messages: they go through the chat template of the model, as with --chat"]
+    texts = len(problems) - messages
+    return [f"{messages} prompts of {data} are messages and go through the chat template, {texts} are text and do not; "
+            "give --chat for all"]  # fmt: skip
 
 
 def load_problems(
@@ -154,6 +175,7 @@ def load_problems(
     verifier: str = "",
     layout: str = "plain",
     bad_rows: int = 0,
+    chat: bool = True,
 ) -> tuple[list[Problem], list[Problem], Verifier]:
     """Train and held-out problems of ``countdown``, ``chain`` or a source of rows (10 % held out by hash).
 
@@ -161,6 +183,7 @@ def load_problems(
       verifier: a name in ``VERIFIERS``, for the answers of a file; empty: that of the layout.
       layout: a name in ``formats.FORMATS``: what the columns of a file mean.
       bad_rows: how many rows of a file may be unreadable.
+      chat: prompts that are text go through the chat template too; where they do not, rows of both kinds are noted.
     """
     if data == "countdown":
         # two-number problems are few: three and four numbers fill the tables
@@ -175,6 +198,11 @@ def load_problems(
             more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
             warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=2)
         rows, held = problem_tables.hash_split(found, lambda row: row.identity, data, give="distinct prompts")
+        if len(held) < heldout:
+            fewer = f"--eval-problems {heldout}: {data} has only {len(held)} held out (10 % by hash); all are used"
+            warnings.warn(fewer, stacklevel=2)
+        if told := [] if chat else note_messages(found, data):
+            warnings.warn(told[0], stacklevel=2)
         return rows, held[:heldout], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
     return (
         make(split="train", n=train, seed=seed),
@@ -348,7 +376,10 @@ def make_judge(
 def make_scorer(
     tokenizer: Tokenizer, problems: Sequence[Problem], verifier: Verifier, pool: VerifierPool | None = None
 ) -> Callable[[Trajectories], Rewards]:
-    """Host scorer: ``make_judge`` for what a rollout returned; of several hosts each judges its share of the rows."""
+    """Host scorer: ``make_judge`` for what a rollout returned; of several hosts each judges its share of the rows.
+
+    It raises UserError for a reward that is valid and not finite.
+    """
     judge = make_judge(tokenizer, problems, verifier, pool)
 
     def score(trajectories):
@@ -358,7 +389,9 @@ def make_scorer(
             return dict(zip(("value", "valid"), judge(jax.tree.map(lambda x: x[part], rows)), strict=True))
 
         found = hosts.split_work(len(rows.tokens), share)
-        return Rewards(jnp.asarray(found["value"]), jnp.asarray(found["valid"]))
+        rewards = Rewards(jnp.asarray(found["value"]), jnp.asarray(found["valid"]))
+        check_rewards(rewards, rows.problem_ids, name_of(verifier))  # on every host alike
+        return rewards
 
     return score
 
@@ -383,7 +416,9 @@ def make_callback(
         seen = {name: getattr(trajectories, name) for name in ("tokens", "mask", "problem_ids")}
 
         def answer(arrays):
-            return judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
+            value, valid = judge(trajectories._replace(**{name: np.asarray(x) for name, x in arrays.items()}))
+            check_rewards(Rewards(value, valid), arrays["problem_ids"], name_of(verifier))
+            return value, valid
 
         return Rewards(*jax.pure_callback(answer, shapes, seen, vmap_method="sequential"))
 

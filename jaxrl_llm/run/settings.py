@@ -19,8 +19,8 @@ from jaxrl_llm.run.records import record
 class Settings:
     """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
 
-    model: str = "nano"  # tiny, nano, or a Hugging Face folder (Llama, Qwen2/2.5, Qwen3)
-    # countdown, chain, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    model: parts.ModelName = "nano"
+    # countdown, chain, FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "countdown"
     # the columns of a file; see data.formats
     format: parts.Format = "plain"
@@ -28,6 +28,8 @@ class Settings:
     # empty: that of the format
     verifier: parts.VerifierName = ""
     steps: int = 650  # iterations: one rollout and one update each
+    # steps of the learning rate's warm-up and way down to 0, which a resumed run keeps whatever its --steps; 0: --steps
+    schedule_steps: int = 0
     seed: int = 0
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
@@ -52,6 +54,7 @@ class Settings:
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
     strict: bool = False  # sample by the trainer's own pass: its gap is then exactly 0, at many times the work
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
+    most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
     compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
     remat: bool = False  # recompute layers in the backward pass, for their memory
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
@@ -74,7 +77,8 @@ def check(settings: Settings) -> None:
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
     least |= {"cache_stages": 1, "row_stages": 1}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "group_size": 2}  # the group is its own baseline
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0, "schedule_steps": 0}
+    least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
@@ -178,8 +182,11 @@ def _from_flags(arguments: list[str], default: Settings) -> Settings:
     return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
 
 
+CHANGEABLE = ("resume", "steps", "hosts", "compile_cache", "most_skipped")  # none of them changes what a step computes
+
+
 def parse(arguments: list[str]) -> Settings:
-    """Settings from flags; with ``--resume`` those of the run, of which few may change."""
+    """Settings from flags; with ``--resume`` those of the run, where only ``CHANGEABLE`` ones may change."""
     settings = _from_flags(arguments, Settings())
     if not settings.resume:
         if any(word.partition("=")[0] == "--resume" for word in arguments):
@@ -189,6 +196,22 @@ def parse(arguments: list[str]) -> Settings:
     given = located(_from_flags(arguments, stored))
     for field in dataclasses.fields(Settings):
         old, new = getattr(stored, field.name), getattr(given, field.name)
-        if old != new and field.name not in ("resume", "steps", "hosts", "compile_cache"):
+        if old != new and field.name not in CHANGEABLE:
             raise UserError(f"--resume takes {field.name}={old!r} from the run; drop {flags.spell(field.name)}")
-    return given
+    return dataclasses.replace(given, schedule_steps=horizon(stored))
+
+
+def horizon(settings: Settings) -> int:
+    """Where the learning rate has come down to 0: more steps of a resumed run must not bend its way there."""
+    return settings.schedule_steps or settings.steps
+
+
+def about_schedule(settings: Settings) -> str:
+    """What the steps of a run mean for its learning rate, where they are not those of its schedule; else nothing."""
+    end, steps = horizon(settings), settings.steps
+    if steps > end:
+        return (
+            f"the learning rate of this run comes down to 0 at step {end}: what --steps {steps} adds changes nothing; "
+            "to train on, begin a run with --model RUN/model"
+        )
+    return f"the run stops at step {steps} of the {end} of its learning rate's schedule" if steps < end else ""

@@ -3,15 +3,20 @@
 The solver executes model-written code and answers calls; the checker executes the tests and sees, in the place of the
 program's names, stand-ins that call across. So the tests compare plain data by their own rules: an object that claims
 to equal everything, an early exit or a rewritten ``assert`` reaches nothing on the other side. Arguments are copies:
-what a program does to them does not change what the tests compare with.
+what a program does to them does not change what the tests compare with, unless the call returns None, as functions do
+that work in place. Functions of the tests that are handed to the program run on their own side.
 """
 
 import ast
 import builtins
+import collections
+import functools
 import importlib
 import io
 import itertools
 import json
+import math
+import operator
 import os
 import sys
 import traceback
@@ -108,35 +113,40 @@ class _Line:
             raise Unreadable("not a message") from error
 
 
-def solve(source: str, reading: int, writing: int) -> int:
-    """Executes a program and answers calls of its functions until the other side closes."""
-    line, objects = _Line(reading, writing), []
-    space: dict[str, Any] = {"__name__": "program"}
-    failed: BaseException | None = None
-    try:
-        exec(compile(source, "<program>", "exec"), space)
-    except BaseException as error:  # also SystemExit: the tests go on and find what is missing
-        failed = error
+class Foreign(Exception):
+    """Marks exceptions that the other side raised, whatever their other type."""
 
-    def keep(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
 
-    while True:
-        try:
-            request = line.receive()
-        except EOFError:
-            return 0
-        try:
-            if failed is not None:
-                raise failed
-            reply = _answer(request, space, objects, keep)
-        except BaseException as error:
-            reply = {"raised": type(error).__name__, "text": _text(error)}
-        try:
-            line.send(reply)
-        except (Unreadable, TypeError, ValueError) as error:
-            line.send({"raised": "ValueError", "text": _text(error)})
+class Gone(BaseException):
+    """The other side ended or talks nonsense; no ``except Exception`` of a test hides it."""
+
+
+def _raising(error: BaseException) -> dict[str, Any]:
+    """An exception as a message: its name, its text, and what ``except`` catches it."""
+    text = error.args[0] if len(error.args) == 1 and type(error.args[0]) is str else _text(error)
+    return {"raised": type(error).__name__, "kind": _kind(type(error)), "text": text[:300]}
+
+
+def _kind(error: type) -> str:
+    """The builtin exception that is next of kin."""
+    return next(kind.__name__ for kind in error.__mro__ if getattr(builtins, kind.__name__, None) is kind)
+
+
+def _exception(name: str, kind: str) -> type[Exception]:
+    """The class of exceptions of that name, which is caught as ``kind``."""
+    base = getattr(builtins, kind, None)
+    plain = isinstance(base, type) and issubclass(base, Exception) and not issubclass(base, UnicodeError)
+    return _exception_class(name, base if plain else RuntimeError)
+
+
+@functools.cache
+def _exception_class(name: str, base: type[Exception]) -> type[Exception]:
+    return type(name, (base, Foreign), {})
+
+
+def _raised(reply: dict[str, Any]) -> Exception:
+    name, kind, text = (str(reply.get(key, "")) for key in ("raised", "kind", "text"))
+    return _exception(name, kind)(text)
 
 
 def _text(error: BaseException) -> str:
@@ -146,24 +156,143 @@ def _text(error: BaseException) -> str:
         return "an error whose text raises"
 
 
-def _answer(request: dict, space: dict[str, Any], objects: list, keep: Callable[[Any], int]) -> dict[str, Any]:
-    target, *path = request["target"]
-    value = space[target] if isinstance(target, str) else objects[target]
-    for name in path:
-        value = getattr(value, name)
-    if request["do"] == "get":
-        return {"value": encode(value, keep)}
-    if request["do"] == "take":
-        taken = list(itertools.islice(value, CHUNK))
-        return {"value": encode(taken, keep)}
-    if request["do"] == "iterate":
-        return {"value": encode([iter(value)], keep)}
-    arguments, named = decode(request["given"], objects.__getitem__)
-    return {"value": encode(value(*arguments, **named), keep)}
+# operations that cross over. Those of two operands have both on the other side: an object of the program that is
+# compared with a value of the tests would learn what is expected, and could equal it
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "len": len, "bool": bool, "str": str, "repr": repr, "hash": hash, "next": next, "abs": abs, "neg": operator.neg,
+    "pos": operator.pos, "invert": operator.invert, "int": int, "float": float, "complex": complex,
+    "index": operator.index, "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
+    "format": format, "reversed": reversed, "getitem": operator.getitem, "setitem": operator.setitem,
+    "delitem": operator.delitem, "setattr": setattr, "delattr": delattr, "isinstance": isinstance,
+    "issubclass": issubclass, "enter": lambda x: type(x).__enter__(x), "exit": lambda x, *e: type(x).__exit__(x, *e),
+}  # fmt: skip
+_PAIRS = {
+    "__eq__": operator.eq, "__ne__": operator.ne, "__lt__": operator.lt, "__le__": operator.le, "__gt__": operator.gt,
+    "__ge__": operator.ge, "__add__": operator.add, "__sub__": operator.sub, "__mul__": operator.mul,
+    "__truediv__": operator.truediv, "__floordiv__": operator.floordiv, "__mod__": operator.mod,
+    "__matmul__": operator.matmul, "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
+}  # fmt: skip
+# builtin types mean the same on both sides
+_TYPES = frozenset({int, float, complex, str, bytes, bool, list, tuple, set, frozenset, dict, range})
+
+
+class _Callback:
+    """In the program, a function of the tests: it runs on their side."""
+
+    def __init__(self, solver: "_Solver", number: int):
+        self._solver, self._number = solver, number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._solver.call_back(self._number, arguments, named)
+
+
+class _Solver:
+    """The program's side: what its names mean, and the objects that the tests hold."""
+
+    def __init__(self, line: _Line, space: dict[str, Any], failed: BaseException | None):
+        self.line, self.space, self.failed = line, space, failed
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}  # of an object by its id: the same object is the same number
+        self.callbacks: dict[int, _Callback] = {}
+
+    def keep(self, value: Any) -> Any:
+        """The reference of an object."""
+        if isinstance(value, _Callback):
+            return ["tests", value._number]
+        if isinstance(value, type) and value in _TYPES:
+            return ["builtin", value.__name__]
+        if id(value) not in self.numbers:
+            self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
+        return self.numbers[id(value)]
+
+    def held(self, reference: Any) -> Any:
+        """The object of a reference."""
+        if isinstance(reference, int):
+            return self.objects[reference]
+        kind, *rest = reference
+        if kind == "tests":
+            return self.callbacks.setdefault(rest[0], _Callback(self, rest[0]))
+        return getattr(builtins, rest[0]) if kind == "builtin" else self.target(rest)
+
+    def target(self, path: list) -> Any:
+        """The object of a name or number and of attributes after it."""
+        value = self.space[path[0]] if isinstance(path[0], str) else self.objects[path[0]]
+        for name in path[1:]:
+            value = getattr(value, name)
+        return value
+
+    def until(self, ended: str) -> Any:
+        """Answers requests until a message has the key ``ended``, which it returns.
+
+        Raises:
+          EOFError: when the other side ended.
+        """
+        while True:
+            message = self.line.receive()
+            if ended in message:
+                return message
+            try:
+                if self.failed is not None:
+                    raise self.failed
+                reply = self._answer(message)
+            except EOFError:
+                raise
+            except BaseException as error:
+                reply = _raising(error)
+            try:
+                self.line.send(reply)
+            except (Unreadable, TypeError, ValueError) as error:
+                self.line.send({"raised": "ValueError", "kind": "ValueError", "text": _text(error)})
+
+    def _answer(self, request: dict) -> dict[str, Any]:
+        value, given = self.target(request["target"]), request["given"]
+        if request["do"] == "get":
+            if isinstance(value, type) and issubclass(value, Exception):
+                return {"exception": value.__name__, "kind": _kind(value)}
+            return {"value": encode(value, self.keep)}
+        arguments, named = decode(given, self.held)
+        if request["do"] == "take":
+            return {"value": encode(list(itertools.islice(value, *arguments)), self.keep)}
+        if request["do"] == "iterate":
+            return {"value": encode([iter(value)], self.keep)}
+        if request["do"] != "call":
+            operation = _OPERATIONS.get(request["do"]) or _PAIRS[request["do"]]
+            return {"value": encode(operation(value, *arguments), self.keep)}
+        result = value(*arguments, **named)
+        reply = {"value": encode(result, self.keep)}
+        if result is None:  # as what works in place returns; then the tests see what it did
+            after = encode((arguments, named), self.keep)
+            if after != given:
+                reply["after"] = after
+        return reply
+
+    def call_back(self, number: int, arguments: tuple, named: dict[str, Any]) -> Any:
+        """Calls a function of the tests, and answers what that one asks meanwhile."""
+        self.line.send({"callback": number, "given": encode((list(arguments), named), self.keep)})
+        reply = self.until("called")
+        if "raised" in reply:
+            raise _raised(reply)
+        return decode(reply["called"], self.held)
+
+
+def solve(source: str, reading: int, writing: int) -> int:
+    """Executes a program and answers calls of its functions until the other side closes."""
+    space: dict[str, Any] = {"__name__": "program"}
+    failed: BaseException | None = None
+    try:
+        exec(compile(source, "<program>", "exec"), space)
+    except BaseException as error:  # also SystemExit: the tests go on and find what is missing
+        failed = error
+    try:
+        _Solver(_Line(reading, writing), space, failed).until("end")
+    except EOFError:
+        return 0
+    return 1
 
 
 class StandIn:
-    """In the tests, an object of the program: calls and attributes cross over, comparisons do not."""
+    """In the tests, an object of the program: what is done with it crosses over, comparisons with values do not."""
 
     __slots__ = ("_ask", "_path")
 
@@ -172,77 +301,166 @@ class StandIn:
         object.__setattr__(self, "_path", path)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._ask("call", self._path, (list(arguments), named))
+        return self._ask("call", self._path, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and name not in ("__name__", "__doc__", "__dict__"):
             raise AttributeError(name)
         return self._ask("get", [*self._path, name])
 
     def __iter__(self) -> Iterator[Any]:
         iterator = self._ask("iterate", self._path)[0]
+        left, wanted = _ahead(iterator), 1
         while True:
-            chunk = self._ask("take", iterator._path)
-            yield from chunk
-            if len(chunk) < CHUNK:
+            while left:
+                yield left.popleft()
+            chunk = self._ask("take", iterator._path, (wanted,))
+            left.extend(chunk)
+            if len(chunk) < wanted and not left:
                 return
+            wanted = min(2 * wanted, CHUNK)
 
-    def __len__(self) -> int:
-        return self._ask("call", [*self._path, "__len__"], ([], {}))
+    def __next__(self) -> Any:
+        left = _ahead(self)
+        return left.popleft() if left else self._ask("next", self._path)
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._ask("call", [*self._path, "__getitem__"], ([key], {}))
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> Any:
+        return self._ask("exit", self._path, (None, None, None))
 
-    def __bool__(self) -> bool:
-        return True
+    def __instancecheck__(self, value: Any) -> bool:
+        return isinstance(value, StandIn) and self._ask("isinstance", value._path, (self,))
 
-    def __repr__(self) -> str:
-        return "<an object of the program>"
-
-
-class Gone(BaseException):
-    """The solver ended or talks nonsense; no ``except Exception`` of a test hides it."""
+    def __subclasscheck__(self, value: Any) -> bool:
+        return isinstance(value, StandIn) and self._ask("issubclass", value._path, (self,))
 
 
-def _asker(line: _Line) -> Callable[..., Any]:
-    def number_of(value: Any) -> int:
-        if isinstance(value, StandIn) and len(value._path) == 1 and isinstance(value._path[0], int):
-            return value._path[0]
-        raise TypeError(f"a {type(value).__name__} of the tests cannot be handed to the program")
+def _ahead(iterator: StandIn) -> collections.deque:
+    """What was fetched of an iterator and not yet used, whoever uses it."""
+    return iterator._ask.__self__.ahead.setdefault(tuple(iterator._path), collections.deque())
 
-    def held(number: int) -> StandIn:
-        return StandIn(ask, [number])
 
-    def ask(do: str, path: list, given: tuple[list, dict] | None = None) -> Any:
-        sent = None if given is None else encode(given, number_of)
+def _cross(name: str, operation: str) -> Callable[..., Any]:
+    def method(self: StandIn, *arguments: Any) -> Any:
+        return self._ask(operation, self._path, arguments)
+
+    method.__name__ = name
+    return method
+
+
+def _cross_pair(name: str) -> Callable[..., Any]:
+    def method(self: StandIn, other: Any) -> Any:
+        if not isinstance(other, StandIn):
+            return NotImplemented
+        return self._ask(name, self._path, (other,))
+
+    method.__name__ = name
+    return method
+
+
+for _name in _OPERATIONS:
+    if f"__{_name}__" not in StandIn.__dict__ and _name not in ("isinstance", "issubclass"):
+        setattr(StandIn, f"__{_name}__", _cross(f"__{_name}__", _name))
+for _name in _PAIRS:
+    setattr(StandIn, _name, _cross_pair(_name))
+
+
+class _Asker:
+    """The tests' side: asks the program, and runs functions of the tests that the program calls."""
+
+    def __init__(self, line: _Line):
+        self.line = line
+        self.mine: list[Callable[..., Any]] = []
+        self.ahead: dict[tuple, collections.deque] = {}  # by the path of an iterator
+
+    def reference(self, value: Any) -> Any:
+        """What stands for an object that is handed to the program: one of its own, a type, or a function."""
+        if isinstance(value, StandIn):
+            path = value._path
+            return path[0] if len(path) == 1 and isinstance(path[0], int) else ["path", *path]
+        if isinstance(value, type) and value in _TYPES:
+            return ["builtin", value.__name__]
+        if not callable(value):
+            raise TypeError(f"a {type(value).__name__} of the tests cannot be handed to the program")
+        self.mine.append(value)
+        return ["tests", len(self.mine) - 1]
+
+    def held(self, reference: Any) -> Any:
+        """What a reference of the program stands for."""
+        if isinstance(reference, int):
+            return StandIn(self.ask, [reference])
+        kind, what = reference
+        if kind == "tests" and type(what) is int and what >= 0:
+            return self.mine[what]
+        return {kind.__name__: kind for kind in _TYPES}[what]
+
+    def ask(self, do: str, path: list, arguments: tuple = (), named: dict[str, Any] | None = None) -> Any:
+        """The program's answer.
+
+        Raises:
+          Gone: when there is none.
+          Foreign: what the program raised.
+        """
+        given = (list(arguments), named or {})
+        sent = encode(given, self.reference)
         try:
-            line.send({"do": do, "target": path, "given": sent})
-            reply = line.receive()
-            if not isinstance(reply, dict):
-                raise Unreadable("not a reply")
+            self.line.send({"do": do, "target": path, "given": sent})
+            while "callback" in (reply := self._message()):
+                self.line.send(self._called(reply))
+            if "exception" in reply:
+                return _exception(str(reply["exception"]), str(reply.get("kind")))
             if "raised" in reply:
-                raise _raised(str(reply["raised"]), str(reply.get("text", "")))
-            value = decode(reply["value"], held)
+                raise _raised(reply)
+            value = decode(reply["value"], self.held)
             if do in ("take", "iterate") and not isinstance(value, list):
                 raise Unreadable("not a list")
+            if "after" in reply:
+                _adopt(given, decode(reply["after"], self.held))
             return value
         except (EOFError, OSError, Unreadable, KeyError, IndexError) as error:
-            if isinstance(error, _Foreign):
+            if isinstance(error, Foreign):
                 raise
             raise Gone(f"the program ended: {error}") from error
 
-    return ask
+    def _message(self) -> dict[str, Any]:
+        reply = self.line.receive()
+        if not isinstance(reply, dict):
+            raise Unreadable("not a reply")
+        return reply
+
+    def _called(self, message: dict[str, Any]) -> dict[str, Any]:
+        number = message["callback"]
+        arguments, named = decode(message["given"], self.held)
+        if type(number) is not int or number < 0:
+            raise Unreadable("no function of the tests")
+        function = self.mine[number]
+        try:
+            return {"called": encode(function(*arguments, **named), self.reference)}
+        except Exception as error:
+            return {"called": None} | _raising(error)
 
 
-class _Foreign(Exception):
-    """Marks exceptions that the program raised, whatever their other type."""
-
-
-def _raised(name: str, text: str) -> Exception:
-    kind = getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)) or issubclass(kind, UnicodeError):
-        kind, text = RuntimeError, f"{name}: {text}"
-    return type(name, (kind, _Foreign), {})(text)
+def _adopt(old: Any, new: Any) -> Any:
+    """Makes a container of the tests what the program made of its copy; what it holds now."""
+    if isinstance(old, list) and isinstance(new, list):
+        old[:] = [*(_adopt(a, b) for a, b in zip(old, new, strict=False)), *new[len(old) :]]
+    elif isinstance(old, dict) and isinstance(new, dict):
+        merged = {key: _adopt(old[key], value) if key in old else value for key, value in new.items()}
+        old.clear()
+        old.update(merged)
+    elif isinstance(old, set) and isinstance(new, set):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, bytearray) and isinstance(new, bytearray):
+        old[:] = new
+    elif isinstance(old, collections.deque) and isinstance(new, collections.deque):
+        old.clear()
+        old.extend(new)
+    elif isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        changed = tuple(_adopt(a, b) for a, b in zip(old, new, strict=True))
+        return old if all(a is b for a, b in zip(old, changed, strict=True)) else new
+    else:
+        return new
+    return old
 
 
 def _free_names(source: str) -> set[str]:
@@ -266,7 +484,7 @@ def _bring(name: str, space: dict[str, Any], ask: Callable[..., Any]) -> None:
     """The program's value of a name, or a stand-in for it."""
     try:
         value = ask("get", [name])
-    except _Foreign as error:
+    except Foreign as error:
         if isinstance(error, KeyError):
             return  # the program has no such name: the test that needs it fails
         raise
@@ -275,7 +493,7 @@ def _bring(name: str, space: dict[str, Any], ask: Callable[..., Any]) -> None:
 
 def check(setup: str, entries: list[str], checks: list[str], reading: int, writing: int) -> dict[str, Any]:
     """Executes each check against the program on the other side; which passed, and why the first other did not."""
-    ask = _asker(_Line(reading, writing))
+    ask = _Asker(_Line(reading, writing)).ask
     passed: list[bool] = []
     reason = ""
     for source in checks:

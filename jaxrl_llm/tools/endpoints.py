@@ -1,37 +1,92 @@
 """Models behind an OpenAI-compatible address as simulated users, judges or teachers: cached, bounded, replayable.
 
-A ``Chat`` is ``messages -> text``; what uses one takes any such function, so that a scripted one stands in for a model
-in tests and small experiments. Every reply is kept on disk: the same question is paid for once, and a recorded file
-replays a run without a network.
+A ``Chat`` is ``(messages, draw) -> text``, where another draw is another sample of the same question; what uses one
+takes any such function, so that a scripted one stands in for a model in tests and small experiments. Every reply is
+kept on disk: the same question is paid for once, and a recorded file replays a run without a network.
 """
 
+import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
+import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import DataError, UserError, extra_module
+from jaxrl_llm.errors import DataError, RunStopped, UserError, extra_module
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 Messages = Sequence[dict[str, str]]  # role and content, as chat templates take them
-Chat = Callable[[Messages], str]
+Chat = Callable[..., str]
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # between questions to a lost endpoint
 
 
 class Unanswered(RuntimeError):
-    """No reply: the endpoint failed after all retries, the budget is spent, or a replay lacks the question."""
+    """No reply to this question: the endpoint refuses it, or a replay lacks it."""
 
 
 class Budget(NamedTuple):
-    """What all questions together may cost, and how long one may take."""
+    """What all questions together may cost, and how they are asked."""
 
-    requests: int = 10_000
-    tokens: int = 10_000_000  # prompts and replies, as the endpoint counts them
+    requests: int = 1_000_000  # answered ones; 0: any number
+    tokens: int = 0  # prompts and replies, as the endpoint counts them; 0: any number
     timeout_s: float = 60.0  # of one try
-    retries: int = 4  # after time-outs, lost connections, 429 and 5xx, with growing pauses
+    retries: int = 4  # by the client, after time-outs, lost connections, 429 and 5xx, with growing pauses
+    concurrency: int = 16  # questions under way at once
+    patience_s: float = 0.0  # how long a lost endpoint is waited for before the run stops; 0: for ever
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Flags of a run that asks a model behind an address: how it samples, what it may cost, how long it is missed.
+
+    Temperature 1 is what tau-bench's users have: its simulation names none, and an OpenAI-compatible server then takes
+    1; every talk is a draw of its own. tau2-bench sets 0.
+    """
+
+    endpoint_temperature: float = 1.0
+    endpoint_seed: int = 0  # other seeds, other replies
+    endpoint_reply_tokens: int = 512  # of one reply, at most
+    endpoint_requests: int = 1_000_000  # answered ones in a run, after which it stops; 0: any number
+    endpoint_tokens: int = 0  # prompts and replies of a run, after which it stops; 0: any number
+    endpoint_concurrency: int = 16  # questions under way at once
+    endpoint_timeout_s: float = 60.0  # of one try
+    endpoint_patience_s: float = 0.0  # how long a run waits for a lost endpoint before it stops; 0: for ever
+
+
+def check(settings: Settings) -> None:
+    """Raises UserError for a number out of range."""
+    least = {"seed": 0, "reply_tokens": 1, "requests": 0, "tokens": 0, "concurrency": 1}
+    for name, lowest in least.items():
+        if (value := getattr(settings, f"endpoint_{name}")) < lowest:
+            raise UserError(f"--endpoint-{name.replace('_', '-')} {value} must be at least {lowest}")
+    for name in ("temperature", "timeout_s", "patience_s"):
+        value = getattr(settings, f"endpoint_{name}")
+        if not (0 <= value < math.inf) or (name == "timeout_s" and value == 0):
+            least_of = "positive" if name == "timeout_s" else "at least 0"
+            raise UserError(f"--endpoint-{name.replace('_', '-')} {value} must be {least_of} and finite")
+
+
+def from_settings(settings: Settings, address: str, model: str, *, cache: str | pathlib.Path) -> Chat:
+    """``make_chat`` by the flags of a run.
+
+    Raises:
+      UserError: as ``check`` and ``make_chat``.
+    """
+    check(settings)
+    budget = Budget(
+        settings.endpoint_requests, settings.endpoint_tokens, settings.endpoint_timeout_s,
+        concurrency=settings.endpoint_concurrency, patience_s=settings.endpoint_patience_s,
+    )  # fmt: skip
+    return make_chat(
+        address, model, cache=cache, budget=budget, temperature=settings.endpoint_temperature,
+        max_tokens=settings.endpoint_reply_tokens, seed=settings.endpoint_seed,
+    )  # fmt: skip
 
 
 class Cache:
@@ -79,6 +134,102 @@ def _client(address: str, budget: Budget, key_variable: str):
     )
 
 
+class _Line:
+    """The connection of one ``Chat``: what it has cost, and whether it is lost. Used by many threads."""
+
+    def __init__(self, client: Any, name: str, budget: Budget, tell: Callable[[str], None]):
+        self.client, self.name, self.budget, self.tell = client, name, budget, tell
+        self.lock, self.gate = threading.Lock(), threading.Semaphore(budget.concurrency)
+        self.requests = self.tokens = 0
+        self.reached, self.lost_at = False, None
+
+    def reserve(self) -> None:
+        """Raises RunStopped where the budget is spent."""
+        with self.lock:
+            for kind, spent, most in (("requests", self.requests, self.budget.requests),
+                                      ("tokens", self.tokens, self.budget.tokens)):  # fmt: skip
+                if most and spent >= most:
+                    raise RunStopped(
+                        f"the budget of {self.name} is spent: {self.requests} requests, {self.tokens} tokens; raise "
+                        f"--endpoint-{kind} {most} and run again: replies that were paid for are kept"
+                    )
+            self.requests += 1
+
+    def refund(self) -> None:
+        with self.lock:
+            self.requests -= 1
+
+    def back(self, tokens: int) -> None:
+        """A reply came."""
+        with self.lock:
+            self.tokens, self.reached, lost_at, self.lost_at = self.tokens + tokens, True, self.lost_at, None
+            if lost_at is not None:
+                self.tell(f"{self.name} answers again after {time.monotonic() - lost_at:.0f} s; the run goes on")
+
+    def lost(self, error: Exception) -> None:
+        """No reply came, and another try may help; says so once.
+
+        Raises:
+          RunStopped: where there never was one, or the patience is at its end.
+        """
+        with self.lock:
+            if not self.reached:
+                raise RunStopped(
+                    f"{self.name} does not answer ({_said(error)}); start it, or correct the address"
+                ) from error
+            if self.lost_at is None:
+                self.lost_at = time.monotonic()
+                self.tell(f"{self.name} is lost ({_said(error)}); the run waits and asks again")
+            waited, most = time.monotonic() - self.lost_at, self.budget.patience_s
+            if most and waited > most:
+                raise RunStopped(
+                    f"{self.name} was lost for more than --endpoint-patience-s {most:g} ({_said(error)}); run again "
+                    "when it is back: replies that were paid for are kept"
+                ) from error
+
+    def ask(self, request: dict[str, Any]) -> str:
+        """The reply, however long it takes.
+
+        Raises:
+          Unanswered: where the endpoint refuses the question; RunStopped as ``reserve`` and ``lost``, and where it
+            refuses us.
+        """
+        import openai
+
+        pause = FIRST_PAUSE_S
+        while True:
+            self.reserve()
+            try:
+                with self.gate:
+                    reply = self.client.chat.completions.create(**request)
+            except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+                self.refund()
+                raise Unanswered(f"{self.name}: {_said(error)}") from error
+            except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+                self.refund()
+                raise RunStopped(f"{self.name}: {_said(error)}; check the address, the model's name and the key"
+                                 ) from error  # fmt: skip
+            except openai.OpenAIError as error:
+                self.refund()
+                self.lost(error)
+                time.sleep(pause)
+                pause = min(2 * pause, MOST_PAUSE_S)
+                continue
+            self.back(reply.usage.total_tokens if reply.usage else request["max_tokens"])
+            text = reply.choices[0].message.content if reply.choices else None
+            if text is None:
+                raise Unanswered(f"{self.name}: a reply without text")
+            return text
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def _tell(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
+
+
 def make_chat(
     address: str,
     model: str,
@@ -90,53 +241,47 @@ def make_chat(
     seed: int = 0,
     key_variable: str = "OPENAI_API_KEY",
     replay: bool = False,
+    tell: Callable[[str], None] = _tell,
 ) -> Chat:
-    """A model behind ``address`` (``https://HOST/v1``) as ``messages -> text``; may be called from several threads.
+    """A model behind ``address`` (``https://HOST/v1``) as ``(messages, draw=0) -> text``, for any number of threads.
+
+    An endpoint that has answered and then does not is waited for, with growing pauses; that is told once, and once
+    more when it is back.
 
     Args:
       cache: file of replies, read first and added to.
+      temperature: above 0, other draws of the same question are other samples.
       seed: part of the question, so that other seeds get other replies from a model that samples.
       key_variable: environment variable that holds the key; it is written nowhere.
       replay: answer from the file alone.
+      tell: what happens to the endpoint, in a line.
 
     Raises:
-      UserError: for a missing package or key, or a cache that cannot be used; ``chat`` raises ``Unanswered``.
+      UserError: for a missing package or key, or a cache that cannot be used; ``chat`` raises ``Unanswered``, and
+        ``RunStopped`` where the budget is spent, the patience at its end, or nothing ever answered at the address.
     """
-    kept, lock = Cache(cache), threading.Lock()
-    spent = {"requests": 0, "tokens": 0}
-    client = None if replay else _client(address, budget, key_variable)
+    kept = Cache(cache)
+    line = None if replay else _Line(_client(address, budget, key_variable), f"{model} at {address}", budget, tell)
 
-    def ask(request: dict[str, Any]) -> str:
-        import openai
-
-        with lock:
-            if spent["requests"] >= budget.requests or spent["tokens"] >= budget.tokens:
-                raise Unanswered(f"the budget is spent: {spent['requests']} requests, {spent['tokens']} tokens")
-            spent["requests"] += 1
-        try:
-            reply = client.chat.completions.create(**request)
-        except openai.OpenAIError as error:
-            raise Unanswered(f"{model} at {address}: {type(error).__name__}: {error}") from error
-        with lock:
-            spent["tokens"] += reply.usage.total_tokens if reply.usage else max_tokens
-        text = reply.choices[0].message.content if reply.choices else None
-        if text is None:
-            raise Unanswered(f"{model} at {address}: a reply without text")
-        return text
-
-    def chat(messages: Messages) -> str:
+    def chat(messages: Messages, draw: int = 0) -> str:
         request = {"model": model, "messages": [dict(m) for m in messages], "temperature": temperature,
-                   "max_tokens": max_tokens, "seed": seed}  # fmt: skip
+                   "max_tokens": max_tokens, "seed": (seed + draw if temperature > 0 else seed) % 2**31}  # fmt: skip
         key = key_of(request)
         if key in kept.replies:
             return kept.replies[key]
-        if replay:
+        if line is None:
             raise Unanswered(f"{cache} holds no reply to {json.dumps(request['messages'][-1:])[:200]}; drop replay")
-        text = ask(request)
+        text = line.ask(request)
         kept.keep(key, request, text)
         return text
 
     return chat
+
+
+def draw_of(seed: Any) -> int:
+    """The draw of an episode with this seed (two 32-bit numbers), below 2**31."""
+    first, second = (int(x) for x in seed[:2])
+    return (first ^ second * 0x9E3779B1) % 2**31
 
 
 def ask_all(chat: Chat, conversations: Sequence[Messages], *, workers: int = 8) -> list[str | None]:

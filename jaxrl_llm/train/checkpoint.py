@@ -77,6 +77,26 @@ def _sync(path: pathlib.Path) -> None:
         os.close(handle)
 
 
+@jax.jit
+def _finite_leaves(params: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)) if jnp.issubdtype(x.dtype, jnp.inexact) else True, params)
+
+
+def not_finite(params: Any) -> str:
+    """The first weights with a value that is NaN or infinite, by their place in the tree; empty: there are none."""
+    found = jax.tree_util.tree_leaves_with_path(_finite_leaves(params))
+    return next(("/".join(map(_name, path)) for path, finite in found if not bool(finite)), "")
+
+
+def check_finite(state: TrainState) -> None:
+    """Raises UserError for parameters that no run can go on from: they would take the place of good ones."""
+    if broken := not_finite(state.params):
+        raise UserError(
+            f"no checkpoint at step {int(state.step)}: {broken} of the parameters is not finite; lower the learning "
+            "rate and begin anew, or --resume the run from its last checkpoint, which is intact"
+        )
+
+
 def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: dict[str, Any] | None = None) -> None:
     """Writes ``folder/step_<step>`` and removes all but the newest ``keep``.
 
@@ -84,8 +104,10 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
       note: small JSON facts stored beside the arrays (data file hash, settings).
 
     Raises:
-      UserError: when the disk is full or not writable; older checkpoints stay intact.
+      UserError: when the disk is full or not writable, or the parameters are not finite; older checkpoints stay
+        intact.
     """
+    check_finite(state)
     folder = pathlib.Path(folder).absolute()
     hosts.agree("checkpoint", {"step": int(state.step), "note": note or {}})
     final = folder / f"step_{int(state.step):08d}"

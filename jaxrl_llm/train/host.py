@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.rollout.host.driver import HostEpisodes
-from jaxrl_llm.train import parity
+from jaxrl_llm.train import parity, skipped
 from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
 from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
 
@@ -36,6 +36,7 @@ class HostLoop(NamedTuple):
     score: Scorer
     compiled: Callable[[], int]  # programs so far
     most_gap: float = 0.0  # between the log-probabilities of sampler and trainer; 0: any
+    most_skipped: int = skipped.MOST  # updates in a row that are not finite, see ``train.skipped``; 0: any number
 
 
 def make_host_loop(
@@ -46,6 +47,7 @@ def make_host_loop(
     world: HostEpisodes | None = None,
     move: Move | None = None,
     most_gap: float = 0.0,
+    most_skipped: int = skipped.MOST,
 ) -> HostLoop:
     """Compiles lazily.
 
@@ -58,6 +60,7 @@ def make_host_loop(
         of the rollout, its figures among the metrics of a step. None: the rollout reads the weights that train.
       most_gap: a step whose sampler lies further from the trainer, in nats at the worst token, stops the run with a
         UserError; 0: none does.
+      most_skipped: so many updates in a row that are not finite stop the run with a UserError; 0: none does.
     """
     if score is None:
         device_score = jax.jit(lambda trajectories: online.score(answers_of(online, trajectories), trajectories))
@@ -83,7 +86,19 @@ def make_host_loop(
         programs = [first, last, roll, *([] if move is None else [move.program])]
         return sum(program._cache_size() for program in programs) + (0 if world is None else world.compiled())
 
-    return HostLoop(begun if apart else first, last, score, compiled, most_gap)
+    return HostLoop(begun if apart else first, last, judged(score), compiled, most_gap, most_skipped)
+
+
+def judged(score: Scorer) -> Scorer:
+    """The same scorer; a reward that is valid and not finite is a UserError that names its row."""
+    who = skipped.name_of(score)
+
+    def checked(trajectories: Trajectories) -> Rewards:
+        rewards = score(trajectories)
+        skipped.check_rewards(rewards, trajectories.problem_ids, who)
+        return rewards
+
+    return checked
 
 
 def with_figures(metrics: Metrics, drawn: Drawn) -> dict[str, float]:
@@ -92,7 +107,13 @@ def with_figures(metrics: Metrics, drawn: Drawn) -> dict[str, float]:
 
 
 def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iteration]:
-    """Runs until ``state.step`` reaches ``steps``, yielding after every update."""
+    """Runs until ``state.step`` reaches ``steps``, yielding after every update.
+
+    Raises:
+      UserError: for a reward that is not finite, a gap beyond ``most_gap``, or ``most_skipped`` updates in a row that
+        were not finite.
+    """
+    streak = skipped.Streak(loop.most_skipped)
     while int(state.step) < steps:
         times = [time.monotonic()]
         drawn = jax.block_until_ready(loop.begin(state))
@@ -106,6 +127,7 @@ def iterations(loop: HostLoop, state: TrainState, steps: int) -> Iterator[Iterat
         times.append(time.monotonic())
         seconds = dict(zip(("rollout", "score", "update"), np.diff(times).tolist(), strict=True))
         yield Iteration(state, figures, drawn, rewards, loop.compiled(), seconds)
+        streak.see(figures, int(state.step))  # after the yield: the step that ends the run is in its records
 
 
 def run(loop: HostLoop, state: TrainState, steps: int) -> tuple[TrainState, list[dict[str, float]]]:

@@ -151,7 +151,8 @@ def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) ->
 
 def _prompt_means(online: Online, rewards: Rewards) -> tuple[Array, Array]:
     value = rewards.value.reshape(online.prompts_per_step, online.group_size)
-    valid = rewards.valid.reshape(online.prompts_per_step, online.group_size)
+    # one score that is no number must not stay in a curriculum for good
+    valid = (rewards.valid & jnp.isfinite(rewards.value)).reshape(value.shape)
     count = jnp.sum(valid.astype(jnp.float32), axis=1)
     return jnp.sum(jnp.where(valid, value, 0.0), axis=1) / jnp.maximum(count, 1.0), count > 0
 

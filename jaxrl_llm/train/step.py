@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.train import parity
+from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
 BASE = "base"  # of an adapted policy: the weights that do not train
@@ -106,6 +107,11 @@ def _added(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Par
     return jax.lax.scan(body, _nothing(grad_fn, params, parts), parts)[0]
 
 
+def chosen(finite: Array, new: Any, old: Any) -> Any:
+    """Every leaf of ``new`` where ``finite``, else that of ``old``: nothing of a bad update is left behind."""
+    return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
+
+
 def trained_part(params: Params, trained: str) -> Params:
     """What the optimiser sees: all of ``params``, but of every ``{"base": ..., trained: ...}`` only ``trained``.
 
@@ -143,7 +149,9 @@ def make_update(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds ``(state, batch) -> (state, metrics)``; jit it with the state donated.
 
-    The step counter is left alone: it counts iterations, the loop advances it.
+    The step counter is left alone: it counts iterations, the loop advances it. An update whose loss or gradient is not
+    finite changes nothing, neither parameters nor optimiser nor average, and is counted in ``update/skipped``;
+    ``train.skipped`` ends a run that has too many of them in a row.
 
     Args:
       loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``. The batch may
@@ -171,11 +179,15 @@ def make_update(
         # optax mixes weak integers and floats, which a user's strict promotion would refuse
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = tx.update(grads, state.opt_state, old)
-            params = whole(optax.apply_updates(old, updates))
+            new = optax.apply_updates(old, updates)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        params, opt_state = whole(chosen(finite, new, old)), chosen(finite, opt_state, state.opt_state)
         extras = dict(state.extras)
         if ema_decay is not None:
-            extras["ema"] = optax.incremental_update(params, extras["ema"], 1 - ema_decay)
-        metrics = dict(metrics) | {"loss/total": loss, "grad/norm": norm}
+            extras["ema"] = chosen(
+                finite, optax.incremental_update(params, extras["ema"], 1 - ema_decay), extras["ema"]
+            )
+        metrics = dict(metrics) | {"loss/total": loss, "grad/norm": norm, SKIPPED: 1.0 - finite.astype(jnp.float32)}
         return state._replace(params=params, opt_state=opt_state, extras=extras), metrics
 
     return update

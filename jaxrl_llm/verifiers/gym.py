@@ -3,14 +3,19 @@
 The package's scorers read model text, and some call ``eval`` or SymPy's parser, which calls it, on the answer. They are
 asked in the sandbox (``foreign``): both read the syntax there instead (``formulas``), and the process executes no text
 at all (``sandbox.calls.guard``). Problems are drawn in the sandbox, too, with a fixed hash seed.
+
+Some families pay for answers that are not right, a few in full (``UNSOUND``): ``audit`` measures it, ``problems``
+refuses them unless asked, ``verify_solved`` pays for full marks alone. ``docs/reasoning-gym.md`` has the table.
 """
 
 import base64
 import functools
 import json
+import os
 import pickle
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +28,30 @@ from jaxrl_llm.verifiers.verdict import Verdict
 _USE = "reasoning-gym families need"
 TIMEOUT_S = foreign.TIMEOUT_S
 _DRAWING = Limits(cpu_s=3600.0, wall_s=3600.0, memory_mb=4096, output_bytes=1 << 28)
+
+# What ``audit`` finds above ``TOLERATED``, at the default settings of reasoning-gym 0.1.25 (``docs/reasoning-gym.md``).
+UNSOUND: dict[str, str] = {
+    "acre": "'None' earns 0.17 on average without being right",
+    "aiw": "'1/2' earns 0.07 on average without being right",
+    "calendar_arithmetic": "'10' earns 0.09 on average without being right",
+    "coin_flip": "'0' earns 0.93 on average without being right",
+    "game_of_life": "'[[0,0,0,0,0,0,0,0,0,0],[0,0 ... earns 0.90 on average without being right",
+    "game_of_life_halting": "the prompt earns 1.00 on average without being right",
+    "gcd": "'1/2' earns 0.22 on average without being right",
+    "largest_island": "'10' earns 0.12 on average without being right",
+    "letter_counting": "'10' earns 0.23 on average without being right",
+    "mini_sudoku": "'3 1 2 4\\n2 4 3 1\\n4 3 1 2\\n ... earns 0.23 on average without being right",
+    "number_sequence": "'10' earns 0.06 on average without being right",
+    "polynomial_equations": "'0.0, 0.5909' earns 0.28 on average without being right",
+    "propositional_logic": "'{}' earns 0.09 on average without being right",
+    "puzzle24": "the answer of another problem earns 1.00 on average without being right",
+    "rectangle_count": "'5' earns 0.34 on average without being right",
+    "rotate_matrix": "the prompt earns 0.12 on average without being right",
+    "sudoku": "the answer of another problem earns 0.13 on average without being right",
+    "syllogism": "'None' earns 0.15 on average without being right",
+    "time_intervals": "the answer of another problem earns 0.38 on average without being right",
+}
+PAID_IN_FULL = ("coin_flip", "game_of_life_halting", "puzzle24")  # where ``verify_solved`` is no remedy
 
 
 class GymProblems(NamedTuple):
@@ -54,21 +83,28 @@ def _families() -> tuple[str, ...]:
     return tuple(foreign.ask_trusted(f"{__name__}:known", limits=_DRAWING))
 
 
-def problems(family: str, n: int, seed: int, **settings: Any) -> GymProblems:
+def problems(family: str, n: int, seed: int, *, unsound: bool = False, **settings: Any) -> GymProblems:
     """Draws ``n`` problems of a family, the same for the same seed in every process on every host.
 
     They are drawn in a fresh process with a fixed hash seed: some families iterate over sets of texts.
 
     Args:
+      unsound: draw from a family although its scorer pays for answers that are not right (``UNSOUND``).
       settings: of the family's config, for example ``max_value=9``; plain JSON values.
 
     Raises:
-      UserError: for an unknown family or setting.
+      UserError: for an unknown family or setting, or one of ``UNSOUND`` without ``unsound``.
     """
     if n < 1:
         raise ValueError(f"n={n} must be at least 1")
     if family not in families():
         raise UserError(f"no reasoning-gym family {family!r}; families() lists the {len(families())} there are")
+    if family in UNSOUND and not unsound:
+        raise UserError(
+            f"reasoning-gym family {family!r} pays for answers that are not right: {UNSOUND[family]}; "
+            "choose another, or give unsound=True"
+            + ("" if family in PAID_IN_FULL else " and judge by gym.verify_solved, which pays for full marks alone")
+        )
     kept = json.dumps(settings, sort_keys=True)
     try:
         drawn = foreign.ask_trusted(f"{__name__}:draw", family, n, seed, kept, limits=_DRAWING)
@@ -102,6 +138,87 @@ def verify(answer: dict[str, Any], response: str) -> Verdict:
         lambda: foreign.ask(f"{__name__}:score_reference", *problem),
         lambda value: "right" if value >= 1.0 else f"scored {value:g} by {answer['family']}",
     )
+
+
+def verify_solved(answer: dict[str, Any], response: str) -> Verdict:
+    """1 where the family gives full marks (``verify``), else 0: no partial credit."""
+    verdict = verify(answer, response)
+    return verdict._replace(value=float(verdict.value >= 1.0))
+
+
+class Audit(NamedTuple):
+    """What texts earn that are not made for a problem, on average over problems of one family.
+
+    ``paid``, ``full`` and ``right`` have one entry a text: the mean score, the share of problems with full marks, and
+    the share of problems whose stored answer it is (which it may earn).
+    """
+
+    family: str
+    solved: float | None  # mean score of the stored answers; None without
+    paid: dict[str, float]
+    full: dict[str, float]
+    right: dict[str, float]
+    partial: tuple[float, ...]  # scores strictly between 0 and 1, sorted
+
+    def worst(self, earned: dict[str, float]) -> tuple[str, float]:
+        """The text that earns most without being right, and how much (of ``paid`` or ``full``)."""
+        return max(((text, value - self.right[text]) for text, value in earned.items()), key=lambda x: (x[1], x[0]))
+
+    def unsound(self) -> str:
+        """What it pays for, in words; empty where that is no more than ``TOLERATED``."""
+        text, much = self.worst(self.paid)
+        if much <= TOLERATED:
+            return ""
+        shown = text if len(text) <= 32 else f"{text[:28]} ..."
+        return f"{shown} earns {much:.2f} on average without being right"
+
+    def pays_in_full(self) -> bool:
+        """Whether full marks alone go to texts that are not right, too."""
+        return self.worst(self.full)[1] > TOLERATED
+
+
+CONSTANTS = ("0", "1", "-1", "2", "5", "10", "100", "1/2", "Yes", "No", "True", "False", "None", "A", "[]", "{}")
+NO_ANSWERS = ("", "I do not know.", "qwerty uiop", "!")
+TOLERATED = 0.06  # what a text may earn on average without being right: many families give 0.05 for the form alone
+
+
+def audit(family: str, n: int = 40, seed: int = 0, **settings: Any) -> Audit:
+    """What a family pays for constants, for texts that answer nothing, a copied prompt and shuffled stored answers.
+
+    The constants are ``CONSTANTS`` and the family's own: its most common stored answer and that of its first problem.
+    """
+    drawn = problems(family, n, seed, unsound=True, **settings)
+    stored = drawn.solutions
+    constants = list(CONSTANTS)
+    known_answers = [x for x in stored if x is not None]
+    if known_answers:
+        constants += [max(known_answers, key=known_answers.count), known_answers[0]]
+    texts: dict[str, list[str]] = {repr(text): [text] * n for text in (*constants, *NO_ANSWERS)}
+    texts["the prompt"] = drawn.prompts
+    if len(known_answers) == n:
+        texts["the answer of another problem"] = [*known_answers[1:], known_answers[0]]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        scores = {
+            name: [verdict.value for verdict in threads.map(verify, drawn.answers, given)]
+            for name, given in texts.items()
+        }
+        solved = [verdict.value for verdict in threads.map(verify, drawn.answers, known_answers)]
+    return Audit(
+        family,
+        sum(solved) / n if len(known_answers) == n else None,
+        {name: sum(values) / n for name, values in scores.items()},
+        {name: sum(value >= 1.0 for value in values) / n for name, values in scores.items()},
+        {name: sum(map(_same, given, stored)) / n for name, given in texts.items()},
+        tuple(sorted({value for values in scores.values() for value in values if 0.0 < value < 1.0})),
+    )
+
+
+def _same(text: str, stored: str | None) -> bool:
+    """Whether a text is the stored answer, or the same number."""
+    try:
+        return text == stored or float(text) == float(str(stored))
+    except ValueError:
+        return False
 
 
 def warm_up() -> None:

@@ -80,7 +80,7 @@ def test_unreadable_rows_up_to_a_limit_are_counted(tmp_path):
 
 
 def test_a_missing_source_names_the_remedy(tmp_path):
-    with pytest.raises(DataError, match="none.jsonl does not exist; give a .jsonl or .parquet file"):
+    with pytest.raises(DataError, match="none.jsonl does not exist; give a .jsonl, .csv or .parquet file"):
         sources.read(str(tmp_path / "none.jsonl"))
 
 

@@ -35,7 +35,7 @@ CASES = {  # experiment: its arms, and what it is given
     ),
     "agentgym_rl": (["scaling"], ["--data", "webshop:{folder}/shop", "--turns", "1", "2"]),
     "spa_rl": (["spa"], ["--data", "webshop:{folder}/shop"]),
-    "loop": (["loop", "critic"], ["--data", "appworld:{folder}"]),
+    "loop": (["loop", "critic"], ["--data", "appworld:{folder}", "--servers", "http://localhost:1"]),
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
     "curio": (["rlhf", "diff_acc", "info_gain"], ["--data", "{folder}/users.jsonl", *USER]),
@@ -130,7 +130,7 @@ def plain_packages(monkeypatch):
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
     monkeypatch.setattr(tau_bench, "Desk", partial(tau_bench.Desk, tools=few))
     monkeypatch.setattr(
-        endpoints, "make_chat", lambda *given, **more: lambda heard: "Hello" if len(heard) == 2 else "?"
+        endpoints, "make_chat", lambda *given, **more: lambda heard, draw=0: "Hello" if len(heard) == 2 else "?"
     )
     monkeypatch.setattr(boxes, "bm25", lambda texts: lambda query, count: range(count))
     monkeypatch.setattr(webshop, "bm25_search", first_products)

@@ -75,6 +75,18 @@ def test_blocks_divide_the_columns_and_fit():
     assert attention_cached._columns(48, 512, 64) == 48
 
 
+def test_rows_are_repeated_side_by_side():
+    x = jax.random.normal(jax.random.key(0), (3, 4, 2, 24, 8), jnp.float32)
+    want = jnp.repeat(x, 3, axis=1)
+    np.testing.assert_array_equal(attention_cached.repeat_rows(x, 3, interpret=True), want)
+    run = attention_kernels.make_rows("pallas", platform="cpu")
+    mesh = meshes.parse_mesh("data=4,tensor=2")
+    np.testing.assert_array_equal(jax.jit(lambda x: model_parallel.make_rows(mesh, run)(x, 3))(x), want)
+    few = x[:, :3]  # do not divide over four devices
+    np.testing.assert_array_equal(model_parallel.make_rows(mesh, run)(few, 3), want[:, :9])
+    assert attention_kernels.make_rows("auto", platform="cpu") is None
+
+
 def test_who_takes_the_kernel():
     assert attention_kernels.make_cached("auto", platform="cpu") is None
     assert attention_kernels.make_cached("auto", platform="gpu") is None
@@ -91,7 +103,11 @@ def _rollout(policy, params):
 def test_a_rollout_with_the_kernel_is_one_without(family):
     """Gemma's layers differ in their windows, and cap their scores."""
     policy, params, config = small_model(family)
-    other = make_policy(config, cached_fn=attention_kernels.make_cached("pallas", platform="cpu"))
+    pallas = {"name": "pallas", "platform": "cpu"}
+    other = make_policy(
+        config, attend_fn=attention_kernels.make_attend(**pallas), cached_fn=attention_kernels.make_cached(**pallas),
+        rows_fn=attention_kernels.make_rows(**pallas),
+    )  # fmt: skip
     cache = jax.eval_shape(lambda: other.init_cache(2, 9))
     assert cache["k"].shape == (config.num_layers, 2, config.num_kv_heads, attention_cached.TILE, config.head_dim)
     want, got = _rollout(policy, params), _rollout(other, params)
@@ -116,8 +132,9 @@ def test_the_kernel_on_a_mesh_is_the_kernel_alone():
 def test_a_decoder_on_a_mesh_reads_its_cache_in_place():
     config = small_config("llama", num_layers=8)
     mesh = meshes.parse_mesh("data=2,tensor=2", jax.devices()[:4])
-    cached_fn = attention_kernels.make_cached("pallas", platform="cpu")
-    options = model_parallel.on_mesh(mesh, attention.attend, grouped_experts, None, cached_fn)
+    makers = (attention_kernels.make_attend, attention_kernels.make_cached, attention_kernels.make_rows)
+    attend_fn, *others = (make("pallas", platform="cpu") for make in makers)
+    options = model_parallel.on_mesh(mesh, attend_fn, grouped_experts, attention.attend, *others)
     policy = make_policy(config, **options)
     params = policy.init(jax.random.key(1))
     want = _rollout(make_policy(config), params)

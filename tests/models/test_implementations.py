@@ -57,6 +57,51 @@ def test_the_kernel_in_bfloat16():
     )
 
 
+@pytest.mark.parametrize("columns", [20, 27])
+def test_heads_that_are_blocks_of_lanes(columns):
+    """Heads of 128 are read beside each other, without turning; keys too where there are as many as queries."""
+    keys = jax.random.split(jax.random.key(4), 4)
+    shapes = ((2, 20, 6, 128), (2, 2, columns, 128), (2, 2, columns, 128), (2, 20, 6, 128))
+    *arrays, weights = (jax.random.normal(key, shape, jnp.float32) for key, shape in zip(keys, shapes, strict=True))
+    mask = jnp.arange(columns)[None, None, :] <= jnp.arange(20)[None, :, None] + jnp.zeros((2, 1, 1), jnp.int32)
+    want = _out_and_gradients(attention.attend, tuple(arrays), mask, weights)
+    got = _out_and_gradients(attention_pallas.attend, tuple(arrays), mask, weights, block=8, interpret=True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-5), got, want)
+
+
+@pytest.mark.parametrize("rotary", [8, 4])
+def test_rotation_by_a_product_is_rotation(rotary):
+    x = jax.random.normal(jax.random.key(0), (2, 7, 3, 8), jnp.float32)
+    places = jnp.asarray([[*range(7)], [0, 0, 3, 4, 900, 5, 6]], jnp.int32)
+    inverse = 100.0 ** -(np.arange(0, rotary, 2) / rotary)
+    for dtype, off in ((jnp.float32, 1e-6), (jnp.bfloat16, 0.0)):
+        want = attention.rotate(x.astype(dtype), places, inverse)
+        got = attention.rotate_by_product(x.astype(dtype), places, inverse)
+        np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=off)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_positions_and_segments_in_place_of_a_mask(window):
+    """Packed rows with padding before and behind, queries after the keys: the kernel works the mask out itself."""
+    arrays, _, weights = _case()
+    key_segments = jnp.asarray([[0] * 3 + [1] * 9 + [2] * 13 + [0] * 2, [1] * 20 + [3] * 7], jnp.int32)
+    key_places = jnp.asarray([[0, 0, 0, *range(9), *range(13), 0, 0], [*range(20), *range(7)]], jnp.int32)
+    some = slice(27 - 20, None)
+    limit = {} if window is None else {"window": window}
+    seen = attention.Seen(key_places[:, some], key_segments[:, some], key_places, key_segments, **limit)
+    mask = attention.attention_mask(*seen[:4])
+    if window:
+        mask &= attention.within_window(seen.query_positions, seen.key_positions, window)
+    np.testing.assert_array_equal(seen.dense(), mask)
+    want = _out_and_gradients(attention.attend, arrays, mask, weights)
+
+    def attend(q, k, v, mask, **settings):
+        return attention_pallas.attend(q, k, v, seen, block=8, interpret=True, **settings)
+
+    got = _out_and_gradients(attend, arrays, mask, weights)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want)
+
+
 def test_a_query_that_sees_nobody_is_zero_and_finite():
     arrays, mask, weights = _case()
 

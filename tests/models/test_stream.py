@@ -48,7 +48,7 @@ MEASURE = """
 import json, re, sys
 import jax, numpy as np
 from jaxrl_llm.distributed import mesh as meshes, rules
-from jaxrl_llm.models import weights
+from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.decoder import make_policy
 
 def status(name):

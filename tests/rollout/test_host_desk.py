@@ -191,7 +191,7 @@ def test_the_situation_is_database_and_talk():
 
 
 def test_a_user_that_is_not_reached_is_no_failure_of_the_agent():
-    def absent(messages):
+    def absent(messages, draw=0):
         if len(messages) > 2:
             raise Unanswered("down")
         return "Hello"

@@ -268,6 +268,9 @@ class _AppWorld:
 
 def test_appworld(monkeypatch):
     monkeypatch.setitem(sys.modules, "appworld", types.SimpleNamespace(AppWorld=_AppWorld))
+    for nowhere in ([], [""]):  # this process would execute what the model writes
+        with pytest.raises(UserError, match="AppWorld executes the Python that a model writes.*--servers http"):
+            text_games.appworld_world(addresses=nowhere)
     world = text_games.appworld_world(addresses=["http://localhost:1"], max_interactions=7)
     apps = world.reset(NO_SEED, "82e2fac_1")
     assert _AppWorld.made == [

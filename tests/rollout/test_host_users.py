@@ -26,7 +26,7 @@ CALM = User("likes it calm", "Yoga", "Hi!")
 def test_a_talk_goes_on_until_something_is_recommended():
     heard = []
 
-    def user(messages):
+    def user(messages, draw):
         heard.append(messages)
         return "I like it calm."
 
@@ -45,7 +45,7 @@ def test_a_talk_goes_on_until_something_is_recommended():
 
 
 def test_a_user_who_does_not_reply_makes_the_talk_invalid():
-    def silent(messages):
+    def silent(messages, draw):
         raise endpoints.Unanswered("away")
 
     world = user_simulator.user_world(TYPES, silent)

@@ -1,10 +1,13 @@
 """Workflows of text: what they may ask, what they score, and what the regression on their turns weighs."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import w4s
 from experiments.agents.parts import workflow_programs
 from experiments.agents.parts.workflow_programs import SEED, Task
 from jaxrl_llm.advantages.selection import exponential_weights
@@ -16,6 +19,7 @@ from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
+from tests.endpoint_for_tests import serving
 from tests.models_for_tests import small_config
 
 
@@ -115,16 +119,15 @@ def test_turns_are_paid_for_beating_what_was_before(run):
 
 
 def test_every_repetition_asks_with_a_seed_of_its_own(monkeypatch, tmp_path):
-    made = []
-
-    def make_chat(address, model, *, cache, seed, **settings):
-        made.append((seed, cache, settings))
-        return lambda heard: f"{seed} {heard[-1]['content']}"
-
-    monkeypatch.setattr(endpoints, "make_chat", make_chat)
-    ask = workflow_programs.executor("http://localhost:1/v1", "a/b", folder=str(tmp_path), temperature=0.5)
-    assert [ask("x", 0), ask("x", 1), ask("y", 0)] == ["0 x", "1 x", "0 y"]
-    assert made == [(k, f"{tmp_path}/a_b_{k}.jsonl", {"temperature": 0.5}) for k in (0, 1)]
+    settings = w4s.Settings(executor_model="a/b", endpoint_seed=3)
+    with serving(
+        monkeypatch, reply=lambda request: f"{request['seed']} {request['messages'][-1]['content']}"
+    ) as server:
+        settings = dataclasses.replace(settings, executor=server.address)
+        ask = workflow_programs.executor(settings, folder=str(tmp_path))
+        assert [ask("x", 0), ask("x", 1), ask("y", 0), ask("x", 1)] == ["3 x", "4 x", "3 y", "4 x"]
+    assert [s["content"] for r in server.seen for s in r["messages"]] == ["Say yes.", "x", "x", "y"]
+    assert {r["temperature"] for r in server.seen} == {0.7} and (tmp_path / "a_b.jsonl").is_file()
 
 
 def _rows(marks, rewards, taken):

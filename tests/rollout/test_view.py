@@ -1,5 +1,8 @@
 """Rollouts as a page: text is data, mistakes are one line, a browser shows every row."""
 
+import base64
+import hashlib
+import html
 import json
 import re
 import shutil
@@ -89,6 +92,22 @@ def test_the_text_of_a_model_is_never_markup(tmp_path):
     held = re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     assert json.loads(held)[0]["tokens"][0] == HOSTILE
     assert not re.search(r'(src|href)="?https?:', page), "the page needs no network"
+
+
+def test_the_page_runs_its_own_script_and_nothing_else():
+    page = view.page([_record(tokens=[HOSTILE, "{{TITLE}}", "{{POLICY}}"])], '{{DATA}}" onload=x')
+    held = html.unescape(re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1])
+    rules = {rule.split()[0]: rule.split()[1:] for rule in held.split("; ")}
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
+    for tag in ("script", "style"):
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert len(texts) == 1 and rules[f"{tag}-src"] == [f"'sha256-{digest}'" for digest in digests]
+    # nothing that the policy would stop stands in the page, and it comes before all it rules
+    assert not re.search(r"<[^>]*\s(on\w+|style)\s*=", page.split('<script id="data"')[0])
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+    tokens = json.loads(re.search(r'type="application/json">(.*?)</script>', page, re.DOTALL)[1])[0]["tokens"]
+    assert tokens == [HOSTILE, "{{TITLE}}", "{{POLICY}}"] and "<h1>{{DATA}}&quot; onload=x</h1>" in page
 
 
 def test_the_command(tmp_path, capsys):

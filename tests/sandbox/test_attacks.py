@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - programs on one line each
 """Nothing escapes and the pool goes on, by every set of means that a machine may have."""
 
 import contextlib
@@ -170,6 +171,44 @@ def test_no_wrong_program_passes(name, full):
     assert checked.valid and not all(checked.passed), checked
     if name != "answer_before_the_question":  # there f(1) really returns 2
         assert not any(checked.passed), checked
+
+
+TRICKS = {
+    "a false object is not true": (
+        "class No:\n    def __bool__(self): return False\ndef f(x): return No()",
+        "assert f(1)",
+    ),
+    "what is given back undone": ("def f(x):\n    x.clear()\n    return []", "x = [3, 1]\nassert f(x) == sorted(x)"),
+    "nothing given back": ("def f(x): x.clear()", "x = [3, 1]\nassert f(x) == sorted(x)"),
+    "a difference of nothing": (
+        "class N:\n    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return N()",
+        "assert abs(f(1) - 3.14) < 1e-6",
+    ),
+    "less than all": (
+        "class N:\n    def __lt__(self, o): return True\n    __gt__ = __lt__\ndef f(x): return N()",
+        "assert 3 < f(1) < 4",
+    ),
+    "contains all": ("class N:\n    def __contains__(self, o): return True\ndef f(x): return N()", "assert 3 in f(1)"),
+    "instance of all": (
+        "class M(type):\n    __instancecheck__ = lambda *a: True\nclass T(metaclass=M): pass",
+        "assert isinstance(3, T)",
+    ),
+    "a function of the tests is no door": (
+        "def f(g):\n    return g.__globals__['ANSWER']",
+        "ANSWER = 42\ndef g(): return ANSWER\nassert f(g) == 42",
+    ),
+    "what a function of the tests knows stays there": (
+        "def f(g):\n    import gc\n    return [o for o in gc.get_objects() if isinstance(o, dict) and 'ANSWER' in o][0]['ANSWER']",
+        "ANSWER = 42\ndef g(): return ANSWER\nassert f(g) == 42",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_no_trick_passes(name, full):
+    program, check = TRICKS[name]
+    checked = full.check(program, [check])
+    assert checked.valid and checked.passed == (False,), checked
 
 
 def test_after_all_that_right_programs_pass(full):

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - programs on one line each
 """Programs and tests in the sandbox: what honest ones get."""
 
 import doctest
@@ -92,12 +93,113 @@ LIMIT = 10
         "assert adder(2)(3) == 5 and LIMIT == 10",
         "assert named(1, 2, k={3: (4,)}) == ((1, 2), {3: (4,)})",
         "assert math.isclose(adder(0.1)(0.2), 0.3)",
-        "x = [3, 1]\nadder([])(x)\nassert x == [3, 1]",
         "assert Pair(1, 2) != Pair(1, 2) and Pair(1, 2)",
     ],
 )
 def test_objects_of_a_program_work_from_afar(sandbox, check):
     assert sandbox.check(OBJECTS, [check]).passed == (True,), sandbox.check(OBJECTS, [check]).reason
+
+
+RIGHT = """
+import collections, decimal, functools
+class Custom(ValueError): pass
+class Vector:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __eq__(self, o): return isinstance(o, Vector) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __lt__(self, o): return self.x < o.x
+    def __add__(self, o): return Vector(self.x + o.x, self.y + o.y)
+    def __neg__(self): return Vector(-self.x, -self.y)
+    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5
+    def __repr__(self): return f"Vector({self.x}, {self.y})"
+    def __bool__(self): return bool(self.x or self.y)
+    def __enter__(self): return self
+    def __exit__(self, *e): self.x = self.y = 0
+class Box(dict):
+    pass
+class Cell:
+    def __init__(self): self.held = {}
+    def __setitem__(self, k, v): self.held[k] = v
+    def __getitem__(self, k): return self.held[k]
+    def __delitem__(self, k): del self.held[k]
+Point = collections.namedtuple("Point", "x y")
+def squares(n): return (k * k for k in range(n))
+def doubled(xs): return map(lambda x: 2 * x, xs)
+def odd(xs): return filter(lambda x: x % 2, xs)
+def endless():
+    k = 0
+    while True:
+        yield k
+        k += 1
+def price(x): return decimal.Decimal(x) * 2
+def table(n): return {k: k * k for k in range(n)}
+def apply(f, x, times=1):
+    for _ in range(times): x = f(x)
+    return x
+def fold(f, xs): return functools.reduce(f, xs)
+def decorate(f):
+    def inner(*a, **k): return ("seen", f(*a, **k))
+    return inner
+def safely(f):
+    try: return f()
+    except ZeroDivisionError: return "caught"
+def order(xs): xs.sort()
+def rotate(grid):
+    grid[:] = [list(r) for r in zip(*grid[::-1])]
+def add(d, *, seen): d["n"] = d.get("n", 0) + 1; seen.add(d["n"])
+def pop(xs): return xs.pop()
+def bad(x): raise Custom("too " + x)
+def kind(x, t): return isinstance(x, t)
+def make(t, *a): return t(*a)
+def queue(xs): return collections.deque(xs, 3)
+def count(xs): return collections.Counter(xs)
+"""
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "assert list(squares(3)) == [0, 1, 4] and tuple(squares(2)) == (0, 1) and set(squares(3)) == {0, 1, 4}",
+        "assert sorted(doubled([3, 1]), reverse=True) == [6, 2] and sum(doubled([1, 2])) == 6 and max(odd([1, 4])) == 1",
+        "assert list(odd(range(9))) == [1, 3, 5, 7] and [*odd([])] == [] and ','.join(map(str, squares(3))) == '0,1,4'",
+        "a, b = squares(2)\nassert (a, b) == (0, 1)",
+        "g = endless()\nassert [next(g) for _ in range(3)] == [0, 1, 2]\n"
+        "for x in g:\n    if x == 5: break\nassert next(g) == 6 and next(iter(g)) == 7",
+        "g = squares(1)\nassert next(g) == 0\ntry:\n    next(g)\n    assert False\nexcept StopIteration: pass",
+        "try:\n    len(squares(3))\n    assert False\nexcept TypeError: pass",
+        "from decimal import Decimal\nassert price('1.10') == Decimal('2.20') and type(price(1)) is Decimal",
+        "assert str(price('1.10')) == '2.20' and price(2) == 4",
+        "assert table(3).keys() == {0, 1, 2} and list(table(2).values()) == [0, 1]",
+        "assert make(Box, table(2)).keys() == {0, 1}",
+        "p = Point(1, 2)\nassert p == (1, 2) and p.x == 1 and p._replace(y=3) == (1, 3)",
+        "assert queue(range(5)) == __import__('collections').deque([2, 3, 4]) and count('aab').most_common(1) == [('a', 2)]",
+        "assert apply(lambda x: x + 1, 3) == 4 and apply(lambda x: [x, x], 'a', times=2) == [['a', 'a'], ['a', 'a']]",
+        "calls = []\nassert apply(lambda x: calls.append(x) or x * 2, 1, times=3) == 8 and calls == [1, 2, 4]",
+        "import operator\nassert fold(operator.mul, [2, 3, 4]) == 24 and fold(max, [1, 5, 3]) == 5",
+        "@decorate\ndef f(x, k=0): return x + k\nassert f(1, k=2) == ('seen', 3)",
+        "assert safely(lambda: 1 / 0) == 'caught'",
+        "def f(x): return apply(f, x - 1) if x else 'end'\nassert apply(f, 5) == 'end'",
+        "try:\n    apply(lambda x: {}[x], 'no')\n    assert False\nexcept KeyError as e: assert e.args == ('no',)",
+        "x = [3, 1, 2]\norder(x)\nassert x == [1, 2, 3]",
+        "grid = [[1, 2], [3, 4]]\nsame = grid\nassert rotate(grid) is None and grid == [[3, 1], [4, 2]] and same is grid",
+        "d, s = {}, set()\nadd(d, seen=s)\nadd(d, seen=s)\nassert d == {'n': 2} and s == {1, 2}",
+        "x = [3, 1]\nassert pop(x) == 1 and x == [3, 1]",  # which gives something back is no function that works in place
+        "try:\n    bad('much')\n    assert False\nexcept ValueError as e: assert str(e) == 'too much'",
+        "try:\n    bad('much')\n    assert False\nexcept Custom as e: assert type(e).__name__ == 'Custom'",
+        "assert kind(3, int) and not kind('3', int) and make(list, 'ab') == ['a', 'b'] and kind(make(Vector, 1, 2), Vector)",
+        "v = Vector(1, 2)\nassert v == Vector(1, 2) and v != Vector(2, 1) and v == v and not v == (1, 2)",
+        "assert Vector(1, 2) + Vector(3, 4) == Vector(4, 6) and -Vector(1, 2) == Vector(-1, -2) and abs(Vector(3, 4)) == 5",
+        "assert str(Vector(1, 2)) == 'Vector(1, 2)' and f'{Vector(1, 2)}' == repr(Vector(1, 2))",
+        "assert len({Vector(1, 2), Vector(1, 2), Vector(2, 1)}) == 2 and sorted([Vector(2, 0), Vector(1, 0)])[0].x == 1",
+        "assert not Vector(0, 0) and Vector(0, 1) and isinstance(Vector(0, 0), Vector) and not isinstance(3, Vector)",
+        "with Vector(1, 2) as v:\n    assert v.x == 1\nassert v.x == 0",
+        "c = Cell()\nc['a'] = [1]\nassert c['a'] == [1]\ndel c['a']\nassert c.held == {}\nc.held = {'b': 2}\nassert c['b'] == 2",
+        "assert Vector.__name__ == 'Vector' and squares.__name__ == 'squares'",
+    ],
+)
+def test_right_programs_are_right(sandbox, check):
+    checked = sandbox.check(RIGHT, [check])
+    assert checked.passed == (True,), checked.reason
 
 
 def test_setup_wins_over_the_program_but_for_the_entries(sandbox):

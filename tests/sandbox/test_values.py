@@ -1,6 +1,8 @@
 """What crosses between a program and its tests: exact plain data, and nothing else."""
 
 import collections
+import datetime
+import decimal
 import enum
 import fractions
 import json
@@ -25,7 +27,10 @@ def _there_and_back(value):
 PLAIN = [
     None, True, False, 0, -1, 2**53, -(2**200), 0.1, -0.0, 1e308, math.inf, "", "ä\0\n", "\ud800", b"\0\xff", 1 + 2j,
     [], [1, [2, (3,)]], (), (1,), {1, 2}, frozenset({3}), {}, {1: "a", (2, 3): [4.5], None: True}, range(1, 9, 2),
-    fractions.Fraction(1, 3), bytearray(b"x"),
+    fractions.Fraction(1, 3), bytearray(b"x"), decimal.Decimal("1.50"), decimal.Decimal("-Infinity"),
+    collections.deque([1, [2]], 5), collections.deque(), collections.Counter("aab"), collections.OrderedDict(b=1, a=2),
+    datetime.datetime(2024, 2, 29, 1, 2, 3, 4, fold=1), datetime.date(1, 1, 1), datetime.time(23, 59),
+    datetime.timedelta(-1, 5, 6), datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC),
 ]  # fmt: skip
 
 
@@ -60,14 +65,24 @@ class Colour(enum.IntEnum):
     [
         (Liar(5), 5),
         (Colour.RED, 3),
-        (collections.OrderedDict(a=1), {"a": 1}),
-        (collections.Counter("aab"), {"a": 2, "b": 1}),
-        (collections.namedtuple("P", "x y")(1, 2), (1, 2)),
+        (collections.defaultdict(list, a=1), {"a": 1}),
     ],
 )
 def test_subclasses_become_their_base(value, plain):
     back, kept = _there_and_back(value)
     assert type(back) is type(plain) and back == plain and not kept
+
+
+def test_named_tuples_keep_their_names():
+    back, kept = _there_and_back([collections.namedtuple("P", "x y")(1, (2,))])
+    assert back == [(1, (2,))] and (back[0].x, back[0].y, repr(back[0])) == (1, (2,), "P(x=1, y=(2,))") and not kept
+
+
+def test_views_of_dictionaries():
+    given = {"a": 1, "b": [2]}
+    keys, values_, items = _there_and_back([given.keys(), given.values(), given.items()])[0]
+    assert keys == given.keys() == {"a", "b"} and items == given.items() and list(values_) == [1, [2]]
+    assert keys != ["a", "b"] and values_ != [1, [2]]
 
 
 def test_other_objects_are_numbers():
@@ -78,7 +93,10 @@ def test_other_objects_are_numbers():
 
 NONSENSE = [
     [], {}, ["?"], ["l", ["?"]], ["i", "x"], ["f", "one"], ["d", [1]], ["d", [["l"], 1]], ["s", ["l"]], ["b", "0"],
-    ["q", "0x1", "0x0"], ["h"], ["h", "x"], ["r", 1, 2, 0], 1.5, [["l"]], {"value": 1},
+    ["q", "0x1", "0x0"], ["h"], ["h", "x"],
+    ["n", "P", ["x y", "__class__"], 1, 2], ["n", "P", ["a", "a"], 1, 2], ["n", "P"], ["e", "x"],
+    ["K", ["l"]], ["I", 1],
+    ["D", "one"], ["M", "now", 0], ["L", "x", 1, 1], ["C", [1]], ["r", 1, 2, 0], 1.5, [["l"]], {"value": 1},
 ]  # fmt: skip
 
 

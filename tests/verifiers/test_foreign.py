@@ -1,6 +1,9 @@
 """Answers that would run as code in a scorer of another package: they reach nothing and earn nothing."""
 
+import ast
 import os
+import pathlib
+import sys
 import threading
 import time
 
@@ -8,6 +11,7 @@ import pytest
 
 from jaxrl_llm.sandbox.records import Called
 from jaxrl_llm.verifiers import foreign, gym, math
+from jaxrl_llm.verifiers.pool import VerifierPool
 
 # every family whose scorer calls eval or SymPy's parser on the answer
 EXECUTING = (
@@ -15,6 +19,7 @@ EXECUTING = (
     "simple_integration", "intermediate_integration", "polynomial_multiplication", "bitwise_arithmetic",
     "decimal_arithmetic",
 )  # fmt: skip
+OWN_READERS = {"propositional_logic"}  # a parser of its own that bears the name of SymPy's
 FORMS = ("{}", "${}$", "\\boxed{{{}}}", "the answer is {}")
 JUNK = 0.05  # what some of them give to any text
 
@@ -37,12 +42,57 @@ def _attacks(marker):
     ]  # fmt: skip
 
 
+def _called_by_scorers():
+    """Names of all functions that a family's scorer calls, through those of its own module."""
+    from reasoning_gym.factory import DATASETS
+
+    for family, (dataset, _) in DATASETS.items():
+        tree = ast.parse(pathlib.Path(sys.modules[dataset.__module__].__file__).read_text())
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        todo, called = ["score_answer"], set()
+        while todo:
+            function = functions.pop(todo.pop(), None)
+            for node in ast.walk(function) if function else ():
+                if isinstance(node, ast.Call):
+                    called.add(getattr(node.func, "id", getattr(node.func, "attr", "")))
+                    todo.append(getattr(node.func, "id", getattr(node.func, "attr", "")))
+        yield family, called
+
+
+def test_every_family_that_evaluates_is_attacked_below():
+    evaluating = {"eval", "exec", "parse_expr", "sympify", "__import__", "system", "Popen", "run"}
+    found = {family for family, called in _called_by_scorers() if called & evaluating}
+    assert found - OWN_READERS - {"composite"} <= set(EXECUTING) and len(found) >= 11
+
+
+@pytest.mark.slow
+def test_no_family_executes_or_dies_of_an_answer(tmp_path):
+    marker = tmp_path / "reached"
+    tmp_path.chmod(0o777)
+    texts = [
+        *_attacks(marker)[:6],
+        "9**9**9**9",
+        "1e9999999999",
+        "(" * 500,
+        '{"a": ' * 500,
+        "\x00",
+        "\ud800",
+        "9" * 5000,
+    ]
+    for family in gym.families():
+        answer = gym.problems(family, 1, 0, unsound=True).answers[0]
+        for text in texts:
+            verdict = gym.verify(answer, f"<answer>{text}</answer>")
+            assert verdict.valid and 0.0 <= verdict.value <= 1.0, (family, text[:40], verdict)
+            assert not marker.exists(), (family, text)
+
+
 @pytest.mark.parametrize("family", EXECUTING)
 def test_answers_do_not_run_as_code_and_earn_nothing(family, tmp_path):
     marker = tmp_path / "reached"
     tmp_path.chmod(0o777)
     tmp_path.parent.chmod(0o755)
-    made = gym.problems(family, 2, 0)
+    made = gym.problems(family, 2, 0, unsound=True)
     for attack in _attacks(marker):
         verdict = gym.verify(made.answers[0], f"So <answer>{attack}</answer>")
         assert not marker.exists(), attack
@@ -109,3 +159,20 @@ def test_many_threads_are_judged_by_no_more_workers_than_cores():
     [t.join(120) for t in threads]
     assert values == [1.0] * 40
     assert len(foreign.sandbox("jaxrl_llm.verifiers.gym")._workers) <= (os.cpu_count() or 1) + 1  # one waits
+
+
+@pytest.mark.slow
+def test_warm_verdicts_are_at_least_150_a_second_on_two_cores():
+    """Right and wrong answers to problems of every third family; benchmarks/foreign_scorers.py measures all of them."""
+    answers, responses = [], []
+    for family in gym.families()[::3]:
+        made = gym.problems(family, 6, 0, unsound=True)
+        for k, answer in enumerate(made.answers):
+            answers += [answer, answer]
+            responses += [made.solutions[k] or "0", "42"]
+    with VerifierPool(workers=2, timeout_s=gym.TIMEOUT_S) as pool:
+        pool.judge(gym.verify, answers[:40], responses[:40])
+        rates = [
+            len(answers) / pool.judge(gym.verify, answers, responses).metrics["verifier/seconds"] for _ in range(3)
+        ]
+    assert max(rates) >= 150.0, rates

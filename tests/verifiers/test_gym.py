@@ -1,7 +1,9 @@
 """Every reasoning-gym family: problems as plain data, the same for a seed, judged by the family's own scorer."""
 
 import json
+import pathlib
 import pickle
+import runpy
 import sys
 
 import pytest
@@ -21,7 +23,7 @@ def test_there_are_many_families():
 @pytest.mark.slow
 def test_every_family_draws_and_judges():
     for family in gym.families():
-        first, again = gym.problems(family, 2, 5), gym.problems(family, 2, 5)
+        first, again = (gym.problems(family, 2, 5, unsound=True) for _ in range(2))
         assert first.prompts == again.prompts and len(first.prompts) == 2, family
         assert pickle.loads(pickle.dumps(first)) == first, family
         for answer, solution in zip(first.answers, first.solutions, strict=True):
@@ -53,3 +55,39 @@ def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(UserError, match=r"jaxrl_llm\[tasks\]"):
         gym.families()
+
+
+def test_families_that_pay_for_junk_are_refused_by_name():
+    with pytest.raises(UserError, match="'coin_flip' pays for answers that are not right: '0' earns 0.93") as refused:
+        gym.problems("coin_flip", 2, 0)
+    assert "unsound=True" in str(refused.value) and "verify_solved" not in str(refused.value)
+    with pytest.raises(UserError, match="'time_intervals' pays .* judge by gym.verify_solved"):
+        gym.problems("time_intervals", 2, 0)
+    made = gym.problems("coin_flip", 8, 0, unsound=True)
+    assert sum(gym.verify(answer, "0").value for answer in made.answers) >= 6.0  # as it is in the package
+
+
+def test_full_marks_alone():
+    made = gym.problems("time_intervals", 8, 0, unsound=True)
+    wrong = list(zip(made.answers, [*made.solutions[1:], made.solutions[0]], strict=True))
+    assert 0.0 < max(gym.verify(*pair).value for pair in wrong) < 1.0
+    assert {gym.verify_solved(*pair).value for pair in wrong} == {0.0}
+    assert gym.verify_solved(made.answers[0], made.solutions[0]) == (1.0, True, "right")
+
+
+def test_an_audit_finds_what_pays_for_junk():
+    junk, sound = gym.audit("game_of_life_halting", 6), gym.audit("chain_sum", 6)
+    assert junk.worst(junk.full) == ("the prompt", 1.0) and junk.pays_in_full() and "earns 1.00" in junk.unsound()
+    assert sound.solved == 1.0 and sound.unsound() == "" and not sound.pays_in_full()
+    assert sound.paid["'0'"] == 0.0 and "the answer of another problem" in sound.paid
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_the_audit_of_all_families_is_the_list_and_the_page():
+    docs = pathlib.Path(__file__).parents[2] / "docs"
+    page = runpy.run_path(str(docs / "make_reasoning_gym.py"))["page"]
+    audits = [gym.audit(family) for family in gym.families()]
+    assert {a.family: a.unsound() for a in audits if a.unsound()} == gym.UNSOUND
+    assert tuple(a.family for a in audits if a.unsound() and a.pays_in_full()) == gym.PAID_IN_FULL
+    assert page(audits, 40) == (docs / "reasoning-gym.md").read_text(), "run: python docs/make_reasoning_gym.py"

@@ -56,6 +56,7 @@ class Talk(NamedTuple):
     """A talk under way; ``heard`` are messages as the model that plays the user gets them."""
 
     user: User
+    draw: int  # which sample of this user
     heard: tuple[dict[str, str], ...]
 
 
@@ -92,7 +93,7 @@ def user_world(types: Sequence[str], user: Chat) -> SpokenWorld:
 
     def reset(seed: Any, task: User) -> Talk:
         first = {"role": "user", "content": "Begin."}, {"role": "assistant", "content": task.opening}
-        return Talk(task, ({"role": "system", "content": USER + task.profile}, *first))
+        return Talk(task, endpoints.draw_of(seed), ({"role": "system", "content": USER + task.profile}, *first))
 
     def step(talk: Talk, text: str) -> Said:
         named = recommended(text, types)
@@ -100,7 +101,7 @@ def user_world(types: Sequence[str], user: Chat) -> SpokenWorld:
             return Said(talk, "", float(named == talk.user.type), True)
         heard = (*talk.heard, {"role": "user", "content": text})
         try:
-            said = user(heard)
+            said = user(heard, talk.draw)
         except Unanswered as error:
             return Said(talk, "", 0.0, False, False, reason=f"the user: {error}")
         return Said(talk._replace(heard=(*heard, {"role": "assistant", "content": said})), said, 0.0, False)
@@ -127,7 +128,7 @@ def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Gi
         raise UserError("--data FILE of users needs --user ADDRESS and --user-model NAME: a model plays the users")
     found, types = read(settings.data)
     cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
-    user = endpoints.make_chat(settings.user, settings.user_model, cache=cache)
+    user = endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
     try:
         user([{"role": "user", "content": "Say yes."}])
     except Unanswered as error:

@@ -113,15 +113,13 @@ def answer(program: str, question: str, ask: Ask, run: Run, *, most: int) -> Ans
     return Answered(None, f"it asks more than {most} times")
 
 
-def executor(address: str, model: str, *, folder: str, **settings: Any) -> Ask:
-    """A model behind an address as ``ask``; the same question asked again is asked with another seed."""
-    chats: dict[int, endpoints.Chat] = {}
+def executor(settings: Any, *, folder: str) -> Ask:
+    """The model behind ``settings.executor`` as ``ask``; the same question asked again is another draw."""
+    cache = f"{folder}/{settings.executor_model.replace('/', '_')}.jsonl"
+    chat = endpoints.from_settings(settings, settings.executor, settings.executor_model, cache=cache)
 
     def ask(text: str, again: int) -> str:
-        if again not in chats:
-            cache = f"{folder}/{model.replace('/', '_')}_{again}.jsonl"
-            chats[again] = endpoints.make_chat(address, model, cache=cache, seed=again, **settings)
-        return chats[again]([{"role": "user", "content": text}])
+        return chat([{"role": "user", "content": text}], again)
 
     ask("Say yes.", 0)  # an address that does not answer is known before any work
     return ask
@@ -280,7 +278,7 @@ def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> lis
     tasks = training_tasks(train, settings.searches, settings.validation_items)
     tested = [held_task(held, settings.validation_items)]
     try:
-        ask = executor(settings.executor, settings.executor_model, folder="runs/executors", temperature=settings.heat)
+        ask = executor(settings, folder="runs/executors")
     except endpoints.Unanswered as error:
         raise UserError(f"--executor {settings.executor} does not answer: {error}") from error
     world = workflow_world(verify, ask, Sandbox(workers=settings.sandboxes).run, most=settings.calls)

@@ -17,6 +17,11 @@ from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
 
+# settings of how a run is made, which its numbers do not depend on: one that was stopped goes on with more of them
+OF_THE_RUN = {
+    "env_processes",
+    *(f"endpoint_{x}" for x in ("requests", "tokens", "concurrency", "timeout_s", "patience_s")),
+}
 AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
 
 
@@ -44,7 +49,8 @@ def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *
     """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
     if plan.on_host or plan.world is not None:
-        whole.append(results.plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}))
+        shaping = [f.name for f in dataclasses.fields(settings) if f.name not in OF_THE_RUN]
+        whole.append(results.plain({name: getattr(settings, name) for name in shaping}))
         rows = pathlib.Path(getattr(settings, "data", ""))
         if rows.is_file():  # the same name may hold other rows tomorrow
             whole.append(hashlib.sha256(rows.read_bytes()).hexdigest())
@@ -68,6 +74,7 @@ def seeds_of(
     fresh: bool = False,
     tail: int = 1,
     keeping: Keeping | None = None,
+    most_skipped: int = 0,
 ) -> tuple[ArmResult, int]:
     """One arm for these seeds, the missing ones trained and stored one by one; and how many were there already.
 
@@ -75,6 +82,7 @@ def seeds_of(
       folder: of this arm alone; it has one file a seed.
       fresh: train all of them again.
       keeping: of an arm that runs on the host, see ``loop.run_arm``.
+      most_skipped: as in ``loop.run_arm``.
     """
     files = {seed: folder / f"{seed}.json" for seed in seeds}
     there = {} if fresh else {seed: one for seed, path in files.items() if (one := _read(path)) is not None}
@@ -84,7 +92,9 @@ def seeds_of(
     hosts.barrier("fresh seeds")
     for begin in range(0, len(missing), AT_ONCE):
         chunk = missing[begin : begin + AT_ONCE]
-        ran = loop.run_arm(plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping)
+        ran = loop.run_arm(
+            plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping, most_skipped=most_skipped
+        )
         for k, seed in enumerate(chunk) if hosts.is_first() else ():
             folder.mkdir(parents=True, exist_ok=True)
             record.write_json(files[seed], results.plain(dataclasses.asdict(results.of_seed(ran, k))))
@@ -123,8 +133,9 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
             own += "" if keeping.staleness is None else f"-async{keeping.staleness}"
             keeping = keeping._replace(identity=own)
         place = folder / own
+        most = getattr(options, "most_skipped", 0)  # of comparisons and sweeps there is no such flag
         found[name], there = seeds_of(
-            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, keeping=keeping
+            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, keeping=keeping, most_skipped=most
         )
         if there:
             print(f"arm {name}: {there} of {len(seeds)} seeds taken from {place}", flush=True)

@@ -75,9 +75,11 @@ def _blocks(stored: dict, part: tensor_names.Part, block_bytes: int) -> Iterator
     tensor, last = stored[part.tensor], part.start + part.shape[-1]
     if part.transposed or len(part.shape) == 1:  # stored rows are our last axis
         for first, block in files.row_blocks(tensor, part.start, last, block_bytes):
+            files.check_finite(part.tensor, tensor, block)
             yield (first - part.start, *(0,) * (len(part.shape) - 1)), block
         return
     for first, block in files.row_blocks(tensor, 0, tensor.shape[0], block_bytes):
+        files.check_finite(part.tensor, tensor, block)
         yield (first, 0), block[:, part.start : last]
 
 
@@ -112,6 +114,12 @@ def check(folder: str | pathlib.Path, config: ModelConfig) -> Stored:
     sizes = [int(np.prod(x.shape)) * x.dtype.itemsize for x in stored.values()]
     kinds = collections.Counter(x.dtype.name for x in stored.values())
     return Stored(len(stored), sum(sizes), len({x.path for x in stored.values()}), dict(kinds))
+
+
+def export_type(folder: str | pathlib.Path, config: ModelConfig) -> str:
+    """``dtype`` of ``save`` for a model loaded from ``folder``: bfloat16 where most tensors are, else float32."""
+    kinds = check(folder, config).kinds
+    return "bfloat16" if 2 * kinds.get("bfloat16", 0) > sum(kinds.values()) else "float32"
 
 
 def _nested(leaves: dict[tuple[str, ...], Any]) -> Params:

@@ -129,6 +129,33 @@ def _add(scale, softcap, q, k, v, here, top, total, acc):
     top[...] = jnp.broadcast_to(highest, top.shape)
 
 
+def repeat_rows(x: Float[Array, "N B G C K"], repeats: int, *, interpret: bool = False) -> Float[Array, "N R G C K"]:
+    """Each row of a stacked cache ``repeats`` times, side by side: read once, written as often as needed.
+
+    XLA broadcasts at a seventh of the memory's bandwidth (65 ms of the 168 of a prefill, see ``docs/schedule.md``).
+    """
+    n, b, g, c, d = x.shape
+    heads = max(h for h in range(1, g + 1) if g % h == 0 and (h == 1 or h * c * d * x.dtype.itemsize <= _VMEM // 2))
+    columns = _columns(c, c, 2 * heads * d * x.dtype.itemsize)
+    block = (1, 1, heads, columns, d)
+    return pl.pallas_call(
+        _copy,
+        grid=(n, b, g // heads, c // columns, repeats),
+        in_specs=[pl.BlockSpec(block, lambda n, b, g, c, r: (n, b, g, c, 0))],
+        out_specs=pl.BlockSpec(block, lambda n, b, g, c, r: (n, b * repeats + r, g, c, 0)),
+        out_shape=jax.ShapeDtypeStruct((n, b * repeats, g, c, d), x.dtype),
+        cost_estimate=pl.CostEstimate(
+            flops=0, transcendentals=0, bytes_accessed=(1 + repeats) * x.size * x.dtype.itemsize
+        ),
+        interpret=interpret,
+        name="repeat_rows",
+    )(x)
+
+
+def _copy(x, out):
+    out[...] = x[...]
+
+
 def cut_out(attend_fn: attention.AttendFn) -> CachedFn:
     """``attend_layer`` by an ``attend`` that takes one layer's keys and values: they are cut out of the stack."""
 

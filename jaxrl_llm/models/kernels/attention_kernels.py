@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models import attention
-from jaxrl_llm.models.attention import AttendFn
+from jaxrl_llm.models.attention import AttendFn, Seen
+from jaxrl_llm.models.cache import RowsFn
 from jaxrl_llm.models.kernels import attention_cached, attention_pallas
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
 
@@ -40,12 +41,16 @@ def make_attend(name: str = "auto", *, platform: str | None = None) -> AttendFn:
 
 
 def _pallas(interpret: bool) -> AttendFn:
-    def attend(q: Array, k: Array, v: Array, mask: Array, **settings) -> Array:
+    def attend(q: Array, k: Array, v: Array, mask: Array | Seen, **settings) -> Array:
         if q.shape[1] <= FEW:
-            return attention.attend(q, k, v, mask, **settings)
+            return attention.attend(q, k, v, _dense(mask), **settings)
         return attention_pallas.attend(q, k, v, mask, interpret=interpret, **settings)
 
     return attend
+
+
+def _dense(mask: Array | Seen) -> Array:
+    return mask.dense() if isinstance(mask, Seen) else mask
 
 
 def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn | None:
@@ -59,12 +64,22 @@ def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn 
         return None
     otherwise = attention_cached.cut_out(attend_fn)
 
-    def attend_layer(q: Array, k: Array, v: Array, mask: Array, layer: Any, filled: Any, **settings) -> Array:
+    def attend_layer(q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings) -> Array:
         if q.shape[1] * (q.shape[2] // k.shape[2]) > FEW:
             return otherwise(q, k, v, mask, layer, filled, **settings)
-        return attention_cached.attend_layer(q, k, v, mask, layer, filled, interpret=platform != "tpu", **settings)
+        return attention_cached.attend_layer(
+            q, k, v, _dense(mask), layer, filled, interpret=platform != "tpu", **settings
+        )
 
     return attend_layer
+
+
+def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | None:
+    """The ``rows_fn`` of ``models.decoder.make_policy`` that belongs to ``make_cached`` of the same arguments."""
+    if make_cached(name, platform=platform) is None:
+        return None
+    interpret = (platform or jax.default_backend()) != "tpu"
+    return lambda x, repeats: attention_cached.repeat_rows(x, repeats, interpret=interpret)
 
 
 def cudnn(

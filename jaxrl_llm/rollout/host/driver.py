@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from jaxrl_llm.errors import RunStopped
 from jaxrl_llm.rollout.host.env import HostEnv
 from jaxrl_llm.rollout.host.recorder import Record, trajectories_of, written_of
 from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
@@ -92,9 +93,10 @@ def make_host_episodes(
     """As ``episodes.make_episodes``, for a world in Python; ``train.host`` trains on it.
 
     An exception of the world, an invalid answer, or a deadline that passes makes the episode invalid, with a reason;
-    the others go on. ``extras`` hold the ``Turns`` of ``multi_turn``. A world that waits costs nothing; one that
-    computes much in Python holds up the host, and belongs into a process of its own. With a limited ``context`` these
-    are the episodes of ``summaries.make_episodes``, in caches no longer than the longest sub-trajectory.
+    the others go on. ``RunStopped`` is no episode's: it is raised here. ``extras`` hold the ``Turns`` of
+    ``multi_turn``. A world that waits costs nothing; one that computes much in Python holds up the host, and belongs
+    into a process of its own (``envs.processes``). With a limited ``context`` these are the episodes of
+    ``summaries.make_episodes``, in caches no longer than the longest sub-trajectory.
 
     ``figures``: ``world/occupancy``, the share of the slots' time in which they held an episode that was not over;
     ``world/decoding``, the share of the decoded places that were some episode's token; ``world/waiting``, the share of
@@ -224,6 +226,8 @@ class _Driver:
         """One answer; what is to be read of it."""
         self.waited += self.rules.clock() - episode.asked
         episode.ticket, row, turn = 0, episode.row, episode.turn
+        if isinstance(done.error, RunStopped):
+            raise done.error
         if done.error is not None:
             self.fail(done.slot, f"{type(done.error).__name__}: {done.error}")
             return []

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -127,22 +128,34 @@ def append_line(path: pathlib.Path, value: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The complete JSON lines of a file; a last line cut by a crash is left out."""
+def read_lines(path: pathlib.Path, *, needs: str = "") -> list[dict[str, Any]]:
+    """The complete JSON objects of a file of lines, in order.
+
+    A last line cut by a crash is left out; so is any damaged line, with a message on standard error that names it.
+
+    Args:
+      needs: a whole number that every line has; one without it is damaged.
+    """
     if not path.is_file():
         return []
-    rows = []
-    for line in path.read_text().splitlines():
+    rows, lines = [], path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError):  # also of bytes that are no UTF-8
+            row = None
+        if isinstance(row, dict) and (not needs or isinstance(row.get(needs), int)):
+            rows.append(row)
+        elif number < len(lines) or row is not None:
+            print(f"{path}:{number} is damaged; that line is left out", file=sys.stderr)
     return rows
 
 
 def rewind(path: pathlib.Path, step: int) -> None:
-    """Drops lines of steps after ``step``: a resumed run writes them again."""
-    write_lines(path, [row for row in read_lines(path) if row["step"] <= step])
+    """Drops lines of steps after ``step``: a resumed run writes them again; damaged lines go too, with a message."""
+    write_lines(path, [row for row in read_lines(path, needs="step") if row["step"] <= step])
 
 
 def running_mean(values: Sequence[float], width: int) -> np.ndarray:

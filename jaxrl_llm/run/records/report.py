@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy as np
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rollout_weights
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.planning import utilisation
 from jaxrl_llm.run import compile_cache, parts
 from jaxrl_llm.run.evaluate import Evaluation
-from jaxrl_llm.run.records import record
+from jaxrl_llm.run.records import health, record
+from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Params
 
 
@@ -27,19 +30,30 @@ def _as_dict(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
+def column(lines: list[dict[str, Any]], name: str) -> list[float]:
+    """The values of a figure in the steps that have one: of an empty set, or of a damaged line, there is none."""
+    return [line[name] for line in lines if isinstance(line.get(name), int | float)]
+
+
+def summary(reduce: Callable[[list[float]], Any], values: list[float]) -> float | None:
+    """Of no values there is no summary: None."""
+    return float(reduce(values)) if values else None
+
+
 def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Of rollout, score and update the share of the time, and the median share of the peak rates; None: no work of
-    the device.
+    the device, or nothing recorded.
 
     The first step, which compiles, is left out where there are others.
     """
     later = lines[1:] or lines
     names = ("rollout", "score", "update")
-    seconds = {name: sum(r[f"time/{name}_s"] for r in later) for name in names}
-    roofs = {name: [r[f"roof/{name}"] for r in later if f"roof/{name}" in r] for name in names}
+    seconds = {name: sum(column(later, f"time/{name}_s")) for name in names}
+    roofs = {name: column(later, f"roof/{name}") for name in names}
+    whole = sum(seconds.values())
     return {
         name: {
-            "share": seconds[name] / sum(seconds.values()),
+            "share": seconds[name] / whole if whole else None,
             "roof": float(np.median(roofs[name])) if roofs[name] else None,
         }
         for name in names
@@ -48,14 +62,20 @@ def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
 
 def reshard(lines: list[dict[str, Any]]) -> dict[str, float] | None:
     """Medians over the steps of what the weights cost on their way to the rollout's layout; None: it is training's."""
-    later = [line for line in lines[1:] or lines if "reshard/seconds" in line]
-    if not later:
-        return None
-    return {name: float(np.median([r[f"reshard/{name}"] for r in later])) for name in rollout_weights.FIGURES}
+    found = {name: column(lines[1:] or lines, f"reshard/{name}") for name in rollout_weights.FIGURES}
+    return {name: float(np.median(values)) for name, values in found.items()} if all(found.values()) else None
 
 
-def _at_roof(share: float | None) -> str:
-    return "" if share is None else f" at {share:.2g} of the roof"
+def shown(value: float | None, form: str) -> str:
+    """A figure as text; one that there is not is said to be so."""
+    return "none" if value is None else format(value, form)
+
+
+def _at_roof(share: float | None, dtype: Any) -> str:
+    if share is None:
+        return ""
+    why = utilisation.above_roof(share, dtype)
+    return f" at {share:.2g} of the roof" + (f" ({why})" if why else "")
 
 
 def report(
@@ -81,14 +101,16 @@ def report(
         "after": _as_dict(after),
         "gain": gain,
         "sampler_trainer_gap": {
-            "mean": float(np.mean([r["kl/sampler_mean"] for r in lines])),
-            "max": float(np.max([r["kl/sampler_max"] for r in lines])),
+            "mean": summary(np.mean, column(lines, "kl/sampler_mean")),
+            "max": summary(np.max, column(lines, "kl/sampler_max")),
         },
-        "tokens_per_s": float(np.median([r["tokens/per_s"] for r in lines])),
+        "tokens_per_s": summary(np.median, column(lines, "tokens/per_s")),
+        "skipped_updates": sum(column(lines, SKIPPED)),
+        "learned_nothing": (causes := health.judged(lines).summary()),
         "phases": phases(lines),
         "reshard": reshard(lines),
         "rollouts": len(lines) * settings["prompts_per_step"] * settings["group_size"],
-        "training_seconds": sum(r["time/step_s"] for r in lines),
+        "training_seconds": sum(column(lines, "time/step_s")),
         "compile_seconds": compile_cache.measured(),  # on loading what was compiled before, too
         "seconds": seconds,
     }
@@ -102,10 +124,16 @@ def report(
     for level, new in after.by_level.items():
         print(f"    level {level}  pass@1  before {before.by_level.get(level)}   after {new}")
     print(f"  {len(lines)} steps in {results['training_seconds']:.0f} s of training")
-    print(f"  sampler/trainer log-prob gap: mean {results['sampler_trainer_gap']['mean']:.2g}, ", end="")
-    print(f"max {results['sampler_trainer_gap']['max']:.2g}   {results['tokens_per_s']:,.0f} tokens/s")
+    gap = results["sampler_trainer_gap"]
+    print(f"  sampler/trainer log-prob gap: mean {shown(gap['mean'], '.2g')}, max {shown(gap['max'], '.2g')}", end="")
+    print(f"   {shown(results['tokens_per_s'], ',.0f')} tokens/s")
+    for cause in causes:
+        print(f"  {cause}")
+    if count := results["skipped_updates"]:
+        print(f"  {count:g} updates were not finite and were skipped")
     told = (
-        f"{name} {part['share']:.0%} of the time" + _at_roof(part["roof"]) for name, part in results["phases"].items()
+        f"{name} {shown(part['share'], '.0%')} of the time" + _at_roof(part["roof"], settings["compute"])
+        for name, part in results["phases"].items()
     )
     print("  " + ", ".join(told))
     if moved := results["reshard"]:
@@ -117,7 +145,7 @@ def report(
 
 
 def save_model(run: pathlib.Path, model: parts.Model, params: Params) -> None:
-    """The trained model in Hugging Face layout, tokenizer files beside it."""
-    weights.save(run / "model", model.config, params)
+    """The trained model in Hugging Face layout, in the precision of the one given; tokenizer files beside it."""
+    weights.save(run / "model", model.config, params, dtype=weights.export_type(model.folder, model.config))
     for file in model.tokenizer.files:
         shutil.copy(file, run / "model" / file.name)

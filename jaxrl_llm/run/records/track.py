@@ -1,5 +1,6 @@
 """Figures of a run for TensorBoard and Weights & Biases, beside ``metrics.jsonl``, which has them all."""
 
+import html
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ def _wandb(folder: pathlib.Path, begin: int) -> Tracker:
         run.log(_numbers(values), step=step)
 
     def text(step: int, name: str, said: str) -> None:
-        run.log({name: wandb.Html(f"<pre>{said}</pre>")}, step=step)
+        run.log({name: wandb.Html(f"<pre>{html.escape(said)}</pre>")}, step=step)
 
     return Tracker(write, text, run.finish)
 

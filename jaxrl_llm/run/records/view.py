@@ -4,8 +4,12 @@ The page needs nothing but a browser: rows by step and group, prompts, actions a
 token the advantage, the ratio of the updated policy to the sampler, or the sampler's probability as a colour.
 """
 
+import base64
+import hashlib
+import html
 import json
 import pathlib
+import re
 import sys
 from typing import Any
 
@@ -27,12 +31,14 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
     for number, line in enumerate(lines[:-1], start=1):  # a last line without an end was cut by a crash
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not JSON ({error.msg}); delete the line") from error
+        except (ValueError, RecursionError) as error:
+            what = getattr(error, "msg", "nested too deeply or no text")
+            raise DataError(f"{path}:{number}: not JSON ({what}); delete the line") from error
         absent = [name for name in NEEDED if not isinstance(record, dict) or name not in record]
         if absent:
             raise DataError(f"{path}:{number}: lacks {', '.join(absent)}; delete the line")
-        if len({len(record[name]) for name in COLUMNS}) != 1:
+        lists = [record[name] for name in COLUMNS]
+        if not all(isinstance(x, list) for x in lists) or len({len(x) for x in lists}) != 1:
             raise DataError(f"{path}:{number}: lists of different length; delete the line")
         found.append(record)
     if not found:
@@ -44,8 +50,22 @@ def page(records: list[dict[str, Any]], title: str) -> str:
     """One self-contained HTML document; text of a model is data in it, never markup."""
     data = json.dumps(records, separators=(",", ":")).replace("<", "\\u003c")
     template = (pathlib.Path(__file__).parent / "view.html").read_text()
-    safe = title.replace("&", "&amp;").replace("<", "&lt;")
-    return template.replace("{{TITLE}}", safe).replace("{{DATA}}", data)
+    filled = {"TITLE": html.escape(title), "DATA": data, "POLICY": policy(template)}
+    # in one pass: what is filled in is not filled in again
+    return re.sub(r"\{\{(TITLE|DATA|POLICY)\}\}", lambda found: filled[found[1]], template)
+
+
+def policy(template: str) -> str:
+    """The content security policy of the page: its own script and style by their hashes, and nothing from anywhere."""
+
+    def hashes(tag: str) -> str:
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
+        return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(t.encode()).digest()).decode()}'" for t in texts)
+
+    return (
+        f"default-src 'none'; script-src {hashes('script')}; style-src {hashes('style')}; base-uri 'none'; "
+        "form-action 'none'"
+    )
 
 
 def write(run: str, out: str = "") -> pathlib.Path:

@@ -1,0 +1,530 @@
+"""A campaign of faults: what a run loses when it is killed, starved, damaged or doubled, as a table.
+
+Every case compares the final weights with those of an undisturbed run, bit for bit, and keeps the line that the user
+reads. Three subjects: the main job, an experiment, and an asynchronous run; ``--command`` takes any other command that
+goes on when it is started again with the same words.
+
+    python benchmarks/faults.py --out docs/faults.md                      # everything
+    python benchmarks/faults.py --case kill --subject main --kills 20     # one
+    python benchmarks/faults.py --case kill --command "python train.py --out {out}" --result "{out}/model/*"
+
+Mounting small and read-only file systems needs privileges; without them those cases say so. Where the clock cannot be
+set, the clock of the process jumps. Cases run one after another; on two cores all of them take about an hour.
+"""
+
+import argparse
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import pathlib
+import random
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+STEPS = 12
+SMALL = [
+    "--model", "nano", "--data", "chain", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "12",
+    "--train-problems", "64", "--eval-problems", "8", "--eval-samples", "2", "--checkpoint-every", "2",
+    "--steps", str(STEPS),
+]  # fmt: skip
+EXPERIMENT = [
+    "--smoke", "--arm", "grpo", "--seeds", "2", "--steps", "4", "--eval-every", "2", "--prompts-per-step", "4",
+    "--group-size", "4", "--max-new-tokens", "12",
+]  # fmt: skip
+PYTHON = [sys.executable, "-u"]
+PATIENCE_S = 900.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A command, how it goes on, and what its outcome is; ``{out}`` is its folder."""
+
+    name: str
+    begin: str
+    resume: str  # once ``started`` exists
+    started: str
+    outcome: Callable[[pathlib.Path], str]  # a hash of what the run is for
+    loses: str = "nothing"
+
+    def command(self, out: pathlib.Path) -> list[str]:
+        """To begin, or to go on."""
+        there = out.joinpath(self.started).exists() if self.started else False
+        return shlex.split((self.resume if there else self.begin).replace("{out}", str(out)))
+
+
+def _hash(paths: list[pathlib.Path]) -> str:
+    if not paths:
+        return "nothing there"
+    return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()[:16]
+
+
+def _model(out: pathlib.Path) -> str:
+    return _hash(sorted((out / "model").glob("*.safetensors")))
+
+
+def _curves(out: pathlib.Path) -> str:
+    """All curves of all finished seeds; the seconds that they took are not among them."""
+    found = sorted(out.rglob("arms/**/*.json"))
+    curves = [json.loads(path.read_text())["curves"] for path in found]
+    return hashlib.sha256(json.dumps(curves, sort_keys=True).encode()).hexdigest()[:16] if found else "nothing there"
+
+
+def _newest(out: pathlib.Path) -> str:
+    """The weights of the newest checkpoint of an asynchronous run."""
+    import jax
+    import numpy as np
+
+    from jaxrl_llm.train import checkpoint
+
+    path = checkpoint.latest(out)
+    if path is None:
+        return "nothing there"
+    state = checkpoint.restore(path, program().start())
+    return hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(state.params))).hexdigest()[:16]
+
+
+def subjects() -> dict[str, Subject]:
+    """The three of the table."""
+    python, script = " ".join(PYTHON), f"{ROOT}/benchmarks/faults.py"
+    main = f"{python} -m jaxrl_llm"
+    papers = f"{python} -m jaxrl_llm run dr_grpo {' '.join(EXPERIMENT)} --out {{out}}"
+    steps = f"{python} {script} --asynchronous {{out}}"
+    return {
+        "main": Subject(
+            "main job", f"{main} {' '.join(SMALL)} --out {{out}}", f"{main} --resume {{out}}", "settings.json", _model
+        ),
+        "experiment": Subject("experiment", papers, papers, "", _curves, "the seeds under way, which begin anew"),
+        "async": Subject("asynchronous run", steps, steps, "", _newest),
+    }
+
+
+# an asynchronous run: this file again, as a process of its own
+
+
+def program():
+    """The main job's method as roles; every process builds its own."""
+    from functools import partial
+
+    import jax
+    import jax.numpy as jnp
+
+    from jaxrl_llm.asynchronous.roles import make_program
+    from jaxrl_llm.run import grpo, parts, settings
+    from jaxrl_llm.train.online import init_state
+
+    given = settings.parse([*SMALL, "--out", "unused"])
+    model = parts.load_model(given.model)
+    problems = parts.load_problems(given.data, train=given.train_problems, heldout=given.eval_problems, seed=given.seed)
+    tables = parts.make_tables(model, problems, prompt_tokens=0, max_new_tokens=given.max_new_tokens)
+    online = grpo.make_online(given, model, tables, None)
+    copied = partial(jax.tree.map, jnp.copy, model.params)
+    score = parts.make_scorer(model.tokenizer, tables.train, tables.verifier)
+    return make_program(online, lambda: init_state(online, copied(), jax.random.key(given.seed)), score)
+
+
+def killed(function, *arguments):
+    """The worker dies before its work."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def asynchronous(out: str, victim: str) -> None:
+    """Trains; with a ``victim`` as actors on a cluster of two nodes, of which one worker of that role is killed."""
+    from functools import partial
+
+    from jaxrl_llm.asynchronous import conductor
+    from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes
+    from jaxrl_llm.asynchronous.workers import Threads
+
+    limits = Limits(score=Limit(300.0, 300.0))
+    train = partial(conductor.run, folder=out, sizes=Sizes(rollers=1, staleness=0), limits=limits, checkpoint_every=2)
+    if not victim:
+        report = train(Threads(), program, STEPS)
+    else:
+        with two_nodes() as where:
+            report = train(_with_victim(victim, where), program, STEPS)
+    for event in report.events:
+        print(f"{event.kind} {event.who}: {event.cause}")
+    print(f"{STEPS} updates")
+
+
+def _with_victim(victim: str, where: dict):
+    from functools import partial
+
+    from jaxrl_llm.asynchronous.ray_workers import RayCrew
+
+    class Crew(RayCrew):
+        calls = 0
+
+        def call(self, name, function, *arguments):
+            if function.__name__ == victim:
+                self.calls += 1
+                if self.calls == 5:
+                    function = partial(killed, function)
+            return super().call(name, function, *arguments)
+
+    return Crew(where)
+
+
+@contextmanager
+def two_nodes() -> Iterator[dict]:
+    """A learner's node and a rollout node of a Ray cluster on this machine; yields the options of the roles."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    made = Cluster(
+        initialize_head=True, head_node_args=node | {"resources": {"learner": 1}, "include_dashboard": False}
+    )
+    try:
+        made.add_node(**node, resources={"roller": 1})
+        ray.init(address=made.address, log_to_driver=False)
+        yield {"learn": {"resources": {"learner": 0.1}}, "roll": {"resources": {"roller": 0.1}}}
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+# running
+
+
+def environment() -> dict[str, str]:
+    """One processor, little output; programs of an earlier process are taken up."""
+    ours = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+    return dict(os.environ) | ours
+
+
+def start(subject: Subject, out: pathlib.Path, log: pathlib.Path, **more) -> subprocess.Popen:
+    """The subject as a process in a group of its own, which writes to ``log``."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            subject.command(out), cwd=ROOT, env=environment(), stdout=file, stderr=file, start_new_session=True, **more
+        )
+
+
+def finish(subject: Subject, out: pathlib.Path, log: pathlib.Path, **more) -> int:
+    """Runs to its end; the exit code."""
+    process = start(subject, out, log, **more)
+    try:
+        return process.wait(PATIENCE_S)
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen) -> None:
+    """``kill -9`` of all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def last_line(log: pathlib.Path) -> str:
+    """What the user reads last."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(("error:", "stopped", "skipping"))] or lines[-1:]
+    return said[-1] if said else ""
+
+
+def children(pid: int, word: str) -> list[int]:
+    """Processes below ``pid`` whose command line holds ``word``."""
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if word in (folder / "cmdline").read_text():
+                found.append((int(folder.name), parent))
+    below, grown = {pid}, True
+    parents = {int(f.name): _parent(f) for f in pathlib.Path("/proc").glob("[0-9]*")}
+    while grown:
+        more = {child for child, parent in parents.items() if parent in below} - below
+        below, grown = below | more, bool(more)
+    return [child for child, _ in found if child in below and child != pid]
+
+
+def _parent(folder: pathlib.Path) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+    return -1
+
+
+def trained(out: pathlib.Path, lines: int) -> bool:
+    """Whether the metrics of that many steps are there."""
+    path = out / "metrics.jsonl"
+    return path.exists() and path.read_bytes().count(b"\n") >= lines
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
+    """Until the condition holds or the process is over."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+@contextmanager
+def small_disk(size: str) -> Iterator[tuple[pathlib.Path, Callable[[str], None]]]:
+    """A file system of its own, and a function that mounts it anew with other options."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="jaxrl_faults_"))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True, capture_output=True)
+    try:
+        yield folder, lambda options: subprocess.run(["mount", "-o", f"remount,{options}", folder], check=True)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+        folder.rmdir()
+
+
+# cases: each returns what it did, what the user read, and the outcome's hash
+
+Found = tuple[str, str, str]
+
+
+def kill(subject: Subject, folder: pathlib.Path, kills: int, seconds: float) -> Found:
+    """``kill -9`` at random moments of its life, start-up included; then it runs to its end."""
+    out, log, rng = folder / "run", folder / "log", random.Random(kills)
+    moments = []
+    for _ in range(kills):
+        process, began = start(subject, out, log), time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0, seconds))
+        if process.poll() is None:
+            moments.append(time.monotonic() - began)
+        end(process)
+    code = finish(subject, out, log)
+    spread = f"{min(moments):.0f} to {max(moments):.0f} s" if moments else "never in time"
+    return f"{len(moments)} kills, {spread} after a start; exit {code}", last_line(log), subject.outcome(out)
+
+
+def full_disk(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """A disk with room for one checkpoint; then it gets more."""
+    with small_disk("3m") as (disk, remount):
+        code = finish(subject, disk / "run", folder / "log")
+        said = last_line(folder / "log")
+        remount("size=200m")
+        again = finish(subject, disk / "run", folder / "log")
+        return f"exit {code}, with room again {again}", said, subject.outcome(disk / "run")
+
+
+def read_only(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """The file system becomes read-only in the middle; then it is writable again."""
+    with small_disk("200m") as (disk, remount):
+        process = start(subject, disk / "run", folder / "log")
+        wait_for(lambda: trained(disk / "run", 3), process)
+        os.kill(process.pid, signal.SIGSTOP)  # no file is open for writing for long
+        for _ in range(100):
+            with suppress(subprocess.CalledProcessError):
+                remount("ro")
+                break
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(0.01)
+            os.kill(process.pid, signal.SIGSTOP)
+        os.kill(process.pid, signal.SIGCONT)
+        code = process.wait(PATIENCE_S)
+        said = last_line(folder / "log")
+        remount("rw")
+        again = finish(subject, disk / "run", folder / "log")
+        return f"exit {code}, writable again {again}", said, subject.outcome(disk / "run")
+
+
+def damage(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """Every file of the newest checkpoint cut in half, and with one bit flipped; each time the run goes on."""
+    whole, log = folder / "whole", folder / "log"
+    process = start(subject, whole, log)
+    wait_for(lambda: trained(whole, STEPS // 2 + 1), process)
+    process.send_signal(signal.SIGTERM)
+    process.wait(PATIENCE_S)
+    newest = max((whole / "checkpoints").glob("step_*"))
+    files = sorted(p.relative_to(whole) for p in newest.rglob("*") if p.is_file())
+    outcomes, skipped = set(), 0
+    for name in files:
+        for how in ("cut", "flipped"):
+            out = folder / "run"
+            shutil.copytree(whole, out)
+            content = bytearray((out / name).read_bytes())
+            if how == "cut":
+                content = content[: len(content) // 2]
+            elif content:
+                content[len(content) // 2] ^= 1
+            (out / name).write_bytes(content)
+            mark = log.stat().st_size
+            finish(subject, out, log)
+            skipped += "skipping checkpoint" in log.read_text(errors="replace")[mark:]
+            outcomes.add(subject.outcome(out))
+            shutil.rmtree(out)
+    did = f"{len(files)} files, {2 * len(files)} damages; {skipped} times the checkpoint before it was taken"
+    return did, last_line(log), outcomes.pop() if len(outcomes) == 1 else f"{len(outcomes)} outcomes"
+
+
+def twice(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """A second process in the same folder."""
+    out = folder / "run"
+    first = start(subject, out, folder / "log")
+    wait_for(lambda: trained(out, 2), first)
+    second = finish(subject, out, folder / "second")
+    return (
+        f"second exit {second}, first exit {first.wait(PATIENCE_S)}",
+        last_line(folder / "second"),
+        subject.outcome(out),
+    )
+
+
+def memory(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """No more memory from the middle on; then there is some again."""
+    out = folder / "run"
+    process = start(subject, out, folder / "log")
+    wait_for(lambda: trained(out, 3), process)
+    with suppress(ProcessLookupError):
+        resource.prlimit(process.pid, resource.RLIMIT_AS, (2**28, 2**28))
+    code = process.wait(PATIENCE_S)
+    said = last_line(folder / "log")
+    return f"exit {code}, with memory again {finish(subject, out, folder / 'log')}", said, subject.outcome(out)
+
+
+CLOCK = """
+import runpy, sys, time
+true, began = time.time, time.monotonic()
+time.time = lambda: true() + (0.0, -86400.0, 3600.0 * 24 * 400)[int(time.monotonic() - began) // 4 % 3]
+sys.argv = ["jaxrl_llm", *sys.argv[1:]]
+runpy.run_module("jaxrl_llm", run_name="__main__")
+"""
+
+
+def clock(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """The clock jumps a day back and a year ahead, every four seconds."""
+    script = folder / "clock.py"
+    script.write_text(CLOCK)
+    other = dataclasses.replace(subject, begin=subject.begin.replace("-m jaxrl_llm", str(script)))
+    code = finish(other, folder / "run", folder / "log")
+    return f"exit {code}", last_line(folder / "log"), subject.outcome(folder / "run")
+
+
+def judged(subject: Subject, folder: pathlib.Path) -> Subject:
+    """The main job on rows whose answers other processes judge."""
+    rows = [{"prompt": f"m10 {i}+{j}=>", "answer": str((i + j) % 10)} for i in range(10) for j in range(10)]
+    data = folder / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    words = subject.begin.replace("--data chain", f"--data {data} --verifier math").replace(
+        f"--steps {STEPS}", "--steps 200"
+    )
+    return dataclasses.replace(subject, begin=words)
+
+
+def verifier(subject: Subject, folder: pathlib.Path, *_) -> Found:
+    """Processes of the verifier are stopped for good, and killed, in turn; ten of each."""
+    subject, out = judged(subject, folder), folder / "run"
+    process, count = start(subject, out, folder / "log"), 0
+    wait_for(lambda: trained(out, 2), process)
+    while process.poll() is None and count < 20:
+        for pid in children(process.pid, "jaxrl_llm")[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, (signal.SIGSTOP, signal.SIGKILL)[count % 2])
+                count += 1
+        time.sleep(0.3)
+    code = process.wait(PATIENCE_S)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    left = sum(16 * (1 - row["reward/valid_fraction"]) for row in rows)
+    did = f"{count} processes stopped or killed; {left:.0f} of {16 * len(rows)} rows judged invalid; exit {code}"
+    return did, last_line(folder / "log"), f"{len(rows)} steps"
+
+
+def on_ray(victim: str) -> Callable[..., Found]:
+    """A worker of that role is killed at its fifth call, on a cluster of two nodes."""
+
+    def case(subject: Subject, folder: pathlib.Path, *_) -> Found:
+        other = dataclasses.replace(subject, begin=f"{subject.begin} --victim {victim}")
+        code = finish(other, folder / "run", folder / "log")
+        lost = [line for line in (folder / "log").read_text(errors="replace").splitlines() if line.startswith("lost ")]
+        return f"{len(lost)} lost; exit {code}", lost[0] if lost else "", subject.outcome(folder / "run")
+
+    return case
+
+
+CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
+    "kill": (("main", "experiment", "async"), kill),
+    "full disk": (("main",), full_disk),
+    "read-only": (("main",), read_only),
+    "damaged checkpoint": (("main",), damage),
+    "two processes": (("main",), twice),
+    "memory limit": (("main",), memory),
+    "clock": (("main",), clock),
+    "verifier": (("main",), verifier),
+    "ray rollout worker": (("async",), on_ray("roll")),
+    "ray learner": (("async",), on_ray("learn")),
+}
+OTHER = {"verifier": "rows judged invalid train nothing; no more is lost"}
+
+
+def campaign(chosen: list[Subject | str], cases: list[str], kills: int, keep: Callable[[str], None]) -> None:
+    """Runs the cases; ``keep`` gets a line of the table as soon as there is one."""
+    for key, subject in ((k, s) for k, s in chosen):
+        with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as calm:
+            began = time.monotonic()
+            code = finish(subject, pathlib.Path(calm) / "run", pathlib.Path(calm) / "log")
+            seconds, want = time.monotonic() - began, subject.outcome(pathlib.Path(calm) / "run")
+            if code:
+                raise SystemExit(f"{subject.name} fails undisturbed: {last_line(pathlib.Path(calm) / 'log')}")
+        for case in cases:
+            of, run = CASES[case]
+            if key not in of and key != "other":
+                continue
+            with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as folder:
+                try:
+                    did, said, outcome = run(subject, pathlib.Path(folder), kills, seconds)
+                except subprocess.CalledProcessError as error:
+                    did, said, outcome = "not possible here", f"{error.cmd[0]}: needs privileges", "-"
+                said = said.replace(folder, "...")
+            same = "bitwise equal" if outcome == want else OTHER.get(case, f"DIFFERENT ({outcome})")
+            same = "-" if outcome == "-" else same
+            loses = subject.loses if case == "kill" else "nothing"
+            what = (run.__doc__ or "").split(";")[0].strip().rstrip(".") if case == "kill" else case
+            keep(f"| {subject.name} | {what} | {did} | {same} | {loses} | `{said[:160]}` |")
+
+
+HEAD = """| run | fault | what happened | final outcome | lost | what the user reads |
+|---|---|---|---|---|---|"""
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--subject", nargs="+", choices=list(subjects()), default=list(subjects()))
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--command", default="", help="any command that goes on when started again; {out}: its folder")
+    parser.add_argument("--result", default="", help="files of --command that must be equal, a pattern with {out}")
+    parser.add_argument("--out", default="", help="file whose table of this campaign is written anew; empty: none")
+    parser.add_argument("--asynchronous", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--victim", default="", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.asynchronous:
+        asynchronous(given.asynchronous, given.victim)
+        return
+    chosen = [(name, subjects()[name]) for name in given.subject]
+    if given.command:
+        files = lambda out: sorted(map(pathlib.Path, glob.glob(given.result.replace("{out}", str(out)))))  # noqa: E731
+        chosen = [("other", Subject("command", given.command, given.command, "", lambda out: _hash(files(out))))]
+    lines = [HEAD]
+    print(HEAD, flush=True)
+
+    def keep(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
+    campaign(chosen, given.case, given.kills, keep)
+    if given.out:
+        command = " ".join(["python benchmarks/faults.py", *sys.argv[1:]])
+        with open(given.out, "a") as file:
+            file.write(f"\n`{command}`\n\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

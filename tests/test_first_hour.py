@@ -1,0 +1,172 @@
+"""What a new user meets in the first hour: helps, notes, files of other kinds, and a terminal that stays readable."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_llm import __main__ as front
+from jaxrl_llm.data import sources
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.experiment import __main__ as commands
+from jaxrl_llm.models.config import read_config
+from jaxrl_llm.models.families import FAMILIES
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.planning import utilisation
+from jaxrl_llm.planning.chips import Chip
+from jaxrl_llm.run import parts, quiet
+from jaxrl_llm.run.records import report
+from tests.models_for_tests import byte_model
+
+
+def _said(action, capsys):
+    with pytest.raises(SystemExit) as stop:
+        action()
+    assert not stop.value.code
+    return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", [["train"], ["run", "dr_grpo"]], ids=lambda words: words[0])
+def test_the_help_of_model_names_every_family(command, capsys):
+    text = _said(lambda: front.main([*command, "--help"]), capsys)
+    for family in FAMILIES:
+        assert f" {family}" in text
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    ("compare", ("policy_gradient", "curriculum", "--methods", "--baseline")),
+    ("sweep", ("experiments/policy_gradient/dr_grpo.py", "--values", "--field")),
+])  # fmt: skip
+def test_help_needs_no_family_and_no_file(command, words, capsys):
+    assert commands.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in words) and "parts" not in text.splitlines()[-1]
+
+
+def test_a_mesh_without_devices_says_how_to_simulate_them():
+    with pytest.raises(UserError, match="XLA_FLAGS=--xla_force_host_platform_device_count=16 simulates that many"):
+        meshes.parse_mesh("data=4,fsdp=4")
+
+
+def test_what_the_message_says_works(tmp_path):
+    """Four devices where there was one."""
+    code = "import jax; from jaxrl_llm.distributed.mesh import parse_mesh; print(parse_mesh('data=2,fsdp=2').size)"
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    command = [sys.executable, "-c", code]
+    alone = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert alone.returncode and "device_count=4 simulates" in alone.stderr
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    assert subprocess.run(command, env=env, capture_output=True, text=True, timeout=120).stdout == "4\n"
+
+
+@pytest.mark.parametrize(("name", "mark"), [("rows.csv", ","), ("rows.tsv", "\t")])
+def test_separated_values(name, mark, tmp_path):
+    path = tmp_path / name
+    text = f'\ufeffprompt{mark}answer\r\n"say ""a{mark}b""\nhere"{mark}ä\r\n\r\n1+1={mark}2\r\n'
+    path.write_bytes(text.encode())
+    rows, bad = sources.read(str(path))
+    assert [row.columns for row in rows] == [
+        {"prompt": f'say "a{mark}b"\nhere', "answer": "ä"}, {"prompt": "1+1=", "answer": "2"},
+    ]  # fmt: skip
+    assert not bad and rows[1].where == f"{path}:5"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"prompt,prompt\n1,2\n", "first line must name the columns, each once"),
+        (b"prompt,\n1,2\n", "first line must name the columns"),
+        (b"prompt,answer\n1\n", r"rows.csv:2: 1 values where the first line names 2 columns"),
+        (b"prompt,answer\n1,\xff\n", "is not UTF-8"),
+        (b'prompt,answer\n"1,2\n', "rows.csv:2: .*quote texts with double quotes"),
+        (b"prompt,answer\n", "holds no rows"),
+        (b"", "holds no rows"),
+    ],
+)
+def test_unreadable_separated_values_are_one_line(content, message, tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=message) as found:
+        sources.read(str(path))
+    assert "\n" not in str(found.value)
+
+
+def _file(tmp_path, prompts):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": p, "answer": "1"}) for p in prompts))
+    return str(path)
+
+
+def _load(data, **more):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        parts.load_problems(data, train=8, heldout=4, seed=0, **more)
+    return [str(warning.message) for warning in found]
+
+
+def test_messages_without_chat_and_fewer_held_out_problems_are_said(tmp_path):
+    def messages(n):
+        return [{"role": "user", "content": f"{n}?"}]
+
+    texts = [f"{n}?" for n in range(200)]
+    assert _load(_file(tmp_path, texts), chat=False) == []
+    (mixed,) = _load(_file(tmp_path, [*texts, *map(messages, range(5))]), chat=False)
+    assert mixed.startswith("5 prompts of") and "200 are text and do not; give --chat" in mixed
+    (whole,) = _load(_file(tmp_path, map(messages, range(200))), chat=False)
+    assert "are messages: they go through the chat template" in whole
+    assert _load(_file(tmp_path, map(messages, range(200))), chat=True) == []
+    (fewer,) = _load(_file(tmp_path, texts[:20]), chat=False)
+    assert fewer.startswith("--eval-problems 4: ") and "held out (10 % by hash); all are used" in fewer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_is_exported_as_it_came(dtype, tmp_path):
+    (tmp_path / "given").mkdir()
+    folder = byte_model(tmp_path / "given")
+    config = read_config(folder)
+    weights.save(folder, config, weights.load(folder, config), dtype=dtype)
+    model = parts.load_model(str(folder))
+    assert {str(x.dtype) for x in jax.tree.leaves(model.params)} == {"float32"}  # what trains
+    (tmp_path / "run").mkdir()
+    report.save_model(tmp_path / "run", model, model.params)
+    out = tmp_path / "run" / "model"
+    assert set(weights.check(out, config).kinds) == {dtype}
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == dtype
+    again = parts.load_model(str(out)).params
+    jax.tree.map(lambda a, b: None if bool(jnp.all(a == b)) else pytest.fail("another weight"), model.params, again)
+
+
+def test_a_share_above_one_says_why(monkeypatch):
+    assert utilisation.above_roof(1.0) == ""
+    monkeypatch.setattr(utilisation, "measured", lambda dtype: Chip(0.0, 2e9, 3e9, 0.0))
+    why = utilisation.above_roof(1.5)
+    assert why.startswith("above 1: the peak was measured here (3 GFLOP/s, 2 GB/s of memory)")
+    assert report._at_roof(1.5, "float32") == f" at 1.5 of the roof ({why})"
+    assert report._at_roof(0.5, "float32") == " at 0.5 of the roof" and report._at_roof(None, "float32") == ""
+
+
+def test_a_librarys_warning_is_one_line():
+    file = "/x/lib/python3.11/site-packages/some_library/deep/inside.py"
+    text = quiet.one_line("first " + 300 * "x" + "\nsecond", FutureWarning, file, 3, "the_source()")
+    assert text.startswith("note (some_library): first xxx") and text.count("\n") == 1 and len(text) < 240
+    ours = quiet.one_line(300 * "y", UserWarning, "/x/site-packages/jaxrl_llm/run/parts.py", 3)
+    assert ours == f"note: {300 * 'y'}\n"
+
+
+def test_a_tpus_library_is_told_that_there_is_no_tpu(monkeypatch, tmp_path):
+    """It would ask a metadata server and say so over five lines; see ``test_plan`` for what it compiles."""
+    code = (
+        "import os; from jaxrl_llm import __main__ as f; f.main(['--version'])\n"
+        "print(os.environ['TPU_WORKER_HOSTNAMES'], os.environ['TPU_ACCELERATOR_TYPE'])\n"
+    )
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TPU_")} | {"TPU_ACCELERATOR_TYPE": "mine"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    wanted = "localhost" if not quiet.has_tpu() else None
+    assert wanted is None or done.stdout.splitlines()[1] == f"{wanted} mine"
+    assert done.stderr == ""
