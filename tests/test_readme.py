@@ -16,6 +16,7 @@ from jaxrl_llm.experiment import cli
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as planning
+from jaxrl_llm.run.commands import chat, evaluate_model
 from jaxrl_llm.run.settings import Settings
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -69,6 +70,12 @@ def test_commands_exist(page, words):
                 flags.read(planning.Settings, rest[1:], prog="")
             if module.startswith("experiments.agents."):
                 cli.parse(importlib.import_module(module), rest)
+        case ["jaxrl", ("sft" | "dpo" | "reward-model" | "distil") as name, *rest]:
+            cli.parse(importlib.import_module(f"jaxrl_llm.jobs.{name.replace('-', '_')}"), rest)
+        case ["jaxrl", "eval", *rest]:
+            flags.read(evaluate_model.Settings, rest, prog="")
+        case ["jaxrl", "chat", *rest]:
+            flags.read(chat.Settings, rest, prog="")
         case ["pip", "install", *_]:
             pass
         case _:
