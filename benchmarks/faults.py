@@ -40,10 +40,11 @@ SMALL = [
 ]  # fmt: skip
 EXPERIMENT = [
     "--smoke", "--arm", "grpo", "--seeds", "2", "--steps", "4", "--eval-every", "2", "--prompts-per-step", "4",
-    "--group-size", "4", "--max-new-tokens", "12",
+    "--group-size", "4", "--max-new-tokens", "12", "--loop", "host", "--checkpoint-every", "1",
 ]  # fmt: skip
 PYTHON = [sys.executable, "-u"]
 PATIENCE_S = 900.0
+HANG_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +74,31 @@ def _model(out: pathlib.Path) -> str:
     return _hash(sorted((out / "model").glob("*.safetensors")))
 
 
-def _curves(out: pathlib.Path) -> str:
-    """All curves of all finished seeds; the seconds that they took are not among them."""
-    found = sorted(out.rglob("arms/**/*.json"))
-    curves = [json.loads(path.read_text())["curves"] for path in found]
-    return hashlib.sha256(json.dumps(curves, sort_keys=True).encode()).hexdigest()[:16] if found else "nothing there"
+def _seeds(out: pathlib.Path) -> str:
+    """The weights of the last checkpoint of every seed, and all that was measured of it."""
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    from jaxrl_llm.train import checkpoint
+
+    parts = []
+    for folder in sorted(out.rglob("seed_*")):
+        path = checkpoint.latest(folder / "checkpoints" / "stage_0")
+        if path is None:
+            continue
+        with ocp.StandardCheckpointer() as reader:
+            tree = reader.restore(path.absolute() / "state")
+        parts += [path.name.encode(), *_leaves(tree["params"], np.asarray)]
+        parts.append((folder / "measured.jsonl").read_bytes())
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16] if parts else "nothing there"
+
+
+def _leaves(tree, array) -> list[bytes]:
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in _leaves(tree[key], array)]
+    if isinstance(tree, list | tuple):
+        return [leaf for item in tree for leaf in _leaves(item, array)]
+    return [array(tree).tobytes()]
 
 
 def _newest(out: pathlib.Path) -> str:
@@ -104,7 +125,7 @@ def subjects() -> dict[str, Subject]:
         "main": Subject(
             "main job", f"{main} {' '.join(SMALL)} --out {{out}}", f"{main} --resume {{out}}", "settings.json", _model
         ),
-        "experiment": Subject("experiment", papers, papers, "", _curves, "the seeds under way, which begin anew"),
+        "experiment": Subject("experiment", papers, papers, "", _seeds),
         "async": Subject("asynchronous run", steps, steps, "", _newest),
     }
 
@@ -290,17 +311,22 @@ Found = tuple[str, str, str]
 def kill(subject: Subject, folder: pathlib.Path, kills: int, seconds: float) -> Found:
     """``kill -9`` at random moments of its life, start-up included; then it runs to its end."""
     out, log, rng = folder / "run", folder / "log", random.Random(kills)
-    moments = []
-    for _ in range(kills):
+    moments, outcomes, whole = [], set(), 0
+    while len(moments) < kills:
         process, began = start(subject, out, log), time.monotonic()
         with suppress(subprocess.TimeoutExpired):
             process.wait(rng.uniform(0, seconds))
         if process.poll() is None:
             moments.append(time.monotonic() - began)
-        end(process)
+            end(process)
+        else:  # it came to its end before: another run takes the next kills
+            outcomes.add(subject.outcome(out))
+            whole += 1
+            shutil.rmtree(out)
     code = finish(subject, out, log)
-    spread = f"{min(moments):.0f} to {max(moments):.0f} s" if moments else "never in time"
-    return f"{len(moments)} kills, {spread} after a start; exit {code}", last_line(log), subject.outcome(out)
+    outcomes.add(subject.outcome(out))
+    did = f"{kills} kills in {whole + 1} runs, {min(moments):.0f} to {max(moments):.0f} s after a start; exit {code}"
+    return did, last_line(log), outcomes.pop() if len(outcomes) == 1 else f"{len(outcomes)} outcomes"
 
 
 def full_disk(subject: Subject, folder: pathlib.Path, *_) -> Found:
@@ -314,24 +340,20 @@ def full_disk(subject: Subject, folder: pathlib.Path, *_) -> Found:
 
 
 def read_only(subject: Subject, folder: pathlib.Path, *_) -> Found:
-    """The file system becomes read-only in the middle; then it is writable again."""
-    with small_disk("200m") as (disk, remount):
-        process = start(subject, disk / "run", folder / "log")
-        wait_for(lambda: trained(disk / "run", 3), process)
-        os.kill(process.pid, signal.SIGSTOP)  # no file is open for writing for long
-        for _ in range(100):
-            with suppress(subprocess.CalledProcessError):
-                remount("ro")
-                break
-            os.kill(process.pid, signal.SIGCONT)
-            time.sleep(0.01)
-            os.kill(process.pid, signal.SIGSTOP)
-        os.kill(process.pid, signal.SIGCONT)
+    """The folder becomes read-only in the middle; then it is writable again."""
+    out = folder / "run"
+    process = start(subject, out, folder / "log")
+    wait_for(lambda: trained(out, 3), process)
+    try:
+        subprocess.run(["mount", "--bind", out, out], check=True)
+        subprocess.run(["mount", "-o", "remount,ro,bind", out], check=True)
         code = process.wait(PATIENCE_S)
         said = last_line(folder / "log")
-        remount("rw")
-        again = finish(subject, disk / "run", folder / "log")
-        return f"exit {code}, writable again {again}", said, subject.outcome(disk / "run")
+    finally:
+        end(process)
+        subprocess.run(["umount", "-l", out], check=False)
+    again = finish(subject, out, folder / "log")
+    return f"exit {code}, writable again {again}", said, subject.outcome(out)
 
 
 def damage(subject: Subject, folder: pathlib.Path, *_) -> Found:
@@ -383,9 +405,13 @@ def memory(subject: Subject, folder: pathlib.Path, *_) -> Found:
     wait_for(lambda: trained(out, 3), process)
     with suppress(ProcessLookupError):
         resource.prlimit(process.pid, resource.RLIMIT_AS, (2**28, 2**28))
-    code = process.wait(PATIENCE_S)
+    try:
+        ended = f"exit {process.wait(HANG_S)}"
+    except subprocess.TimeoutExpired:
+        ended = f"no end in {HANG_S:.0f} s (a thread of a library could not start), killed"
+        end(process)
     said = last_line(folder / "log")
-    return f"exit {code}, with memory again {finish(subject, out, folder / 'log')}", said, subject.outcome(out)
+    return f"{ended}; with memory again {finish(subject, out, folder / 'log')}", said, subject.outcome(out)
 
 
 CLOCK = """

@@ -31,7 +31,7 @@ from jaxrl_llm.models.attention import (
     visible,
 )
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
-from jaxrl_llm.models.layers import norm, project
+from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
 from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
@@ -46,10 +46,18 @@ def anywhere(x: Array, name: str) -> Array:
 Remat = bool | Callable[..., Any]
 
 
-def rematerialised(step: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
-    """A block as it is, recomputed in the backward pass, or recomputed but for what a policy keeps."""
+kept = jax.checkpoint_policies.save_only_these_names(PRODUCT, ATTENDED)
+
+
+def rematerialised(step: Callable[..., Any], remat: Remat, kernels: bool = False) -> Callable[..., Any]:
+    """A block as it is, recomputed in the backward pass, or recomputed but for what a policy keeps.
+
+    Beside kernels a block whose activations are kept keeps products with weights, and attention: norms, rotations and
+    gates are made again out of them. Kept as it is, a block of Qwen3-8B leaves 2.7 GB for 8,192 tokens on a TPU, four
+    times its products.
+    """
     if not remat:
-        return step
+        return jax.checkpoint(step, policy=kept) if kernels else step
     return jax.checkpoint(step) if remat is True else jax.checkpoint(step, policy=remat)
 
 
@@ -136,7 +144,7 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
         return x, router if keep_router else None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
-    step = rematerialised(step, how.remat)
+    step = rematerialised(step, how.remat, how.cached_fn is not None)
     x, router = jax.lax.scan(step, x, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return norm(config, x, params, "final_norm"), router
 
@@ -173,7 +181,7 @@ def _hidden_groups(config, how, params, prompts, responses):
         return (block(config, how, layer, x, look)[0], block(config, how, layer, y, follow)[0]), None
 
     first = tuple(embed(config, how, params, *part) for part in (prompts, responses))
-    step = rematerialised(step, how.remat)
+    step = rematerialised(step, how.remat, how.cached_fn is not None)
     found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
     return tuple(norm(config, x, params, "final_norm") for x in found)
 

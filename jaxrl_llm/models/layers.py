@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from jaxrl_llm.models.spec import ModelConfig
 
+PRODUCT, ATTENDED = "product", "attended"  # what a policy of recomputation may keep, see ``models.decoder.kept``
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 
 
@@ -19,7 +21,7 @@ def project(x: Array, layer: dict[str, Array], name: str) -> Array:
     Rows are one axis during the product: on a CPU the gradient of ``W`` takes three times as long as a sum over two.
     """
     weight = layer[name].astype(x.dtype)
-    out = (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
+    out = checkpoint_name((x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1]), PRODUCT)
     if name + LORA_A in layer:  # see models.lora
         out = out + (x @ layer[name + LORA_A].astype(x.dtype)) @ layer[name + LORA_B].astype(x.dtype)
     bias = layer.get(f"{name}_bias")

@@ -2,8 +2,10 @@
 
 import importlib.util
 import os
+import pathlib
 import re
 import time
+from collections.abc import MutableMapping
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +39,17 @@ def available() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
+def without_a_tpu(environment: MutableMapping[str, str]) -> None:
+    """What libtpu should know on a machine that has no TPU, where it is not said: then it asks nobody and warns of
+    nothing, and takes no lock, so that several plans are compiled at the same time.
+    """
+    settings = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_WORKER_HOSTNAMES": "localhost",
+                "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # fmt: skip
+    if not any(pathlib.Path("/dev").glob("accel*")) and not pathlib.Path("/dev/vfio").exists():
+        for name, value in settings.items():
+            environment.setdefault(name, value)
+
+
 def devices(topology: Topology) -> Any:
     """The chips of a topology as devices to compile for.
 
@@ -47,7 +60,7 @@ def devices(topology: Topology) -> Any:
         raise UserError("libtpu is not installed: pip install 'jaxrl_llm[plan]', or plan with --estimate")
     from jax.experimental import topologies
 
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no question to a metadata server: this is no TPU machine
+    without_a_tpu(os.environ)
     # JAX has read these; libtpu does when it compiles, and ends the process at a CPU flag that it does not know
     kept = [word for word in os.environ.get("XLA_FLAGS", "").split() if not word.startswith("--xla_cpu_")]
     os.environ["XLA_FLAGS"] = " ".join(kept)

@@ -37,14 +37,16 @@ def _itemsize(work: Work) -> int:
     return np.dtype(work.compute_dtype).itemsize
 
 
-def _layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, queries: int, keys: int) -> Number:
+def _layer(
+    config: ModelConfig, sizes: Sizes, work: Work, rows: Number, queries: int, keys: int, kernels: bool
+) -> Number:
     """Working memory of one block forward: the larger of attention (heads, scores) and of the inner width."""
     size, tokens = _itemsize(work), rows * queries
     heads = share(config.num_heads, sizes.tensor)
     hidden = tokens * config.hidden_size * size
     projected = tokens * config.head_dim * (heads + 2 * share(config.num_kv_heads, sizes.tensor)) * size
     block = queries if queries <= 2 * _BLOCK else _BLOCK
-    scores = rows * block * keys * (heads * (4 + size) + 1)
+    scores = rows * queries * heads * 4 if kernels else rows * block * keys * (heads * (4 + size) + 1)
     if config.experts is None:
         inner = tokens * (config.hidden_size + 3 * share(config.intermediate_size, sizes.tensor)) * size
     else:
@@ -54,10 +56,17 @@ def _layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, queries:
     return hidden + max(projected + scores, inner) + collected
 
 
-def _kept_layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
-    """What a block leaves for its backward pass where nothing is recomputed; scores of long rows are, anyway."""
+def _kept_layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, kernels: bool) -> Number:
+    """What a block leaves for its backward pass where nothing is recomputed; scores of long rows are, anyway.
+
+    Beside kernels: its products with weights, and attention, see ``models.decoder.rematerialised``.
+    """
     size, tokens = _itemsize(work), rows * work.length
     heads = share(config.num_heads, sizes.tensor)
+    if kernels:
+        both = heads + share(config.num_kv_heads, sizes.tensor)
+        inner = 0 if config.experts else 2 * share(config.intermediate_size, sizes.tensor)
+        return tokens * size * (3 * config.hidden_size + 2 * both * config.head_dim + inner) + tokens * heads * 4
     projected = tokens * config.head_dim * (heads + 2 * share(config.num_kv_heads, sizes.tensor)) * size
     scores = rows * work.length**2 * heads * (8 + 1.5 * size) if work.length <= 2 * _BLOCK else 0.0
     if config.experts is None:
@@ -75,7 +84,7 @@ def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     return held_layers(config, sizes) * size if size < 4 else 0.0
 
 
-def update(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
+def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Masters, two moments, gradients, kept activations; beside them one layer backward or one chunk of logits."""
     size, here = _itemsize(work), held(config, sizes)
     rows = math.ceil(work.update_rows / sizes.rows)
@@ -83,10 +92,10 @@ def update(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
     columns = work.rows * work.length / sizes.rows
     gradients = 4 * here * (2 if work.microbatches > 1 else 1)
     kept = config.num_layers * tokens * config.hidden_size * size
-    one = _layer(config, sizes, work, rows, work.length, work.length)
+    one = _layer(config, sizes, work, rows, work.length, work.length, kernels)
     layer = 2 * one + 4 * tokens * config.hidden_size * size + 4 * gathered(config, sizes)
     if not work.remat:
-        kept = config.num_layers * _kept_layer(config, sizes, work, rows)
+        kept = config.num_layers * _kept_layer(config, sizes, work, rows, kernels)
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 3)
     return Memory(
         12 * here + columns * _TRAINED_COLUMN, gradients + _cast(config, sizes, work) + kept + max(layer, chunk)
@@ -100,10 +109,10 @@ def _logits(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, steps: 
     return copies * rows * steps * vocabulary * 4 + head
 
 
-def score(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
+def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Masters, one layer forward or one chunk of logits."""
     rows = math.ceil(work.update_rows / sizes.rows)
-    layer = _layer(config, sizes, work, rows, work.length, work.length)
+    layer = _layer(config, sizes, work, rows, work.length, work.length, kernels)
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 2)
     hidden = rows * work.length * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
@@ -127,17 +136,17 @@ def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number
     )
 
 
-def prefill(config: ModelConfig, sizes: Sizes, work: Work) -> Memory:
+def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Weights, the prompts' cache, and in the end the cache of every row."""
     rows = work.rollout_rows / sizes.rows
     prompts = math.ceil(rows / work.group)
-    one = _layer(config, sizes, work, prompts, work.prompt, work.length)
+    one = _layer(config, sizes, work, prompts, work.prompt, work.length, kernels)
     own = cache(config, sizes, work, prompts) if work.group > 1 else 0.0
     new = cache(config, sizes, work, rows)  # the layers run before it is there
     return Memory(held(config, sizes) * _itemsize(work), own + max(one - new, 0.0), new)
 
 
-def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = True) -> Memory:
+def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Weights; caches and the logits of one token; beside them the layers' weights apart, or one layer's cache.
 
     Args:
@@ -154,14 +163,14 @@ def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = True) 
     return Memory(held(config, sizes) * _itemsize(work) + given, stored + beside + logits)
 
 
-def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = True) -> dict[str, Memory]:
-    """Every phase of a step by itself; ``kernels`` as in ``decode``."""
+def memory(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work, kernels: bool = False) -> dict[str, Memory]:
+    """Every phase of a step by itself; ``kernels``: of a TPU, see ``decode`` and ``_kept_layer``."""
     found = {
         "reshard": reshard(config, train, rollout, work),
-        "prefill": prefill(config, rollout, work),
+        "prefill": prefill(config, rollout, work, kernels),
         "decode": decode(config, rollout, work, kernels),
-        "score": score(config, train, work),
-        "update": update(config, train, work),
+        "score": score(config, train, work, kernels),
+        "update": update(config, train, work, kernels),
     }
     return found if work.scores else {name: value for name, value in found.items() if name != "score"}
 

@@ -83,9 +83,14 @@ def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number) -> Iter
             for n in divisors(work.rows)
             if work.rows // n % sizes.rows == 0
         ]
-        fitting = (w for w in tried if estimate.update(config, sizes, w).peak <= limit)
+        fitting = (w for w in tried if estimate.update(config, sizes, w, kernels=True).peak <= limit)
         if tried:
             yield next(fitting, tried[-1])
+
+
+def _sampling(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+    """The most that a rollout needs."""
+    return max(f(config, sizes, work, kernels=True).peak for f in (estimate.prefill, estimate.decode))
 
 
 def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number) -> Work | None:
@@ -93,9 +98,7 @@ def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number) -> Work 
     prompts = work.rows // work.group
     counts = [n for n in divisors(prompts) if n % sizes.rows == 0]
     tried = [dataclasses.replace(work, rollout_rows=n * work.group) for n in reversed(counts)]
-    fitting = (
-        w for w in tried if max(estimate.prefill(config, sizes, w).peak, estimate.decode(config, sizes, w).peak) <= room
-    )
+    fitting = (w for w in tried if _sampling(config, sizes, w) <= room)
     return next(fitting, tried[-1] if tried else None)
 
 
@@ -122,7 +125,7 @@ def plans(
                 chosen = _waves(config, sampling, parts, limit - resident)
                 if chosen is None:
                     continue
-                alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen).items()}
+                alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels=True).items()}
                 peaks = estimate.of_the_loop(config, sizes, alone, chosen)
                 seconds = cost.step_seconds(config, topology.chip, sizes, sampling, chosen)
                 found.append(Plan(sizes, sampling, chosen, peaks, seconds))

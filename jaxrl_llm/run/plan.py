@@ -106,12 +106,22 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
     return config, topology, shown, details
 
 
+def job_flags(plan: Plan) -> str:
+    """The flags of the main job that run what is planned, but for rollouts in parts, which have none."""
+    work = plan.work
+    words = [f"--mesh {plan.train.spec} --rollout-mesh {plan.rollout.spec} --compute bfloat16 --attention auto"]
+    words += [f"--prompts-per-step {work.rows // work.group} --group-size {work.group}"]
+    words += [f"--prompt-tokens {work.prompt} --max-new-tokens {work.response} --microbatches {work.microbatches}"]
+    return " ".join([*words, *["--remat"] * work.remat])
+
+
 def as_data(
     config: ModelConfig, plan: Plan, topology: Topology, figures: dict[str, compiled.Compiled]
 ) -> dict[str, Any]:
     """One choice for programs."""
     moved = reshard_cost.received(config, plan.train, plan.rollout)
     return {
+        "flags": job_flags(plan),
         "mesh": plan.train.spec,
         "rollout_mesh": plan.rollout.spec,
         "microbatches": plan.work.microbatches,
@@ -180,7 +190,7 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
     out.append(
         f"   resharding brings {max(moved) / GIB:.2f} GiB to the chip that receives most, {sum(moved) / GIB:.1f} in all"
     )
-    out.append(f"   flags of the main job: --mesh {plan.train.spec} --rollout-mesh {plan.rollout.spec}")
+    out.append(f"   flags of the main job: {job_flags(plan)}")
     share = plan.peak / topology.chip.hbm
     out.append(
         f"   {verdict}: {plan.peak / GIB:.2f} of {topology.chip.hbm / GIB:.2f} GiB ({share:.0%}), limited by "

@@ -57,7 +57,7 @@ class Settings:
     most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
     compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
     remat: bool = False  # recompute layers in the backward pass, for their memory
-    attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
+    attention: Literal["xla", "auto", "pallas", "cudnn"] = "auto"  # who computes it; auto: a kernel where there is one
     optimiser: Literal["adam", "muon"] = "adam"  # muon: for the matrices of the layers, Adam for the rest
     train_problems: int = 10240  # size of the generated training set
     eval_problems: int = 1024  # held-out problems, never trained on

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import reduce
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.online import Online, iterate
 from jaxrl_llm.train.seed_axis import over_seeds
@@ -34,7 +35,7 @@ def make_run(online: Online, steps: int, *, seeds: bool = False) -> Callable[[Tr
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     body = partial(scan_steps, online, steps=steps)
-    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0)
+    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of())
 
 
 def run(online: Online, state: TrainState, steps: int) -> tuple[TrainState, Metrics]:
@@ -133,4 +134,4 @@ def make_evaluated_run(
         state, (metrics, figures) = jax.lax.scan(block, state, None, steps // eval_every)
         return state, jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), metrics), figures
 
-    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0)
+    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import parity, skipped
@@ -71,7 +72,10 @@ def make_host_loop(
         return (state if place is None else place(state)), metrics
 
     apart = world is not None or move is not None
-    first, last = jax.jit(partial(prompted if apart else begin, online)), jax.jit(end, donate_argnums=0)
+    first, last = (
+        jax.jit(partial(prompted if apart else begin, online)),
+        jax.jit(end, donate_argnums=0, compiler_options=options_of()),
+    )
     roll = jax.jit(online.rollout)
 
     def begun(state: TrainState) -> Drawn:

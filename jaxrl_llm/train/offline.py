@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import Key, Metrics, Params, Sampler, TrainState
@@ -89,4 +90,4 @@ def make_run(
         state, metrics = scan_steps(offline, state, steps)
         return (state if place is None else place(state)), metrics
 
-    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0)
+    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of())

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.mesh import batch_sharding
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.types import Metrics, TrainState
@@ -48,7 +49,7 @@ def run(
     if path is not None:
         stream.set_state(checkpoint.note(path)[PLACE])
         state = checkpoint.restore(path, state)
-    step = jax.jit(update, donate_argnums=0)
+    step = jax.jit(update, donate_argnums=0, compiler_options=options_of())
     history = []
     while int(state.step) < steps:
         state, metrics = step(state, placed(next(stream), mesh))

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
+_STARTS = 3  # of a worker that something kills before it is ready
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
     "from jaxrl_llm.verifiers.worker import main; main(*json.loads(sys.argv[2]))"
@@ -35,6 +36,10 @@ class Judged(NamedTuple):
 
     verdicts: list[Verdict]
     metrics: dict[str, float]
+
+
+class _Killed(UserError):
+    """A worker was killed from outside before it was ready."""
 
 
 class _Worker:
@@ -208,7 +213,18 @@ class VerifierPool:
             self._idle.put(worker)
 
     def _ready(self, worker: _Worker | None, blob: bytes) -> _Worker:
-        """A running worker that has loaded the verifier; replaces one that died while idle."""
+        """A running worker that has loaded the verifier; replaces one that died while idle.
+
+        One that something kills before it is ready is replaced, too: that is no fault of the verifier.
+        """
+        for _ in range(_STARTS - 1):
+            try:
+                return self._loaded(worker, blob)
+            except _Killed:
+                worker = None
+        return self._loaded(worker, blob)
+
+    def _loaded(self, worker: _Worker | None, blob: bytes) -> _Worker:
         if worker is not None and worker.process.poll() is not None:
             self._discard(worker)
             worker = None
@@ -222,7 +238,8 @@ class VerifierPool:
         except EOFError as error:
             code = self._discard(worker)
             self._check_open()
-            raise UserError(f"a verifier worker ended with code {code} while loading the verifier") from error
+            kind = _Killed if code == -signal.SIGKILL else UserError
+            raise kind(f"a verifier worker ended with code {code} while loading the verifier") from error
         if reply is None:
             self._discard(worker)
             raise UserError(f"the verifier was not loaded within start_timeout_s={self._start_timeout_s}; raise it")
@@ -243,7 +260,8 @@ class VerifierPool:
         except EOFError as error:
             code = self._discard(worker)
             self._check_open()
-            raise UserError(f"a verifier worker ended with code {code} at its start") from error
+            kind = _Killed if code == -signal.SIGKILL else UserError
+            raise kind(f"a verifier worker ended with code {code} at its start") from error
         if ready is None:
             self._discard(worker)
             raise UserError(f"no verifier worker came up within start_timeout_s={self._start_timeout_s}; raise it")

@@ -19,7 +19,9 @@ from jaxrl_llm.planning import chips, compiled, cost, estimate, phases, reshard_
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held
 from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as cli
+from jaxrl_llm.run.settings import Settings
 from tests.models_for_tests import small_config
 
 PARAMETERS = {
@@ -97,7 +99,7 @@ def test_closed_form_against_the_compiler(case, phase):
     work = Work(**({"prompt": 64, "response": 64, "rows": 32, "rollout_rows": 32, "group": 2, "scores": 1,
                     "compute_dtype": jnp.float32} | changes))  # fmt: skip
     found = compiled.of_step(config, train, rollout, work, jax.devices(), names=(phase,))[phase]
-    guess = estimate.memory(config, train, rollout, work, kernels=False)[phase]
+    guess = estimate.memory(config, train, rollout, work)[phase]
     assert guess.arguments == pytest.approx(found.arguments, rel=0.05)
     assert guess.peak == pytest.approx(found.peak, rel=0.15), (guess, found)
 
@@ -187,6 +189,7 @@ def test_command_text_and_json(capsys):
     assert cli.cli(command) == 0
     out = capsys.readouterr().out
     assert "resharding brings " in out and "flags of the main job: --mesh fsdp=16 --rollout-mesh " in out
+    assert "--compute bfloat16 --attention auto --prompts-per-step 16 --group-size 8 --prompt-tokens 1024" in out
     assert "16 chips of 15.75 GiB" in out and "estimated in closed form" in out and "fits: " in out
     assert cli.cli([*command, "--json", "--show", "2", "--reference"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -229,6 +232,27 @@ def test_without_the_compiler_it_says_so(capsys, monkeypatch):
     assert "closed form: libtpu is not installed (pip install 'jaxrl_llm[plan]')" in capsys.readouterr().out
     with pytest.raises(ValueError, match="libtpu is not installed"):
         compiled.devices(V5E)
+
+
+def test_the_flags_of_a_plan_are_flags_of_the_main_job():
+    config = shapes.shape_of("Qwen3-8B")
+    plan = search.plans(config, V5E, dataclasses.replace(WORK, rows=256, rollout_rows=256))[0]
+    found = flags.read(Settings, cli.job_flags(plan).split(), prog="jaxrl")
+    assert (found.prompts_per_step, found.group_size, found.microbatches) == (32, 8, plan.work.microbatches)
+    assert (found.prompt_tokens, found.max_new_tokens, found.remat) == (1024, 3072, plan.work.remat)
+    assert (found.mesh, found.rollout_mesh, found.compute) == (plan.train.spec, plan.rollout.spec, "bfloat16")
+
+
+def test_libtpu_asks_nobody_where_there_is_no_tpu(monkeypatch):
+    settings = {"TPU_WORKER_HOSTNAMES": "mine"}
+    monkeypatch.setattr(compiled.pathlib.Path, "glob", lambda *_: iter(()))
+    monkeypatch.setattr(compiled.pathlib.Path, "exists", lambda *_: False)
+    compiled.without_a_tpu(settings)
+    assert settings["TPU_WORKER_HOSTNAMES"] == "mine" and settings["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+    monkeypatch.setattr(compiled.pathlib.Path, "glob", lambda *_: iter(["accel0"]))
+    real: dict[str, str] = {}
+    compiled.without_a_tpu(real)
+    assert not real  # a machine with TPUs is left as it is
 
 
 def test_a_program_that_is_too_large_says_how_large(monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.verifiers.countdown import verify as countdown
 from jaxrl_llm.verifiers.pool import VerifierPool
-from tests.verifiers import bad_verifiers, broken_module
+from tests.verifiers import bad_verifiers, broken_module, killed_module
 from tests.waits import soon
 
 
@@ -170,3 +170,14 @@ def test_what_cannot_work_is_said_at_once(pool):
     for name, value in (("workers", 0), ("timeout_s", 0.0), ("memory_mb", 1), ("start_timeout_s", -1.0)):
         with pytest.raises(ValueError, match=name):
             VerifierPool(**{name: value})
+
+
+def test_a_worker_killed_while_it_loads_is_replaced_but_not_for_ever(tmp_path, monkeypatch):
+    left = tmp_path / "left"
+    monkeypatch.setenv("KILLS_LEFT", str(left))
+    left.write_text("2")
+    with VerifierPool(workers=1, memory_mb=512) as pool:
+        assert pool.judge(killed_module.verify, [{}], [""]).verdicts[0].value == 1.0
+    left.write_text("9")
+    with VerifierPool(workers=1, memory_mb=512) as pool, pytest.raises(UserError, match="code -9 while loading"):
+        pool.judge(killed_module.verify, [{}], [""])

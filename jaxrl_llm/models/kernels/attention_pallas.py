@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models.attention import Seen
+from jaxrl_llm.models.layers import ATTENDED
 
 _MASKED = -1e30
 _LANES = 128
@@ -316,7 +318,7 @@ def _flash(how: _How, q, k, v, seen):
 
 
 def _flash_forward(how: _How, q, k, v, seen):
-    out, lse = _forward(how, q, k, v, seen)
+    out, lse = (checkpoint_name(x, ATTENDED) for x in _forward(how, q, k, v, seen))
     return out, (q, k, v, seen, out, lse)
 
 
