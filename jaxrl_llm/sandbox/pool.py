@@ -38,7 +38,7 @@ _BOOT = (
 )
 _START_S, _GRACE_S, _LEAVE_S = 60.0, 10.0, 3.0
 _OUT_OF_MEMORY = 101
-_CALLS = 1000  # of one process; then a fresh one answers
+_CALLS = 5000  # of one process; then a fresh one answers
 
 
 class Test(NamedTuple):

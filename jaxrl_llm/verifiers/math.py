@@ -50,12 +50,20 @@ def warm_up() -> None:
     math_verify.parser.parse_expr_cached.cache_clear()
 
 
+@functools.lru_cache(maxsize=256)
+def _gold(reference: str) -> list[Any]:
+    """A reference as math-verify reads it: once for all responses of a group."""
+    import math_verify
+
+    # without a delimiter only plain numbers are found, so a bare reference gets one
+    return math_verify.parse(reference if "$" in reference else f"${reference}$", parsing_timeout=0)
+
+
 def compare(reference: str, response: str) -> list[Any]:
     """In the sandbox: ``[value, valid, reason]`` of a response."""
     import math_verify
 
-    # without a delimiter only plain numbers are found, so a bare reference gets one
-    gold = math_verify.parse(reference if "$" in reference else f"${reference}$", parsing_timeout=0)
+    gold = _gold(reference)
     if not gold:
         return [0.0, False, f"reference answer {reference[:40]!r} does not parse"]
     try:
