@@ -113,6 +113,23 @@ def _problem_sets(settings: OnlineSettings) -> tuple:
     return *(make(split=split, n=sizes[split], seed=0) for split in ("train", "heldout")), verify
 
 
+def most_heldout(settings: OnlineSettings, *, step: int = 32) -> int:
+    """The largest number of held-out problems, at most ``eval_problems``, that a generated task has, in steps.
+
+    ``eval_problems`` itself for rows of one's own, which are counted elsewhere.
+    """
+    if settings.data not in _TASKS:
+        return settings.eval_problems
+    make = partial(tables.make_split, _TASKS[settings.data][0], levels=settings.levels or None, split="heldout", seed=0)
+    for number in range(settings.eval_problems, step, -step):
+        try:
+            make(n=number)
+        except UserError:
+            continue
+        return number
+    return step
+
+
 def open_model(settings: Settings) -> parts.Model:
     """``options.open_model``; benches of the same model share its weights."""
     return _model(tuple((name, getattr(settings, name)) for name in options.OF_MODEL if hasattr(settings, name)))

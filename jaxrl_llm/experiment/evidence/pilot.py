@@ -62,8 +62,9 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
     path = arms.record_path(module)
     if path.is_file():
         _, found = results.read(path)
-        if {primary.arm, primary.than} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
-            values = found.values(primary.arm, primary.metric) - found.values(primary.than, primary.metric)
+        if {primary.arm, primary.than} - {""} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
+            values = found.values(primary.arm, primary.metric)
+            values = values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
             values = values[np.isfinite(values)]
             if values.size > 3:
                 return float(np.std(values, ddof=1)), "the committed record"

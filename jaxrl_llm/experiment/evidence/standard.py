@@ -12,6 +12,7 @@ from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.evidence import beds, pilot, provenance, rehearsal, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.run import bench
 from jaxrl_llm.train.plan import Plan
 
 PROBLEMS, SAMPLES, EVALUATIONS, TAIL = 512, 4, 10, 3
@@ -39,7 +40,15 @@ def widened(base: Any, given: set[str]) -> Any:
     least = {"eval_problems": PROBLEMS, "eval_samples": SAMPLES, "eval_every": max(1, base.steps // EVALUATIONS)}
     names = {f.name for f in dataclasses.fields(base)} - given
     changes = {name: pick(getattr(base, name), least[name]) for name, pick in wanted.items() if name in names}
-    return dataclasses.replace(base, **changes)
+    wide = dataclasses.replace(base, **changes)
+    return _as_many_as_there_are(wide, base) if "eval_problems" in changes else wide
+
+
+def _as_many_as_there_are(wide: Any, base: Any) -> Any:
+    """All held-out problems where a generated level has fewer than a record wants, in steps of 32."""
+    if not isinstance(wide, bench.OnlineSettings):
+        return wide
+    return dataclasses.replace(wide, eval_problems=max(bench.most_heldout(wide), base.eval_problems))
 
 
 def tail_of(built: dict[str, Plan], resolved: dict[str, Any]) -> int:
