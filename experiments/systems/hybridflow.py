@@ -70,6 +70,9 @@ def draw(key, *, longest, models, sizes):
     return ppo_calls.draw_work(keys[0], longest) | {"models": picked, "chips": chosen}
 
 
+D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A cluster and a workload for each seed, the arm's mapping, and what it costs when calls take other times."""
     choose = partial(placement.choose, controller=settings.controller, units=settings.units)

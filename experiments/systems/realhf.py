@@ -76,6 +76,9 @@ def prepared(actor: str, critic: str, topology: str, smallest: int, rows: int, p
     return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work)
 
 
+D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A workload for each seed, a plan of its calls, and what the plan costs."""
     actor = settings.actor if bundled(settings.model) else settings.model
