@@ -41,13 +41,15 @@ def agro(logp, batch, beta):
 def naive(logp, batch, beta):
     """The policy gradient as if the samples were the policy's own, and a KL term on them."""
     terms = reinforce_loss(logp, batch.advantages, batch.mask)
-    return terms._replace(loss=terms.loss + beta * kl.k3(logp, batch.ref_logp, batch.mask))
+    pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
+    return terms._replace(loss=terms.loss + beta * pull)
 
 
 def grpo(logp, batch, beta):
     """Clipped importance ratio to the sampler, and the KL term."""
     terms = clipped_policy_loss(logp, batch.sampler_logp, batch.advantages, batch.mask)
-    return terms._replace(loss=terms.loss + beta * kl.k3(logp, batch.ref_logp, batch.mask))
+    pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
+    return terms._replace(loss=terms.loss + beta * pull)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -84,7 +84,8 @@ def build(settings: Settings) -> experiment.Plan:
         numbers = {"pairs_of": settings.pairs_of, "beta": settings.beta, "kappa": settings.kappa}
         terms = ranking.trpa_loss(u, batch.extras["levels"], batch.group_ids, **numbers)
         moved = kl.k3(logp, batch.sampler_logp, batch.mask)
-        value = reduce.scalars(terms.loss) + settings.region * reduce.tokens(moved, batch.mask)
+        pull = kl.k3_gradient_terms(logp, batch.sampler_logp, batch.mask)
+        value = reduce.scalars(terms.loss) + settings.region * reduce.tokens(pull, batch.mask)
         shown = {"entropy": entropy, "region": moved}
         ref = reduce.tokens(kl.k3(jax.lax.stop_gradient(logp), batch.ref_logp, batch.mask), batch.mask)
         return value, reduce.metrics(shown, batch.mask, prefix="policy") | {"kl/ref": ref}

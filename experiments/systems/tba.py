@@ -42,7 +42,8 @@ def balance(logp, batch, beta):
 def rloo(logp, batch, beta):
     """The policy gradient as if the samples were the policy's own, and a KL term on them."""
     terms = reinforce_loss(logp, batch.advantages, batch.mask)
-    return terms._replace(loss=terms.loss + beta * kl.k3(logp, batch.ref_logp, batch.mask))
+    pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
+    return terms._replace(loss=terms.loss + beta * pull)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The contract of an experiment file: its text, its slots, its arms and its committed record, checked in seconds."""
 
+import ast
 import dataclasses
 import importlib
 import pathlib
@@ -16,6 +17,7 @@ from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
 SEEDS = 8
+KL_VALUES = ("k1", "k2", "k3", "absolute")
 
 
 class Finding(NamedTuple):
@@ -54,6 +56,36 @@ def check_docstring(module: ModuleType) -> str:
     if not re.search(rf"^Run: +{re.escape(command_name(module))}\b", text, re.MULTILINE):
         return f"Run: must say {command_name(module)}"
     return ""
+
+
+def check_losses(path: pathlib.Path) -> str:
+    """Values of a KL that stand in arithmetic: in a loss they have no gradient, so that the term is not there.
+
+    They are for metrics: as a value of a dictionary, also by way of a name.
+    """
+    tree = ast.parse(path.read_text())
+    dead: set[str] = set()
+    found = []
+
+    def tainted(node: ast.AST) -> bool:
+        if isinstance(node, ast.Dict):
+            return False
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of_kl = isinstance(node.func.value, ast.Name) and node.func.value.id == "kl"
+            if of_kl and node.func.attr in KL_VALUES:
+                return True
+        if isinstance(node, ast.Name) and node.id in dead:
+            return True
+        return any(tainted(child) for child in ast.iter_child_nodes(node))
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and tainted(node.value):
+            dead |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.BitOr) and tainted(node):
+            found.append(f"line {node.lineno}")
+    why = "adds a KL value, which has no gradient, to something; a loss takes kl.kl_gradient_terms or its kin"
+    return f"{', '.join(dict.fromkeys(found))} {why}" if found else ""
 
 
 def check_slots(module: ModuleType) -> str:
@@ -187,6 +219,7 @@ def examine_text(module: ModuleType) -> list[Finding]:
     """The checks that trace nothing."""
     found = [
         Finding("docstring", check_docstring(module)),
+        Finding("losses", check_losses(pathlib.Path(module.__file__ or ""))),
         Finding("slots", check_slots(module)),
     ]
     if not found[-1].problem:

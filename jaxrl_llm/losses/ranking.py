@@ -27,7 +27,7 @@ def trpa_loss(
     ``-log sigmoid(s u)``, s = 1 for level 1 and -1 otherwise. The mean of ``loss`` over the batch is the paper's loss.
 
     From "Trust Region Preference Approximation", arXiv:2504.04524, section 3, as in its published code; its trust
-    region (``losses.kl.k3`` to the policy that sampled) is added outside.
+    region (``losses.kl.k3_gradient_terms`` to the policy that sampled) is added outside.
 
     ``aux``: ``pairs`` of each row as winner.
 

@@ -57,6 +57,29 @@ def test_missing_slots_end_the_examination(tmp_path):
     assert "no arm" in doctor.check_slots(_module(ARMS={}))
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("loss = terms.loss + beta * kl.k3(logp, ref, mask)", "line 3"),
+        ("moved = kl.k1(logp, ref, mask)\n    loss = terms.loss - reduce.tokens(moved, mask)", "line 4"),
+        ("return loss, {'kl': kl.k3(logp, ref, mask)}", ""),
+        ("ref = reduce.tokens(kl.k3(logp, ref, mask), mask)\n    return loss, metrics | {'kl/ref': ref}", ""),
+        ("loss = terms.loss + beta * kl.kl_gradient_terms(logp, ref, mask)", ""),
+    ],
+)
+def test_a_loss_term_without_a_gradient_is_found(body, said, tmp_path):
+    path = tmp_path / "one.py"
+    path.write_text(f"from jaxrl_llm.losses import kl\ndef loss(logp, ref, mask):\n    {body}\n")
+    found = doctor.check_losses(path)
+    assert found.startswith(said) and bool(found) == bool(said)
+
+
+@pytest.mark.parametrize("folder", ["experiments", "jaxrl_llm"])
+def test_no_file_of_this_project_has_one(folder):
+    files = [p for p in (ROOT / folder).rglob("*.py") if p.name != "kl.py"]
+    assert {str(p): doctor.check_losses(p) for p in files if doctor.check_losses(p)} == {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Online:
     verifier: str = ""

@@ -27,8 +27,9 @@ def _agro(logits):
 def _naive(logits):
     logp = jax.nn.log_softmax(logits)[:, None]
     advantages = (REWARDS - jnp.mean(REWARDS))[:, None]
-    terms = reinforce_loss(logp, advantages, MASK).loss + BETA * kl.k3(logp, REFERENCE[:, None], MASK)
-    return reduce.tokens(terms, MASK, mode="seq_mean")
+    sampled = jnp.full((ROWS, 1), -jnp.log(ROWS))
+    pull = kl.weighted_kl_gradient_terms(logp, sampled, REFERENCE[:, None], MASK)
+    return reduce.tokens(reinforce_loss(logp, advantages, MASK).loss + BETA * pull, MASK, mode="seq_mean")
 
 
 def _distance(loss, steps=4000):
