@@ -1,5 +1,7 @@
 """Results with literal numbers."""
 
+import types
+
 from jaxrl_llm.experiment import ArmResult, Results
 
 
@@ -17,3 +19,14 @@ def arm(values, *, metric="eval/accuracy", curve=None):
 def results(**arms):
     """Arms by name from their values."""
     return Results({name: arm(values) for name, values in arms.items()})
+
+
+def made_module(**changes):
+    """The tiny experiment as a module of its own, with some of it replaced."""
+    from tests.experiment import tiny
+
+    found = types.ModuleType(tiny.__name__, tiny.__doc__)
+    for name, value in vars(tiny).items():
+        if not name.startswith("__") or name in ("__file__", "__spec__"):
+            setattr(found, name, changes.get(name, value))
+    return found

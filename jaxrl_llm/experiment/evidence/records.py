@@ -6,6 +6,8 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from jaxrl_llm.experiment import claims, locate, plots, results
 from jaxrl_llm.experiment.claims import Claim, Judged
 from jaxrl_llm.experiment.evidence import beds, verdicts
@@ -41,6 +43,34 @@ def read_claim(record: dict[str, Any]) -> Claim:
 
     primary = None if kept["primary"] is None else part(kept["primary"])
     return Claim(kept["statement"], kept["verdict"], primary, tuple(map(part, kept["secondary"])), tuple(kept["bed"]))
+
+
+def precision(found: Results, arm: str, than: str) -> dict[str, Any] | None:
+    """What the counts by problem say of a difference of accuracies: how much of its variance is sampling, and more.
+
+    ``sampling_share``: of the variance of a seed's paired difference, what drawing more samples of the same problems
+    would remove. ``over_problems``: the 95 % interval with problems as the units, differences taken within them.
+    None where no counts were kept.
+    """
+    pair = [found.arms.get(name) for name in (arm, than)]
+    if any(x is None or "problems/right" not in x.problems or x.trials < 2 for x in pair):
+        return None
+    seeds = [s for s in pair[0].seeds if s in pair[1].seeds]
+    shares = [
+        np.stack([results.unpack(x.problems["problems/right"][x.seeds.index(s)]) for s in seeds]) / x.trials
+        for x in pair
+    ]
+    # unbiased variance of a share of n draws: p (1 - p) / (n - 1)
+    noise = sum((p * (1 - p)).mean(1) / (x.trials - 1) / p.shape[1] for p, x in zip(shares, pair, strict=True))
+    differences = shares[0] - shares[1]
+    spread = float(np.var(differences.mean(1), ddof=1)) if len(seeds) > 1 else float("nan")
+    inside = verdicts.bounds(differences.mean(0))
+    return {
+        "problems": differences.shape[1],
+        "trials": pair[0].trials,
+        "sampling_share": float(np.mean(noise)) / spread if spread > 0 else float("nan"),
+        "over_problems": [inside.low, inside.high],
+    }
 
 
 def is_old(record: dict[str, Any]) -> bool:

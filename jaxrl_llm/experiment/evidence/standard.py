@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim
-from jaxrl_llm.experiment.evidence import beds, pilot, provenance, rehearsal, store, tuning, verdicts
+from jaxrl_llm.experiment.evidence import beds, pilot, provenance, records, rehearsal, store, tuning, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import bench
 from jaxrl_llm.train.plan import Plan
@@ -127,7 +127,8 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
     equal = same_outcomes(found)
     if equal:
         claim = claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
-    return found, claim, instrument | {"finished_on": provenance.today()}
+    seen = records.precision(found, claim.primary.arm, claim.primary.than) if claim.primary else None
+    return found, claim, instrument | {"finished_on": provenance.today(), "precision": seen}
 
 
 def _looked(job: Job, chosen: list[str], identities, first: int, looks, d_star, tail: int) -> tuple[Results, Claim]:

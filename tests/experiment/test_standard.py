@@ -1,0 +1,217 @@
+"""A record under the standard, end to end on the tiny experiment: pilot, tuning, registration, looks, fresh seeds."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, cli, doctor, loop, results
+from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
+from tests.experiment import tiny
+from tests.experiment.made import arm, made_module
+from tests.experiment.made import results as made
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder of its own for runs and records, and short looks."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verdicts, "LOOKS", (4, 8))
+    path = tmp_path / "results" / "experiment" / "tiny.json"
+    monkeypatch.setattr(arms, "record_path", lambda module: path)
+    return path
+
+
+WORDS = ["--record", "--until-decided", "--force-record", "--steps", "20"]
+
+
+def test_a_record_from_pilot_to_verdict(place, capsys):
+    found = cli.run(tiny, [*WORDS, "--tune", "0.05", "0.1", "0.2"])
+    said = capsys.readouterr().out
+    record, read = results.read(place)
+    proof = record["instrument"]
+    assert proof["registered"] in said and said.index("registered") > said.index("pilot  method")
+    assert (proof["tries"], proof["first_seed"], proof["tail"]) == (0, 0, 3)
+    assert set(proof["tuned"]["curves"]) == {"baseline", "method"}
+    assert all(len(row) == 3 and len(row["0.1"]) == 3 for row in proof["tuned"]["curves"].values())
+    for name in ("baseline", "method"):
+        rates = proof["tuned"]["curves"][name]
+        best = max(rates, key=lambda rate: np.mean(rates[rate]))
+        assert read.arms[name].settings["learning_rate"] == float(best)
+        assert len(read.curve(name, "eval/accuracy")[0]) == 11, "the start and ten evaluations"
+    # the arms of the primary part took every look that was needed, the other one the first
+    assert len(read.arms["warm"].seeds) == 4 and len(read.arms["method"].seeds) in (4, 8)
+    assert read.looks == (4, 8) and record["d_star"]["eval/accuracy"] >= 0.02
+    last = read.curve("method", "eval/accuracy")[1][:, -3:].mean(1)
+    np.testing.assert_allclose(read.values("method", "eval/accuracy"), last, rtol=1e-5)
+    level = verdicts.level_at(len(found.arms["method"].seeds), (4, 8))
+    assert record["claim"]["primary"]["level"] == pytest.approx(level, rel=1e-4)
+    assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
+
+
+def test_more_seeds_train_only_those_and_a_change_takes_fresh_ones(place, capsys, monkeypatch):
+    cli.run(tiny, WORDS)
+    first = results.read(place)[0]
+    trained = []
+    monkeypatch.setattr(loop, "run_arm", lambda *a, _run=loop.run_arm, **k: trained.append(a[2]) or _run(*a, **k))
+    cli.run(tiny, WORDS)
+    assert trained == [], "the same claim and settings: the same seeds, all stored"
+    assert results.read(place)[0]["instrument"]["registered"] == first["instrument"]["registered"]
+    cli.run(tiny, [*WORDS[:-1], "21"])
+    second = results.read(place)[0]["instrument"]
+    assert (second["tries"], second["first_seed"]) == (1, 100)
+    assert min(seed for seeds in trained for seed in seeds if seed < 1000) == 100
+    assert second["registered"] != first["instrument"]["registered"]
+
+
+def test_a_record_of_the_old_instrument_counts_as_a_try():
+    assert provenance.first_seed(None, "a") == (0, 0)
+    assert provenance.first_seed({"instrument": None}, "a") == (100, 1)
+    assert provenance.first_seed({"instrument": {"registered": "a", "tries": 2}}, "a") == (200, 2)
+    assert provenance.first_seed({"instrument": {"registered": "b", "tries": 2}}, "a") == (300, 3)
+
+
+def test_a_pilot_that_says_no_stops_the_record(place, monkeypatch):
+    monkeypatch.setattr(pilot, "pilot", lambda *a: {"problems": ["the bed is broken"], "d_star": 0.02})
+    with pytest.raises(UserError, match="the pilot says no: the bed is broken; change the bed, or give --force-record"):
+        cli.run(tiny, ["--record"])
+    assert not place.exists()
+    cli.run(tiny, ["--record", "--force-record", "--seeds", "2"])
+    assert results.read(place)[0]["instrument"]["forced"]
+
+
+def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
+    settings = tiny.Settings(steps=3, eval_every=1)
+    plan, trained = tiny.build(settings), []
+    monkeypatch.setattr(store, "AT_ONCE", 2)
+
+    def run(plan, settings, seeds, **more):
+        if 4 in seeds:
+            raise KeyboardInterrupt
+        trained.append(list(seeds))
+        return loop_run(plan, settings, seeds, **more)
+
+    loop_run = loop.run_arm
+    monkeypatch.setattr(loop, "run_arm", run)
+    with pytest.raises(KeyboardInterrupt):
+        store.seeds_of(plan, settings, [0, 1, 2, 3, 4], tmp_path / "arm")
+    (tmp_path / "arm" / "3.json").write_text('{"half": ')
+    found, there = store.seeds_of(plan, settings, [0, 1, 2, 3], tmp_path / "arm")
+    assert trained == [[0, 1], [2, 3], [3]] and there == 3
+    monkeypatch.setattr(loop, "run_arm", loop_run)
+    alone = loop.run_arm(plan, settings, [0, 1, 2, 3])
+    for name, values in alone.metrics.items():
+        np.testing.assert_allclose(found.metrics[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+    assert found.seeds == [0, 1, 2, 3] and found.rollouts == alone.rollouts and found.tokens == alone.tokens
+
+
+def test_two_files_share_the_seeds_of_one_baseline():
+    """What counts is the program: names, files and fields that nobody reads do not."""
+    plans = {}
+    for name, settings in (("a", tiny.Settings()), ("b", tiny.Settings(model="unread")), ("c", tiny.Settings(steps=9))):
+        plan = tiny.build(settings)
+        plans[name] = store.identity(tiny, settings, plan, arms.trace(plan))
+    assert plans["a"] == plans["b"] != plans["c"]
+    settings = tiny.Settings()
+    traced = arms.trace(tiny.build(settings))
+    assert store.identity(tiny, settings, tiny.build(settings), traced, tail=3) != plans["a"]
+    other = dataclasses.replace(settings, eval_every=7)
+    assert store.identity(tiny, other, tiny.build(other), traced) != plans["a"]
+
+
+def test_counts_by_problem_are_kept_and_join(tmp_path):
+    def measure(params, key):
+        return tiny.measure(params, key) | {"problems/right": params["table"][0] * 0 + 3.0}
+
+    settings = tiny.Settings(steps=4, eval_every=1)
+    found = loop.run_arm(tiny.build(settings)._replace(measure=measure), settings, [0, 1], tail=3)
+    counts = results.unpack(found.problems["problems/right"][1])
+    assert (counts == 9).all() and found.trials == 3 and "problems/right" not in found.metrics
+    again = results.join([results.of_seed(found, 0), results.of_seed(found, 1)])
+    assert dataclasses.replace(again, seconds=0.0) == dataclasses.replace(found, seconds=0.0)
+    text = json.dumps(results.plain(dataclasses.asdict(found)))
+    assert results.read_arm(json.loads(text)).problems == found.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"claim": lambda r: tiny.claim(r) and r.values("methd", "eval/accuracy")},
+            "'methd', which no arm has; did you",
+        ),
+        (
+            {"claim": lambda r: r.values("method", "eval/acuracy")},
+            "'eval/acuracy', which no arm has; did you mean 'eval/",
+        ),
+        ({"claim": lambda r: r.values("method", "eval/accuracy", step=5)}, "does not work on made-up results"),
+        ({"METRICS": ("eval/accurracy",)}, "METRICS names 'eval/accurracy', which no arm measures; did you mean"),
+        ({"CURVES": ("reward/men",)}, "CURVES names 'reward/men', which no arm measures; did you mean 'reward/mean'"),
+    ],
+    ids=["arm", "metric", "step", "METRICS", "CURVES"],
+)
+def test_what_a_claim_misspells_is_found_before_a_run(change, said):
+    module = made_module(**change)
+    resolved = arms.resolve(tiny, arms.preset(tiny, smoke=False, model="nano"), ())
+    built = {name: tiny.build(settings) for name, settings in resolved.items()}
+    with pytest.raises(UserError, match=said.replace("(", "\\(")):
+        rehearsal.rehearse(module, resolved, built)
+    assert rehearsal.rehearse(made_module(), resolved, built).primary.arm == "method"
+
+
+def test_identical_outcomes_and_updates_are_no_record(place, monkeypatch):
+    assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.3])) == ""
+    assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.2])) == "a and b"
+    monkeypatch.setitem(tiny.ARMS, "twin", {"model": "unread"})
+    with pytest.raises(UserError, match="method and twin update the parameters in the same way"):
+        cli.run(tiny, WORDS)
+
+
+def test_the_difference_of_two_updates():
+    start = {"a": np.zeros(2), "b": np.zeros(1)}
+    left, right = {"a": np.array([3.0, 0.0]), "b": np.zeros(1)}, {"a": np.array([0.0, 4.0]), "b": np.zeros(1)}
+    assert pilot.update_difference(left, right, start) == pytest.approx(5 / 4)
+    assert pilot.update_difference(right, right, start) == 0.0
+    assert np.isnan(pilot.update_difference({"a": np.zeros(2)}, right, start))
+
+
+def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
+    cli.run(tiny, WORDS)
+    module = made_module()
+    assert doctor.check_code(module) == ""
+    build = tiny.build
+    module = made_module(build=lambda settings: build(dataclasses.replace(settings, learning_rate=0.7)))
+    assert doctor.check_code(module).startswith("stale: baseline, method, warm would compute something else today")
+
+
+def test_the_evaluation_of_a_record_is_wider_and_its_training_the_same():
+    from experiments.policy_gradient import dr_grpo
+
+    base = arms.preset(dr_grpo, smoke=False, model="nano")
+    wide = standard.widened(base, set())
+    assert (wide.eval_problems, wide.eval_samples, wide.eval_every) == (512, 4, 16)
+    same = {"eval_problems": base.eval_problems, "eval_samples": base.eval_samples, "eval_every": base.eval_every}
+    assert dataclasses.replace(wide, **same) == base
+    assert standard.widened(base, {"eval_problems"}).eval_problems == base.eval_problems
+    few = dataclasses.replace(base, data="countdown", levels=(2,), eval_problems=16)
+    assert 16 <= standard.widened(few, set()).eval_problems < 512
+
+
+def test_sampling_noise_and_problems(tmp_path):
+    """Of the same table of counts: the share of the variance that more samples would remove."""
+    rng = np.random.default_rng(0)
+    skill = rng.uniform(0.2, 0.8, 400)
+
+    def counted(shift, seeds=8):
+        rows = [rng.binomial(12, np.clip(skill + shift, 0, 1)) for _ in range(seeds)]
+        values = [float(row.mean() / 12) for row in rows]
+        return dataclasses.replace(arm(values), problems={"problems/right": [results.pack(r) for r in rows]}, trials=12)
+
+    found = results.Results({"a": counted(0.05), "b": counted(0.0)})
+    seen = records.precision(found, "a", "b")
+    assert seen["problems"] == 400 and seen["trials"] == 12
+    assert 0.4 < seen["sampling_share"] <= 2.0, "nothing but sampling varies here"
+    assert seen["over_problems"][0] < 0.05 < seen["over_problems"][1]
+    assert records.precision(made(a=[0.1], b=[0.2]), "a", "b") is None
