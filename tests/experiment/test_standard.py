@@ -9,6 +9,7 @@ import pytest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, loop, results
 from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
+from jaxrl_llm.run import bench
 from tests.experiment import tiny
 from tests.experiment.made import arm, made_module
 from tests.experiment.made import results as made
@@ -51,6 +52,7 @@ def test_a_record_from_pilot_to_verdict(place, capsys):
     assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
 
 
+@pytest.mark.slow
 def test_more_seeds_train_only_those_and_a_change_takes_fresh_ones(place, capsys, monkeypatch):
     cli.run(tiny, WORDS)
     first = results.read(place)[0]
@@ -73,6 +75,7 @@ def test_a_record_of_the_old_instrument_counts_as_a_try():
     assert provenance.first_seed({"instrument": {"registered": "b", "tries": 2}}, "a") == (300, 3)
 
 
+@pytest.mark.slow
 def test_a_pilot_that_says_no_stops_the_record(place, monkeypatch):
     monkeypatch.setattr(pilot, "pilot", lambda *a: {"problems": ["the bed is broken"], "d_star": 0.02})
     with pytest.raises(UserError, match="the pilot says no: the bed is broken; change the bed, or give --force-record"):
@@ -164,7 +167,7 @@ def test_what_a_claim_misspells_is_found_before_a_run(change, said):
 def test_identical_outcomes_and_updates_are_no_record(place, monkeypatch):
     assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.3])) == ""
     assert standard.same_outcomes(made(a=[0.1, 0.2], b=[0.1, 0.2])) == "a and b"
-    monkeypatch.setitem(tiny.ARMS, "twin", {"model": "unread"})
+    monkeypatch.setitem(tiny.ARMS, "twin", {"eval_every": 1})
     with pytest.raises(UserError, match="method and twin update the parameters in the same way"):
         cli.run(tiny, WORDS)
 
@@ -177,6 +180,7 @@ def test_the_difference_of_two_updates():
     assert np.isnan(pilot.update_difference({"a": np.zeros(2)}, right, start))
 
 
+@pytest.mark.slow
 def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
     cli.run(tiny, WORDS)
     module = made_module()
@@ -195,8 +199,15 @@ def test_the_evaluation_of_a_record_is_wider_and_its_training_the_same():
     same = {"eval_problems": base.eval_problems, "eval_samples": base.eval_samples, "eval_every": base.eval_every}
     assert dataclasses.replace(wide, **same) == base
     assert standard.widened(base, {"eval_problems"}).eval_problems == base.eval_problems
-    few = dataclasses.replace(base, data="countdown", levels=(2,), eval_problems=16)
-    assert 16 <= standard.widened(few, set()).eval_problems < 512
+
+
+@pytest.mark.slow
+def test_a_level_with_few_problems_is_measured_on_all_of_them():
+    from experiments.policy_gradient import attention_rhythm
+
+    wide = standard.widened(arms.preset(attention_rhythm, smoke=False, model="nano"), set())
+    assert 192 <= wide.eval_problems < 512
+    assert len(bench.bench(wide).heldout.tokens) == wide.eval_problems
 
 
 def test_sampling_noise_and_problems(tmp_path):

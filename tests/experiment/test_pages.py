@@ -1,0 +1,49 @@
+"""A page a paper: what the file says, what the record says, and links that lead somewhere."""
+
+import pathlib
+import re
+
+import pytest
+
+from jaxrl_llm.experiment import doctor
+from jaxrl_llm.experiment.evidence import pages, records, systems
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def page(slug, folder):
+    file = systems.experiment_file(slug, ROOT)
+    (system,) = [s for s in systems.listed(ROOT) if s.slug == slug]
+    return pages.page(system, doctor.load(file), folder, ROOT)
+
+
+def test_fields_of_a_docstring():
+    text = "One.\n\nPaper:     A, B.\nClaim:     it is\n           better.\nEquations: A_i = r_i\nRun:       x\n"
+    assert pages.section(text, "Claim") == "it is\nbetter." and pages.section(text, "Equations") == "A_i = r_i"
+    assert pages.section(text, "Run") == "x" and pages.section(text, "Expect") == ""
+
+
+@pytest.mark.parametrize("slug", ["igpo", "dr_grpo", "nsr"])
+def test_a_page_says_claim_arms_verdict_interval_and_cost(slug, tmp_path):
+    text = page(slug, ROOT / "docs" / "papers" / "family")
+    (record,) = systems.records_of(systems.experiment_file(slug, ROOT).parent.name, slug, ROOT)
+    assert f"## Verdict: {record['claim']['verdict']}" in text and "**primary**" in text and "Cost: " in text
+    assert ("(old instrument)" in text) == records.is_old(record)
+    assert all(f"| {name} | " in text for name in record["arms"])
+    for link in re.findall(r"\]\((\.\./[^)]+)\)", text):
+        assert (ROOT / "docs" / "papers" / "family" / link).resolve().exists(), link
+
+
+def test_withdrawn_verdicts_say_why():
+    reasons = records.withdrawn(ROOT)
+    slugs = {"nsr", "spa_rl", "deepresearcher", "tricks_or_traps", "cyclealign", "pairwise_rl", "agro", "l2s_merging"}
+    assert slugs <= {name.split("/")[1] for name in reasons}
+    for name, reason in reasons.items():
+        (first, *_) = systems.records_of(*name.split("/"), ROOT)
+        if records.is_old(first):
+            assert first["claim"]["verdict"] == "withdrawn" and first["claim"]["bed"][0] == reason
+
+
+def test_no_committed_record_speaks_of_confidence_or_is_unjudged_by_the_algebra():
+    for path, _ in records.committed(ROOT):
+        assert '"confidence"' not in path.read_text().partition('"claim"')[2], path
