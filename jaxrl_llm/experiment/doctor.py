@@ -117,7 +117,7 @@ def check_settings(module: ModuleType) -> str:
 
 def check_arms(module: ModuleType) -> list[Finding]:
     """Builds and traces every arm with the smoke settings: nothing is run or compiled."""
-    found, prints, built = [], {}, {}
+    found, prints = [], {}
     try:
         base = arms.preset(module, smoke=True, model=module.Settings().model)
         resolved = arms.resolve(module, base, ())
@@ -133,7 +133,6 @@ def check_arms(module: ModuleType) -> list[Finding]:
             found.append(Finding(f"arm {name} traces", f"{type(error).__name__}: {line}"))
             continue
         found.append(Finding(f"arm {name} traces", ""))
-        built[name] = plan
         if plan.on_host:  # what Python reads while it judges text is not known without running it
             continue
         unread = [field for field in module.ARMS[name] if field not in reads | {"eval_every"}]
@@ -143,13 +142,20 @@ def check_arms(module: ModuleType) -> list[Finding]:
     same = [names for names in prints.values() if len(names) > 1]
     text = "; ".join(" and ".join(names) for names in same)
     found.append(Finding("arms differ", f"{text} compute the same; drop one or use its setting" if same else ""))
-    if len(built) == len(module.ARMS):
-        same = [names for names in arms.same_updates(built) if names not in same]
-        text = "; ".join(" and ".join(names) for names in same)
-        why = f"{text} update the parameters in the same way: what differs feeds metrics alone" if same else ""
-        found.append(Finding("updates differ", why))
-        found.append(Finding("claim on made-up results", _rehearsed(module, resolved, built)))
     return found
+
+
+def check_claim(module: ModuleType) -> list[Finding]:
+    """Whether the arms update their parameters in different ways, and whether the claim reads made-up results."""
+    try:
+        base = arms.preset(module, smoke=True, model=module.Settings().model)
+        resolved = arms.resolve(module, base, ())
+        built = {name: module.build(settings) for name, settings in resolved.items()}
+    except UserError as error:
+        return [Finding("claim", f"{error}; correct the name in EMBEDDED, SMOKE or ARMS")]
+    text = "; ".join(" and ".join(names) for names in arms.same_updates(built))
+    why = f"{text} update the parameters in the same way: what differs feeds metrics alone" if text else ""
+    return [Finding("updates differ", why), Finding("claim on made-up results", _rehearsed(module, resolved, built))]
 
 
 def _rehearsed(module: ModuleType, resolved: dict[str, Any], built: dict[str, Any]) -> str:
@@ -235,6 +241,8 @@ def examine(module: ModuleType) -> list[Finding]:
     if any(f.check == "slots" and f.problem for f in found):
         return found
     found += check_arms(module)
+    if not any(f.problem for f in found):
+        found += check_claim(module)
     if arms.record_path(module).is_file() and not any(f.problem for f in found):
         found.append(Finding("code of the record", check_code(module)))
     return found

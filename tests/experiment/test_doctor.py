@@ -110,8 +110,7 @@ def test_arms_of_a_good_file_are_fine():
 
 
 def test_dead_equal_and_unknown_settings_are_found():
-    arms_of = {"baseline": {}, "method": {"learning_rate": 0.3}, "other": {"model": "unread"}}
-    dead = doctor.check_arms(_module(ARMS=arms_of))
+    dead = doctor.check_arms(_module(ARMS={"baseline": {}, "other": {"model": "unread"}}))
     assert _problems(dead) == {
         "arm other reads its settings": "model changes nothing; use or drop it",
         "arms differ": "baseline and other compute the same; drop one or use its setting",
@@ -119,6 +118,16 @@ def test_dead_equal_and_unknown_settings_are_found():
     unknown = doctor.check_arms(_module(ARMS={"baseline": {"warm_step": 1}}))
     assert _problems(unknown)["settings"].startswith("arm 'baseline' sets 'warm_step', which is no setting; did you")
     assert "SMOKE sets" in _problems(doctor.check_arms(_module(SMOKE={"step": 1})))["settings"]
+
+
+def test_equal_updates_and_misspelt_claims_are_found():
+    assert not _problems(doctor.check_claim(_module()))
+    twin = doctor.check_claim(
+        _module(ARMS={"baseline": {}, "method": {"learning_rate": 0.3}, "twin": {"eval_every": 1}})
+    )
+    assert "baseline and twin update the parameters in the same way" in _problems(twin)["updates differ"]
+    wrong = doctor.check_claim(_module(METRICS=("eval/acuracy",)))
+    assert "did you mean 'eval/accuracy'" in _problems(wrong)["claim on made-up results"]
 
 
 def test_an_arm_that_does_not_trace_says_why():

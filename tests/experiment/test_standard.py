@@ -28,6 +28,7 @@ def place(tmp_path, monkeypatch):
 WORDS = ["--record", "--until-decided", "--force-record", "--steps", "20"]
 
 
+@pytest.mark.slow
 def test_a_record_from_pilot_to_verdict(place, capsys):
     found = cli.run(tiny, [*WORDS, "--tune", "0.05", "0.1", "0.2"])
     said = capsys.readouterr().out
