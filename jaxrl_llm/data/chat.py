@@ -1,45 +1,19 @@
 """Chat templates of Hugging Face models: messages to text to ids, BOS exactly once, history never encoded twice.
 
-A message is ``{"role": "user", "content": "..."}``. Templates run in a sandbox. No clock is given to them, so the same
-messages are the same tokens every day: a template with a date takes it as a variable, or uses its own fallback.
+A message is ``{"role": "user", "content": "..."}``. Templates run in a sandbox, within bounds (``data.templates``). No
+clock is given to them, so the same messages are the same tokens every day: a template with a date takes it as a
+variable, or uses its own fallback.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.data import templates
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 
 Message = Mapping[str, Any]
-
-
-def _environment():
-    import jinja2.ext
-    import jinja2.sandbox
-
-    class Generation(jinja2.ext.Extension):
-        """``{% generation %} ... {% endgeneration %}`` marks assistant text; here it is plain."""
-
-        tags = {"generation"}
-
-        def parse(self, parser):
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def raise_exception(message: str):
-        raise jinja2.TemplateError(message)
-
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
-    )
-    # HTML escapes of jinja's own filter would change the text
-    environment.filters["tojson"] = lambda x, indent=None, ensure_ascii=False, **kw: json.dumps(
-        x, ensure_ascii=ensure_ascii, indent=indent, **kw
-    )
-    environment.globals["raise_exception"] = raise_exception
-    return environment
 
 
 def render(
@@ -59,30 +33,24 @@ def render(
       variables: whatever else the template reads (``enable_thinking``, ``date_string``, ...).
 
     Raises:
-      UserError: for no messages, a message without role, a template that does not compile, or what the template itself
-        refuses (``raise_exception``: for example two user turns in a row).
+      UserError: for no messages, a message without role, a template that does not compile, does not end or makes too
+        much, or what the template itself refuses (``raise_exception``: for example two user turns in a row).
     """
-    import jinja2
-
     if not messages:
         raise UserError("messages is empty; give at least one message")
     for k, message in enumerate(messages):
         if "role" not in message:
             raise UserError(f"message {k} has no role: {dict(message)!r}")
+    given = {
+        "messages": [dict(m) for m in messages],
+        "add_generation_prompt": add_generation_prompt,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "tools": list(tools) if tools else None,
+    }
     try:
-        return (
-            _environment()
-            .from_string(template)
-            .render(
-                messages=[dict(m) for m in messages],
-                add_generation_prompt=add_generation_prompt,
-                bos_token=bos_token,
-                eos_token=eos_token,
-                tools=list(tools) if tools else None,
-                **variables,
-            )
-        )
-    except (jinja2.TemplateError, TypeError) as error:
+        return templates.render(template, given | variables)
+    except ValueError as error:
         raise UserError(f"the chat template refuses the {len(messages)} messages: {error}") from error
 
 

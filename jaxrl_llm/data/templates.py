@@ -1,0 +1,195 @@
+"""Chat templates of whoever made the model: rendered in jinja's sandbox, and within bounds of steps and sizes.
+
+A template comes with a model from anywhere. Jinja keeps it from the machine; it does not keep it from running without
+end or filling the memory, so loops and calls are counted, and what they make is measured, before it is made where that
+would cost.
+"""
+
+import functools
+import json
+import math
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+import jinja2.visitor
+from jinja2 import nodes
+
+MOST_STEPS = 200_000  # turns of loops and calls of one rendering
+MOST_CHARACTERS = 10_000_000  # of any text, and items of any list
+MOST_NUMBER = 1_000_000  # that a function is told: a width, a count
+MOST_BITS = 100_000  # of a whole number
+_WORK = 10**9  # product of the sizes of what a function is given
+_CALL = 10  # steps that a call costs
+# a width of seven digits or more, or one that is given apart
+_WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{7}|\*)")
+_WIDE_FORMAT = re.compile(r":[^{}]*[0-9]{7}")
+_COUNTED, _BOUNDED = "counted by the renderer", "bounded by the renderer"  # names that no template can write
+
+_PASSED = jinja2.Environment | jinja2.runtime.Context | nodes.EvalContext  # to filters that ask for it
+
+
+class TooMuch(jinja2.TemplateRuntimeError):
+    """A template that takes more steps, or makes something larger, than any conversation needs."""
+
+
+class _Generation(jinja2.ext.Extension):
+    """``{% generation %} ... {% endgeneration %}`` marks assistant text; here it is plain."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Bounds(jinja2.visitor.NodeTransformer):
+    """Counts the turns of loops; measures texts that are put together."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _COUNTED, node)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _BOUNDED, node)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, _BOUNDED, node)
+        return node
+
+
+def _filtered(inner: Any, name: str, node: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(inner, name, [], [], None, None, lineno=node.lineno).set_environment(node.environment)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+
+
+def _bounded(value: Any) -> Any:
+    if _size(value) > MOST_CHARACTERS:
+        raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or items")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
+    return value
+
+
+def _check(values: Iterable[Any], told: Iterable[Any]) -> None:
+    """Before a function is called: with what it works, and which numbers it is told."""
+    if math.prod(max(_size(x), 1) for x in values) > _WORK:
+        raise TooMuch("it works with texts that are too long together")
+    if any(isinstance(x, int | float) and abs(x) > MOST_NUMBER for x in told):
+        raise TooMuch(f"it asks for a width or a count beyond {MOST_NUMBER}")
+
+
+def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that is given and makes no more than is sensible."""
+
+    @functools.wraps(function)  # keeps what jinja notes on the function
+    def measured(*given: Any, **named: Any) -> Any:
+        values = [x for x in given if not isinstance(x, _PASSED)]
+        _check([*values, *named.values()], [*values[1:], *named.values()])
+        return _bounded(function(*given, **named))
+
+    return measured
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
+        self.budget = threading.local()
+        # HTML escapes of jinja's own filter would change the text
+        self.filters["tojson"] = lambda x, indent=None, ensure_ascii=False, **kw: json.dumps(
+            x, ensure_ascii=ensure_ascii, indent=indent, **kw
+        )
+        self.filters = {name: _measured(function) for name, function in self.filters.items()}
+        self.filters |= {_COUNTED: self._counted, _BOUNDED: _bounded}
+        self.globals["raise_exception"] = _refuse
+        del self.globals["lipsum"]
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Bounds().visit(super()._parse(source, name, filename))
+
+    def spend(self, steps: int) -> None:
+        """Steps of the rendering of this thread."""
+        self.budget.left = getattr(self.budget, "left", MOST_STEPS) - steps
+        if self.budget.left < 0:
+            raise TooMuch(f"it takes more than {MOST_STEPS} steps")
+
+    def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.spend(1)
+            yield item
+
+    def call(__self, __context: Any, __obj: Any, *given: Any, **named: Any) -> Any:  # noqa: N805 - as jinja has it
+        __self.spend(_CALL)
+        owner = getattr(__obj, "__self__", None)
+        _check([owner, *given, *named.values()], [*given, *named.values()])
+        return _bounded(super().call(__context, __obj, *given, **named))
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapper = super().wrap_str_format(value)
+        if wrapper is not None and _WIDE_FORMAT.search(value.__self__):
+            raise TooMuch("it formats with a width of seven digits or more")
+        return wrapper
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        large = False
+        if operator == "+":
+            large = _size(left) + _size(right) > MOST_CHARACTERS
+        elif operator == "%":
+            large = isinstance(left, str) and _WIDE.search(left) is not None
+        elif isinstance(left, int) and isinstance(right, int):
+            bits = (left.bit_length(), right.bit_length())
+            large = (sum(bits) if operator == "*" else bits[0] * max(right, 0)) > MOST_BITS
+        elif operator == "*":
+            sizes = [max(_size(x), x if isinstance(x, int) else 0) for x in (left, right)]
+            large = math.prod(sizes) > MOST_CHARACTERS
+        if large:
+            raise TooMuch(f"{operator} makes something too large")
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str) -> tuple[_Environment, jinja2.Template]:
+    environment = _Environment()
+    return environment, environment.from_string(source)
+
+
+def render(source: str, variables: dict[str, Any]) -> str:
+    """The text that a template makes of variables.
+
+    Raises:
+      ValueError: in one line, for whatever is wrong with the template, or what it refuses itself.
+    """
+    try:
+        environment, template = _compiled(source)
+        environment.budget.left = MOST_STEPS
+        parts, size = [], 0
+        for part in template.generate(**variables):
+            size += len(part)
+            if size > MOST_CHARACTERS:
+                raise TooMuch(f"it writes more than {MOST_CHARACTERS} characters")
+            parts.append(part)
+        return "".join(parts)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"{error.message} (line {error.lineno} of the template)") from error
+    except RecursionError as error:
+        raise ValueError("it calls itself without end, or is nested too deeply") from error
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise ValueError(" ".join(str(error).split())[:300] or type(error).__name__) from error
+    except MemoryError as error:
+        raise ValueError("it needs more memory than there is") from error

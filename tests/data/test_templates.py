@@ -1,0 +1,105 @@
+# ruff: noqa: E501 - templates on one line each
+"""Templates of unknown authors: what they cannot do, in how little time, and that honest ones do not notice."""
+
+import time
+
+import pytest
+
+from jaxrl_llm.data import chat, templates
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.models.io import weights
+from jaxrl_llm.run.grpo import cli
+
+TALK = [{"role": "user", "content": "hi"}]
+DOUBLED = "".join("{% set s = " + how + " %}" for how in ["s + s"] * 40)
+HOSTILE = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "deeper loops": "{% for i in range(999) %}{% for j in range(999) %}{% for k in range(999) %}x{% endfor %}{% endfor %}{% endfor %}",
+    "a long range": "{% for i in range(10 ** 9) %}{% endfor %}",
+    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "macros that call each other": "".join(
+        f"{{% macro m{k}() %}}{('{{ m' + str(k - 1) + '() }}') * 10 if k else 'x'}{{% endmacro %}}" for k in range(12)
+    )
+    + "{{ m11() }}",
+    "a loop that calls itself": "{% for i in [[1]] recursive %}{{ loop([i]) }}{% endfor %}",
+    "a tower": "{{ 10 ** (10 ** 10) }}",
+    "a tower of variables": "{% set n = 10 %}{{ n ** (n ** n) }}",
+    "squares": "{% set ns = namespace(n=10) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "a long text": "{{ 'x' * 10 ** 10 }}",
+    "a long list": "{{ [0] * 10 ** 10 }}",
+    "doubled": "{% set s = 'xx' %}" + DOUBLED,
+    "doubled lists": "{% set s = [1, 2] %}" + DOUBLED,
+    "joined": "{% set s = 'xx' %}" + DOUBLED.replace("+", "~"),
+    "set twice": "{% set s = 'xx' %}" + "{% set s %}{{ s }}{{ s }}{% endset %}" * 40,
+    "set in a filter": "{% set s = 'xx' %}" + "{% set s | upper %}{{ s }}{{ s }}{% endset %}" * 40,
+    "printed": "{% set s = 'x' * 9000000 %}{{ s }}{{ s }}",
+    "centred": "{{ 'x' | center(10 ** 10) }}",
+    "justified": "{{ 'x'.ljust(10 ** 10) }}",
+    "zeros": "{{ 'x'.zfill(10 ** 10) }}",
+    "formatted": "{{ '%10000000000d' % 1 }}",
+    "formatted by star": "{{ '%*d' % (10 ** 10, 1) }}",
+    "formatted by method": "{{ '{:>10000000000}'.format(1) }}",
+    "formatted by argument": "{{ '{:>{}}'.format(1, 10 ** 10) }}",
+    "formatted by filter": "{{ '%*d' | format(10 ** 10, 1) }}",
+    "replaced": "{% set s = 'x' * 900000 %}{{ s | replace('x', s) }}",
+    "replaced by method": "{% set s = 'x' * 900000 %}{{ s.replace('x', s) }}",
+    "joined widely": "{% set s = 'x' * 900000 %}{{ s | join(s) }}",
+    "batched": "{{ [1] | batch(10 ** 10, 0) | list }}",
+    "sliced": "{{ [1] | slice(10 ** 10) | list }}",
+    "nested": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "no template": "{% for",
+    "unknown filter": "{{ 1 | nothing }}",
+    "nothing there": "{{ messages[5].content.x }}",
+    "no number": "{{ 'a' | int + messages }}",
+    "zero": "{{ 1 / 0 }}",
+    "the class of a text": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "the class by filter": "{{ ('' | attr('__class__')).__mro__ }}",
+    "the format of an attribute": "{{ '{0.__class__.__mro__}'.format(messages) }}{{ raise_exception('no class') }}",
+    "an import": "{% import 'os' as os %}",
+    "an include": "{% include '/etc/passwd' %}",
+    "a change of the messages": "{{ messages.clear() }}",
+    "a refusal": "{{ raise_exception('only one system message') }}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_one_clear_line_and_soon(name):
+    start = time.process_time()
+    with pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
+        chat.render(HOSTILE[name], TALK)
+    assert "\n" not in str(found.value) and len(str(found.value)) < 400
+    assert time.process_time() - start < 3.0
+
+
+def test_honest_templates_do_not_notice():
+    messages = [{"role": "user", "content": "x" * 50_000}] * 100
+    text = chat.render(
+        "{% for m in messages %}<{{ loop.index }}/{{ loop.length }}>{{ m.content | trim }}{% endfor %}", messages
+    )
+    assert len(text) > 5_000_000 and text.startswith("<1/100>x")
+    every = (
+        "{%- set ns = namespace(n=0) -%}{% macro show(m) %}[{{ m.role ~ ':' ~ m['content'] }}]{% endmacro %}"
+        "{%- for m in messages if m.role != 'system' -%}{% set ns.n = ns.n + 1 %}{{ show(m) }}{{ ',' if not loop.last }}"
+        "{%- else -%}none{%- endfor -%}{% set tail %}({{ ns.n * 2 }}){% endset %}{{ tail | upper }}{{ '%03d' % 7 }}"
+        "{% generation %}!{% endgeneration %}{{ {'a': [1, 'ä']} | tojson }}{{ '{:>4}'.format(5) }}"
+    )
+    want = '[user:hi],[user:hi](4)007!{"a": [1, "ä"]}   5'
+    assert chat.render(every, TALK * 2) == want and chat.render(every, TALK * 2) == want  # steps are counted anew
+    assert chat.render("{% for m in messages %}{% else %}none{% endfor %}{{ 'a' 'b' }}{{ undefined }}", TALK) == "ab"
+
+
+def test_steps_are_those_of_one_rendering(monkeypatch):
+    monkeypatch.setattr(templates, "MOST_STEPS", 50)
+    for _ in range(10):
+        assert chat.render("{% for i in range(40) %}x{% endfor %}", TALK) == "x" * 40
+    with pytest.raises(UserError, match="it takes more than 50 steps"):
+        chat.render("{% for i in range(51) %}x{% endfor %}", TALK)
+
+
+def test_a_model_with_such_a_template_is_refused_by_the_command(tmp_path, capsys):
+    for path in weights.bundled("nano").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(HOSTILE["nested loops"])
+    assert cli(["--model", str(tmp_path), "--chat", "--steps", "1", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert "it takes more than 200000 steps" in said and said.strip().count("\n") == 0
