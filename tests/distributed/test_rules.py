@@ -13,6 +13,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.types import Batch
+from tests import close
 from tests.models_for_tests import FAMILIES, dense_rows, small_config, small_model
 
 # data, fsdp, tensor; the other axes are in test_parts.py
@@ -99,17 +100,32 @@ def _alone(family):
 def test_any_mesh_gives_the_one_device_step(shape):
     """Forward, loss and gradient of every mesh; each family gets a third of them."""
     family = FAMILIES[SHAPES.index(shape) % len(FAMILIES)]
-    policy, params, _ = small_model(family)
+    policy, params, config = small_model(family)
     mesh, batch = _mesh(shape), _batch()
     (value, logp), gradient = _alone(family)
     (value_, logp_), gradient_ = jax.jit(_loss(policy))(rules.shard(params, mesh), rules.shard_batch(batch, mesh))
-    np.testing.assert_allclose(value_, value, rtol=1e-6)
-    np.testing.assert_allclose(logp_, logp, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), gradient_, gradient)
+    forward, back = close.forward_sums(config, 6), close.gradient_sums(config, 8, 6)
+    close.assert_same_sums(logp_, logp, forward)
+    close.assert_same_sums(value_, value, forward + logp.size)
+    close.assert_same_sums(gradient_, gradient, back)
+
+
+def test_the_bound_sees_one_row_that_is_lost():
+    """What the comparison above is for: a shard whose rows do not arrive, or count twice."""
+    policy, params, config = small_model()
+    batch, back = _batch(), close.gradient_sums(small_model()[2], 8, 6)
+    (value, _), gradient = _alone("qwen3")
+    seven = jax.tree.map(lambda x: x[:7] if x.ndim else x, batch)
+    (value_, _), gradient_ = jax.jit(_loss(policy))(params, seven)
+    with pytest.raises(AssertionError):
+        close.assert_same_sums(value_, value, close.forward_sums(config, 6) + 48)
+    for name in ("q", "down", "gate"):
+        with pytest.raises(AssertionError):
+            close.assert_same_sums(gradient_["layers"][name], gradient["layers"][name], back)
 
 
 def test_constraints_inside_jit():
-    policy, params, _ = small_model()
+    policy, params, config = small_model()
     mesh, batch = _mesh((2, 2, 2)), _batch()
 
     @jax.jit
@@ -122,7 +138,7 @@ def test_constraints_inside_jit():
     assert logp.addressable_shards[0].data.shape == (2, 6)
     assert gradient["layers"]["q"].sharding.spec == P(None, "fsdp", "tensor")
     (_, want), _ = _alone("qwen3")
-    np.testing.assert_allclose(logp, want, atol=1e-5)
+    close.assert_same_sums(logp, want, close.forward_sums(config, 6))
 
 
 def test_fully_sharded_parameters_are_gathered_layer_by_layer():

@@ -7,6 +7,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.models.attention import rope_frequencies
 from jaxrl_llm.models.config import RopeScaling
 from jaxrl_llm.models.decoder import make_policy
+from tests import close
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
 
 
@@ -27,7 +28,7 @@ def test_padding_changes_nothing(family, left, right):
     plain = _logits(policy, params, tokens, positions, segments)
     pad = lambda x, fill: jnp.pad(x, ((0, 0), (left, right)), constant_values=fill)  # noqa: E731
     padded = _logits(policy, params, pad(tokens, 7), pad(positions, 0), pad(segments, 0))
-    np.testing.assert_allclose(padded[:, left : left + 6], plain, atol=1e-5)
+    close.assert_same_forward(padded[:, left : left + 6], plain, family, columns=6 + left + right)
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -39,7 +40,7 @@ def test_packed_equals_alone(family):
     packed = _logits(policy, params, tokens, positions, segments)
     for part in (slice(0, 4), slice(4, 9)):
         alone = _logits(policy, params, tokens[:, part], positions[:, part], jnp.ones_like(segments[:, part]))
-        np.testing.assert_allclose(packed[:, part], alone, atol=1e-5)
+        close.assert_same_forward(packed[:, part], alone, family, columns=9)
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -59,7 +60,7 @@ def test_cache_equals_full_forward_on_ragged_rows(family, cuts):
         start += width
     got = jnp.concatenate(parts, axis=1)
     keep = np.asarray(valid)
-    np.testing.assert_allclose(np.asarray(got)[keep], np.asarray(full)[keep], atol=1e-5)
+    close.assert_same_forward(np.asarray(got)[keep], np.asarray(full)[keep], family, columns=8)
 
 
 @pytest.mark.slow
@@ -147,7 +148,7 @@ def test_seeds_are_an_axis_of_the_parameters():
     together = jax.jit(jax.vmap(run))(many)
     for i in range(3):
         alone = run(jax.tree.map(lambda x, i=i: x[i], many))
-        np.testing.assert_allclose(together[i], alone, atol=1e-5)
+        close.assert_same_forward(together[i], alone, columns=4)
 
 
 def test_repeated_cache_continues_every_copy_alike():

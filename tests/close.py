@@ -1,0 +1,62 @@
+"""How far two results may lie apart that are the same sums in another order: derived, not tried.
+
+A sum of ``n`` terms in any order differs from the exact one by at most ``(n - 1) u sum |x_i|``, ``u`` half a unit in
+the last place (Higham, "Accuracy and Stability of Numerical Algorithms", section 4.2); two orders, so by at most
+``(n - 1) eps sum |x_i|``. Sums one after another add their lengths to first order. Meshes, micro-batches, paddings,
+packings and instruction sets change the order of sums, and nothing else. A processor that is not this one takes another
+order, and stays within the same bound.
+"""
+
+import jax
+import numpy as np
+
+from jaxrl_llm.models.config import ModelConfig
+from tests.models_for_tests import small_config
+
+
+def forward_sums(config: ModelConfig, columns: int) -> int:
+    """The lengths of all sums, one after another, between a token and the log-probability of the next.
+
+    In each layer: two means of squares, a product into the heads, the scores, their softmax, the mix of ``columns``
+    values, a product out of the heads, and two products of the perceptron. After them a mean of squares, the product
+    with the vocabulary and its softmax.
+    """
+    width, heads = config.hidden_size, config.num_heads * config.head_dim
+    layer = 2 * width + width + config.head_dim + 2 * columns + heads + width + config.intermediate_size
+    if config.experts:
+        layer += width + config.experts.number + config.experts.per_token  # who is asked, and the mix of what they say
+    return config.num_layers * layer + 2 * width + config.padded_vocab_size
+
+
+def gradient_sums(config: ModelConfig, rows: int, columns: int) -> int:
+    """As ``forward_sums``, back through all of them, and over all tokens of the batch."""
+    return 2 * forward_sums(config, columns) + rows * columns
+
+
+def assert_same_forward(got, want, family: str = "qwen3", *, temperature: float = 1.0, columns: int = 0) -> None:
+    """Logits or log-probabilities ``[rows, columns, ...]`` of ``models_for_tests.small_model(family)``.
+
+    Args:
+      temperature: that divided the logits, the lowest of several.
+    """
+    sums = forward_sums(small_config(family), columns or np.shape(want)[1])
+    assert_same_sums(got, want, sums, magnitude=float(np.abs(np.asarray(want)).max()) / min(temperature, 1.0))
+
+
+def bound(sums: int, magnitude: float, dtype=np.float32) -> float:
+    """``eps * sums * magnitude``: units in the last place, times the length of the sum, times the size of its terms."""
+    return float(np.finfo(dtype).eps) * sums * magnitude
+
+
+def assert_same_sums(got, want, sums: int, *, magnitude: float | None = None) -> None:
+    """Every leaf of two trees within ``bound``.
+
+    Args:
+      magnitude: of the terms of a sum; None: the largest number of the whole tree, for the terms of one leaf that
+        cancel are as large as those of the others.
+    """
+    got, want = jax.tree.map(np.asarray, (got, want))
+    if magnitude is None:
+        magnitude = max((float(np.abs(x).max(initial=0)) for x in jax.tree.leaves(want)), default=0.0)
+    atol = bound(sums, magnitude)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
