@@ -438,22 +438,22 @@ def judged(subject: Subject, folder: pathlib.Path) -> Subject:
     data = folder / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     words = subject.begin.replace("--data chain", f"--data {data} --verifier math").replace(
-        f"--steps {STEPS}", "--steps 200"
+        f"--steps {STEPS}", "--steps 60"
     )
     return dataclasses.replace(subject, begin=words)
 
 
 def verifier(subject: Subject, folder: pathlib.Path, *_) -> Found:
-    """Processes of the verifier are stopped for good, and killed, in turn; ten of each."""
+    """Processes of the verifier are stopped for good, and killed, in turn, ten in all."""
     subject, out = judged(subject, folder), folder / "run"
     process, count = start(subject, out, folder / "log"), 0
     wait_for(lambda: trained(out, 2), process)
-    while process.poll() is None and count < 20:
+    while process.poll() is None and count < 10:
         for pid in children(process.pid, "jaxrl_llm")[:1]:
             with suppress(ProcessLookupError):
                 os.kill(pid, (signal.SIGSTOP, signal.SIGKILL)[count % 2])
                 count += 1
-        time.sleep(0.3)
+        time.sleep(5.0)  # a new one takes seconds to load
     code = process.wait(PATIENCE_S)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     left = sum(16 * (1 - row["reward/valid_fraction"]) for row in rows)
