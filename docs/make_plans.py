@@ -19,9 +19,14 @@ HEAD = """# Plans
 
 One GRPO step of {rows} rows ({prompts} prompts x {group} responses) of {prompt} + {response} tokens, AdamW, float32
 masters, bfloat16 compute: for each model and slice the choice that fits and is quickest by the roofline, or, where none
-fits, the one that needs least. Memory is **estimated in closed form**, within 15 % of the compiler on the cases that
-the tests compile; seconds are a roofline, for ranking plans, not a promise. Made by `python docs/make_plans.py`; for
-other sizes, several choices each, and the TPU compiler's own figures:
+fits, the one that needs least. Memory is **estimated in closed form**, not compiled: within 15 % of XLA on the small
+cases that the tests compile for a CPU, and for a TPU not yet held against its compiler as a whole. It was wrong there:
+it gave 65 GiB for the update of Qwen3-8B on v5p:2x2x2 with activations kept, and the compiler more than 96, because a
+block that was kept left every float32 intermediate of its norms, rotations and gates. Beside kernels a kept block now
+leaves its products and attention (`models.decoder.rematerialised`), which is what the figures here count. Check a plan
+with the compiler before you pay for the slice. Seconds are a roofline, for ranking plans, not a promise. Made by
+`python docs/make_plans.py`; for other sizes, several choices each, all flags of the job, and the TPU compiler's own
+figures (`--schedule`: and seconds by its own count):
 
 ```bash
 python -m jaxrl_llm plan --model Qwen3-8B --topology v5e:4x4 --prompt 1024 --response 3072

@@ -132,7 +132,7 @@ def _add(scale, softcap, q, k, v, here, top, total, acc):
 def repeat_rows(x: Float[Array, "N B G C K"], repeats: int, *, interpret: bool = False) -> Float[Array, "N R G C K"]:
     """Each row of a stacked cache ``repeats`` times, side by side: read once, written as often as needed.
 
-    XLA broadcasts at a seventh of the memory's bandwidth (65 ms of the 168 of a prefill, see ``docs/schedule.md``).
+    XLA broadcasts at a seventh of the memory's bandwidth (65 ms of the 168 of a prefill, see ``docs/performance.md``).
     """
     n, b, g, c, d = x.shape
     heads = max(h for h in range(1, g + 1) if g % h == 0 and (h == 1 or h * c * d * x.dtype.itemsize <= _VMEM // 2))
