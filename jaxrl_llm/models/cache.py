@@ -14,7 +14,7 @@ RowsFn = Callable[[Array, int], Array]  # every row of a stacked cache so many t
 ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
 # Beside a kernel that reads a stacked cache: so many layers are compiled one by one, which lets the weights of one come
-# while the kernel of another runs. Qwen3-1.7B on v5e:2x4 by the compiler's count, 256 rows, a cache of 2,048: 15.3 ms a
+# while the kernel of another runs. Qwen3-1.7B on v5e:2x4 by the compiler's count, 256 rows, a cache of 2,048: 14.9 ms a
 # token against 19.4 under a loop over layers, for a second copy of the weights and minutes of compiling: larger models
 # loop.
 UNROLLED_BESIDE_KERNEL = 40

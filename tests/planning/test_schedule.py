@@ -1,7 +1,9 @@
 """Schedules by the TPU compiler's own count: a program by hand, and the loop that decodes, compiled."""
 
 import json
+import pathlib
 import re
+import runpy
 import types
 
 import jax
@@ -164,3 +166,19 @@ def test_options_are_those_of_a_generation():
     assert compiler_options.options_of(types.SimpleNamespace(platform="tpu", device_kind="TPU v99")) is None
     assert compiler_options.options_of() is None  # a CPU
     jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
+
+
+def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
+    figure = compiled.Compiled(2.0**30, 1e9, 0.0, 1.0, schedule=schedule.of_text(PROGRAM, CHIP))
+    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    monkeypatch.setattr(compiled, "of_step", lambda *_, names, **__: dict.fromkeys(names, figure))
+    script = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "tpu_schedule.py"))
+    record, page = tmp_path / "record.json", tmp_path / "page.md"
+    for topology in ("v5e:2x4", "v5e:2x4", "v6e:2x4"):
+        script["main"](["--models", "Qwen3-0.6B", "--slices", topology], record, page)
+        monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    assert list(json.loads(record.read_text())) == ["Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
+    row = next(line for line in page.read_text().splitlines() if "| Qwen3-0.6B | v5e:2x4 | decode |" in line)
+    assert row.startswith("| Qwen3-0.6B | v5e:2x4 | decode | 140.0 | 36.0 |")
+    assert row.endswith("| `models/layers.py:22` 120.0 |")
