@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
@@ -307,6 +308,7 @@ def measure_on_host(
         # the last chunk is filled with repeats so that one shape serves all; the repeats are cut off again
         ids = jnp.asarray(np.minimum(np.arange(begin, begin + min(chunk, count)), count - 1), jnp.int32)
         rows = rollout(params, problems.tokens[ids], problems.valid[ids], sample_keys(key, 0, ids, samples), ids)
+        rows = hosts.gathered(rows)
         rewards, real = score(rows), samples * min(chunk, count - begin)
         tokens.append(np.asarray(rows.tokens)[:real])
         masks.append(np.asarray(rows.mask)[:real])

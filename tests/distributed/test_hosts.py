@@ -16,6 +16,7 @@ import safetensors.numpy
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.run.grpo import cli
+from tests.models_for_tests import byte_model
 
 JOB = [
     "--data", "chain", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8",
@@ -23,24 +24,24 @@ JOB = [
 ]  # fmt: skip
 
 
-def _start(arguments, devices, out):
+def _start(arguments, devices, out, module="jaxrl_llm"):
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "COLUMNS": "200",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_llm", *arguments], env=environment, stdout=out, stderr=subprocess.STDOUT
+        [sys.executable, "-m", module, *arguments], env=environment, stdout=out, stderr=subprocess.STDOUT
     )
 
 
-def _pair(arguments, folder):
+def _pair(arguments, folder, **module):
     """Both processes of a job, and their logs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     logs = [(folder / f"log{k}_{port}").open("w+") for k in range(2)]
-    return [_start([*arguments, "--hosts", f"127.0.0.1:{port},2,{k}"], 2, logs[k]) for k in range(2)], logs
+    return [_start([*arguments, "--hosts", f"127.0.0.1:{port},2,{k}"], 2, logs[k], **module) for k in range(2)], logs
 
 
 def _finish(processes, logs):
@@ -113,3 +114,30 @@ def test_one_process_needs_no_others():
     tree = {"a": jax.numpy.arange(3), "b": np.ones(2)}
     assert all(isinstance(x, np.ndarray) for x in hosts.gathered(tree).values())
     assert hosts.split_work(5, lambda part: np.arange(5)[part]).tolist() == [0, 1, 2, 3, 4]
+
+
+PAPER = [
+    "--format", "gsm8k", "--max-new-tokens", "8", "--prompts-per-step", "4", "--group-size", "2", "--steps", "3",
+    "--eval-every", "3", "--eval-problems", "4", "--eval-samples", "2", "--seeds", "1", "--arm", "dr_grpo",
+    "--checkpoint-every", "1",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_paper_on_two_hosts_is_the_paper_on_one(tmp_path):
+    """An experiment with a model and rows of files: the same exported model, one set of files."""
+    byte_model(tmp_path, "qwen2", max_positions=300)
+    rows = [{"question": f"{k} + 1?", "answer": f"#### {k + 1}"} for k in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    job = ["--model", str(tmp_path), "--data", str(tmp_path / "rows.jsonl"), *PAPER]
+    module = {"module": "experiments.policy_gradient.dr_grpo"}
+    with (tmp_path / "alone.log").open("w+") as log:
+        alone = _start([*job, "--mesh", "data=4", "--out", str(tmp_path / "alone")], 4, log, **module)
+        _finish([alone], [log])
+    _finish(*_pair([*job, "--out", str(tmp_path / "both")], tmp_path, **module))
+    one, other = (tmp_path / out / "seeds" / "dr_grpo" / "seed_0" for out in ("alone", "both"))
+    assert [line["step"] for line in _lines(other)] == [1, 2, 3]
+    mine, theirs = _model(one), _model(other)
+    for name in mine:
+        np.testing.assert_allclose(theirs[name], mine[name], atol=2e-6, err_msg=name)
+    assert (tmp_path / "both" / "results.json").is_file()
