@@ -25,7 +25,8 @@ cases that the tests compile for a CPU; against the TPU's compiler only one upda
 a block that was kept left every float32 intermediate of its norms, rotations and gates. Beside kernels a kept block now
 leaves its products and attention (`models.decoder.rematerialised`), which is what the figures here count: the same
 update in 16 parts is 77.2 GiB here and 71.4 by the compiler. Check a plan with it before you pay for the slice. Seconds
-are a roofline, for ranking plans, not a promise. Made by `python docs/make_plans.py`; for other sizes, several choices each, all flags of the job, and the TPU compiler's own
+are a roofline, for ranking plans, not a promise. Made by `python docs/make_plans.py`;
+for other sizes, several choices each, all flags of the job, and the TPU compiler's own
 figures (`--schedule`: and seconds by its own count):
 
 ```bash
