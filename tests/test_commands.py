@@ -21,7 +21,7 @@ SMALL = [
 TINY = ["--prompts-per-step", "2", "--group-size", "2", "--max-new-tokens", "4", "--eval-problems", "4", "--seeds", "1"]
 NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("bash", "launch/test.sh"): "it is this suite",
-    ("jaxrl",): "they want rows of other kinds and a teacher; test_readme.py reads their flags, nothing runs them here yet",
+    ("jaxrl",): "they want rows of other kinds and a teacher; test_readme.py reads their flags, nothing runs them yet",
     ("python", "-m", "experiments.pretrain_base"): "tests/test_base_models.py: an hour",
 }
 
