@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return view.main(rest)
         case ["doctor", *rest]:
-            from jaxrl_llm.run import doctor
+            from jaxrl_llm.run.commands import doctor
 
             return doctor.cli(rest)
         case ["papers", *rest]:

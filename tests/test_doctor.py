@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import doctor
+from jaxrl_llm.run.commands import doctor
 from tests.models_for_tests import TEMPLATE, byte_model, small_config
 
 

@@ -64,6 +64,8 @@ def test_commands_exist(page, words):
                 flags.read(Settings, [word.replace("SEED", "0") for word in rest], prog="")
         case ["python", "-m", "venv", *_]:
             pass
+        case ["python", "-m", "experiments.FAMILY.SLUG", *rest]:  # of any experiment
+            cli.parse(importlib.import_module("experiments.policy_gradient.dr_grpo"), rest)
         case ["python", "-m", module, *rest]:
             assert importlib.util.find_spec(module) is not None
             if module == "jaxrl_llm" and rest[:1] == ["plan"]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -23,17 +22,16 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import compile_cache, host_memory, lora_state, parts
+from jaxrl_llm.run import compile_cache, host_memory, lora_state, method, parts
 from jaxrl_llm.run.evaluate import Evaluation, evaluate
 from jaxrl_llm.run.records import health, record, report, transcripts, view
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
-from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, mismatch_weights, per_response
+from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, make_policy_loss, stored_anchor
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.train.optimisers import muon
@@ -42,7 +40,6 @@ from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 
-ADVANTAGES = per_response(group.group_normalized_advantages)
 SHOWN = {
     "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
     "roof/rollout": "roof/rollout", "roof/update": "roof/update",
@@ -70,17 +67,21 @@ def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
 
+def reference(extras: dict[str, Any]) -> Params:
+    """The model that was loaded, from the state."""
+    return extras["reference"]
+
+
 def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
-    """GRPO: group-normalised advantages, clip-higher, dynamic filtering, token mean, one update per rollout, no KL."""
+    """The method of the flags; by default GRPO with clip-higher, dynamic filtering, a token mean and no KL."""
     prompts = len(tables.train)
     if settings.prompts_per_step > prompts:
         raise UserError(f"--prompts-per-step {settings.prompts_per_step} exceeds the {prompts} training prompts")
 
-    # a short warm-up, then down to zero by a cosine: the last steps average out the noise of the batches
-    steps = horizon(settings)
-    schedule = optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, min(10, steps // 2), steps + 1)
+    steps = horizon(settings) * settings.inner_epochs  # updates, which the schedule counts
+    schedule = method.learning_rate(settings, steps)
+    several = settings.inner_epochs > 1
     score = share_prompts(settings.group_size, settings.max_new_tokens)
-    token_loss = partial(clipped_policy_loss, clip_low=settings.clip_low, clip_high=settings.clip_high)
     return Online(
         policy=model.policy,
         problems=tables.train_table,
@@ -98,18 +99,27 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
         score=lambda answers, trajectories: None,  # the host scores
         estimate=make_estimate(
             model.policy,
-            ADVANTAGES,
+            method.estimator(settings),
+            reduction=settings.reduction,
             temperature=settings.temperature,
-            keep=with_spread if settings.filter_groups else None,
+            recompute_old=several,
+            reference=reference if settings.kl else None,
+            keep=method.keep(settings, with_spread if settings.filter_groups else None),
         ),
         loss=make_policy_loss(
             model.policy,
-            token_loss,
+            method.token_loss(settings),
+            reduction=settings.reduction,
+            length_tokens=settings.max_new_tokens if settings.reduction == "constant" else None,
             temperature=settings.temperature,
-            token_weights=mismatch_weights() if settings.rollout_weights else None,
+            anchor=stored_anchor if several else current_anchor,
+            token_weights=method.correction(settings),
+            extra_terms=method.kl_terms(settings),
             score=score,
         ),
-        tx=muon(model.config, schedule) if settings.optimiser == "muon" else optax.adam(schedule, 0.9, 0.99),
+        tx=muon(model.config, schedule) if settings.optimiser == "muon" else method.adam(settings, schedule),
+        max_grad_norm=settings.max_grad_norm or None,
+        updates_per_rollout=settings.inner_epochs,
         microbatches=count_microbatches(settings, mesh),
         trained=lora_state.PART if settings.lora else "",
     )
@@ -201,7 +211,8 @@ def start_state(
     settings: Settings, online: Online, model: parts.Model, run: pathlib.Path, mesh: Mesh | None, digest: str
 ) -> TrainState:
     """A fresh state, or the newest intact checkpoint of the run; placed on the mesh where one is given."""
-    state = init_state(online, model.params, jax.random.key(settings.seed))
+    extras = {"reference": jax.tree.map(jnp.copy, model.params)} if settings.kl else {}
+    state = init_state(online, model.params, jax.random.key(settings.seed), extras=extras)
     if mesh is not None:
         state = rules.shard(state, mesh)
     path = checkpoint.latest(run / "checkpoints")
@@ -290,11 +301,11 @@ def execute(
     look = transcripts.make_look(
         online.policy,
         model.tokenizer.decode,
-        ADVANTAGES,
+        method.estimator(settings),
         rows=settings.group_size * min(SHOWN_GROUPS, settings.prompts_per_step),
         temperature=settings.temperature,
     )
-    keep = with_spread if settings.filter_groups else None
+    keep = method.keep(settings, with_spread if settings.filter_groups else None)
     dtype = jnp.dtype(settings.compute)
     layout = rollout_layout(settings, mesh)  # which an update's roof knows by its number of chips alone
     roof = utilisation.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
@@ -335,6 +346,8 @@ def main(settings: Settings) -> int:
         bad_rows=settings.bad_rows,
         chat=settings.chat,
     )
+    if settings.reward:
+        problems = (*problems[:2], method.own_reward(settings.reward))
     model = parts.load_model(
         settings.model,
         mesh=mesh,

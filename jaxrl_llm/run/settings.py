@@ -11,12 +11,13 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
-from jaxrl_llm.run import flags, parts
+from jaxrl_llm.run import flags, method, parts
+from jaxrl_llm.run.method import MethodSettings
 from jaxrl_llm.run.records import record
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(MethodSettings):
     """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
 
     model: parts.ModelName = "nano"
@@ -107,6 +108,7 @@ def check(settings: Settings) -> None:
         quantised.check_extra()
     if settings.rollout_mesh:
         check_layouts(settings)
+    method.check(settings, settings.max_new_tokens)
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
@@ -155,7 +157,7 @@ def stored_settings(folder: str) -> Settings:
         raw = json.loads((run / "settings.json").read_text())
         if not isinstance(raw, dict):
             raise ValueError(f"a {type(raw).__name__} where names and values are expected")
-        raw |= {"stop": tuple(raw.get("stop", ()))}  # JSON knows lists alone
+        raw |= {name: tuple(value) for name, value in raw.items() if isinstance(value, list)}  # JSON has lists alone
         for field in dataclasses.fields(Settings):
             value = raw.get(field.name, field.default)
             if type(value) is not type(field.default):

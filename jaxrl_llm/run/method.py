@@ -1,0 +1,220 @@
+"""The method of the training job by flags: any public loss, estimator, reduction, KL and correction of the library."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from jaxrl_llm import advantages, losses
+from jaxrl_llm.advantages import group
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
+from jaxrl_llm.rewards.shaping import overlong_penalty
+from jaxrl_llm.run import named
+from jaxrl_llm.train.methods.builders import mismatch_weights
+from jaxrl_llm.types import Batch, Rewards, Trajectories
+from jaxrl_llm.verifiers.verdict import Verdict, Verifier
+
+LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may take
+ESTIMATOR = ("rewards", "group_ids", "mask", "length_tokens", "valid")
+CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights")
+KL = ("logp", "old_logp", "ref_logp", "mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodSettings:
+    """What a step computes: GRPO with clip-higher and a token mean by default."""
+
+    loss: str = "clipped_policy_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
+    loss_args: tuple[str, ...] = ()  # its settings, for example cap=5.0; of clipped_policy_loss also --clip-low, -high
+    advantages: str = "group_normalized_advantages"  # a function of jaxrl_llm.advantages, or MODULE:FUNCTION
+    advantage_args: tuple[str, ...] = ()  # its settings, for example k=4
+    reduction: Literal["token_mean", "seq_mean", "seq_sum", "constant"] = "token_mean"  # see reduce.tokens
+    kl: str = ""  # k1_, k3_, corrected_k3_, or kl_gradient_terms: a term with a gradient, to the model that was loaded
+    kl_weight: float = 0.0
+    correction: str = ""  # of tokens by the sampler's log-probs: truncated_weights, masked_weights, rejection_mask ...
+    correction_args: tuple[str, ...] = ()  # its settings, for example cap=5.0
+    inner_epochs: int = 1  # updates on every rollout; old log-probs are then scored before the first
+    # responses cut at --max-new-tokens: train as they are, leave the loss, or lose reward in the last overlong_buffer
+    overlong: Literal["train", "mask", "penalty"] = "train"
+    overlong_buffer: int = 0  # tokens
+    reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # of the learning rate, behind the warm-up
+    warmup_steps: int = 10  # at most half of the steps
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0  # of the whole step's gradient; 0: no bound
+
+
+def check(settings: MethodSettings, max_new_tokens: int) -> None:
+    """Refuses numbers out of range and flags that contradict each other.
+
+    Raises:
+      UserError: naming the flag and the remedy.
+    """
+    if settings.inner_epochs < 1:
+        raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1")
+    if bool(settings.kl) != (settings.kl_weight != 0):
+        raise UserError(f"--kl {settings.kl or 'none'} with --kl-weight {settings.kl_weight}: give both, or neither")
+    if settings.kl and not settings.kl.endswith("gradient_terms") and ":" not in settings.kl:
+        raise UserError(
+            f"--kl {settings.kl} is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, "
+            "k1_gradient_terms, corrected_k3_gradient_terms or kl_gradient_terms"
+        )
+    if (settings.overlong == "penalty") != (settings.overlong_buffer > 0):
+        raise UserError(f"--overlong {settings.overlong} with --overlong-buffer {settings.overlong_buffer}: a penalty "
+                        "needs a buffer of tokens, and nothing else has one")  # fmt: skip
+    if settings.overlong_buffer > max_new_tokens:
+        raise UserError(f"--overlong-buffer {settings.overlong_buffer} exceeds --max-new-tokens {max_new_tokens}")
+    for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
+        if getattr(settings, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must not be negative")
+    if settings.reward and (verifier := getattr(settings, "verifier", "")):
+        raise UserError(f"--reward {settings.reward} judges in place of --verifier {verifier}; drop one")
+    if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":
+        raise UserError(f"--weight-decay {settings.weight_decay} is of --optimiser adam; drop one of them")
+    for make in (token_loss, estimator, correction, kl_terms):
+        make(settings)
+
+
+def token_loss(settings: Any) -> Callable[..., Any]:
+    """``(logp, old_logp, advantages, mask) -> TokenTerms``."""
+    function = named.find(losses, settings.loss, "--loss")
+    if function is clipped_policy_loss and not settings.loss_args:
+        return partial(
+            function,
+            clip_low=getattr(settings, "clip_low", 0.2),
+            clip_high=getattr(settings, "clip_high", 0.2),
+        )
+    function = named.with_settings(function, settings.loss_args, "--loss-args", losses)
+    wanted = named.check_arrays(function, LOSS, f"--loss {settings.loss}")
+    if "logp" not in wanted:
+        raise UserError(f"--loss {settings.loss} takes {', '.join(wanted)}, no logp: it is no loss of a policy")
+    if wanted == LOSS:
+        return function
+
+    def loss(*given: Array):
+        offered = dict(zip(LOSS, given, strict=True))
+        return function(*(offered[name] for name in wanted))
+
+    return loss
+
+
+def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
+    """``(trajectories, rewards) -> [B, T]``: the advantages of every token."""
+    function = named.find(advantages, settings.advantages, "--advantages")
+    function = named.with_settings(function, settings.advantage_args, "--advantage-args", advantages)
+    wanted = named.check_arrays(function, ESTIMATOR, f"--advantages {settings.advantages}")
+    takes_valid = "valid" in named.settings(function)
+    limit = getattr(settings, "max_new_tokens", 0)
+
+    def values(trajectories: Trajectories, rewards: Rewards) -> Array:
+        mask = trajectories.mask
+        length = jnp.sum(mask.astype(jnp.int32), axis=1)
+        value = rewards.value
+        if settings.overlong == "penalty":
+            value = value + overlong_penalty(length, limit_tokens=limit, buffer_tokens=settings.overlong_buffer)
+        offered = {
+            "rewards": value,
+            "group_ids": trajectories.group_ids,
+            "mask": mask,
+            "length_tokens": length.astype(jnp.float32),
+            "valid": rewards.valid,
+        }
+        more = {"valid": rewards.valid} if takes_valid else {}
+        found = function(*(offered[name] for name in wanted), **more)
+        if found.ndim == 2:
+            return found
+        return group.per_token(found, mask)
+
+    return values
+
+
+def keep(settings: Any, spread: Callable[..., Array] | None) -> Callable[[Trajectories, Rewards], Array] | None:
+    """Rows that enter the loss: those of ``spread``, and with ``--overlong mask`` those that were not cut."""
+    if settings.overlong != "mask":
+        return spread
+
+    def whole(trajectories: Trajectories, rewards: Rewards) -> Array:
+        kept = ~trajectories.truncated
+        return kept if spread is None else kept & spread(trajectories, rewards)
+
+    return whole
+
+
+def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
+    """``token_weights`` of the loss: what the sampler's own log-probabilities say of each token."""
+    if not settings.correction:
+        return mismatch_weights() if getattr(settings, "rollout_weights", "") else None
+    function = named.with_settings(
+        named.find(losses, settings.correction, "--correction"), settings.correction_args, "--correction-args", losses
+    )
+    wanted = named.check_arrays(function, CORRECTION, f"--correction {settings.correction}")
+    several = settings.inner_epochs > 1
+
+    def weights(logp: Array, entropy: Array, batch: Batch) -> Array:
+        # of the policy that the sampler stands for: before the updates of this rollout
+        old = batch.old_logp if several else jax.lax.stop_gradient(logp)
+        ratio = mismatch_ratio(old, batch.sampler_logp, batch.mask)
+        offered = {
+            "ratio": ratio, "weights": ratio, "logp": logp, "old_logp": old, "sampler_logp": batch.sampler_logp,
+            "advantages": batch.advantages, "mask": batch.mask,
+        }  # fmt: skip
+        return function(*(offered[name] for name in wanted)).astype(jnp.float32)
+
+    return weights
+
+
+def kl_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
+    """``extra_terms`` of the loss: a KL to the reference, with a gradient; None without one."""
+    if not settings.kl:
+        return None
+    function = named.find(losses, settings.kl, "--kl")
+    wanted = named.check_arrays(function, KL, f"--kl {settings.kl}")
+
+    def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
+        old = batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)
+        offered = {"logp": logp, "old_logp": old, "ref_logp": batch.ref_logp, "mask": batch.mask}
+        return settings.kl_weight * function(*(offered[name] for name in wanted))
+
+    return terms
+
+
+def learning_rate(settings: Any, steps: int) -> optax.Schedule:
+    """A short warm-up, then the schedule over ``steps`` steps: the last steps average out the noise of the batches."""
+    warmup = min(settings.warmup_steps, steps // 2)
+    if settings.schedule == "cosine":
+        return optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warmup, steps + 1)
+    if settings.schedule == "linear":
+        after = optax.linear_schedule(settings.learning_rate, 0.0, max(1, steps + 1 - warmup))
+    else:
+        after = optax.constant_schedule(settings.learning_rate)
+    return optax.join_schedules([optax.linear_schedule(0.0, settings.learning_rate, warmup), after], [warmup])
+
+
+def adam(settings: Any, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adam, with decay of the weights where it is asked for."""
+    if settings.weight_decay:
+        return optax.adamw(schedule, 0.9, 0.99, weight_decay=settings.weight_decay)
+    return optax.adam(schedule, 0.9, 0.99)
+
+
+def own_reward(name: str) -> Verifier:
+    """``MODULE:FUNCTION`` of ``(answer, response)`` as a verifier: a number is a valid reward.
+
+    Raises:
+      UserError: where there is no such function.
+    """
+    if ":" not in name:
+        raise UserError(f"--reward {name} is no MODULE:FUNCTION; a verifier by name is --verifier")
+    function = named.find(losses, name, "--reward")
+
+    def verify(answer: Any, response: str) -> Verdict:
+        found = function(answer, response)
+        return found if isinstance(found, Verdict) else Verdict(float(found), True, name)
+
+    return verify
