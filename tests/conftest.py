@@ -50,7 +50,10 @@ MOST_PROGRAMS = 2_500  # JAX keeps 8,192 entries, two of some programs, and coun
 COMPILED = []  # seconds of every program since the last time that all were let go
 
 # These start processes and wait for them: on a loaded machine the scheduler may break what the code does not.
-OF_PROCESSES = ("test_attacks.py", "test_sandbox.py", "test_launch.py", "test_hosts.py", "test_pool.py")
+OF_PROCESSES = (
+    "test_attacks.py", "test_sandbox.py", "test_launch.py", "test_hosts.py", "test_pool.py", "test_faults.py",
+    "test_processes.py", "test_call.py",
+)  # fmt: skip
 
 MANY = ("test_parts.py",)
 

@@ -98,7 +98,7 @@ def test_solutions_are_demonstrations(folder, rows):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"data": "nowhere.jsonl"}, "nowhere.jsonl does not exist; give a .jsonl or .parquet file"),
+        ({"data": "nowhere.jsonl"}, "nowhere.jsonl does not exist; give a .jsonl, .csv or .parquet file"),
         ({"data": "chain", "format": "gsm8k"}, "--format, --verifier and --chat belong to rows of your own"),
         ({"format": "math"}, "lacks problem, solution; it has question, answer"),
         ({"max_new_tokens": 290}, "exceed the model's context of 300; lower --max-new-tokens"),

@@ -8,13 +8,10 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / "jaxrl_llm"
-FILES = [ROOT / "logprobs.py", ROOT / "reduce.py", ROOT / "shaping.py"]
-FILES += sorted(p for folder in ("losses", "advantages") for p in (ROOT / folder).glob("*.py"))
-FILES += [ROOT / f"{name}.py" for name in ("calibration", "probes")]
-FILES += sorted((ROOT / "worlds").glob("*.py"))
-FILES += [ROOT / "verifiers" / "confidence.py", ROOT / "models" / "merging.py", ROOT / "models" / "surgery.py"]
-FILES += [ROOT / "distributed" / "regroup.py", ROOT / "planning" / "mapping.py", ROOT / "planning" / "dataflow.py"]
-FILES += [*sorted((ROOT / "samplers").glob("*.py")), *sorted((ROOT / "data" / "tasks").glob("toy_*.py"))]
+FILES = [ROOT / "logprobs.py", ROOT / "reduce.py", ROOT / "linalg.py", ROOT / "models" / "merging.py"]
+FOLDERS = ("losses", "advantages", "rewards", "curriculum", "metrics", "envs")
+FILES += sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
+FILES += sorted((ROOT.parent / "experiments").rglob("parts/*.py"))
 NAMES = [".".join(p.relative_to(ROOT.parent).with_suffix("").parts) for p in FILES if p.stem != "__init__"]
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import Rewards
 
-SKIPPED = "update/skipped"  # in the metrics of a step: 1 where its loss or gradient was not finite, else 0
+SKIPPED = "update/skipped"  # in the metrics of a step: 1 where its gradient was not finite, else 0
 MOST = 10  # of them in a row
 
 

@@ -180,7 +180,7 @@ def make_update(
         with jax.numpy_dtype_promotion("standard"):
             updates, opt_state = tx.update(grads, state.opt_state, old)
             new = optax.apply_updates(old, updates)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        finite = jnp.isfinite(norm)  # not the loss: a term without a gradient must not change an update
         params, opt_state = whole(chosen(finite, new, old)), chosen(finite, opt_state, state.opt_state)
         extras = dict(state.extras)
         if ema_decay is not None:

@@ -24,7 +24,7 @@ def test_an_override_replaces_and_leaves_the_rest():
 def test_an_unknown_field_names_the_nearest_one():
     with pytest.raises(UserError, match="arm 'x' sets 'warm_step', which is no setting; did you mean 'warm_steps'"):
         arms.override(tiny.Settings(), {"warm_step": 1}, "arm 'x'")
-    with pytest.raises(UserError, match="no setting; the settings are model, steps, "):
+    with pytest.raises(UserError, match="no setting; the settings are model, mesh, "):
         arms.override(tiny.Settings(), {"zzzzzzz": 1}, "arm 'x'")
 
 

@@ -15,7 +15,8 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, cli, compare, loop, recipes
+from jaxrl_llm.experiment import arms, cli, compare, recipes
+from jaxrl_llm.experiment.durable import Keeping, SeedRun
 from jaxrl_llm.run import bench
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.train import online as methods
@@ -51,7 +52,7 @@ def _smoke(module, **changes):
     ],
 )
 def test_a_number_that_does_not_divide_is_refused_before_a_model_is_loaded(module, arguments, said, monkeypatch):
-    monkeypatch.setattr(bench.job, "load_model", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(bench.parts, "load_model", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(UserError, match=said):
         cli.run(module, ["--smoke", *arguments])
 
@@ -77,7 +78,8 @@ def test_weights_copies_and_moments_lie_on_the_mesh():
     settings = _smoke(agro, mesh="data=2,fsdp=2")
     plan, up = agro.build(settings), P(None, "fsdp", "tensor")
     assert recipes.bench(settings).model.params["layers"]["up"].sharding.spec == up
-    state = loop._start(plan.stages[0], plan.init(None), jax.random.key(0), settings.mesh)
+    run = SeedRun(plan, 1, settings.mesh, Keeping())
+    state = run._begin(plan.stages[0], plan.init(None), jax.random.key(0))
     copies = state.params, state.extras["behaviour"], state.extras["reference"], state.opt_state[0].mu
     assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 4
     assert len(state.params["layers"]["up"].sharding.device_set) == 4

@@ -83,7 +83,7 @@ def test_a_model_of_your_own_is_measured_as_text(monkeypatch):
         model="nano", levels=(3,), train_problems=16, eval_problems=6, max_new_tokens=12, eval_samples=2
     )
     monkeypatch.setattr(
-        confidence.job,
+        confidence.parts,
         "responses",
         lambda tokenizer, rows: ["Confidence: 50 %"] * 9 + ["no"] * (len(rows.tokens) - 9),
     )

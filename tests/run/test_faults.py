@@ -62,7 +62,7 @@ def test_weights_that_are_not_finite_do_not_load(tmp_path, capsys, value):
     model = poisoned_model(tmp_path / "model", value)
     assert grpo.cli([*SMALL, "--model", model, "--out", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
-    assert f"--model {model}: " in error and "no finite numbers" in error
+    assert f"{model}/model.safetensors: " in error and "infinite or not a number" in error
     assert not (tmp_path / "run").exists()
 
 
