@@ -51,7 +51,7 @@ def mean_interval(values) -> Interval:
     return Interval(mean, mean - half, mean + half, n)
 
 
-def wilson_interval(successes: float, n: int) -> Interval:
+def wilson_interval(successes: float | int, n: int) -> Interval:
     """Wilson's 95 % interval of a proportion.
 
     >>> str(wilson_interval(8, 10))

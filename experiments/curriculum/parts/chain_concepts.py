@@ -27,7 +27,7 @@ def concepts_of(problem: Problem) -> tuple[str, ...]:
     """The concepts of one problem.
 
     >>> concepts_of(chain.make(np.random.default_rng(0), 2))
-    ('m11', '+', '*', 'depth2')
+    ('m11', '+', 'depth2')
     """
     used = problem.answer["operators"]
     return (f"m{problem.answer['modulus']}", *(o for o in OPERATORS if o in used), f"depth{problem.level}")

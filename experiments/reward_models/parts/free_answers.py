@@ -194,8 +194,8 @@ def mean_probability(logp: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Flo
     From "RLPR", arXiv:2506.18254, eq. 3.
 
     >>> import jax.numpy as jnp
-    >>> float(mean_probability(jnp.log(jnp.array([[0.9, 0.8, 0.01]])), jnp.ones((1, 3), bool))[0].round(4))
-    0.5700
+    >>> f"{float(mean_probability(jnp.log(jnp.array([[0.9, 0.8, 0.01]])), jnp.ones((1, 3), bool))[0]):.4f}"
+    '0.5700'
     """
     count = jnp.maximum(jnp.sum(mask.astype(jnp.float32), axis=1), 1.0)
     return jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logp, 0.0)), 0.0), axis=1) / count
