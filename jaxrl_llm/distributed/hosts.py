@@ -44,6 +44,12 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
+def say(text: str) -> None:
+    """Prints once, however many processes there are."""
+    if is_first():
+        print(text, flush=True)
+
+
 def barrier(name: str) -> None:
     """Waits until every process is here; with one process it does nothing."""
     if jax.process_count() > 1:

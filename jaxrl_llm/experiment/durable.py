@@ -1,7 +1,7 @@
 """One seed of an arm on the host, kept in a folder: it survives ``kill -9`` and goes on bit for bit.
 
 The folder holds ``identity.json``, ``metrics.jsonl`` (a line a step), ``measured.jsonl`` (a line a measurement),
-``rollouts.jsonl`` (for ``jaxrl view``), ``checkpoints/`` and at the end ``model/`` (and ``adapter/``). What a run
+``episodes.jsonl`` (for ``jaxrl view``), ``checkpoints/`` and at the end ``model/`` (and ``adapter/``). What a run
 yields again after it was ended is read from the first two; what it computes begins at the newest intact checkpoint.
 """
 
@@ -161,6 +161,7 @@ class SeedRun:
                 raise self._wanting(error, logs, index, begin - done, state) from error
             yield end, self._logged(logs, begin, end), measured
         self._export(logs, params)
+        logs.track.close()
 
     def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
         """The error of a run that lacks something, behind a checkpoint of its last whole step."""
@@ -207,7 +208,7 @@ class SeedRun:
             like = self._begin(stage, params, jax.random.fold_in(key, index))
             kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
             state = lora_state.whole(kept, like.params, bool(self._trained(index)))
-            say(f"resuming {logs.folder} at step {note['step']}")
+            hosts.say(f"resuming {logs.folder} at step {note['step']}")
             return int(note["step"]), state
         return 0, None
 
@@ -316,9 +317,3 @@ class SeedRun:
                 part.rename(logs.folder / part.name)
             scratch.rmdir()
         hosts.barrier("export")
-
-
-def say(text: str) -> None:
-    """Prints once, however many hosts there are."""
-    if hosts.is_first():
-        print(text, flush=True)

@@ -223,14 +223,8 @@ def start_state(
     state = lora_state.whole(
         checkpoint.restore(path, lora_state.kept(state, settings.lora)), state.params, settings.lora
     )
-    say(f"resuming {run} at step {int(state.step)}")
+    hosts.say(f"resuming {run} at step {int(state.step)}")
     return state
-
-
-def say(text: str) -> None:
-    """Prints once, however many hosts there are."""
-    if hosts.is_first():
-        print(text, flush=True)
 
 
 def train(
@@ -264,7 +258,7 @@ def train(
             stopping = hosts.anywhere(stop.asked)
             shown.step(step, {name: figures[key] for name, key in SHOWN.items() if key in figures})
             for line in watch.see(figures):
-                say(f"step {step}: {line}")
+                hosts.say(f"step {step}: {line}")
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
             if keep or step == 1:
                 for line in look(state.params, iteration.drawn.trajectories, iteration.rewards, step):
@@ -273,7 +267,7 @@ def train(
             if keep:
                 checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
             if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
-                say(f"stopped at step {step}; {record.how_to_resume(run)}")
+                hosts.say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
     return state
 
@@ -293,10 +287,10 @@ def execute(
     scorer = partial(parts.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
     measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout))
     before = measure(model.params)
-    say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
+    hosts.say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     state = start_state(settings, online, model, run, mesh, digest)
     if told := about_schedule(settings):
-        say(told)
+        hosts.say(told)
     loop = make_loop(settings, model, online, mesh, scorer(tables.train))
     look = transcripts.make_look(
         online.policy,
