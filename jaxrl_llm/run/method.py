@@ -32,6 +32,8 @@ class MethodSettings:
 
     loss: str = "clipped_policy_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
     loss_args: tuple[str, ...] = ()  # its settings, for example cap=5.0; of clipped_policy_loss also --clip-low, -high
+    clip_low: float = 0.2  # of clipped_policy_loss: ratios between 1 - clip_low and 1 + clip_high have a gradient
+    clip_high: float = 0.28
     advantages: str = "group_normalized_advantages"  # a function of jaxrl_llm.advantages, or MODULE:FUNCTION
     advantage_args: tuple[str, ...] = ()  # its settings, for example k=4
     reduction: Literal["token_mean", "seq_mean", "seq_sum", "constant"] = "token_mean"  # see reduce.tokens
@@ -81,15 +83,11 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         make(settings)
 
 
-def token_loss(settings: Any) -> Callable[..., Any]:
+def token_loss(settings: MethodSettings) -> Callable[..., Any]:
     """``(logp, old_logp, advantages, mask) -> TokenTerms``."""
     function = named.find(losses, settings.loss, "--loss")
     if function is clipped_policy_loss and not settings.loss_args:
-        return partial(
-            function,
-            clip_low=getattr(settings, "clip_low", 0.2),
-            clip_high=getattr(settings, "clip_high", 0.2),
-        )
+        return partial(function, clip_low=settings.clip_low, clip_high=settings.clip_high)
     function = named.with_settings(function, settings.loss_args, "--loss-args", losses)
     wanted = named.check_arrays(function, LOSS, f"--loss {settings.loss}")
     if "logp" not in wanted:

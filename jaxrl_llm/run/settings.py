@@ -38,8 +38,6 @@ class Settings(MethodSettings):
     filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
     lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
     learning_rate: float = 6e-4
-    clip_low: float = 0.2
-    clip_high: float = 0.28
     temperature: float = 1.0
     stop: tuple[str, ...] = ()  # texts that end a response as the model's end tokens do
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
