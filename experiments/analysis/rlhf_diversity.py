@@ -3,13 +3,17 @@
 Paper:     Kirk et al., "Understanding the Effects of RLHF on LLM Generalisation and Diversity", arXiv:2310.06452.
 Claim:     RLHF generalises better than SFT where inputs shift, and its outputs are much less diverse.
 Equations: per input: 16 responses to one prompt, mean over prompts; across: one response to each prompt. EAD =
-           N_unique / (V (1 - ((V - 1) / V)^C)), mean over n-grams of 1 to 5 tokens; embedding: 1 - mean cosine of mean
-           token embeddings of the SFT model. best_of_n: the best of 16 stored samples by the reward model, resampled.
-           ppo: policy gradient on r - beta log(pi / pi_sft), beta 0, 0.02 or 0.1.
-Left out:  judgements by a language model and by natural-language inference; a value model.
-Expect:    per_input/ead: ppo < best_of_n < sft; shift/drop: ppo < sft; across/ead: sft - ppo smaller than per input.
+           N_unique / (V (1 - ((V - 1) / V)^C)), mean over n-grams of 1 to 5 tokens; sentence: 1 - mean cosine of the
+           SFT model's mean last hidden states (Sentence-BERT in the paper); meaning: 1 - the share of pairs that say
+           the same, two responses whose true reward and counts of good and bad tokens agree (the paper asks a
+           natural-language inference model). best_of_n: the best of 16 stored samples by the reward model, resampled.
+           ppo: PPO (critic, GAE, clip) on r - beta log(pi / pi_sft), beta 0, 0.02 or 0.1.
+Left out:  judgements by a language model.
+Expect:    per_input/ead: ppo < best_of_n < sft; shift/drop: ppo < sft; across/ead: ppo < sft; per_input/relative (per
+           input over across) ppo < sft: more is lost per input than across.
 Measure:   true reward on prompts like those of training and on prompts whose second token training never had (drop:
-           the difference); sft and best_of_n have no updates. Reward model from 1024 labels, 10 % flipped. 8 seeds.
+           the difference); sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped (gate:
+           rm/accuracy 0.8, rm/correlation 0.5).
 Run:       python -m experiments.analysis.rlhf_diversity
 """
 
@@ -21,6 +25,7 @@ from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Settings(recipes.Settings):
     eval_every: int = 30
     learning_rate: float = 1e-3
     reference_steps: int = 250
-    reward_steps: int = 200
+    reward_steps: int = 600
     beta: float = 0.02
     stages: int = 1  # 0: not trained
     pick: Callable = input_shift.first  # which of 16 samples counts
@@ -45,13 +50,17 @@ ARMS = {
     "ppo_free": {"beta": 0.0},
     "ppo_tight": {"beta": 0.1},
 }
-METRICS = ("eval/gold", "shift/gold", "shift/drop", "per_input/ead", "across/ead", "per_input/embedding")
-CURVES = (*METRICS, "across/embedding", "eval/kl", "reward/mean")
+METRICS = (
+    "eval/gold", "shift/gold", "shift/drop", "per_input/ead", "across/ead", "per_input/sentence", "across/sentence",
+    "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/correlation",
+)  # fmt: skip
+CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
+BED = Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/correlation", 0.5)))
 
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage, or none; the measurement draws 16 responses to each prompt."""
-    stage = preference_strings.reward_stage(
+    stage = preference_strings.ppo_stage(
         preference_strings.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
         prompts=input_shift.TRAINED,
     )  # fmt: skip
@@ -63,12 +72,19 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """RLHF drops less under the shift than SFT, and is less diverse per input than best of N, which is than SFT."""
+    """RLHF drops less under the shift than SFT, and is less diverse per input than best of N, which is than SFT.
+
+    It is less diverse across inputs, too, but by less.
+    """
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.smaller(results, "shift/drop", "ppo", "sft"),
         experiment.smaller(results, "per_input/ead", "ppo", "best_of_n"),
         experiment.smaller(results, "per_input/ead", "best_of_n", "sft"),
+        experiment.smaller(results, "across/ead", "ppo", "sft"),
+        experiment.smaller(results, "per_input/relative", "ppo", "sft"),
+        experiment.smaller(results, "per_input/sentence", "ppo", "sft"),
+        experiment.smaller(results, "per_input/meaning", "ppo", "sft"),
     )
 
 

@@ -12,13 +12,14 @@ from jaxtyping import Array
 from experiments.parts import preference_task as toy
 from experiments.parts import strings
 from jaxrl_llm import reduce
-from jaxrl_llm.advantages import group
+from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train import offline
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards
@@ -119,10 +120,32 @@ def _bradley_terry(params, extras, batch):
     return reduce.scalars(bradley_terry_loss(*jnp.split(both_rewards, 2)).loss), {}
 
 
-def fit_reward(reference: Params, pairs: toy.Pairs, key: Key, *, steps: int = 200) -> Params:
-    """A Bradley-Terry reward model trained from the reference; see ``reward_of``."""
+def fit_reward(reference: Params, pairs: toy.Pairs, key: Key, *, steps: int = 600) -> Params:
+    """A Bradley-Terry reward model trained from the reference; see ``reward_of``.
+
+    With 8192 labels, a tenth flipped, and 600 steps it orders 0.87 of fresh pairs rightly and has a correlation of 0.5
+    to 0.7 with the true reward of the policy's own samples; with 1024 labels and 200 steps 0.5 to 0.8, and 0 to 0.6.
+    """
     start = {"model": reference, "head": heads.init_head(WIDTH, key, scale=WIDTH**-0.5)}
-    return _fit(_bradley_terry, start, pairs, key, steps=steps, rows=64, rate=1e-3)
+    return _fit(_bradley_terry, start, pairs, key, steps=steps, rows=64, rate=3e-3)
+
+
+def reward_quality(params: dict[str, Params], key: Key, *, rows: int = 256) -> Metrics:
+    """``rm/accuracy`` on fresh pairs by the true reward, ``rm/correlation`` with it on samples of the reference."""
+    pairs = toy.draw_pairs(jax.random.fold_in(key, 0), rows)
+    gold, said = (
+        f(pairs.prompts, pairs.chosen) - f(pairs.prompts, pairs.rejected)
+        for f in (toy.gold_reward, lambda *x: proxy(params, *x))
+    )
+    right = ((gold > 0) == (said > 0)).astype(jnp.float32)
+    prompts = toy.draw_prompts(jax.random.fold_in(key, 1), rows)
+    drawn = strings.sample(WORLD, params["reference"], prompts, jax.random.fold_in(key, 2))
+    both = [x - reduce.scalars(x) for x in (toy.gold_reward(prompts, drawn), proxy(params, prompts, drawn))]
+    size = jnp.sqrt(jnp.sum(both[0] ** 2) * jnp.sum(both[1] ** 2))
+    return {
+        "rm/accuracy": reduce.scalars(right, gold != 0),
+        "rm/correlation": jnp.sum(both[0] * both[1]) / jnp.maximum(size, 1e-9),
+    }
 
 
 @lru_cache(maxsize=16)
@@ -130,11 +153,13 @@ def make_start(
     *,
     reference_steps: int,
     reward_steps: int = 0,
-    labels: int = 1024,
+    labels: int = 8192,
     draw_pairs: Callable = toy.draw_pairs,
     behaviour: Callable = toy.draw_behaviour,
 ) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan whose policy starts as the reference, with a reward model where that gets steps.
+
+    Beside a reward model there is the head of a critic, which says 0.
 
     Args:
       draw_pairs: ``(key, n) -> Pairs``, the law of the labels.
@@ -148,7 +173,8 @@ def make_start(
         if not reward_steps:
             return parts
         known = draw_pairs(jax.random.fold_in(key, 10), labels)
-        return parts | {"reward": fit_reward(reference, known, jax.random.fold_in(key, 11), steps=reward_steps)}
+        reward = fit_reward(reference, known, jax.random.fold_in(key, 11), steps=reward_steps)
+        return parts | {"reward": reward, "value": heads.init_head(WIDTH, key)}
 
     return init
 
@@ -161,6 +187,7 @@ def measure_parts(params: dict[str, Params], key: Key) -> Metrics:
     found = measure(params["policy"], key) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
     if "reward" in params:
         found["eval/proxy"] = reduce.scalars(reward_of(params["reward"], prompts, responses))
+        found |= reward_quality(params, jax.random.fold_in(key, 2))
     return found
 
 
@@ -252,9 +279,13 @@ def judged(params: dict[str, Params], prompts: Array, first: Array, second: Arra
     return jax.nn.sigmoid(proxy(params, prompts, first) - proxy(params, prompts, second))
 
 
-@lru_cache(maxsize=16)
-def _anchored(anchor: Callable) -> Callable[[Params, Key], dict[str, Params]]:
-    return lambda params, key: {"anchor": jax.tree.map(jnp.copy, anchor(params))}
+@lru_cache(maxsize=32)
+def _anchored(anchor: Callable, prompts: Callable | None = None) -> Callable[[Params, Key], dict[str, Any]]:
+    def extras(params, key):
+        found = {"anchor": jax.tree.map(jnp.copy, anchor(params))}
+        return found if prompts is None else found | {"prompts": prompts(params, key)}
+
+    return extras
 
 
 def reward_stage(
@@ -299,6 +330,66 @@ def reward_stage(
         actor=lambda state: state.params["policy"],
     )
     return Stage(online, steps, _anchored(anchor))
+
+
+def _with_critic(params: dict[str, Params]) -> dict[str, Params]:
+    return {"model": params["policy"], "value": params["value"]}
+
+
+def ppo_stage(
+    reward: Callable[[dict[str, Params], Array, Array], Array],
+    *,
+    steps: int,
+    beta: float,
+    learning_rate: float,
+    rollouts_per_step: int = 64,
+    updates_per_rollout: int = 2,
+    anchor: Callable[[dict[str, Params]], Params] = reference_of,
+    prompts: Array | Callable[[dict[str, Params], Key], Array] | None = None,
+) -> Stage:
+    """PPO with a critic: ``reward`` at the last token, less ``beta log(policy / anchor)`` at every token.
+
+    GAE (lambda 0.95), two updates a rollout whose ratios are clipped at 0.2, clipped values. The parameters hold
+    ``policy`` and ``value``; ``reward/mean`` of its curves is the true reward.
+
+    Args:
+      prompts: the table to draw from, or how it is made when the stage begins, ``(params, key) -> [1024, P]``;
+        default: fresh ones.
+    """
+    policy, made = WORLD.policy, callable(prompts)
+
+    def roll(own, tokens, valid, keys, problem_ids):
+        asked = own["prompts"][problem_ids] if made else tokens
+        return strings.rollout(WORLD, own["policy"], asked, keys, samples=1, problem_ids=problem_ids)
+
+    def actor(state):
+        return {"policy": state.params["policy"]} | ({"prompts": state.extras["prompts"]} if made else {})
+
+    def estimate(params, extras, rows, rewards):
+        def token_rewards(_, extras, rows, rewards):
+            judged = jax.lax.stop_gradient(reward(params, *strings.responses_of(WORLD, rows)))
+            reference, _ = builders.score_tokens(policy, extras["anchor"], rows)
+            paid = returns.at_last_token(judged, rows.mask)
+            return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=beta)
+
+        own = actor_critic.make_value_estimate(policy, token_rewards=token_rewards)
+        return own(_with_critic(params), extras, rows, rewards)
+
+    loss = actor_critic.make_actor_critic_loss(policy)
+    online = strings.make_online(
+        WORLD,
+        toy.draw_prompts(jax.random.key(0), 1024) if prompts is None or made else prompts,
+        strings.score_of(WORLD, toy.gold_reward),
+        estimate=estimate,
+        loss=lambda params, batch: loss(_with_critic(params), batch),
+        tx=optax.adam(learning_rate),
+        prompts_per_step=rollouts_per_step,
+        group_size=1,
+        actor=actor,
+        rollout=roll,
+        updates_per_rollout=updates_per_rollout,
+    )
+    return Stage(online, steps, _anchored(anchor, prompts if made else None))
 
 
 # --- text to retain and negatives to unlearn

@@ -4,24 +4,30 @@ Paper:     Chegini et al., "SALSA: Soup-based Alignment Learning for Stronger Ad
 Claim:     a reference that is the average of two fine-tuned models lets the policy move further and earn more than one
            of them does.
 Equations: ref = alpha theta_a + (1 - alpha) theta_b, leaf by leaf; theta_a and theta_b: the same pre-trained model
-           tuned on the same data in other order. Policy gradient from theta_a on r(x, y) - beta log(pi / pi_ref).
-Left out:  a value model (the baseline is the mean of the prompt's other samples); the map of rewards in the plane.
-Expect:    eval/gold: salsa > ref_a, and salsa > broken (average with an unrelated initialisation).
-Measure:   true reward of samples on fresh prompts, reward model trained on 1024 labels, 10 % flipped; soup is the
-           average itself, not trained. eval/kl is to theta_a. 8 seeds, equal updates and rollouts.
+           tuned on the same data in other order. PPO (critic, GAE, clip) from theta_a on r(x, y) - beta log(pi /
+           pi_ref), beta 0.1 (ref_a_low, salsa_low: 0.02). Prompts with 3 as second token are in no training of
+           policy or reward model: ood/gold.
+Left out:  the map of rewards in the plane of three models: soup and its parents are its corners.
+Expect:    eval/gold: salsa > ref_a, salsa > broken (average with an unrelated start); eval/kl salsa > ref_a (the policy
+           moves further at one beta); ood/gold: salsa > ref_a; eval/gold salsa_low > ref_a_low.
+Measure:   true reward on prompts like those of training, and on the others; reward model of 8192 labels, 10 % flipped
+           (gate: rm/accuracy 0.8, rm/correlation 0.5). soup and parent are not trained. eval/kl is to theta_a. The
+           secondary part at eval/kl 4 asks whether the gain is more than a longer way. Equal updates and rollouts.
 Run:       python -m experiments.preference.salsa
 """
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from jaxrl_llm import experiment
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
+from jaxrl_llm.models import heads
 from jaxrl_llm.models.merging import soup
 from jaxrl_llm.train import offline
 
@@ -35,7 +41,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     reference_steps: int = 150
     tuning_steps: int = 100
-    reward_steps: int = 200
+    reward_steps: int = 600
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
     from_soup: bool = False  # the policy starts there too
@@ -51,13 +57,33 @@ ARMS = {
     "salsa_75": {"weights": (0.75, 0.25, 0.0, 0.0)},
     "soup_of_3": {"weights": (0.333333, 0.333333, 0.333334, 0.0)},
     "broken": {"weights": (0.5, 0.0, 0.0, 0.5)},
+    "ref_a_low": {"weights": (1.0, 0.0, 0.0, 0.0), "beta": 0.02},
+    "salsa_low": {"beta": 0.02},
     "from_soup": {"from_soup": True},
     "soup": {"from_soup": True, "stages": 0},
+    "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "from_soup": True, "stages": 0},
 }
-METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen")
-CURVES = (*METRICS, "reward/mean", "policy/entropy")
+METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/correlation")
+CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
+BED = Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/correlation", 0.5)))
 NAMES = ("a", "b", "c", "other")
-flipped = partial(toy.draw_pairs, flip_rate=0.1)
+
+
+def seen(prompts):
+    """The same prompts without a 3 in the second place."""
+    return jnp.concatenate([prompts[:, :1], prompts[:, 1:2] % 3, prompts[:, 2:]], axis=1)
+
+
+def flipped(key, n: int) -> toy.Pairs:
+    """Labelled pairs on the prompts of training."""
+    pairs = toy.draw_pairs(key, n, flip_rate=0.1)
+    return pairs._replace(prompts=seen(pairs.prompts))
+
+
+def draw_pretraining(key, n: int):
+    """The behaviour, on the prompts of training."""
+    prompts, responses = toy.draw_behaviour(key, n)
+    return seen(prompts), responses
 
 
 def draw_chosen(key, n: int):
@@ -69,7 +95,7 @@ def draw_chosen(key, n: int):
 @lru_cache(maxsize=4)
 def make_models(reference_steps: int, tuning_steps: int, reward_steps: int):
     """Three models tuned from one, an unrelated one, and the reward model."""
-    pretrain = strings.make_base(preference_strings.WORLD, toy.draw_behaviour, steps=reference_steps)
+    pretrain = strings.make_base(preference_strings.WORLD, draw_pretraining, steps=reference_steps)
     tuning = strings.make_supervised(preference_strings.WORLD, 64, 1e-3)
 
     def init(key):
@@ -83,10 +109,11 @@ def make_models(reference_steps: int, tuning_steps: int, reward_steps: int):
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
         found["other"] = preference_strings.WORLD.policy.init(jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
-            base, flipped(data, 1024), jax.random.fold_in(key, 6), steps=reward_steps
+            base, flipped(data, 8192), jax.random.fold_in(key, 6), steps=reward_steps
         )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
-        return found | copies | {"reward": reward}
+        value = heads.init_head(preference_strings.WIDTH, key)
+        return found | copies | {"reward": reward, "value": value}
 
     return init
 
@@ -97,22 +124,49 @@ def make_anchor(weights: tuple[float, ...]):
     return lambda params: soup([params[name] for name in NAMES], weights)
 
 
+@lru_cache(maxsize=16)
+def make_measure(weights: tuple[float, ...]):
+    """``measure_parts``, the true reward on prompts that no training had, and the distance to the average."""
+
+    def measure(params, key):
+        prompts = toy.draw_prompts(jax.random.fold_in(key, 20), 128)
+        strange = jnp.concatenate([prompts[:, :1], jnp.full((128, 1), 3, jnp.int32), prompts[:, 2:]], axis=1)
+        found = preference_strings.measure_parts(params, key)
+        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", seen(prompts)))):
+            drawn = strings.sample(preference_strings.WORLD, params["policy"], asked, jax.random.fold_in(key, 21 + k))
+            if name == "ood/gold":
+                found[name] = reduce.scalars(toy.gold_reward(asked, drawn))
+                continue
+            both = params["policy"], make_anchor(weights)(params)
+            logp = [strings.sum_logp(preference_strings.WORLD, x, asked, drawn) for x in both]
+            found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
+        return found
+
+    return measure
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage with the arm's reference; without steps the start is only measured."""
     start = make_models(settings.reference_steps, settings.tuning_steps, settings.reward_steps)
     anchor = make_anchor(settings.weights)
-    common = {"beta": settings.beta, "learning_rate": settings.learning_rate, "anchor": anchor}
-    stage = preference_strings.reward_stage(preference_strings.proxy, steps=settings.steps, **common)
+    stage = preference_strings.ppo_stage(
+        preference_strings.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
+        anchor=anchor, prompts=seen(toy.draw_prompts(jax.random.key(0), 1024)),
+    )  # fmt: skip
     init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, preference_strings.measure_parts)
+    return experiment.Plan(init, (stage,) * settings.stages, make_measure(settings.weights))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """With the average as its reference the policy earns more than with one model, and than with a broken average."""
+    """With the average as its reference the policy moves further and earns more than with one model."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/gold", "salsa", "ref_a"),
         experiment.greater(results, "eval/gold", "salsa", "broken"),
+        experiment.greater(results, "eval/kl", "salsa", "ref_a"),
+        experiment.greater(results, "ood/gold", "salsa", "ref_a"),
+        experiment.greater(results, "eval/gold", "salsa_low", "ref_a_low"),
+        experiment.greater(results, "eval/gold", "salsa", "ref_a", step=experiment.at("eval/kl", 4.0)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.experiment.evidence.along import Along
 from jaxrl_llm.experiment.evidence import verdicts
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
@@ -127,7 +128,7 @@ def _worst(metric: str, *values: np.ndarray) -> float:
     return min(0.0, float(found.min())) if 0 <= found.min() and found.max() <= 1 else float(found.min())
 
 
-def _paired(results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | None]) -> tuple:
+def _paired(results: Results, metric: str, arms: Sequence[str], steps: Sequence[int | Along | None]) -> tuple:
     """Values of two arms on the seeds that both have, failures filled in; how many failed; how many ran."""
     seeds = [s for s in results.arms[arms[0]].seeds if s in results.arms[arms[1]].seeds]
     values = [_values(results, arm, metric, step, seeds) for arm, step in zip(arms, steps, strict=True)]
@@ -146,7 +147,8 @@ def _made(results: Results, text: str, metric: str, arm: str, than: str, differe
 
 
 def _difference(results: Results, metric: str, arm: str, other: str, step, text: str, **more) -> Part:
-    steps = [None if s is None else int(s) for s in (step if isinstance(step, tuple) else (step, step))]
+    both = step if isinstance(step, tuple) else (step, step)
+    steps = [s if s is None or isinstance(s, Along) else int(s) for s in both]
     left, right, diverged, planned = _paired(results, metric, (arm, other), steps)
     text = f"{metric}{_at(step)}, {text}"
     return _made(results, text, metric, arm, other, left - right, diverged=diverged, planned=planned, **more)
@@ -155,6 +157,8 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
 def _at(step) -> str:
     if step is None:
         return ""
+    if isinstance(step, Along):
+        return f" at {step}" if not step.mean else f" over {step}"
     steps = [int(s) for s in step] if isinstance(step, tuple) else [int(step)]
     return f" at steps {steps[0]} and {steps[1]}" if len(steps) == 2 else f" at step {steps[0]}"
 
@@ -163,7 +167,8 @@ def greater(results: Results, metric: str, arm: str, than: str, *, by: float = 0
     """``metric`` of ``arm`` exceeds that of ``than`` by more than ``by``, seeds paired.
 
     Args:
-      step: compare the curves at this step, or at ``(step of arm, step of than)``; None: the final values.
+      step: compare the curves at this step, at ``(step of arm, step of than)``, or where ``along.at`` and
+        ``along.up_to`` say; None: the final values.
     """
     return _difference(results, metric, arm, than, step, f"{arm} - {than} > {by:g}", by=by)
 

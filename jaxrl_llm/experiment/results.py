@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.experiment.evidence.along import Along, reached
 from jaxrl_llm.metrics.intervals import Interval, mean_interval
 
 DIGITS = 6  # significant digits kept in records
@@ -43,8 +44,8 @@ class Results:
     looks: tuple[int, ...] = ()
     d_star: dict[str, float] = dataclasses.field(default_factory=dict)
 
-    def values(self, arm: str, metric: str, *, step: int | None = None) -> np.ndarray:
-        """Per seed: the final value, or that of the curve at ``step``.
+    def values(self, arm: str, metric: str, *, step: int | Along | None = None) -> np.ndarray:
+        """Per seed: the final value, or that of the curve at ``step``, or where a budget was spent.
 
         Raises:
           KeyError: for an arm or a metric that was not recorded.
@@ -52,6 +53,10 @@ class Results:
         found = self.arms[arm]
         if step is None:
             return np.asarray(found.metrics[metric], np.float64)
+        if isinstance(step, Along):
+            (steps, budget), (others, worth) = self.curve(arm, step.budget), self.curve(arm, metric)
+            common = np.isin(steps, others), np.isin(others, steps)
+            return reached(budget[:, common[0]], worth[:, common[1]], step.level, mean=step.mean)
         curve = found.curves[metric]
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
 

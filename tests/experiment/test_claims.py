@@ -3,10 +3,12 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import Results, claims, close, conclude, greater, smaller
+from jaxrl_llm.experiment import Results, at, claims, close, conclude, greater, smaller, up_to
 from jaxrl_llm.experiment.evidence import beds, verdicts
+from jaxrl_llm.experiment.evidence.along import reached
 from tests.experiment.made import arm, results
 
 NAN = math.nan
@@ -218,3 +220,31 @@ def test_controls_and_judges_are_looked_at_first():
     assert "is not within d*" in beds.problems(found, claim, beds.Bed(negative="method"))[0]
     near_chance = beds.Bed(judges=(("again", "eval/accuracy", 0.75),))
     assert "too near chance" in beds.problems(found, claim, near_chance)[0]
+
+
+def test_parts_at_a_budget_and_along_it():
+    """KL differs by seed and arm: values are read where each has spent the same, linear between evaluations."""
+    spent = {"base": [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], "method": [[0.0, 1.0, 2.0], [0.0, 8.0, 4.0]]}
+    gold = {"base": [[1.0, 2.0, 9.0], [1.0, 5.0, 0.0]], "method": [[1.0, 4.0, 6.0], [1.0, 9.0, 9.0]]}
+
+    def made(name):
+        found = arm([row[-1] for row in gold[name]])
+        curves = {"eval/kl": spent[name], "eval/gold": gold[name]}
+        curves = {k: {"step": [0, 5, 10], "values": v} for k, v in curves.items()}
+        return dataclasses.replace(
+            found, curves=curves, metrics={k: [r[-1] for r in v["values"]] for k, v in curves.items()}
+        )
+
+    both = Results({name: made(name) for name in spent})
+    part = greater(both, "eval/gold", "method", "base", step=at("eval/kl", 3.0))
+    # base: halfway from 2 to 9; three quarters of 1 to 5. method: never there, its last; three eighths of 1 to 9
+    assert part.values == pytest.approx((6.0 - 5.5, 4.0 - 4.0))
+    assert part.text == "eval/gold at eval/kl 3, method - base > 0"
+    whole = greater(both, "eval/gold", "method", "base", step=up_to("eval/kl", 2.0))
+    assert whole.values == pytest.approx((0.5 * (2.5 + 5.0) - 1.5, 2.0 - 2.0))
+    assert whole.text == "eval/gold over eval/kl up to 2, method - base > 0"
+    assert greater(both, "eval/gold", "method", "base", step=at("eval/kl", 0.0)).values == (0.0, 0.0)
+    with pytest.raises(KeyError):
+        greater(both, "eval/gold", "method", "base", step=at("eval/other", 3.0))
+    with pytest.raises(ValueError, match="same steps"):
+        reached(np.zeros((1, 2)), np.zeros((1, 3)), 1.0)

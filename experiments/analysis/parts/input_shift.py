@@ -50,19 +50,41 @@ def best_of_n(params: dict[str, Params], prompts: Array, drawn: Array, key: Key)
     return jnp.take_along_axis(drawn, index, axis=1)
 
 
-def _embedded(params: dict[str, Params], responses: Array) -> Array:
-    return jnp.mean(params["reference"]["embed"][responses], axis=1)
+def sentences(params: dict[str, Params], prompts: Array, responses: Array) -> Array:
+    """What a sentence encoder says of responses: the reference's mean last hidden state over them, ``[N, D]``."""
+    hidden = WORLD.policy.hidden(params["reference"], *strings.whole(WORLD, prompts, responses))
+    return jnp.mean(hidden[:, toy.PROMPT_TOKENS :], axis=1)
 
 
-def _figures(params: dict[str, Params], sets: Array) -> tuple[Array, Array]:
-    """EAD and embedding diversity of sets of responses ``[S, N, T]``, mean over sets."""
+def meanings(prompts: Array, responses: Array) -> Array:
+    """What a response says, as numbers ``[N, 2]``: how many of its tokens are good and how many bad."""
+    real = (responses >= toy.FIRST) & (responses != toy.STYLE)
+    kinds = [real & (responses % 4 == (prompts[:, :1] + k) % 4) for k in (0, 1)]
+    return jnp.stack([jnp.sum(x.astype(jnp.int32), axis=1) for x in kinds], axis=1)
 
-    def of_one(tokens):
+
+def apart(said: Array) -> Array:
+    """Share of the pairs of ``said [N, K]`` that differ: diversity by inference, which knows same and not the same.
+
+    >>> float(apart(jnp.array([[1, 0], [1, 0], [2, 0]])))
+    0.6666666865348816
+    """
+    n = said.shape[0]
+    if n < 2:
+        raise ValueError(f"{n} responses have no pairs; draw at least two")
+    same = jnp.all(said[:, None, :] == said[None, :, :], axis=2).astype(jnp.float32)
+    return 1.0 - (jnp.sum(same) - n) / (n * (n - 1))
+
+
+def _figures(params: dict[str, Params], prompts: Array, sets: Array) -> dict[str, Array]:
+    """EAD, sentence and meaning diversity of sets of responses ``[S, N, T]`` to ``prompts [S, N, P]``, mean over sets."""
+
+    def of_one(asked, tokens):
         ead = diversity.mean_adjusted(tokens, tokens >= 0, vocabulary=toy.VOCABULARY)
-        return ead, diversity.dissimilarity(_embedded(params, tokens))
+        seen = diversity.dissimilarity(sentences(params, asked, tokens))
+        return {"ead": ead, "sentence": seen, "meaning": apart(meanings(asked, tokens))}
 
-    ead, apart = jax.vmap(of_one)(sets)
-    return reduce.scalars(ead), reduce.scalars(apart)
+    return {name: reduce.scalars(x) for name, x in jax.vmap(of_one)(prompts, sets).items()}
 
 
 @lru_cache(maxsize=8)
@@ -79,11 +101,12 @@ def make_measure(pick: Callable) -> Callable[[dict[str, Params], Key], Metrics]:
             many = jnp.repeat(prompts, SAMPLES, axis=0)
             found[f"{name}/gold"] = reduce.scalars(toy.gold_reward(many, drawn.reshape(many.shape[0], -1)))
             if name == "eval":
-                ead, apart = _figures(params, drawn)
-                found |= {"per_input/ead": ead, "per_input/embedding": apart}
-                ead, apart = _figures(params, jnp.swapaxes(drawn, 0, 1))
-                found |= {"across/ead": ead, "across/embedding": apart}
-        kl = preference_strings.measure_parts(params, keys[5])["eval/kl"]
-        return found | {"shift/drop": found["eval/gold"] - found["shift/gold"], "eval/kl": kl}
+                asked = many.reshape(PROMPTS, SAMPLES, -1)
+                for kind, x, y in (("per_input", asked, drawn), ("across", asked.swapaxes(0, 1), drawn.swapaxes(0, 1))):
+                    found |= {f"{kind}/{part}": value for part, value in _figures(params, x, y).items()}
+        found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
+        more = preference_strings.measure_parts(params, keys[5])
+        found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/correlation")}
+        return found | {"shift/drop": found["eval/gold"] - found["shift/gold"]}
 
     return measure
