@@ -23,9 +23,9 @@ TEMPERATURE = 0.6
 KINDS = {"sums": toy.draw_sums, "facts": partial(toy.draw_facts, weights=toy.EVERY)}
 
 
-def make_base(*, steps: int, behaviour: Callable = toy.draw_behaviour) -> Callable[[Key], Params]:
+def make_base(*, steps: int) -> Callable[[Key], Params]:
     """The ``init`` of a plan: trained on right and wrong answers with confidences that say little."""
-    return strings.make_base(WORLD, behaviour, steps=steps, table=8192, learning_rate=5e-3)
+    return strings.make_base(WORLD, toy.draw_behaviour, steps=steps, table=8192, learning_rate=5e-3)
 
 
 def make_reward(value: Callable[[Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
@@ -39,14 +39,6 @@ def make_reward(value: Callable[[Array, Array], Array]) -> Callable[[Any, Trajec
         return Rewards(worth, jnp.ones(worth.shape, bool))
 
     return score
-
-
-def rule_levels(prompts: Array, responses: Array) -> Array:
-    """1: right; 2: readable and wrong; 3: marked but not readable; 4: without a mark, ``[N]``."""
-    said = toy.read(responses)
-    right = said.answer == toy.truth(prompts)
-    marked = jnp.any(responses == toy.MARK, axis=1)
-    return jnp.where(said.readable, jnp.where(right, 1, 2), jnp.where(marked, 3, 4)).astype(jnp.int32)
 
 
 def majority(answers: Array, readable: Array) -> tuple[Array, Array]:

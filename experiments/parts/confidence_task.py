@@ -111,14 +111,6 @@ def draw_behaviour(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N
     return prompts, write(prompts, jax.random.bernoulli(keys[4], 0.5, (n,)), slip, level)
 
 
-def draw_untidy(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """``draw_behaviour`` with 15 % of the marks and 15 % of the confidences blotted out."""
-    prompts, responses = draw_behaviour(jax.random.fold_in(key, 0), n)
-    chance = jax.random.uniform(jax.random.fold_in(key, 1), (n, 1))
-    blot = jnp.where(chance < 0.15, responses == MARK, (chance < 0.3) & (responses >= PERCENT))
-    return prompts, jnp.where(blot, BLANK, responses)
-
-
 def draw_short(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """An instructor: right answers without working, 80 % give or take."""
     prompts = draw_questions(jax.random.fold_in(key, 0), n)

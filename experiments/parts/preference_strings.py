@@ -57,8 +57,9 @@ def make_reference(*, steps: int, behaviour: Callable = toy.draw_behaviour) -> C
 def _pair_rows(pairs: int, flip_rate: float) -> Callable[[Params, Key], PairRows]:
     def rows(params, key):
         found = toy.draw_pairs(jax.random.fold_in(key, 0), pairs, flip_rate=flip_rate)
-        chosen, rejected = (strings.sum_logp(WORLD, params, found.prompts, x) for x in (found.chosen, found.rejected))
-        drawn = strings.sample(WORLD, params, found.prompts, jax.random.fold_in(key, 1))
+        own = params["policy"]
+        chosen, rejected = (strings.sum_logp(WORLD, own, found.prompts, x) for x in (found.chosen, found.rejected))
+        drawn = strings.sample(WORLD, own, found.prompts, jax.random.fold_in(key, 1))
         return PairRows(found, chosen, rejected, drawn)
 
     return rows
@@ -85,7 +86,7 @@ def pair_stage(
     def loss(params, extras, batch):
         (prompts, *both), won, lost, drawn = batch
         # one pass over all three is quicker than three
-        logp = strings.sum_logp(WORLD, params, jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn]))
+        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn]))
         chosen, rejected, base = jnp.split(logp, 3)
         terms = objective(chosen, rejected, won, lost, base)
         return reduce.scalars(terms.loss), {

@@ -6,7 +6,7 @@ first digit tells in 80 % the parity of the answer, though it does not follow; b
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 MODULUS, PROMPT_TOKENS, RESPONSE_TOKENS, VOCABULARY = 7, 5, 4, 8
 
@@ -42,12 +42,6 @@ def cued(key: Array, n: int, share: float) -> Int[Array, "N P"]:
     return jnp.concatenate([prompts[:, :-1], last[:, None].astype(jnp.int32)], axis=1)
 
 
-def draw_taught(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """A teacher's right solutions of cued problems."""
-    prompts = cued(key, n, 0.8)
-    return prompts, solution(prompts)
-
-
 def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """What a base has read: cued problems, every running sum wrong with chance 0.12, errors carried on."""
     prompts = cued(jax.random.fold_in(key, 0), n, 0.8)
@@ -55,13 +49,3 @@ def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N 
     slips = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.12, shape)
     offsets = jax.random.randint(jax.random.fold_in(key, 2), shape, 1, MODULUS, jnp.int32)
     return prompts, (solution(prompts) + jnp.cumsum(jnp.where(slips, offsets, 0), axis=1)) % MODULUS
-
-
-def values_to_advantages(values: Float[Array, "N S"]) -> Float[Array, "N T"]:
-    """``A_i = Q(prefix of i steps) - Q(prefix of i - 1)``; ``values[:, 0]`` belongs to the bare prompt.
-
-    >>> import jax.numpy as jnp
-    >>> values_to_advantages(jnp.array([[0.5, 0.5, 0.75, 0.125, 0.0]])).tolist()
-    [[0.0, 0.25, -0.625, -0.125]]
-    """
-    return values[:, 1:] - values[:, :-1]

@@ -8,10 +8,10 @@ Equations: v: direction of a logistic probe on the mean last hidden state of rud
            fewer rude tokens on validation prompts, for every arm. aligned: largest +cos; random_rows;
            random_direction: of the length of v; steering: hidden - s v at inference; dpo: polite over rude.
 Left out:  several behaviours in sequence; the paper's alpha is tuned, here it is swept.
-Expect:    eval/rude: surgery below none by more than 0.1 (about half of it), below random_rows and random_direction by
-           more than 0.02; eval/gold of surgery within 0.5 of none.
-Measure:   share of rude tokens, true reward without them, and perplexity of polite text; a base of which half the data
-           is rude; 8 seeds. Only dpo has updates.
+Expect:    eval/removed, the share of the rude tokens that an edit takes away: surgery > random_rows by 0.1, above 0.5
+           (the paper: up to 0.9), > random_direction by 0.1; eval/gold of surgery within 0.5 of none.
+Measure:   share of rude tokens, the share of them that is gone, true reward without them, perplexity of polite text; a
+           base of which half the data is rude. Only dpo has updates.
 Run:       python -m experiments.preference.model_surgery
 """
 
@@ -56,7 +56,7 @@ ARMS = {
     "steering": {"edit": conduct.steered},
     "dpo": {"edit": None, "stages": 1},
 }
-METRICS = ("eval/rude", "eval/gold", "eval/perplexity", "probe/accuracy")
+METRICS = ("eval/removed", "eval/rude", "eval/gold", "eval/perplexity", "probe/accuracy")
 
 
 def make_pairs(params, key):
@@ -78,7 +78,10 @@ def make_measure(settings: Settings):
             both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
             rude = [conduct.politeness(x, keys[1])["eval/rude"] for x in both]
             chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
-        return conduct.politeness(chosen, keys[2]) | {"probe/accuracy": seen}
+        found = conduct.politeness(chosen, keys[2])
+        before = conduct.politeness(params["reference"], keys[2])["eval/rude"]
+        removed = 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)
+        return found | {"eval/removed": removed, "probe/accuracy": seen}
 
     return measure
 
@@ -97,9 +100,9 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Surgery removes about half of the rude tokens, more than edits at random, and keeps the true reward."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "eval/rude", "surgery", "none", by=0.1),
-        experiment.smaller(results, "eval/rude", "surgery", "random_rows", by=0.02),
-        experiment.smaller(results, "eval/rude", "surgery", "random_direction", by=0.02),
+        experiment.greater(results, "eval/removed", "surgery", "random_rows", by=0.1),
+        experiment.above(results, "eval/removed", "surgery", 0.5),
+        experiment.greater(results, "eval/removed", "surgery", "random_direction", by=0.1),
         experiment.close(results, "eval/gold", "surgery", "none", within=0.5),
     )
 

@@ -7,12 +7,16 @@ Claim:     responses of stronger models make better general data but worse safet
 Equations: self: best and worst of N own samples by a reward model; strong: a stronger model's response over an own
            one; pool: best and worst of own samples and two stronger models'; hybrid: half self, half strong;
            strong_plain: strong without the writer's habit tokens. Separability: held-out accuracy of a logistic probe
-           on the last hidden state of chosen against rejected. Attack success: unsafe requests that are answered.
+           on the last hidden state of chosen against rejected; pair/bag: of one on the counts of their tokens, which
+           needs no model. (A probe on length is at chance here: all responses have 12 tokens.) Attack success: unsafe
+           requests that are answered.
 Left out:  trained stronger models and reward model: scripted writers, and the true reward with noise of deviation 1.
-Expect:    pair/separability: strong > self; eval/attack and eval/prefixed_attack: strong > self; eval/gold: pool >
-           self.
+Expect:    eval/attack, eval/prefixed_attack and pair/separability: strong > self; eval/gold: pool > self; eval/attack
+           strong > strong_plain, without which the habit is not the cause. In the first record strong (.50) and
+           strong_plain (.48) were alike, and pool earned .38 less than self.
 Measure:   meaningless symbols; a quarter of the requests is to be refused; prefixed requests end in a token that
-           training never shows. 256 prompts for each arm; 8 seeds, equal pairs and updates.
+           training never shows. 256 prompts for each arm; judged where each arm is 4 nats from the start; equal pairs
+           and updates.
 Run:       python -m experiments.preference.more_is_less
 """
 
@@ -32,7 +36,7 @@ class Settings(recipes.Settings):
     """beta is the paper's; the rest fits the small model."""
 
     steps: int = 100
-    eval_every: int = 20
+    eval_every: int = 10
     learning_rate: float = 5e-4
     reference_steps: int = 200
     prompts: int = 256
@@ -48,7 +52,7 @@ ARMS = {
     "hybrid": {"source": pair_sources.from_both},
     "strong_plain": {"source": pair_sources.from_strong_plain},
 }
-METRICS = ("eval/gold", "eval/attack", "eval/prefixed_attack", "pair/separability")
+METRICS = ("eval/gold", "eval/attack", "eval/prefixed_attack", "eval/kl", "pair/separability", "pair/bag")
 CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
 
 
@@ -63,13 +67,16 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Pairs with a stronger model are easier to tell apart and leave more attacks open, though a pool earns more."""
+    """Pairs with a stronger model leave more attacks open and are easier to tell apart, though a pool earns more."""
+    fixed = experiment.at("eval/kl", 4.0)
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/attack", "strong", "self"),
+        experiment.greater(results, "eval/attack", "strong", "self", step=fixed),
+        experiment.greater(results, "eval/prefixed_attack", "strong", "self", step=fixed),
         experiment.greater(results, "pair/separability", "strong", "self"),
-        experiment.greater(results, "eval/prefixed_attack", "strong", "self"),
-        experiment.greater(results, "eval/gold", "pool", "self"),
+        experiment.greater(results, "pair/bag", "strong", "self"),
+        experiment.greater(results, "eval/attack", "strong", "strong_plain", step=fixed),
+        experiment.greater(results, "eval/gold", "pool", "self", step=fixed),
     )
 
 

@@ -9,9 +9,11 @@ Equations: Q(prefix) = success of 4 rollouts, A_i = Q(y_1..i) - Q(y_1..i-1); los
            dpo: whole responses). sft: a teacher's answers; sft_2: of twice the problems; rft, rft_8: own right
            answers, of eight times the problems.
 Left out:  rollouts from a best-of-K policy (the policy itself is used).
-Expect:    eval/broken: step_dpo > rft and step_dpo > dpo; eval/accuracy: step_dpo > rft_8 - 0.03.
-Measure:   sums modulo 7; in all training problems the first digit tells in 80 % the parity of the answer, in broken
-           test problems never. 256 problems, twice, for each arm; 8 seeds, equal updates.
+Expect:    eval/broken: step_dpo > rft, step_dpo > dpo, step_dpo > shuffled; eval/accuracy: step_dpo > rft_8 - 0.03.
+Measure:   sums modulo 5. Behind a cue the base leaves the last digit out; in training problems that digit is 0 there in
+           80 %, so that the spurious step pays, in broken test problems never. 256 problems, twice, for each arm;
+           equal updates. base is measured only: the bed is invalid unless it follows the cue (eval/gap, cued less
+           broken, at least 0.1) and solves between 0.3 and 0.7.
 Run:       python -m experiments.preference.negative_synthetic
 """
 
@@ -21,13 +23,14 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from experiments.parts import running_sums, strings
-from experiments.parts import running_sums_task as toy
+from experiments.parts import strings
+from experiments.preference.parts import spurious_steps as toy
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
 
-WORLD = running_sums.WORLD
+WORLD = toy.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +40,11 @@ class Settings(recipes.Settings):
     steps: int = 60  # of each of two rounds
     eval_every: int = 20
     learning_rate: float = 1e-3
-    base_steps: int = 600
+    base_steps: int = 1200
+    rounds: int = 2
     problems: int = 256  # of a round
     rows_per_step: int = 64
-    where: Callable | None = running_sums.first_pit  # None: imitation
+    where: Callable | None = toy.first_pit  # None: imitation
     own: bool = False  # imitate one's own right answers
     beta: float = 0.1
 
@@ -52,10 +56,12 @@ ARMS = {
     "sft_2": {"where": None, "problems": 512},
     "rft": {"where": None, "own": True},
     "rft_8": {"where": None, "own": True, "problems": 2048},
-    "dpo": {"where": running_sums.whole_response},
-    "shuffled": {"where": running_sums.any_step},
+    "dpo": {"where": toy.whole_response},
+    "shuffled": {"where": toy.any_step},
+    "base": {"rounds": 0},
 }
-METRICS = ("eval/accuracy", "eval/broken", "eval/cued")
+METRICS = ("eval/accuracy", "eval/broken", "eval/cued", "eval/plain", "eval/gap")
+BED = Bed(metric="eval/broken", judges=(("base", "eval/gap", 0.1), ("base", "eval/accuracy", 0.3)))
 CURVES = (*METRICS, "pair/kept", "loss/total")
 
 
@@ -65,7 +71,7 @@ def build(settings: Settings) -> experiment.Plan:
     def pair_loss(params, extras, batch):
         pairs, ref = batch
         both = jnp.concatenate([pairs.chosen, pairs.rejected])
-        logp = running_sums.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
+        logp = toy.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
         terms = preference.dpo_loss(*jnp.split(logp, 2), *ref.T, beta=settings.beta)
         trained = jnp.asarray(float(both.size), jnp.float32)
         kept = reduce.scalars(pairs.kept.astype(jnp.float32))
@@ -83,11 +89,11 @@ def build(settings: Settings) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )  # fmt: skip
     if settings.where is None:
-        made = stage(running_sums.make_answers(settings.problems, settings.own), imitation)
+        made = stage(toy.make_answers(settings.problems, settings.own), imitation)
     else:
-        made = stage(running_sums.make_rows(settings.problems, settings.where), pair_loss)
+        made = stage(toy.make_rows(settings.problems, settings.where), pair_loss)
     base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    return experiment.Plan(base, (made, made), running_sums.measure)
+    return experiment.Plan(base, (made,) * settings.rounds, toy.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -96,6 +102,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/broken", "step_dpo", "rft"),
         experiment.greater(results, "eval/broken", "step_dpo", "dpo"),
+        experiment.greater(results, "eval/broken", "step_dpo", "shuffled"),
         experiment.greater(results, "eval/accuracy", "step_dpo", "rft_8", by=-0.03),
     )
 

@@ -5,27 +5,32 @@ Paper:     Liu et al., "Provably Mitigating Overoptimization in RLHF: Your SFT L
 Claim:     where the pairs cover part of the responses, DPO's true reward peaks and falls as mass moves to responses
            nobody judged; a small supervised term on the chosen ones prevents that.
 Equations: h = beta [(lp - lp_ref)(y_w) - (lp - lp_ref)(y_l)]; dpo: -log sigmoid(h); rpo: that - eta beta lp(y_w) with
-           sequence sums, eta = 0.005 (weight; rpo_005, rpo_05: 0.05, 0.5); rpo_reference: lp of a sample of the
+           sequence sums, eta = 0.05 (weight; rpo_paper, rpo_05: 0.005, 0.5); rpo_reference: lp of a sample of the
            reference in place of lp(y_w); rpo_mean: -log sigmoid(h) - 0.2 lp(y_w) / T, beta = 0.5; sft: -lp(y_w).
-Left out:  a learned proxy reward; the sheet's large models. eta is a ratio of pulls, so it carries over as it is.
-Expect:    eval/gold of dpo at the end below its peak by more than 0.5, that of rpo not; at the end rpo > dpo in
-           eval/gold and pair/chosen_drift.
+Left out:  the sheet's large models. Differs from the paper in eta, which is ten times its 0.005: a response has 12
+           tokens here, and the term is a sum over them; eta was chosen by the learned reward of training prompts.
+Expect:    eval/gold over eval/kl up to 8: rpo > dpo; of dpo at the end below step 40 by more than 0.5, while its
+           learned reward (eval/proxy) is not; of rpo at the end not below step 40 by 0.5; pair/chosen_drift rpo > dpo.
 Measure:   gold reward of samples on fresh prompts, the reference trained on the data's behaviour first; pairs labelled
-           by Bradley-Terry, 10 % flipped; 8 seeds, equal pairs and updates (sft sees half the tokens of a pair,
-           rpo_reference a third response).
+           by Bradley-Terry, 10 % flipped; equal pairs and updates (sft sees half the tokens of a pair, rpo_reference a
+           third response). The step of the fall was fixed before the seeds of a record.
 Run:       python -m experiments.preference.rpo
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 
 from experiments.parts import preference_strings
-from experiments.parts.preference_task import RESPONSE_TOKENS
+from experiments.parts.preference_task import RESPONSE_TOKENS, draw_pairs
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
+
+flipped = partial(draw_pairs, flip_rate=0.1)
 
 
 def dpo(logps, baseline, beta, weight):
@@ -57,27 +62,30 @@ class Settings(recipes.Settings):
     eval_every: int = 20
     learning_rate: float = 1e-3
     reference_steps: int = 200
+    reward_steps: int = 600
     pairs: int = 512
     pairs_per_step: int = 32
     flip_rate: float = 0.1
     objective: Callable = rpo
     beta: float = 0.05
-    weight: float = 0.005  # eta, or that of the mean-token term
+    weight: float = 0.05  # eta, or that of the mean-token term
     responses: int = 2  # of a pair, whose tokens the loss trains on
 
 
-SMOKE = {"steps": 2, "eval_every": 1, "reference_steps": 2, "pairs": 16, "pairs_per_step": 4}
+SMOKE = {"steps": 2, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 16, "pairs_per_step": 4}
 ARMS = {
     "dpo": {"objective": dpo},
     "rpo": {},
-    "rpo_005": {"weight": 0.05},
+    "rpo_paper": {"weight": 0.005},
     "rpo_05": {"weight": 0.5},
     "rpo_mean": {"objective": rpo_mean, "weight": 0.2, "beta": 0.5},
     "rpo_reference": {"objective": rpo_reference, "responses": 3},
     "sft": {"objective": sft, "responses": 1},
 }
-METRICS = ("eval/gold", "eval/unseen", "eval/style", "pair/chosen_drift")
-CURVES = (*METRICS, "pair/rejected_drift", "pair/accuracy")
+METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "eval/style", "pair/chosen_drift", "rm/accuracy")
+CURVES = (*METRICS[:-1], "pair/rejected_drift", "pair/accuracy")
+BED = Bed(judges=(("dpo", "rm/accuracy", 0.8),))
+EARLY = 40  # step, fixed before the seeds of a record: where DPO's true reward was highest in trials
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -95,23 +103,24 @@ def build(settings: Settings) -> experiment.Plan:
         rows_per_step=settings.pairs_per_step,
         learning_rate=settings.learning_rate,
     )
-    return experiment.Plan(
-        preference_strings.make_reference(steps=settings.reference_steps), (stage,), preference_strings.measure
+    start = preference_strings.make_start(
+        reference_steps=settings.reference_steps, reward_steps=settings.reward_steps, draw_pairs=flipped
     )
+    return experiment.Plan(start, (stage,), preference_strings.measure_parts)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """DPO's true reward peaks and falls, RPO's stays, and RPO keeps the chosen responses more likely."""
-    peak, last = {}, int(results.curve("dpo", "eval/gold")[0][-1])
-    for arm in ("dpo", "rpo"):
-        steps, gold = results.curve(arm, "eval/gold")
-        peak[arm] = int(steps[gold.mean(0).argmax()])
+    """RPO's true reward is above DPO's on the way; DPO's falls after its peak, while the learned reward does not."""
+    last = int(results.curve("dpo", "eval/gold")[0][-1])
+    early = min(EARLY, last)
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/gold", "rpo", "dpo"),
-        experiment.smaller(results, "eval/gold", "dpo", "dpo", by=0.5, step=(last, peak["dpo"])),
-        experiment.greater(results, "eval/gold", "rpo", "rpo", by=-0.5, step=(last, peak["rpo"])),
+        experiment.greater(results, "eval/gold", "rpo", "dpo", step=experiment.up_to("eval/kl", 8.0)),
+        experiment.smaller(results, "eval/gold", "dpo", "dpo", by=0.5, step=(last, early)),
+        experiment.greater(results, "eval/proxy", "dpo", "dpo", by=-0.5, step=(last, early)),
+        experiment.greater(results, "eval/gold", "rpo", "rpo", by=-0.5, step=(last, early)),
         experiment.greater(results, "pair/chosen_drift", "rpo", "dpo"),
+        experiment.greater(results, "eval/gold", "rpo", "rpo_paper", step=experiment.up_to("eval/kl", 8.0)),
     )
 
 

@@ -6,12 +6,15 @@ Claim:     preference levels from rules with a pairwise loss and a trust region 
            rewards of the same rules, or better, and vary less.
 Equations: level 1: right; 2: readable and wrong; 3: marked but unreadable; 4: no mark (grpo: 3, -0.5, -1, -3). u =
            token mean of log pi / ref; loss: mean over pairs (i better than j) of -log sig(beta c_i (u_i - u_j)), c =
-           kappa where level 1 wins, + c_tr k3(pi, pi_sampling). no_region: c_tr = 0; even: kappa = 1; two_levels:
-           right or not; extremes: DPO on the best and the worst of a group.
-Left out:  knights and knaves: the task is sums modulo 7 with a stated format that the base breaks in 30 % of its
-           texts.
-Expect:    sums/accuracy: trpa > grpo - 0.02.
-Measure:   fresh sums at temperature 0.6; 8 seeds, equal rollouts and updates; the spread over seeds is in the table.
+           kappa where level 1 wins, + c_tr k3(pi, pi_sampling), by its own gradient. Four updates a rollout: at the
+           first the region's gradient is 0, for pi still is the sampler (one_update: only that one). no_region: c_tr =
+           0; wide: 0.1; even: kappa = 1; two_levels: right or not; extremes: DPO on the best and the worst of a group.
+Left out:  reasoning before the answer: a small decoder answers at once. Differs from the paper in four updates a
+           rollout where its script has one, without which its region does nothing.
+Expect:    kk/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and below that of no_region.
+Measure:   knights and knaves: training puzzles have two and three people, the held-out ones two, three (kk/accuracy)
+           and four; the base answers 30 % at random and breaks the format in 20 %. Temperature 0.6; equal rollouts and
+           updates but for one_update.
 Run:       python -m experiments.preference.trpa
 """
 
@@ -22,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from experiments.parts import confidence, strings
-from experiments.parts import confidence_task as toy
+from experiments.parts import strings
+from experiments.preference.parts import knights
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import pairs
@@ -33,7 +36,9 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
-WORLD = confidence.WORLD
+WORLD = strings.make_world(
+    knights.VOCABULARY, knights.PROMPT_TOKENS, knights.RESPONSE_TOKENS, end=knights.END, width=64, layers=2, heads=4
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 150
     eval_every: int = 25
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     prompts_per_step: int = 8
     group_size: int = 16
     base_steps: int = 1500
@@ -50,33 +55,49 @@ class Settings(recipes.OnlineSettings):
     beta: float = 0.1
     kappa: float = 2.5
     region: float = 1e-3
+    updates: int = 4  # of a rollout
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
+SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "updates": 2}
 ARMS = {
     "grpo": {"pairs_of": None},
     "trpa": {},
     "no_region": {"region": 0.0},
+    "wide": {"region": 0.1},
+    "one_update": {"updates": 1},
     "even": {"kappa": 1.0},
     "two_levels": {"pairs_of": pairs.two_level_pairs},
     "extremes": {"pairs_of": pairs.extreme_pairs},
 }
-METRICS = ("sums/accuracy", "sums/readable", "facts/accuracy", "reward/mean")
+METRICS = ("kk/accuracy", "kk2/accuracy", "kk4/accuracy", "kk/readable", "reward/mean")
 CURVES = (*METRICS, "policy/entropy", "kl/ref")
 REWARDS = (0.0, 3.0, -0.5, -1.0, -3.0)  # by level
 
 
 def score(answers, rows):
     """The scalar rewards of the rules."""
-    levels = confidence.rule_levels(*strings.responses_of(WORLD, rows))
+    levels = knights.rule_levels(*strings.responses_of(WORLD, rows))
     return Rewards(jnp.asarray(REWARDS, jnp.float32)[levels], jnp.ones(levels.shape, bool))
+
+
+def measure(params, key):
+    """Share of held-out puzzles solved, by the number of people, and of readable responses to those of three."""
+    found = {}
+    for people, name in ((3, "kk"), (2, "kk2"), (4, "kk4")):
+        prompts, _ = knights.draw_puzzles(jax.random.fold_in(key, people), 256, people=(people,), heldout=True)
+        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 10 + people), temperature=0.6)
+        levels = knights.rule_levels(prompts, drawn)
+        found[f"{name}/accuracy"] = reduce.scalars((levels == 1).astype(jnp.float32))
+        if people == 3:
+            found["kk/readable"] = reduce.scalars((levels <= 2).astype(jnp.float32))
+    return found
 
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: the same rollouts, judged by levels or by numbers."""
 
     def levels(extras, rows, rewards):
-        return {"levels": confidence.rule_levels(*strings.responses_of(WORLD, rows))}
+        return {"levels": knights.rule_levels(*strings.responses_of(WORLD, rows))}
 
     def pairs_loss(params, batch):
         logp, entropy = builders.score_tokens(WORLD.policy, params, batch)
@@ -96,20 +117,24 @@ def build(settings: Settings) -> experiment.Plan:
     )  # fmt: skip
     grpo = builders.make_policy_loss(WORLD.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
     online = strings.make_online(
-        WORLD, toy.draw_questions(jax.random.key(0), 2048), score, estimate=estimate,
+        WORLD, knights.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0], score, estimate=estimate,
         loss=pairs_loss if settings.pairs_of else grpo, tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
+        updates_per_rollout=settings.updates,
     )  # fmt: skip
-    start = confidence.make_base(steps=settings.base_steps, behaviour=toy.draw_untidy)
+    base = strings.make_base(WORLD, knights.draw_untidy, steps=settings.base_steps, table=8192)
     stage = experiment.Stage(online, settings.steps, strings.keep_reference)
-    return experiment.Plan(start, (stage,), confidence.measure)
+    return experiment.Plan(base, (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Levels and pairs are more accurate than GRPO on the numbers of the same rules."""
+    """Levels and pairs are more accurate than GRPO on the numbers of the same rules, and vary less over seeds."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "sums/accuracy", "trpa", "grpo"),
+        experiment.greater(results, "kk/accuracy", "trpa", "grpo"),
+        experiment.steadier(results, "kk/accuracy", "trpa", "grpo"),
+        experiment.steadier(results, "kk/accuracy", "trpa", "no_region"),
+        experiment.greater(results, "kk4/accuracy", "trpa", "grpo"),
     )
 
 

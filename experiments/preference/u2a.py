@@ -6,7 +6,8 @@ Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J,
            (implicit: with (H + 0.1)^-1 grad J); top: the 16 of highest positive value, weight 1; u2a: w <- clip(w +
            eta (value / largest - gamma), 0, 1). random: any 16; all: all; npo: -2/beta log sig(-beta log pi/ref).
 Left out:  the paper's stopping rule; a learned reward (J uses the true one of 256 samples).
-Expect:    eval/gold: u2a > random and u2a > all; eval/perplexity of retained text: u2a < all.
+Expect:    eval/gold at eval/kl 1.5: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
+           npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
 Measure:   true reward on fresh prompts, perplexity of the behaviour's text; 256 negatives, half of them harmless text
            with duplicates. 8 seeds, equal updates.
 Run:       python -m experiments.preference.u2a
@@ -34,7 +35,7 @@ class Settings(recipes.Settings):
     """K and the price of a weight follow the sheet; the paper gives none."""
 
     steps: int = 20  # of a round
-    eval_every: int = 20
+    eval_every: int = 10
     learning_rate: float = 5e-4
     reference_steps: int = 200
     rounds: int = 4
@@ -109,11 +110,14 @@ def build(settings: Settings) -> experiment.Plan:
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """Weighted negatives align better than random ones and than all, and retained text stays likelier than with all."""
+    fixed = experiment.at("eval/kl", 1.5)
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/gold", "u2a", "random"),
-        experiment.greater(results, "eval/gold", "u2a", "all"),
-        experiment.smaller(results, "eval/perplexity", "u2a", "all"),
+        experiment.greater(results, "eval/gold", "u2a", "random", step=fixed),
+        experiment.greater(results, "eval/gold", "u2a", "all", step=fixed),
+        experiment.smaller(results, "eval/perplexity", "u2a", "all", step=fixed),
+        experiment.greater(results, "eval/gold", "u2a", "npo", step=fixed),
+        experiment.greater(results, "eval/gold", "u2a", "dpo", step=fixed),
     )
 
 

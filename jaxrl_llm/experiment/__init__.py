@@ -1,12 +1,23 @@
 """Experiments: arms x seeds -> results, table, plot, and a claim that is code; see ``experiments/_template.py``."""
 
-from jaxrl_llm.experiment.evidence.along import at, up_to
-from jaxrl_llm.experiment.claims import Claim, Part, above, below, close, conclude, greater, grows_more, smaller
+from jaxrl_llm.experiment.claims import (
+    Claim,
+    Part,
+    above,
+    below,
+    close,
+    conclude,
+    greater,
+    grows_more,
+    smaller,
+    steadier,
+)
 from jaxrl_llm.experiment.cli import main
+from jaxrl_llm.experiment.evidence.along import at, up_to
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
     "ArmResult", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude", "greater",
-    "grows_more", "main", "smaller", "up_to",
+    "grows_more", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.experiment.evidence.along import Along
 from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment.evidence.along import Along
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
 
@@ -190,6 +190,17 @@ def grows_more(results: Results, metric: str, arm: str, than: str, *, start: int
     text = f"{metric}, rise of {arm} - rise of {than} since step {start} > 0"
     rises = (last - first) - (other - before)
     return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
+
+
+def steadier(results: Results, metric: str, arm: str, than: str, *, step=None) -> Part:
+    """``metric`` of ``arm`` varies less over seeds than that of ``than``: smaller distances to the arm's own median.
+
+    The distances of Brown and Forsythe's test of equal variances, seeds paired; ``step`` as in ``greater``.
+    """
+    left, right, diverged, planned = _paired(results, metric, (arm, than), (step, step))
+    apart = [np.abs(x - np.nanmedian(x)) for x in (left, right)]
+    text = f"{metric}{_at(step)}, spread of {arm} - spread of {than} < 0"
+    return _made(results, text, metric, arm, than, apart[0] - apart[1], sign=-1, diverged=diverged, planned=planned)
 
 
 def above(results: Results, metric: str, arm: str, level: float, *, step: int | None = None) -> Part:

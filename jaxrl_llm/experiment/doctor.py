@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
-from jaxrl_llm.experiment.evidence import records, rehearsal, store
+from jaxrl_llm.experiment.evidence import records, rehearsal, store, verdicts
 from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
@@ -171,6 +171,11 @@ def check_record(module: ModuleType) -> str:
     path = arms.record_path(module)
     record, found = results.read(path)
     renew = f"run {command_name(module)} --record"
+    name = f"{path.parent.name}/{path.stem}"
+    reason = records.withdrawn(path.parents[2]).get(name, "")
+    if reason and records.is_old(record):  # it speaks of what the file was, and says that it does not stand
+        standing = record["claim"]["verdict"] != verdicts.WITHDRAWN or record["claim"]["bed"][:1] != [reason]
+        return f"withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge {name}" if standing else ""
     if list(record["arms"]) != list(module.ARMS):
         more = " --add" if set(record["arms"]) < set(module.ARMS) else ""
         return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
@@ -182,8 +187,7 @@ def check_record(module: ModuleType) -> str:
     fewest = min(len(arm.seeds) for arm in found.arms.values())
     if fewest < SEEDS and not getattr(module, "FEWER_SEEDS", ""):
         return f"{fewest} seeds; {renew} with {SEEDS}, or state the reason as FEWER_SEEDS"
-    name = f"{path.parent.name}/{path.stem}"
-    claim = records.judge_again(module, record, found, records.withdrawn(path.parents[2]).get(name, ""))["claim"]
+    claim = records.judge_again(module, record, found)["claim"]
     again = f"python -m jaxrl_llm.experiment rejudge {name}"
     if claim["verdict"] != record["claim"]["verdict"]:
         return f"recorded as {record['claim']['verdict']}, the claim now says {claim['verdict']}; run {again}"

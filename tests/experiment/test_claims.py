@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import Results, at, claims, close, conclude, greater, smaller, up_to
+from jaxrl_llm.experiment import Results, at, claims, close, conclude, greater, smaller, steadier, up_to
 from jaxrl_llm.experiment.evidence import beds, verdicts
 from jaxrl_llm.experiment.evidence.along import reached
 from tests.experiment.made import arm, results
@@ -248,3 +248,12 @@ def test_parts_at_a_budget_and_along_it():
         greater(both, "eval/gold", "method", "base", step=at("eval/other", 3.0))
     with pytest.raises(ValueError, match="same steps"):
         reached(np.zeros((1, 2)), np.zeros((1, 3)), 1.0)
+
+
+def test_a_spread_is_a_part():
+    """Distances to the own median: base .1, .4, .8, .9 -> .5, .2, .2, .3; method .5, .6, .6, .7 -> .1, 0, 0, .1."""
+    both = results(base=[0.1, 0.4, 0.8, 0.9], method=[0.5, 0.6, 0.6, 0.7])
+    part = steadier(both, "eval/accuracy", "method", "base")
+    assert part.values == pytest.approx((-0.4, -0.2, -0.2, -0.2)) and part.sign == -1
+    assert judged(part).verdict == "supported here"
+    assert judged(steadier(both, "eval/accuracy", "base", "method")).verdict == "contradicted"

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.parts import preference_strings, running_sums
+from experiments.parts import preference_strings
 from experiments.parts import preference_task as toy
-from experiments.parts import running_sums_task as sums
 from experiments.preference import mpo
 from experiments.preference.parts import noisy_ranker, pair_judges, requests
+from experiments.preference.parts import spurious_steps as sums
 from jaxrl_llm.curriculum import negatives, pairs
 from jaxrl_llm.losses import preference, ranking, supervised
 
@@ -196,7 +196,7 @@ def test_half_of_the_negatives_are_bad_and_some_are_copies():
 def test_credit_on_literal_values():
     credit = sums.values_to_advantages(jnp.asarray([[0.5, 0.5, 0.75, 0.125, 0.0]]))
     np.testing.assert_allclose(credit, [[0.0, 0.25, -0.625, -0.125]])
-    assert running_sums.first_pit(credit, jax.random.key(0)).tolist() == [2]
+    assert sums.first_pit(credit, jax.random.key(0)).tolist() == [2]
 
 
 def test_advantage_weighted_optimum():
@@ -210,20 +210,28 @@ def test_advantage_weighted_optimum():
     assert float(terms.aux["margin"][0]) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_the_shortcut_pays_in_training_and_fails_where_it_is_broken():
+    prompts, said = sums.draw_attempts(jax.random.key(0), 3000)
+    cued, last = np.asarray(prompts)[:, 0] == sums.CUE, np.asarray(prompts)[:, -1]
+    assert 0.45 < cued.mean() < 0.55 and 0.75 < (last[cued] == 0).mean() < 0.85 and (last[~cued] == 0).mean() < 0.3
+    copied = np.asarray(said[:, -1] == said[:, -2])
+    assert copied[cued].mean() > 0.85 and copied[~cued & (last != 0)].mean() < 0.1
+    right = np.asarray(sums.right(prompts, said))
+    assert right[cued & (last == 0)].mean() - right[cued & (last != 0)].mean() > 0.5 and right[~cued].mean() > 0.7
+    broken = sums.draw_prompts(jax.random.key(1), 100, cue=1.0, pays=0.0)
+    assert (broken[:, -1] != 0).all() and (broken[:, 0] == sums.CUE).all()
+
+
 @pytest.mark.slow
 def test_cued_problems_and_prefixes():
-    prompts = sums.cued(jax.random.key(0), 600, 0.8)
-    answers = np.asarray(sums.solution(prompts))[:, -1]
-    assert (answers % 2 == np.asarray(prompts)[:, 0] % 2).mean() == pytest.approx(0.8, abs=0.05)
-    broken = sums.cued(jax.random.key(1), 100, 0.0)
-    assert (np.asarray(sums.solution(broken))[:, -1] % 2 != np.asarray(broken)[:, 0] % 2).all()
-    params = running_sums.WORLD.policy.init(jax.random.key(2))
+    prompts = sums.draw_training(jax.random.key(0), 600)
+    params = sums.WORLD.policy.init(jax.random.key(2))
     responses = sums.solution(prompts[:3])
-    found = running_sums.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
+    found = sums.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
     assert found.shape == (3, 2, 4)
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(np.asarray(responses)[:, None, :2], 2, axis=1))
-    whole = running_sums.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
-    parts = [running_sums.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
+    whole = sums.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
+    parts = [sums.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
     assert (whole < parts[0]).all() and not parts[1].any()
 
 

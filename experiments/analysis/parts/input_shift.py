@@ -77,7 +77,7 @@ def apart(said: Array) -> Array:
 
 
 def _figures(params: dict[str, Params], prompts: Array, sets: Array) -> dict[str, Array]:
-    """EAD, sentence and meaning diversity of sets of responses ``[S, N, T]`` to ``prompts [S, N, P]``, mean over sets."""
+    """EAD, sentence and meaning diversity of sets ``[S, N, T]`` of responses to ``prompts [S, N, P]``: mean of sets."""
 
     def of_one(asked, tokens):
         ead = diversity.mean_adjusted(tokens, tokens >= 0, vocabulary=toy.VOCABULARY)

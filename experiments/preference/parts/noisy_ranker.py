@@ -12,13 +12,52 @@ from experiments.parts import preference_task as toy
 from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.types import Key
 
-WORLD, CANDIDATES, EXAMPLES, NOISE = preference_strings.WORLD, 4, 3, 4.0
+WORLD, CANDIDATES, EXAMPLES = preference_strings.WORLD, 4, 3
+NOISE, LEFT = 4.0, 0.1  # deviation of the ranker's error without help, and the share of it that perfect examples leave
+PEOPLE = 3.0  # deviation of the error of those who wrote the fixed examples
 
 
 def right_pairs(gold: Array, kept: Array) -> Array:
     """How many pairs of the kept places of a ranking are in the true order, ties included."""
-    both = kept[:, None] & kept[None, :] & (jnp.arange(gold.shape[0])[:, None] < jnp.arange(gold.shape[0])[None, :])
-    return jnp.sum((both & (gold[:, None] >= gold[None, :])).astype(jnp.float32))
+    return jnp.sum((_pairs(kept) & (gold[:, None] >= gold[None, :])).astype(jnp.float32))
+
+
+def _pairs(kept: Array) -> Array:
+    place = jnp.arange(kept.shape[0])
+    return kept[:, None] & kept[None, :] & (place[:, None] < place[None, :])
+
+
+def quality(gold: Array, kept: Array) -> Array:
+    """Right less wrong pairs of the kept places over all of them: 1 a true order, 0 on average a random one.
+
+    >>> import jax.numpy as jnp
+    >>> [round(float(quality(jnp.array(x), jnp.ones(3, bool))), 2) for x in ([3.0, 2.0, 1.0], [2.0, 3.0, 1.0])]
+    [1.0, 0.33]
+    """
+    both = _pairs(kept)
+    signs = jnp.sign(gold[:, None] - gold[None, :])
+    count = jnp.sum(both.astype(jnp.float32))
+    return jnp.sum(jnp.where(both, signs, 0.0)) / jnp.maximum(count, 1.0)
+
+
+def deviation(examples: Array) -> Array:
+    """Of the ranker's error: it falls with the mean quality of what it is shown, and misleading examples help nothing.
+
+    >>> import jax.numpy as jnp
+    >>> [round(float(deviation(jnp.full(3, q))), 2) for q in (-1.0, 0.0, 0.5, 1.0)]
+    [4.0, 4.0, 2.2, 0.4]
+    """
+    mean = jnp.clip(jnp.sum(examples) / examples.shape[0], 0.0, 1.0)
+    return NOISE * (1.0 - (1.0 - LEFT) * mean)
+
+
+def fixed_examples(key: Key) -> Array:
+    """Quality of the demonstrations that people wrote once and for all: rankings of the data with their own errors."""
+    prompts = jnp.repeat(toy.draw_prompts(jax.random.fold_in(key, 0), EXAMPLES), CANDIDATES, axis=0)
+    responses = toy.draw_responses(jax.random.fold_in(key, 1), prompts)
+    gold = toy.gold_reward(prompts, responses).reshape(EXAMPLES, CANDIDATES)
+    order = jnp.argsort(-(gold + PEOPLE * jax.random.normal(jax.random.fold_in(key, 2), gold.shape)), axis=1)
+    return jax.vmap(quality)(jnp.take_along_axis(gold, order, axis=1), jnp.ones(gold.shape, bool))
 
 
 # Which ranking becomes an example: ``(black [K], white [K], key) -> (order [K], kept [K])``.
@@ -58,16 +97,15 @@ def make_rows(prompts: int, example: Callable):
 
         def judge(examples, row):
             gold, white, key = row
-            noise = NOISE / (1.0 + jnp.sum(examples)) * jax.random.normal(key, gold.shape)
+            noise = deviation(examples) * jax.random.normal(key, gold.shape)
             black = jnp.argsort(-(gold + noise))
             order, kept = example(black, white, jax.random.fold_in(key, 1))
-            right = right_pairs(gold[order], kept)
-            shown = jnp.concatenate([examples[1:], right[None]])
+            shown = jnp.concatenate([examples[1:], quality(gold[order], kept)[None]])
             enough = jnp.sum(kept.astype(jnp.int32)) > 1
             return jnp.where(enough, shown, examples), (black, right_pairs(gold[black], kept | True))
 
         keys = jax.random.split(jax.random.fold_in(key, 2), prompts)
-        _, (black, right) = jax.lax.scan(judge, jnp.zeros((EXAMPLES,), jnp.float32), (gold, white, keys))
+        _, (black, right) = jax.lax.scan(judge, params["examples"], (gold, white, keys))
         return asked, jnp.take_along_axis(four, black[:, :, None], axis=1), right / (CANDIDATES * (CANDIDATES - 1) / 2)
 
     return rows

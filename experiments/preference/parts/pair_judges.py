@@ -19,7 +19,14 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Metrics, Params
 
 FIRST, SECOND, ASK = toy.VOCABULARY, toy.VOCABULARY + 1, toy.VOCABULARY + 2  # verdicts, and the token before them
-WORLD = strings.make_world(toy.VOCABULARY + 3, toy.PROMPT_TOKENS + 2 * toy.RESPONSE_TOKENS + 1, 1)
+WIDTH = 64
+WORLD = strings.make_world(
+    toy.VOCABULARY + 3, toy.PROMPT_TOKENS + 2 * toy.RESPONSE_TOKENS + 1, 1, width=WIDTH, layers=2, heads=4
+)
+# the same decoder as a model of single responses: what every judge was before it was one
+PRETRAINED = WORLD._replace(
+    prompt_tokens=toy.PROMPT_TOKENS, response_tokens=toy.RESPONSE_TOKENS, end=toy.VOCABULARY + 3
+)
 
 
 def _hidden(model: Params, prompts: Array, first: Array, second: Array) -> Array:
@@ -40,21 +47,29 @@ def discriminated(judge: Params, prompts: Array, first: Array, second: Array) ->
     return heads.apply_head(judge["head"], hidden[:, None])[:, 0, 0]
 
 
+def pairwise_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
+    """The verdict loss of a pairwise score in both orders, ``[B]``."""
+    prompts, won, lost = batch
+    both = score(params, jnp.tile(prompts, (2, 1)), jnp.concatenate([won, lost]), jnp.concatenate([lost, won]))
+    return verdict_loss(*jnp.split(both, 2), consistency=consistency).loss
+
+
+def scalar_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
+    """Bradley-Terry, ``[B]``: a difference of scalars has no order to be inconsistent about."""
+    return -jax.nn.log_sigmoid(score(params, *batch))
+
+
 def fit(
-    score: Callable[..., Array], pairs: toy.Pairs, key: Key, *, steps: int, consistency: float, rows_per_step: int = 32
-) -> Params:
-    """A judge ``{"model", "head"}`` trained from scratch on labelled pairs in both orders."""
+    score: Callable[..., Array], terms: Callable[..., Array], model: Params, pairs: toy.Pairs, key: Key, *, steps: int,
+    consistency: float, rows_per_step: int = 64,
+) -> Params:  # fmt: skip
+    """A judge ``{"model", "head"}`` that starts from a trained ``model`` and reads labelled pairs."""
 
     def loss(params, extras, batch):
-        prompts, won, lost = batch
-        both = score(params, jnp.tile(prompts, (2, 1)), jnp.concatenate([won, lost]), jnp.concatenate([lost, won]))
-        return reduce.scalars(verdict_loss(*jnp.split(both, 2), consistency=consistency).loss), {}
+        return reduce.scalars(terms(score, params, batch, consistency)), {}
 
-    first = {
-        "model": WORLD.policy.init(key),
-        "head": heads.init_head(preference_strings.WIDTH, key, scale=preference_strings.WIDTH**-0.5),
-    }
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(3e-3))
+    first = {"model": model, "head": heads.init_head(WIDTH, key, scale=WIDTH**-0.5)}
+    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(2e-3))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
     return offline.scan_steps(method, state, steps)[0].params
 
@@ -70,9 +85,26 @@ def accuracy(score: Callable[..., Array], judge: Params, key: Key) -> Metrics:
     return {"judge/accuracy": reduce.scalars(right, gap != 0), "judge/inconsistency": reduce.scalars(off)}
 
 
+def scalar(judge: Params, prompts: Array, responses: Array) -> Array:
+    """A Bradley-Terry reward at the last token, ``[N]``."""
+    rows = strings.whole(PRETRAINED, prompts, responses)
+    return heads.sequence_rewards(judge["head"], WORLD.policy.hidden(judge["model"], *rows), rows.segment_ids)
+
+
 def bradley_terry(judge: Params, prompts: Array, first: Array, second: Array) -> Array:
     """A scalar reward model as a pairwise score: it has no position to prefer."""
-    return preference_strings.reward_of(judge, prompts, first) - preference_strings.reward_of(judge, prompts, second)
+    return scalar(judge, prompts, first) - scalar(judge, prompts, second)
+
+
+def offset(prompts: Array) -> Array:
+    """A constant of each prompt within 3 of 0: Bradley-Terry leaves it open, so a scalar reward may have any.
+
+    >>> import jax.numpy as jnp
+    >>> [round(float(x), 3) for x in offset(jnp.array([[0, 0, 0, 0], [1, 2, 3, 0]]))]
+    [0.0, 0.827]
+    """
+    weights = jnp.asarray([1.0, 3.0, 5.0, 7.0])
+    return 3.0 * jnp.sin(2.3 * jnp.sum(prompts.astype(jnp.float32) * weights[None, :], axis=1))
 
 
 def anchor_response(prompts: Array) -> Array:
@@ -82,28 +114,43 @@ def anchor_response(prompts: Array) -> Array:
     return toy.FIRST + kind + 4 * (column % 5)
 
 
-KINDS = {  # name: score, weight of consistency
-    "bt": (bradley_terry, 0.0),
-    "generative": (generated, 1.0),
-    "no_consistency": (generated, 0.0),
-    "discriminative": (discriminated, 1.0),
+KINDS = {  # name: score, its loss, weight of consistency
+    "bt": (bradley_terry, scalar_terms, 0.0),
+    "generative": (generated, pairwise_terms, 1.0),
+    "no_consistency": (generated, pairwise_terms, 0.0),
+    "discriminative": (discriminated, pairwise_terms, 1.0),
 }
 
 
-@lru_cache(maxsize=4)
-def make_start(reference_steps: int, judge_steps: int):
-    """The reference and every judge, all from the same labels."""
+def make_judge(kind: str, *, steps: int, pretrained_steps: int, draw_pairs: Callable, behaviour: Callable) -> Callable:
+    """``(key) -> judge``: all kinds start from one model of the behaviour and read the same 8192 labels."""
+    score, terms, consistency = KINDS[kind]
+    base = strings.make_base(PRETRAINED, behaviour, steps=pretrained_steps)
+
+    def made(key):
+        labels = draw_pairs(jax.random.fold_in(key, 10), 8192)
+        sizes = {"steps": steps, "consistency": consistency}
+        return fit(score, terms, base(jax.random.fold_in(key, 19)), labels, jax.random.fold_in(key, 20), **sizes)
+
+    return made
+
+
+def labelled(key: Key, n: int) -> toy.Pairs:
+    """Pairs of the behaviour with a tenth of the labels flipped."""
+    return toy.draw_pairs(key, n, flip_rate=0.1)
+
+
+@lru_cache(maxsize=8)
+def make_start(kind: str, reference_steps: int, judge_steps: int):
+    """The reference, the head of a critic, and the arm's judge."""
     base = preference_strings.make_start(reference_steps=reference_steps)
+    judge = make_judge(
+        kind, steps=judge_steps, pretrained_steps=reference_steps, draw_pairs=labelled, behaviour=toy.draw_behaviour
+    )
 
     def init(key):
-        parts, labels = base(key), toy.draw_pairs(jax.random.fold_in(key, 10), 1024, flip_rate=0.1)
-        for k, (name, (score, c)) in enumerate(KINDS.items()):
-            own = jax.random.fold_in(key, 20 + k)
-            if name == "bt":
-                parts[name] = preference_strings.fit_reward(parts["reference"], labels, own, steps=judge_steps)
-            else:
-                parts[name] = fit(score, labels, own, steps=judge_steps, consistency=c)
-        return parts
+        value = heads.init_head(preference_strings.WIDTH, key)
+        return base(key) | {"judge": judge(key), "value": value}
 
     return init
 
@@ -118,6 +165,6 @@ def make_measure(judge: str):
         drawn = strings.sample(preference_strings.WORLD, params["policy"], prompts, jax.random.fold_in(key, 6))
         better = toy.gold_reward(prompts, drawn) > toy.gold_reward(prompts, anchor_response(prompts))
         found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
-        return found | accuracy(KINDS[judge][0], params[judge], jax.random.fold_in(key, 7))
+        return found | accuracy(KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))
 
     return measure

@@ -84,6 +84,14 @@ def separability(params: Params, pairs: toy.Pairs) -> Array:
     return probes.separability(jnp.concatenate(seen), jnp.arange(2 * n) < n, fold)
 
 
+def bag_separability(pairs: toy.Pairs) -> Array:
+    """``separability`` of a probe that sees only how often each token occurs: what surface features alone tell."""
+    counts = [jnp.sum(jax.nn.one_hot(y, toy.VOCABULARY, dtype=jnp.float32), axis=1) for y in pairs[1:]]
+    n = pairs.prompts.shape[0]
+    fold = jnp.tile(jnp.arange(n, dtype=jnp.int32) % 5, 2)
+    return probes.separability(jnp.concatenate(counts), jnp.arange(2 * n) < n, fold)
+
+
 @lru_cache(maxsize=8)
 def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
     """True reward on safe requests, unsafe ones that are answered, safe ones refused, and how separable the pairs are.
@@ -106,6 +114,13 @@ def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
             found[name] = requests.attack_success(bad, drawn)
         first = params | {"policy": params["reference"]}
         pairs, _ = make_pairs(256, source)(first, keys[6])
-        return found | {"pair/separability": separability(params["reference"], pairs)}
+        asked = requests.draw_prompts(keys[7], 256)
+        drawn = strings.sample(WORLD, params["policy"], asked, jax.random.fold_in(keys[7], 1))
+        logp = [strings.sum_logp(WORLD, params[name], asked, drawn) for name in ("policy", "reference")]
+        return found | {
+            "eval/kl": reduce.scalars(logp[0] - logp[1]),
+            "pair/separability": separability(params["reference"], pairs),
+            "pair/bag": bag_separability(pairs),
+        }
 
     return measure

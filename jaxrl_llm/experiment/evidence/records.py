@@ -122,12 +122,16 @@ def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str
     """The record with its claim judged by the present algebra, on the numbers that are there.
 
     Args:
-      reason: why the verdict is withdrawn; empty: it is not. What the parts say stays readable.
+      reason: why the verdict is withdrawn; empty: it is not. What the parts said stays readable and is not judged
+        again: the file may have other arms by now.
     """
-    stated = dataclasses.replace(found, d_star=getattr(module, "D_STAR", {}) | found.d_star)
-    claim = beds.examined(stated, module.claim(stated), getattr(module, "BED", None))
     if reason and is_old(record):
-        claim = claim._replace(verdict=verdicts.WITHDRAWN, bed=(reason, *claim.bed))
+        claim = read_claim(record)
+        others = tuple(problem for problem in claim.bed if problem != reason)
+        claim = claim._replace(verdict=verdicts.WITHDRAWN, bed=(reason, *others))
+    else:
+        stated = dataclasses.replace(found, d_star=getattr(module, "D_STAR", {}) | found.d_star)
+        claim = beds.examined(stated, module.claim(stated), getattr(module, "BED", None))
     return record | {"claim": plain_claim(claim), "instrument": record.get("instrument")}
 
 
@@ -152,7 +156,9 @@ def rejudge(root: pathlib.Path | None = None, *, only: tuple[str, ...] = ()) -> 
         else:
             again = judge_again(module, record, found, reasons.get(name, ""))
         save(again, path)
-        plots.plot(path.with_suffix(".png"), found, getattr(module, "CURVES", module.METRICS), title(again),
+        held = {curve for arm in found.arms.values() for curve in arm.curves}
+        shown = tuple(x for x in getattr(module, "CURVES", module.METRICS) if x in held or name not in reasons)
+        plots.plot(path.with_suffix(".png"), found, shown, title(again),
                    claim=read_claim(again), caption=caption(again))  # fmt: skip
         lines.append(f"{name}: {again['claim']['verdict']}")
     return lines

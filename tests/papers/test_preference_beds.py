@@ -1,0 +1,183 @@
+"""Beds of the preference family: puzzles with one solution, a ranker that learns from good examples, prompts by gap."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.analysis.parts import input_shift
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.preference import mpo, pairwise_rl, robust_rlhf, trpa
+from experiments.preference.parts import knights, noisy_ranker, pair_judges, pair_sources
+from jaxrl_llm.train import online
+
+RNG = np.random.default_rng(2)
+
+
+# --- knights and knaves
+
+
+@pytest.mark.parametrize("people", [2, 3, 4])
+def test_every_puzzle_has_one_solution_and_no_other_response_is_right(people):
+    prompts, roles = (x[:6] for x in knights.make_pool(people, False))
+    for prompt, wanted in zip(prompts, roles, strict=True):
+        found = []
+        for guess in itertools.product((knights.KNIGHT, knights.KNAVE), repeat=people):
+            true = []
+            for k in range(people):
+                kind, a, b = prompt[1 + 3 * k : 4 + 3 * k] - [0, knights.PERSON, knights.PERSON]
+                same = guess[a] == guess[b]
+                said = {knights.IS_KNIGHT: guess[a] == 0, knights.IS_KNAVE: guess[a] == 1, knights.SAME: same}
+                true.append(said.get(int(kind), not same))
+            if all(t == (g == knights.KNIGHT) for t, g in zip(true, guess, strict=True)):
+                found.append(guess)
+        assert found == [tuple(wanted[:people].tolist())]
+    guesses = jnp.asarray([[*g, *[0] * (4 - people)] for g in itertools.product((0, 1), repeat=people)], jnp.int32)
+    asked = jnp.tile(jnp.asarray(prompts[:1]), (guesses.shape[0], 1))
+    levels = knights.rule_levels(asked, knights.write(asked, guesses))
+    assert levels.tolist() == [1 if g == roles[0].tolist() else 2 for g in guesses.tolist()]
+
+
+def test_held_out_puzzles_are_no_training_puzzles():
+    for people in (2, 3, 4):
+        both = [{tuple(x) for x in knights.make_pool(people, side)[0].tolist()} for side in (False, True)]
+        assert both[0] and both[1] and not both[0] & both[1]
+    prompts, _ = knights.draw_puzzles(jax.random.key(0), 200, people=(2, 3))
+    share = (np.asarray(prompts)[:, 0] == knights.COUNT + 2).mean()
+    assert 0.35 < share < 0.65 and not (np.asarray(prompts)[:, 0] == knights.COUNT + 4).any()
+
+
+def test_levels_of_broken_responses():
+    asked = jnp.asarray([knights.encode([(knights.IS_KNAVE, 1, 1), (knights.SAME, 0, 1)])] * 4)
+    m, b, e = knights.MARK, knights.BLANK, knights.END
+    said = jnp.asarray([[m, 0, 1, e, e, e], [m, 1, 0, e, e, e], [m, b, 1, e, e, e], [b, 0, 1, e, e, e]])
+    assert knights.rule_levels(asked, said).tolist() == [1, 2, 3, 4]
+    assert knights.rule_levels(asked[:1], jnp.asarray([[m, 0, 1, 0, e, e]])).tolist() == [3]  # a role too many
+
+
+@pytest.mark.slow
+def test_the_region_acts_from_the_second_update_on():
+    """At the sampler its gradient is 0; where the policy has moved it pulls; two updates differ with and without it."""
+    small = {"base_steps": 1, "prompts_per_step": 2, "group_size": 4}
+
+    def after(region, updates):
+        plan = trpa.build(trpa.Settings(**small, region=region, updates=updates))
+        params = plan.init(jax.random.key(0))
+        method = plan.stages[0].method
+        state = online.init_state(method, params, jax.random.key(1), extras=strings.keep_reference(params, None))
+        return jax.jit(lambda s: online.iterate(method, s))(state)[0].params
+
+    def apart(a, b):
+        return max(float(jnp.max(jnp.abs(x - y))) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    # a step of Adam is as long for any gradient, so that what is 0 but for rounding is compared by a large weight
+    assert apart(after(0.0, 1), after(1e-3, 1)) < 1e-5
+    assert apart(after(0.0, 3), after(10.0, 3)) > 1e-5
+
+
+# --- CycleAlign
+
+
+def test_only_good_examples_help_the_ranker():
+    gold = jnp.asarray(RNG.normal(size=4), jnp.float32)
+    every = jnp.ones(4, bool)
+    found = [float(noisy_ranker.quality(gold[jnp.asarray(o)], every)) for o in itertools.permutations(range(4))]
+    assert sum(found) == pytest.approx(0.0, abs=1e-5) and max(found) == 1.0 and min(found) == -1.0
+    assert float(noisy_ranker.quality(gold, ~every)) == 0.0
+    fixed = np.concatenate([np.asarray(noisy_ranker.fixed_examples(jax.random.key(k))) for k in range(20)])
+    assert 0.2 < fixed.mean() < 0.9, "people rank better than chance and not perfectly"
+    spread = [float(noisy_ranker.deviation(jnp.asarray(x))) for x in ([0.0] * 3, [-1.0] * 3, [0.5] * 3, [1.0] * 3)]
+    assert spread[0] == spread[1] > spread[2] > spread[3] > 0
+
+
+# --- MPO
+
+
+def test_prompts_of_hard_pairs_are_drawn_again_and_again():
+    prompts = jnp.arange(5, dtype=jnp.int32)[:, None]
+    which = jnp.asarray([False, True, False, True, False])
+    assert mpo.first_of(which, prompts, 5)[:, 0].tolist() == [1, 3, 1, 3, 1]
+    assert mpo.first_of(which & ~which, prompts, 6)[:, 0].tolist() == [0, 1, 2, 3, 4, 0]
+    assert mpo.make_prompts("any") is None
+
+
+@pytest.mark.slow
+def test_ppo_draws_the_prompts_of_its_stage():
+    params = preference_strings.make_start(reference_steps=1, reward_steps=1)(jax.random.key(0))
+    wanted = jnp.asarray([[2, 1, 1, 1]], jnp.int32)
+    stage = preference_strings.ppo_stage(
+        preference_strings.proxy, steps=1, beta=0.1, learning_rate=1e-3, rollouts_per_step=8,
+        prompts=lambda params, key: jnp.tile(wanted, (1024, 1)),
+    )  # fmt: skip
+    extras = stage.extras(params, jax.random.key(1))
+    state = online.init_state(stage.method, params, jax.random.key(2), extras=extras)
+    drawn = online.begin(stage.method, state)
+    assert (drawn.trajectories.tokens[:, :4] == wanted).all()
+    rewards = stage.method.score(None, drawn.trajectories)
+    batch = stage.method.estimate(params, extras, drawn.trajectories, rewards)
+    # returns add up to the reward model's opinion less beta times the log ratio, which is 0 at the start
+    paid = preference_strings.proxy(params, *strings.responses_of(preference_strings.WORLD, drawn.trajectories))
+    first = np.asarray(batch.mask).argmax(1)
+    totals = np.asarray(batch.extras["returns"])[np.arange(8), first]
+    np.testing.assert_allclose(totals, paid, atol=1e-4)
+    after, _ = online.finish(stage.method, state, drawn, rewards)
+    moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), after.params, params)
+    assert max(jax.tree.leaves(moved["policy"])) > 0 and max(jax.tree.leaves(moved["value"])) > 0
+    assert max(jax.tree.leaves([moved["reference"], moved["reward"]])) == 0
+
+
+@pytest.mark.slow
+def test_the_reward_model_learns():
+    params = preference_strings.make_start(reference_steps=200, reward_steps=600)(jax.random.key(0))
+    found = preference_strings.reward_quality(params, jax.random.key(1))
+    assert float(found["rm/accuracy"]) > 0.8 and float(found["rm/correlation"]) > 0.4
+
+
+# --- pairwise judges
+
+
+def test_judges_start_from_one_model_and_offsets_cancel_against_an_anchor():
+    pairs, model = pair_judges.labelled(jax.random.key(0), 8), pair_judges.WORLD.policy.init(jax.random.key(1))
+    for score, terms, consistency in pair_judges.KINDS.values():
+        judge = pair_judges.fit(
+            score, terms, model, pairs, jax.random.key(2), steps=0, consistency=consistency, rows_per_step=4
+        )
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), judge["model"], model))
+    rows = pairs.prompts, pairs.chosen, pairs.rejected
+    offsets = pair_judges.offset(pairs.prompts)
+    assert float(jnp.std(offsets)) > 0.5
+    first, second = (pair_judges.scalar(judge, rows[0], x) + offsets for x in rows[1:])
+    np.testing.assert_allclose(first - second, pair_judges.bradley_terry(judge, *rows), atol=1e-5)
+    assert pairwise_rl.ARMS["bt"]["worth"] is None and "worth" not in pairwise_rl.ARMS["bt_anchored"]
+
+
+# --- VRPO, more is less, diversity
+
+
+def test_error_and_variance_of_gradients():
+    found, true = RNG.normal(size=(5, 3)), RNG.normal(size=3)
+    said = robust_rlhf.gradient_figures({"a": jnp.asarray(found, jnp.float32)}, {"a": jnp.asarray(true, jnp.float32)})
+    size = (true**2).sum()
+    assert float(said["table/mse"]) == pytest.approx(((found - true) ** 2).sum(1).mean() / size, rel=1e-4)
+    assert float(said["table/variance"]) == pytest.approx(found.var(0, ddof=1).sum() / size, rel=1e-4)
+
+
+def test_a_probe_on_bags_sees_habits_and_no_order():
+    plain = jnp.asarray(RNG.integers(4, 24, (60, toy.RESPONSE_TOKENS)), jnp.int32)
+    prompts = jnp.zeros((60, 4), jnp.int32)
+    habit = plain.at[:, 3].set(25)
+    assert float(pair_sources.bag_separability(toy.Pairs(prompts, habit, plain))) == 1.0
+    shuffled = toy.Pairs(prompts, plain[:, ::-1], plain)
+    assert abs(float(pair_sources.bag_separability(shuffled)) - 0.5) < 0.15
+
+
+def test_responses_that_say_the_same():
+    prompts = jnp.zeros((3, 4), jnp.int32)
+    said = jnp.asarray([[4, 5, 6, 31], [8, 9, 10, 7], [4, 8, 6, 7]], jnp.int32)  # good bad -, good bad -, good good -
+    assert input_shift.meanings(prompts, said).tolist() == [[1, 1], [1, 1], [2, 0]]
+    assert float(input_shift.apart(input_shift.meanings(prompts, said))) == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="no pairs"):
+        input_shift.apart(jnp.zeros((1, 2), jnp.int32))
