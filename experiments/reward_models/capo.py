@@ -5,9 +5,11 @@ Claim:     critics that name the wrong steps of a solution, put to a vote, turn 
            alone; voting makes up for critics that err; the outcome must weigh more than the penalty.
 Equations: r_t = C 1[right] - P w(step of t), C = 2, P = 1; w from V = 4 critiques: majority, unanimous, average; A_t =
            (r_t - mean) / std over all tokens of the group. outcome: P = 0. single: V = 1. equal: C = P = 1.
-           process_only: C = 0. careful: critics that never err.
+           process_only: C = 0. careful: critics that never err. Of all critiques one in ten cannot be read and has no
+           vote (outspoken: none).
 Left out:  language models as critics: an oracle of the steps whose every verdict is turned round with chance 0.2; C, P
-           and V are recalled from the paper, not read.
+           and V are recalled from the paper, not read. Chains only: of other problems the right steps are not known,
+           and --data for them is refused.
 Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only lowest, by answers
            with few steps.
 Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.
@@ -36,6 +38,7 @@ class Settings(recipes.OnlineSettings):
     vote: Callable = process.majority
     critics: int = 4
     error_rate: float = 0.2  # chance that a critic's verdict on a step is wrong
+    abstains: float = 0.1  # chance that a critique cannot be read and has no vote
     outcome: float = 2.0
     penalty: float = 1.0
 
@@ -55,6 +58,7 @@ ARMS = {
     "unanimous": {"vote": process.unanimous},
     "average": {"vote": process.average},
     "careful": {"error_rate": 0.0},
+    "outspoken": {"abstains": 0.0},
     "equal": {"outcome": 1.0},
     "process_only": {"outcome": 0.0},
 }
@@ -75,7 +79,8 @@ def build(settings: Settings) -> experiment.Plan:
         shape = (right.shape[0], settings.critics, most)
         errs = jax.random.uniform(key, shape) < settings.error_rate
         wrong = ((right < 0.5) & valid)[:, None, :] ^ (errs & valid[:, None, :])
-        flaws = settings.vote(wrong, jnp.ones(shape[:2], bool))
+        spoke = jax.random.uniform(jax.random.fold_in(key, 1), shape[:2]) >= settings.abstains
+        flaws = settings.vote(wrong, spoke)
         paid = process.credited(
             (rewards.value > 0.5) & rewards.valid,
             reader.over_steps(flaws, steps),

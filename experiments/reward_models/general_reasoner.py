@@ -4,13 +4,14 @@ Paper:     Ma et al., "General-Reasoner: Advancing LLM Reasoning Across All Doma
 Claim:     RL without supervised data works beyond mathematics when a small generative verifier with a chain of thought
            compares the answers; without the thought it is misled, and a rule misses right answers.
 Equations: R = -0.5 without an answer; [passed] (1 - 0.05 min(10, |tokens of the answer - tokens of the reference|));
-           GRPO. cot: the verifier writes the canonical form of both answers and compares; direct: it says yes or no at
-           once, from as many judged examples; no_length: without the price; rule: passed if the number is the same;
-           oracle: passed if it is right.
-Left out:  language models as verifiers (nets that read numbers), the data pipeline, KL of 1e-4.
-Expect:    eval/accuracy cot > direct > rule; eval/false_positives cot < direct.
+           GRPO on the problems that the model solves in 1 to 7 of 8 samples. cot: a decoder reads both numbers, writes
+           the canonical form of each and then its verdict; direct: the same decoder writes its verdict at once, from as
+           many judged examples; no_length: without the price; all_problems: none is left out; rule: passed if the
+           number is the same; oracle: passed if it is right.
+Left out:  a verifier of 1.5B parameters that reads any text, the data pipeline but for its last filter, KL of 1e-4.
+Expect:    eval/accuracy cot > direct > rule; judge/false_positives cot < direct.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
-           is first taught to write either; 8 seeds, equal rollouts.
+           is first taught to write either; each seed trains its verifier; equal rollouts.
 Run:       python -m experiments.reward_models.general_reasoner
 """
 
@@ -18,27 +19,30 @@ import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm import experiment
+from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.rewards import shaping
 
 
 def cot(settings):
-    return answer_judges.make_reasoning_judge(answer_judges.distilled_reasoner(settings.examples))
+    return answer_judges.make_generative(settings.examples, error_rate=0.0, worked=True, soft=False)
 
 
 def direct(settings):
-    return answer_judges.make_small_judge(answer_judges.distilled(settings.examples, 0.0), soft=False)
+    return answer_judges.make_generative(settings.examples, error_rate=0.0, worked=False, soft=False)
 
 
 def rule(settings):
-    return free_answers.exact
+    return answer_judges.without_fitting(free_answers.exact)
 
 
 def oracle(settings):
-    return free_answers.equivalent
+    return answer_judges.without_fitting(free_answers.equivalent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Settings(recipes.OnlineSettings):
     examples: int = 100_000  # that the verifier is distilled from
     length_weight: float = 0.05
     warm_steps: int = 0
+    filtered: bool = True  # problems of which all or none of 8 samples are right stay out
 
 
 EMBEDDED = {
@@ -66,11 +71,13 @@ ARMS = {
     "cot": {},
     "direct": {"compare": direct},
     "no_length": {"length_weight": 0.0},
+    "all_problems": {"filtered": False},
     "oracle": {"compare": oracle},
 }
 METHOD = "cot"
-METRICS = ("eval/accuracy", "eval/pass@2", "eval/false_positives", "reward/mean")
-CURVES = ("eval/accuracy", "eval/false_positives", "reward/mean", "policy/entropy", "eval/tokens")
+METRICS = ("eval/accuracy", "eval/pass@2", "judge/false_positives", "judge/accuracy", "reward/mean")
+CURVES = ("eval/accuracy", "judge/false_positives", "judge/accuracy", "reward/mean", "policy/entropy", "eval/tokens")
+BED = Bed(judges=(("cot", "judge/accuracy", 0.75),))
 
 
 def digits(numbers):
@@ -78,26 +85,40 @@ def digits(numbers):
     return 1.0 + sum((numbers >= 10**k).astype(jnp.float32) for k in (1, 2, 3))
 
 
+def mixed(rates: np.ndarray) -> np.ndarray:
+    """Which problems have right and wrong samples; all of them where none has.
+
+    >>> mixed(np.array([0.0, 0.5, 1.0])).tolist(), mixed(np.array([0.0, 1.0])).tolist()
+    ([False, True, False], [True, True])
+    """
+    found = (rates > 0) & (rates < 1)
+    return found if found.any() else np.ones(rates.shape, bool)
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the arm's verifier."""
     free, verifier = free_answers.make_free(settings), settings.compare(settings)
 
-    def judge(value, answered, answers):
+    def worth(said, value, answered, answers):
         return shaping.verified_rewards(
-            verifier(value, answered, answers).astype(jnp.float32) > 0.5,
+            said > 0.5,
             answered,
             jnp.where(answered, digits(value), 0.0),
             digits(answers["reference"]),
             length_weight=settings.length_weight,
         )
 
-    online = curricula.make_grpo(settings, free.bench, score=free_answers.make_score(free, judge))
-    stages = [
-        free_answers.warm_stage(settings, steps=settings.warm_steps),
-        experiment.Stage(online, settings.steps),
-    ]
+    slots = {}
+    if settings.filtered:
+        rows = np.arange(settings.train_problems)
+        rates = curricula.sample_pass_rates(free.bench, settings, rows, samples=8)
+        slots["sampler"] = curricula.make_chosen(mixed(rates), "solved in some and not in all of its samples")
+    stage = answer_judges.judged_stage(
+        settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth, **slots
+    )
+    stages = [free_answers.warm_stage(settings, steps=settings.warm_steps), stage]
     plan = curricula.make_plan(settings, free.bench, stages)
-    return plan._replace(measure=free_answers.make_measure(settings, answer_judges.make_false_positives(verifier)))
+    return plan._replace(measure=free_answers.make_measure(settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -106,7 +127,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "cot", "direct"),
         experiment.greater(results, "eval/accuracy", "direct", "rule"),
-        experiment.smaller(results, "eval/false_positives", "cot", "direct"),
+        experiment.smaller(results, "judge/false_positives", "cot", "direct"),
     )
 
 

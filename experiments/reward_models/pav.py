@@ -6,21 +6,26 @@ Claim:     a step should be rewarded by how much it raises a prover's chance of 
            chance itself as a reward makes solutions longer.
 Equations: Q(prefix) = P(the prover completes it rightly), by a head on the base model's hidden states fitted to
            completions; A_h = Q_h - Q_{h-1}; best of K: 1 - (1 - Q)^K; reward alpha A_h at the end of step h, 1 for a
-           right answer at the end; PPO with a value head, lambda = 1. pav: K = 4, pav_1, pav_32: others. chance: alpha
-           Q_h. outcome: alpha = 0.
-Left out:  search with the verifier, provers that are other models, KL, prefixes chosen by the first mistake; alpha is 1
-           where the paper has about 5 for larger models.
-Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1 and pav > pav_32; eval/steps
-           chance > outcome.
-Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts (the verifier's own completions apart).
+           right answer at the end; PPO with a value head, lambda = 1. pav: K = 4, pav_1, pav_32: others. weak: the
+           prover samples at temperature 1.6; strong: it was taught right solutions first. chance: alpha Q_h. outcome:
+           alpha = 0; low, high: 0.3, 3. search: no training; beams of two prefixes, each continued by four steps, the
+           best by Q go on, against the best of eight whole samples by the same head.
+Left out:  provers of other families, KL, prefixes chosen by the first mistake; alpha is 1 where the paper has about 5
+           for larger models.
+Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1, > pav_32, > weak and > strong;
+           eval/steps chance > outcome; search/gain, beam search less best of samples, above 0.
+Measure:   held-out chains of 3 and 4 operations; each seed has its own verifier; equal rollouts (the verifier's own
+           completions apart).
 Run:       python -m experiments.reward_models.pav
 """
 
 import dataclasses
 from collections.abc import Callable
 
-from experiments.reward_models.parts import progress_verifier, step_labels
-from experiments.reward_models.parts.progress_verifier import make_progress
+import jax
+
+from experiments.reward_models.parts import progress_verifier, step_labels, step_search
+from experiments.reward_models.parts.progress_verifier import Prover, make_progress
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
 from jaxrl_llm.experiment import curricula, recipes
@@ -36,6 +41,9 @@ class Settings(recipes.OnlineSettings):
     alpha: float = 5.0
     verified_prompts: int = 512  # whose prefixes the verifier learns
     completions: int = 20
+    prover: Prover = progress_verifier.BASE
+    stages: int = 1  # 0: the base searches with the verifier
+    searched: int = 64  # problems
 
 
 EMBEDDED = {
@@ -46,6 +54,7 @@ EMBEDDED = {
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 2, "verified_prompts": 4, "completions": 2,
+    "searched": 2,
 }  # fmt: skip
 ARMS = {
     "outcome": {"of_steps": progress_verifier.no_process},
@@ -53,7 +62,13 @@ ARMS = {
     "pav_1": {"of_steps": make_progress(1)},
     "pav_32": {"of_steps": make_progress(32)},
     "chance": {"of_steps": progress_verifier.success_itself},
+    "weak": {"prover": progress_verifier.WEAK},
+    "strong": {"prover": progress_verifier.STRONG},
+    "low": {"alpha": 0.3},
+    "high": {"alpha": 3.0},
+    "search": {"stages": 0},
 }
+METHOD = "pav"
 METRICS = ("eval/accuracy", "eval/steps", "eval/right_steps", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
@@ -62,20 +77,32 @@ def build(settings: Settings) -> experiment.Plan:
     """The verifier from completions of the base model, then PPO on outcome and progress."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     most = settings.max_new_tokens // 4
-    verifier = progress_verifier.train_verifier(
-        settings, prompts=settings.verified_prompts, completions=settings.completions, most=max(settings.levels or (4,))
-    )
+    fit = progress_verifier.make_verifier(
+        settings, prompts=settings.verified_prompts, completions=settings.completions,
+        most=max(settings.levels or (4,)), prover=settings.prover,
+    )  # fmt: skip
 
     def token_rewards(params, extras, rows, rewards):
         steps, _ = step_labels.label(stepped, rows)
-        chances = progress_verifier.step_success(found, verifier, rows, steps, most=most)
+        chances = progress_verifier.step_success(found, extras["verifier"], rows, steps, most=most)
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards)
-    stages = [experiment.Stage(online, settings.steps)]
-    plan = curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
-    return recipes.with_heads(found, plan, value=1)
+    stage = experiment.Stage(online, settings.steps, lambda params, key: {"verifier": fit(key)})
+    plan = curricula.make_plan(settings, found, [stage] * settings.stages, more=step_labels.make_figures(settings))
+    plan = recipes.with_heads(found, plan, value=1)
+    if settings.stages:
+        return plan
+    search = step_search.make_figures(
+        found, separator=stepped.separator, problems=settings.searched, new_tokens=settings.max_new_tokens
+    )
+
+    def measure(params, key):
+        verifier = fit(jax.random.fold_in(key, 50))
+        return plan.measure(params, key) | search(verifier, params["model"], jax.random.fold_in(key, 51))
+
+    return plan._replace(measure=measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -87,6 +114,9 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/accuracy", "pav", "outcome", step=half),
         experiment.greater(results, "eval/accuracy", "pav", "pav_1"),
         experiment.greater(results, "eval/accuracy", "pav", "pav_32"),
+        experiment.greater(results, "eval/accuracy", "pav", "weak"),
+        experiment.greater(results, "eval/accuracy", "pav", "strong"),
+        experiment.above(results, "search/gain", "search", 0.0),
         experiment.greater(results, "eval/steps", "chance", "outcome"),
     )
 

@@ -7,6 +7,7 @@ from jaxrl_llm.experiment.claims import (
     below,
     close,
     conclude,
+    gains_more,
     greater,
     grows_more,
     smaller,
@@ -18,6 +19,7 @@ from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
-    "ArmResult", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude", "greater",
+    "ArmResult", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude", "gains_more",
+    "greater",
     "grows_more", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

@@ -192,6 +192,14 @@ def grows_more(results: Results, metric: str, arm: str, than: str, *, start: int
     return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
 
 
+def gains_more(results: Results, metric: str, other: str, arm: str, than: str, *, step=None) -> Part:
+    """``arm`` is ahead of ``than`` by more in ``metric`` than in the metric ``other``: differences of differences."""
+    pairs = [_paired(results, name, (arm, than), (step, step)) for name in (metric, other)]
+    (a, b, diverged, planned), (c, d, _, _) = pairs
+    text = f"{metric}{_at(step)}, ({arm} - {than}) less that of {other} > 0"
+    return _made(results, text, metric, arm, than, (a - b) - (c - d), diverged=diverged, planned=planned)
+
+
 def steadier(results: Results, metric: str, arm: str, than: str, *, step=None) -> Part:
     """``metric`` of ``arm`` varies less over seeds than that of ``than``: smaller distances to the arm's own median.
 

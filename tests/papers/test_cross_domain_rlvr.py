@@ -1,5 +1,6 @@
-"""Soft judgements, normalisation over the batch, and a small judge distilled from a large one."""
+"""Soft judgements, normalisation over the batch, and a small generative judge distilled from a large one."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,10 @@ from jaxrl_llm.advantages import group
 
 
 def test_worked_soft_judgements():
-    yes, no, judged = jnp.full(3, 0.7), jnp.full(3, 0.2), jnp.array([0, 1, 2])
-    np.testing.assert_allclose(answer_judges.soft_judgement(yes, no, judged), [0.7, 0.8, 0.0], atol=1e-6)
-    both = answer_judges.soft_judgement(yes, no, judged, renormalise=True)
-    np.testing.assert_allclose(both, [0.7778, 0.7778, 0.0], atol=1e-4)
+    yes, no = jnp.array([0.7, 0.2, 0.3]), jnp.array([0.2, 0.7, 0.3])
+    np.testing.assert_allclose(answer_judges.soft_judgement(yes, no), [0.7, 0.3, 0.0], atol=1e-6)
+    both = answer_judges.soft_judgement(yes, no, renormalise=True)
+    np.testing.assert_allclose(both, [7 / 9, 2 / 9, 0.0], atol=1e-4)
 
 
 def test_worked_normalisation():
@@ -21,35 +22,47 @@ def test_worked_normalisation():
     assert not group.batch_whitened(jnp.full(4, 0.3)).any()
 
 
-def _cases():
-    pairs, truth = answer_judges.judged_pairs(np.random.default_rng(9), 3000, 0.0)
-    answers = {
-        "reference": jnp.asarray(pairs[:, 1], jnp.int32),
-        "modulus": jnp.asarray(pairs[:, 2], jnp.int32),
-        "value": jnp.asarray(pairs[:, 1] % pairs[:, 2], jnp.int32),
-    }
-    return jnp.asarray(pairs[:, 0], jnp.int32), jnp.ones(3000, bool), answers, truth
+def cases():
+    """``(value, answered, answers, truth)`` of 1000 judgements."""
+    pairs, truth = answer_judges.draw_judgements(jax.random.key(9), 1000, error_rate=0.0)
+    answers = {"reference": pairs[:, 1], "modulus": pairs[:, 2], "value": pairs[:, 1] % pairs[:, 2]}
+    return pairs[:, 0], jnp.ones(1000, bool), answers, np.asarray(truth)
 
 
-def test_judges_from_exact_to_distilled():
-    value, answered, answers, truth = _cases()
+def test_the_large_judge_errs_on_the_same_questions():
+    value, answered, answers, truth = cases()
     assert free_answers.equivalent(value, answered, answers).tolist() == truth.tolist()
-    large = np.asarray(answer_judges.make_large_judge(0.05)(value, answered, answers)) > 0.5
+    large = np.asarray(answer_judges.large_judge(0.05)(value, answered, answers)) > 0.5
     assert (large == truth).mean() == pytest.approx(0.95, abs=0.03)
-    again = np.asarray(answer_judges.make_large_judge(0.05)(value, answered, answers)) > 0.5
-    assert (large == again).all()  # the same question gets the same verdict
-    small = answer_judges.make_small_judge(answer_judges.distilled(1500, 0.05), soft=False)(value, answered, answers)
+    again = np.asarray(answer_judges.large_judge(0.05)(value, answered, answers)) > 0.5
+    assert (large == again).all()
+
+
+@pytest.mark.slow
+def test_a_distilled_judge_sees_what_the_rule_misses():
+    value, answered, answers, truth = cases()
+    small = answer_judges.make_generative(2000, error_rate=0.05, worked=False, soft=True)
+    net = small.fit(jax.random.key(1))
+    said = np.asarray(small.judge(net, value, answered, answers))
     exact = np.asarray(free_answers.exact(value, answered, answers))
-    assert ((np.asarray(small) > 0.5) == truth).mean() > (exact == truth).mean() + 0.05
-    assert not answer_judges.make_small_judge(answer_judges.distilled(1500, 0.05), soft=True)(
-        value, ~answered, answers
-    ).any()
+    assert ((said > 0.5) == truth).mean() > (exact == truth).mean() + 0.02
+    assert 0 <= said.min() and said.max() <= 1 and len(np.unique(said.round(3))) > 10
+    assert not small.judge(net, value, ~answered, answers).any()
 
 
-def test_pairs_are_of_all_qualities():
-    pairs, truth = answer_judges.judged_pairs(np.random.default_rng(0), 4000, 0.0)
-    assert 0.5 < truth.mean() < 0.7
-    same = pairs[:, 0] == pairs[:, 1]
-    assert 0.35 < same[truth].mean() < 0.65  # half of the right answers stand in the other form
-    _, noisy = answer_judges.judged_pairs(np.random.default_rng(0), 4000, 0.1)
+def test_pairs_are_of_all_qualities_and_logs_say_what_they_mean():
+    pairs, truth = answer_judges.draw_judgements(jax.random.key(0), 4000, error_rate=0.0)
+    found = np.asarray(pairs)
+    assert (((found[:, 0] - found[:, 1]) % found[:, 2] == 0) == np.asarray(truth)).all()
+    assert 0.5 < truth.mean() < 0.7 and (found[:, :2] < 2 * found[:, 2:]).all() and found.min() == 0
+    same = (found[:, 0] == found[:, 1])[np.asarray(truth)]
+    assert 0.35 < same.mean() < 0.65  # half of the right answers stand in the other form
+    _, noisy = answer_judges.draw_judgements(jax.random.key(0), 4000, error_rate=0.1)
     assert (noisy != truth).mean() == pytest.approx(0.1, abs=0.02)
+    prompts, said = answer_judges.draw_log(jax.random.key(1), 500, error_rate=0.0, worked=True)
+    forms = np.asarray(said)[:, :4]
+    yes, no = (np.asarray(said)[:, 4] == word for word in (answer_judges.YES, answer_judges.NO))
+    assert (forms[yes][:, :2] == forms[yes][:, 2:]).all() and (forms[no][:, :2] != forms[no][:, 2:]).any(1).all()
+    assert 0.9 < (yes | no).mean() < 1 and prompts.shape == (500, 5)
+    _, short = answer_judges.draw_log(jax.random.key(1), 500, error_rate=0.0, worked=False)
+    assert (short[:, 0] == said[:, 4]).all()

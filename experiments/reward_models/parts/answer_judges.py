@@ -1,71 +1,161 @@
-"""Judges of free answers: a large one that errs now and then, small ones distilled from it, with reasoning and without.
+"""Judges of free answers: a large one that errs now and then, and generative ones that read and write token strings.
 
-A judge is ``(value, answered, answers) -> [B]``, see ``free_answers``.
+A generative verifier is a small decoder. It reads modulus, answer and reference digit by digit and writes its verdict,
+at once or behind its work, the canonical form of both numbers. It is trained on the log of another judge, with a key of
+the run's own: every seed has its own verifier.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import strings
 from experiments.reward_models.parts import free_answers
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.experiment import curricula
+from jaxrl_llm.experiment.recipes import OnlineSettings
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params
 
-YES, NO, OTHER = 0, 1, 2  # what a distilled judge may say; OTHER cannot be read
+KINDS = 10  # token of the first modulus; digits are their own tokens
+YES, NO, ODD = range(KINDS + len(chain.MODULI), KINDS + len(chain.MODULI) + 3)  # ODD is no verdict and cannot be read
+VOCABULARY, PROMPT_TOKENS, WORK_TOKENS = ODD + 1, 5, 4
+WORKED = strings.make_world(VOCABULARY, PROMPT_TOKENS, WORK_TOKENS + 1, width=48, layers=2, heads=3)
+DIRECT = WORKED._replace(response_tokens=1)
+SHOWN = 99  # the largest number that two digits show; larger ones are cut to it
 
 
-def judged_pairs(rng: np.random.Generator, count: int, error_rate: float) -> tuple[np.ndarray, np.ndarray]:
+class Verifier(NamedTuple):
+    """``fit(key) -> net`` is called once a seed; ``judge(net, value, answered, answers) -> [B]`` in [0, 1]."""
+
+    fit: Callable[[Key], Params]
+    judge: Callable[[Params, Array, Array, dict[str, Array]], Array]
+
+
+def without_fitting(judge: Callable[..., Array]) -> Verifier:
+    """A rule, or the truth, as a verifier."""
+    return Verifier(
+        lambda key: {"none": jnp.zeros((1,), jnp.float32)}, lambda net, *rest: judge(*rest).astype(jnp.float32)
+    )
+
+
+def draw_judgements(key: Key, n: int, *, error_rate: float) -> tuple[Int[Array, "N 3"], Bool[Array, " N"]]:
     """``(answer, reference, modulus) [N, 3]`` of all qualities, and a judge's verdicts, wrong at the given rate."""
-    modulus = rng.choice(chain.MODULI, count)
-    value = rng.integers(0, modulus)
-    reference = value + modulus * rng.integers(0, 2, count)
-    right = rng.random(count) < 0.5
-    other = np.where(right, value, rng.integers(0, modulus)) + modulus * rng.integers(0, 2, count)
-    truth = (other - reference) % modulus == 0
-    return np.stack([other, reference, modulus], axis=1), truth ^ (rng.random(count) < error_rate)
+    keys = jax.random.split(key, 6)
+    modulus = jnp.asarray(chain.MODULI, jnp.int32)[jax.random.randint(keys[0], (n,), 0, len(chain.MODULI))]
+    numbers = jax.random.randint(keys[1], (n, 2), 0, 1 << 20, jnp.int32) % modulus[:, None]
+    coins = jax.random.bernoulli(keys[2], 0.5, (3, n))
+    reference = numbers[:, 0] + modulus * coins[0]
+    answer = jnp.where(coins[1], numbers[:, 0], numbers[:, 1]) + modulus * coins[2]
+    truth = (answer - reference) % modulus == 0
+    wrong = jax.random.bernoulli(keys[3], error_rate, (n,))
+    return jnp.stack([answer, reference, modulus], axis=1), truth ^ wrong
 
 
-def pair_features(pairs: Int[Array, "B 3"]) -> Float[Array, "B F"]:
-    """One-hot answer and reference (to 31) and modulus; what is larger is its own kind."""
-    parts = [jax.nn.one_hot(jnp.clip(pairs[:, k], 0, 32), 33) for k in (0, 1)]
-    kinds = jnp.asarray(chain.MODULI, jnp.int32)
-    return jnp.concatenate([*parts, (pairs[:, 2:] == kinds[None, :]).astype(jnp.float32)], axis=1)
+def _digits(numbers: Int[Array, " N"]) -> Int[Array, "N 2"]:
+    shown = jnp.clip(numbers, 0, SHOWN)
+    return jnp.stack([shown // 10, shown % 10], axis=1)
 
 
-def init_net(key: Key, inputs: int, outputs: int, hidden: int = 64) -> Params:
-    """Two layers."""
-    first, second = jax.random.split(key)
-    return {
-        "in": jax.random.normal(first, (inputs, hidden)) * inputs**-0.5,
-        "out": jax.random.normal(second, (hidden, outputs)) * hidden**-0.5,
-    }
+def question(pairs: Int[Array, "N 3"]) -> Int[Array, "N 5"]:
+    """What the verifier reads: the modulus, the answer and the reference.
+
+    >>> question(jnp.array([[13, 2, 11]])).tolist() == [[KINDS + 2, 1, 3, 0, 2]]
+    True
+    """
+    kind = jnp.argmax(pairs[:, 2:] == jnp.asarray(chain.MODULI, jnp.int32)[None, :], axis=1).astype(jnp.int32)
+    return jnp.concatenate([KINDS + kind[:, None], _digits(pairs[:, 0]), _digits(pairs[:, 1])], axis=1)
 
 
-def apply_net(net: Params, features: Float[Array, "B F"]) -> Float[Array, "B K"]:
-    """Logits."""
-    return jnp.tanh(features @ net["in"]) @ net["out"]
+def work(pairs: Int[Array, "N 3"]) -> Int[Array, "N 4"]:
+    """The canonical forms of answer and reference, two digits each.
+
+    >>> work(jnp.array([[13, 2, 11]])).tolist()
+    [[0, 2, 0, 2]]
+    """
+    return jnp.concatenate([_digits(pairs[:, k] % pairs[:, 2]) for k in (0, 1)], axis=1)
 
 
-def fit_net(net: Params, loss: Callable[[Params], Array], *, steps: int, learning_rate: float = 0.01) -> Params:
-    """Full-batch Adam."""
-    tx = optax.adam(learning_rate)
+def draw_log(key: Key, n: int, *, error_rate: float, worked: bool) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+    """A judge's log as text to imitate; 3 % of the verdicts cannot be read.
 
-    def step(carry: Any, _: None):
-        net, state = carry
-        with jax.numpy_dtype_promotion("standard"):  # optimisers mix weak integers and floats
-            updates, state = tx.update(jax.grad(loss)(net), state)
-        return (jax.tree.map(jnp.add, net, updates), state), None
-
-    return jax.jit(lambda c: jax.lax.scan(step, c, None, steps)[0][0])((net, tx.init(net)))
+    With work the verdict follows from the work, which is right but for ``error_rate`` of the verdicts.
+    """
+    pairs, verdict = draw_judgements(jax.random.fold_in(key, 0), n, error_rate=error_rate)
+    odd = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.03, (n,))
+    said = jnp.where(odd, ODD, jnp.where(verdict, YES, NO)).astype(jnp.int32)[:, None]
+    return question(pairs), jnp.concatenate([work(pairs), said], axis=1) if worked else said
 
 
-def make_large_judge(error_rate: float) -> Callable[..., Array]:
+def verdicts(
+    net: Params, pairs: Int[Array, "N 3"], *, worked: bool
+) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, "N W"]]:
+    """``(P(yes), P(no), what was written before)``: the work is written greedily, the verdict is not drawn."""
+    world, prompts = (WORKED, question(pairs)) if worked else (DIRECT, question(pairs))
+    written = jnp.zeros((pairs.shape[0], 0), jnp.int32)
+    if worked:
+        written = strings.sample(world, net, prompts, jax.random.key(0), temperature=0.0)[:, :WORK_TOKENS]
+    chances = []
+    for word in (YES, NO):
+        said = jnp.concatenate([written, jnp.full((pairs.shape[0], 1), word, jnp.int32)], axis=1)
+        chances.append(jnp.exp(strings.token_logp(world, net, prompts, said)[:, -1]))
+    return *chances, written
+
+
+def soft_judgement(yes: Float[Array, " B"], no: Float[Array, " B"], *, renormalise: bool = False) -> Float[Array, " B"]:
+    """``P(yes)`` where the judge says yes, ``1 - P(no)`` where it says no, 0 where it says neither (the likeliest).
+
+    Args:
+      renormalise: over the two words only; then both are ``P(yes)``.
+
+    From "Crossing the Reward Bridge: Expanding RL with Verifiable Rewards Across Diverse Domains", arXiv:2503.23829,
+    section 3.
+
+    >>> import jax.numpy as jnp
+    >>> both = jnp.array([0.7, 0.2, 0.1]), jnp.array([0.2, 0.7, 0.1])
+    >>> [[f"{x:.3f}" for x in soft_judgement(*both, renormalise=r)] for r in (False, True)]
+    [['0.700', '0.300', '0.000'], ['0.778', '0.222', '0.000']]
+    """
+    rest = 1.0 - yes - no
+    says_yes, says_no = (yes >= no) & (yes >= rest), (no > yes) & (no >= rest)
+    if renormalise:
+        both = jnp.maximum(yes + no, 1e-9)
+        yes, no = yes / both, no / both
+    return jnp.where(says_yes, yes, jnp.where(says_no, 1.0 - no, 0.0))
+
+
+def _pairs(value: Array, answers: dict[str, Array]) -> Array:
+    return jnp.stack([value, answers["reference"], answers["modulus"]], axis=1)
+
+
+def make_generative(examples: int, *, error_rate: float, worked: bool, soft: bool, steps: int = 400) -> Verifier:
+    """A verifier that imitates the log of a judge, by its word or by how sure it is.
+
+    Args:
+      worked: it writes both canonical forms first.
+
+    From "General-Reasoner: Advancing LLM Reasoning Across All Domains", arXiv:2505.14652, section 3 (with work), and
+    "Crossing the Reward Bridge", arXiv:2503.23829, section 3 (soft). Differs from both papers in the size of the
+    verifier, a decoder of some thirty thousand parameters, and in its log, which a script writes.
+    """
+    world = WORKED if worked else DIRECT
+
+    def draw(key, n):
+        return draw_log(key, n, error_rate=error_rate, worked=worked)
+
+    def judge(net, value, answered, answers):
+        yes, no, _ = verdicts(net, _pairs(value, answers), worked=worked)
+        said = soft_judgement(yes, no)
+        return jnp.where(answered, said if soft else (said > 0.5).astype(jnp.float32), 0.0)
+
+    return Verifier(strings.make_base(world, draw, steps=steps, table=examples), judge)
+
+
+def large_judge(error_rate: float) -> Callable[..., Array]:
     """The truth, but for a fixed share of (answer, reference, modulus) on which it is wrong."""
 
     def judge(value, answered, answers):
@@ -77,106 +167,46 @@ def make_large_judge(error_rate: float) -> Callable[..., Array]:
     return judge
 
 
-def soft_judgement(
-    yes: Float[Array, " B"], no: Float[Array, " B"], judged: Int[Array, " B"], *, renormalise: bool = False
-) -> Float[Array, " B"]:
-    """``P(yes)`` where the judge says yes, ``1 - P(no)`` where it says no, 0 where it says neither.
-
-    Args:
-      renormalise: over the two words only; then both are ``P(yes)``.
-
-    From "Crossing the Reward Bridge: Expanding RL with Verifiable Rewards Across Diverse Domains", arXiv:2503.23829,
-    section 3.
+def agreement(passed: Bool[Array, " B"], right: Bool[Array, " B"]) -> dict[str, Array]:
+    """``judge/accuracy``, and of what passes the share that is wrong, ``judge/false_positives`` (0 where none does).
 
     >>> import jax.numpy as jnp
-    >>> half = jnp.array([0.7, 0.7]), jnp.array([0.2, 0.2]), jnp.array([YES, NO])
-    >>> [f"{x:.3f}" for x in (*soft_judgement(*half), *soft_judgement(*half, renormalise=True))]
-    ['0.700', '0.800', '0.778', '0.778']
+    >>> found = agreement(jnp.array([True, True, False, False]), jnp.array([True, False, False, True]))
+    >>> {k: float(v) for k, v in found.items()}
+    {'judge/accuracy': 0.5, 'judge/false_positives': 0.5}
     """
-    if renormalise:
-        both = jnp.maximum(yes + no, 1e-9)
-        yes, no = yes / both, no / both
-    return jnp.where(judged == YES, yes, jnp.where(judged == NO, 1.0 - no, 0.0))
+    count = jnp.maximum(jnp.sum(passed.astype(jnp.float32)), 1.0)
+    return {
+        "judge/accuracy": jnp.sum((passed == right).astype(jnp.float32)) / passed.shape[0],
+        "judge/false_positives": jnp.sum((passed & ~right).astype(jnp.float32)) / count,
+    }
 
 
-@lru_cache(maxsize=8)
-def distilled(examples: int, error_rate: float, steps: int = 300, seed: int = 0) -> Params:
-    """A net that imitates a judge's verdicts on logged answers; 3 % of the log cannot be read."""
-    rng = np.random.default_rng(seed)
-    pairs, verdict = judged_pairs(rng, examples, error_rate)
-    said = np.where(rng.random(examples) < 0.03, OTHER, np.where(verdict, YES, NO))
-    features, said = pair_features(jnp.asarray(pairs, jnp.int32)), jnp.asarray(said, jnp.int32)
+def judged_stage(
+    settings: OnlineSettings, free: free_answers.FreeBench, verifier: Verifier, *, advantages: Callable[..., Array],
+    worth: Callable[..., Array] | None = None, **slots: Any,
+) -> Stage:  # fmt: skip
+    """GRPO's loss on what a verifier of the seed's own says; ``reward/mean`` of its curves is the truth.
 
-    def loss(net):
-        logp = jax.nn.log_softmax(apply_net(net, features))
-        return -jnp.sum(jnp.take_along_axis(logp, said[:, None], axis=1)) / examples
-
-    return fit_net(init_net(jax.random.key(seed), features.shape[1], 3), loss, steps=steps)
-
-
-def _pairs(value: Array, answers: dict[str, Array]) -> Array:
-    return jnp.stack([value, answers["reference"], answers["modulus"]], axis=1)
-
-
-def make_small_judge(net: Params, *, soft: bool) -> Callable[..., Array]:
-    """The distilled judge, by its word or by how sure it is."""
-
-    def judge(value, answered, answers):
-        chances = jax.nn.softmax(apply_net(net, pair_features(_pairs(value, answers))))
-        judged = jnp.argmax(chances, axis=1).astype(jnp.int32)
-        reward = (
-            soft_judgement(chances[:, YES], chances[:, NO], judged) if soft else (judged == YES).astype(jnp.float32)
-        )
-        return jnp.where(answered, reward, 0.0)
-
-    return judge
-
-
-def number_features(numbers: Int[Array, " B"], modulus: Int[Array, " B"]) -> Float[Array, "B F"]:
-    """One-hot number (to 31) within its modulus."""
-    kind = jnp.argmax(modulus[:, None] == jnp.asarray(chain.MODULI, jnp.int32)[None, :], axis=1)
-    return jax.nn.one_hot(kind * 33 + jnp.clip(numbers, 0, 32), 33 * len(chain.MODULI))
-
-
-@lru_cache(maxsize=8)
-def distilled_reasoner(examples: int, steps: int = 300, seed: int = 0) -> Params:
-    """A net that names the canonical form of one number; the written work of a strong judge is its data."""
-    pairs, _ = judged_pairs(np.random.default_rng(seed), examples, 0.0)
-    numbers, modulus = (jnp.asarray(np.concatenate(x), jnp.int32) for x in
-                        ((pairs[:, 0], pairs[:, 1]), (pairs[:, 2], pairs[:, 2])))  # fmt: skip
-    features, residue = number_features(numbers, modulus), numbers % modulus
-
-    def loss(net):
-        logp = jax.nn.log_softmax(apply_net(net, features))
-        return -jnp.sum(jnp.take_along_axis(logp, residue[:, None], axis=1)) / (2 * examples)
-
-    return fit_net(init_net(jax.random.key(seed), features.shape[1], max(chain.MODULI)), loss, steps=steps)
-
-
-def make_reasoning_judge(net: Params) -> Callable[..., Array]:
-    """Writes the canonical form of answer and of reference, then compares: yes where they are the same.
-
-    From "General-Reasoner: Advancing LLM Reasoning Across All Domains", arXiv:2505.14652, section 3.
+    Args:
+      worth: ``(said, value, answered, answers) -> [B]`` the reward; default: what the verifier says.
     """
+    policy = free.bench.model.policy
 
-    def judge(value, answered, answers):
-        forms = [
-            jnp.argmax(apply_net(net, number_features(x, answers["modulus"])), axis=1)
-            for x in (value, answers["reference"])
-        ]
-        return ((forms[0] == forms[1]) & answered).astype(jnp.float32)
+    def estimate(params, extras, rows, rewards):
+        answers = jax.tree.map(lambda x: x[rows.problem_ids], free.bench.train.answers)
+        read = free.read(rows)
+        said = jax.lax.stop_gradient(verifier.judge(extras["verifier"], *read, answers))
+        value = said if worth is None else worth(said, *read, answers)
+        right = free_answers.equivalent(*read, answers)
+        inner = builders.make_estimate(
+            policy, builders.per_response(advantages), temperature=settings.temperature,
+            row_extras=lambda extras, rows, rewards: {"passed": said > 0.5, "right": right},
+        )  # fmt: skip
+        return inner(params, extras, rows, rewards._replace(value=value))
 
-    return judge
-
-
-def make_false_positives(judge: Callable[..., Array]):
-    """``eval/false_positives``: of what the judge accepts, the share that is wrong. A ``more`` of ``make_measure``."""
-
-    def figures(read, rows, answers):
-        value, answered = read(rows)
-        passed = judge(value, answered, answers).astype(jnp.float32) > 0.5
-        wrong = passed & ~free_answers.equivalent(value, answered, answers)
-        count = jnp.maximum(jnp.sum(passed.astype(jnp.float32)), 1.0)
-        return {"eval/false_positives": jnp.sum(wrong.astype(jnp.float32)) / count}
-
-    return figures
+    online = curricula.make_grpo(
+        settings, free.bench, estimate=estimate, score=free_answers.make_score(free, free_answers.equivalent),
+        figures=lambda batch, metrics: agreement(batch.extras["passed"], batch.extras["right"]), **slots,
+    )  # fmt: skip
+    return Stage(online, settings.steps, lambda params, key: {"verifier": verifier.fit(key)})

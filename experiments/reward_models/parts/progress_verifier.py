@@ -1,10 +1,10 @@
 """A process verifier that predicts how likely a prover is to finish a partial solution, and rewards for progress.
 
-The prover is the base model. Its chance of success at a prefix is measured by completions, learnt by a head on its own
-hidden states, and read off by that head while a policy trains.
+The prover is the base model, a hotter or a taught one. Its chance of success at a prefix is measured by completions,
+learnt by a head on the base model's hidden states, and read off by that head while a policy trains.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -18,7 +18,8 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.train import offline
+from jaxrl_llm.types import Key, Params, Trajectories
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -47,14 +48,37 @@ def prefix_prompts(rows: Trajectories, keep: Bool[Array, "B T"], *, pad_id: int)
     return tokens, valid, response > 0
 
 
+class Prover(NamedTuple):
+    """Who completes prefixes: the base model at a temperature, after so many supervised steps on right solutions."""
+
+    temperature: float = 1.0
+    taught_steps: int = 0
+
+
+BASE, WEAK, STRONG = Prover(), Prover(temperature=1.6), Prover(taught_steps=60)
+
+
+def prover_params(found: Bench, settings: OnlineSettings, prover: Prover, key: Key) -> Params:
+    """The prover's weights: those of the base model, or of one that was taught."""
+    params = found.model.params
+    if not prover.taught_steps:
+        return params
+    stage = step_labels.warm_stage(found, curricula.train_problems(settings), steps=prover.taught_steps, most_repeats=0)
+    extras = stage.extras(params, key) if stage.extras is not None else {}
+    state = offline.init_state(stage.method, params, key, extras=extras)
+    return offline.scan_steps(stage.method, state, prover.taught_steps)[0].params
+
+
 def measured_success(
-    found: Bench, settings: OnlineSettings, rows: Trajectories, keep: Bool[Array, "B T"], *, completions: int
-) -> Float[Array, " B"]:
-    """How often the base model finishes each kept prefix with the right answer."""
+    found: Bench, settings: OnlineSettings, rows: Trajectories, keep: Bool[Array, "B T"], *, completions: int,
+    params: Params | None = None, temperature: float | None = None, key: Key | None = None,
+) -> Float[Array, " B"]:  # fmt: skip
+    """How often a prover, by default the base model, finishes each kept prefix with the right answer."""
     tokens, valid, response = prefix_prompts(rows, keep, pad_id=found.model.tokenizer.pad_id)
-    roll = recipes.rollout_of(settings, found, group_size=completions)
+    roll = recipes.rollout_of(settings, found, group_size=completions, temperature=temperature)
     ids = jnp.arange(tokens.shape[0], dtype=jnp.int32)
-    finished = roll(found.model.params, tokens, valid, sample_keys(jax.random.key(4), 0, ids, completions), ids)
+    keys = sample_keys(jax.random.key(4) if key is None else key, 0, ids, completions)
+    finished = roll(found.model.params if params is None else params, tokens, valid, keys, ids)
     # the verifier reads prefix and completion
     read = jnp.pad(jnp.repeat(response, completions, axis=0), ((0, 0), (0, settings.max_new_tokens)))
     own = jax.tree.map(lambda x: x[jnp.repeat(rows.problem_ids, completions)], found.train.answers)
@@ -62,24 +86,23 @@ def measured_success(
     return jnp.sum(right.reshape(-1, completions).astype(jnp.float32), axis=1) / completions
 
 
-def train_verifier(settings: OnlineSettings, *, prompts: int, completions: int, most: int) -> Verifier:
-    """Completions of the prefixes of two responses to each of some training prompts, then the head; computed once.
+def make_verifier(
+    settings: OnlineSettings, *, prompts: int, completions: int, most: int, prover: Prover = BASE
+) -> Callable[[Key], Verifier]:
+    """``fit(key)``: completions of the prefixes of two responses to each of some training prompts, then the head.
+
+    The key is the seed's own: every seed has its own prefixes, completions and head.
 
     Args:
       most: steps of a response whose ends are prefixes; the prompt alone is one, too.
     """
-    return _train(recipes.bench_identity(settings), settings.temperature, prompts, completions, most)
-
-
-@lru_cache(maxsize=4)
-def _train(identity: tuple, temperature: float, prompts: int, completions: int, most: int) -> Verifier:
-    settings = OnlineSettings(**dict(identity), temperature=temperature)
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
-    roll = recipes.rollout_of(settings, found, group_size=2, temperature=temperature)
+    roll = recipes.rollout_of(settings, found, group_size=2)
+    own = settings.temperature * prover.temperature
 
-    @jax.jit
-    def examples(key):
-        ids = jnp.arange(prompts, dtype=jnp.int32)
+    def examples(params, key):
+        count = found.train.tokens.shape[0]
+        ids = jax.random.permutation(jax.random.fold_in(key, 0), count)[:prompts].astype(jnp.int32)
         tokens, valid = found.train.tokens[ids], found.train.valid[ids]
         rows = roll(found.model.params, tokens, valid, sample_keys(key, 0, ids, 2), ids)
         steps, _ = step_labels.label(stepped, rows)
@@ -90,11 +113,30 @@ def _train(identity: tuple, temperature: float, prompts: int, completions: int, 
             there = steps.count >= k
             at = jnp.where(k == 0, tokens.shape[1] - 1, jnp.argmax(steps.ends & (steps.ids == k - 1), axis=1))
             features.append(jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0])
-            rates.append(measured_success(found, settings, rows, keep, completions=completions))
+            rates.append(
+                measured_success(
+                    found,
+                    settings,
+                    rows,
+                    keep,
+                    completions=completions,
+                    params=params,
+                    temperature=own,
+                    key=jax.random.fold_in(key, 100 + k),
+                )  # fmt: skip
+            )
             weights.append(there.astype(jnp.float32))
         return jnp.concatenate(features), jnp.concatenate(rates), jnp.concatenate(weights)
 
-    features, rates, weights = examples(jax.random.key(2))
+    def fit(key):
+        params = prover_params(found, settings, prover, jax.random.fold_in(key, 1))
+        return fit_head(*examples(params, jax.random.fold_in(key, 2)))
+
+    return fit
+
+
+def fit_head(features: Float[Array, "N D"], rates: Float[Array, " N"], weights: Float[Array, " N"]) -> Verifier:
+    """The head that predicts the rates from the features, by 300 steps of Adam."""
     tx, head = optax.adam(0.03), (jnp.zeros(features.shape[1:], jnp.float32), jnp.zeros((), jnp.float32))
 
     def loss(head):
@@ -106,8 +148,14 @@ def _train(identity: tuple, temperature: float, prompts: int, completions: int, 
             updates, state = tx.update(jax.grad(loss)(head), state)
         return (jax.tree.map(jnp.add, head, updates), state), None
 
-    (head, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, None, 300))((head, tx.init(head)))
+    (head, _), _ = jax.lax.scan(step, (head, tx.init(head)), None, 300)
     return Verifier(*head, loss(head))
+
+
+def chance_of(verifier: Verifier, hidden: Float[Array, "... D"]) -> Float[Array, "..."]:
+    """The prover's predicted chance of success behind hidden states; no gradient reaches the verifier."""
+    weight, bias = jax.lax.stop_gradient((verifier.weight, verifier.bias))
+    return jax.nn.sigmoid(hidden @ weight + bias)
 
 
 def step_success(
@@ -115,7 +163,7 @@ def step_success(
 ) -> tuple[Float[Array, "B K"], Float[Array, " B"], Bool[Array, "B K"]]:
     """The prover's predicted chance of success after each step, at the prompt, and which steps there are."""
     hidden = step_labels.final_hidden(found.model.policy, found.model.params, rows)
-    chance = jax.nn.sigmoid(hidden @ verifier.weight + verifier.bias)
+    chance = chance_of(verifier, hidden)
     after, valid = reader.per_step(chance, steps, most=most)
     return after, chance[:, found.train.tokens.shape[1] - 1], valid
 

@@ -14,6 +14,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train.methods import actor_critic, supervised
@@ -44,7 +45,16 @@ def reference_steps(problem: Problem) -> list[str]:
 
 
 def make_stepped(settings: OnlineSettings) -> Stepped:
-    """The tables of ``bench(settings)``; equal settings share one."""
+    """The tables of ``bench(settings)``; equal settings share one.
+
+    Raises:
+      UserError: for problems that are no chains: their steps are not known, and those of chains are others.
+    """
+    if settings.data != "chain":
+        raise UserError(
+            f"--data {settings.data}: the right steps are known of generated chains alone, and a response to another "
+            "problem would be graded against them; use --data chain, or an experiment that judges outcomes"
+        )
     return _stepped(recipes.bench_identity(settings))
 
 
@@ -79,6 +89,7 @@ def step_scores(
 
 def make_figures(settings: OnlineSettings):
     """Steps of a response, the share of them that are right, and that repeat an earlier one: a ``more`` of plans."""
+    make_stepped(settings)  # refuses what has no known steps
     return _figures(recipes.bench_identity(settings))
 
 

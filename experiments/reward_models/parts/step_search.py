@@ -1,0 +1,126 @@
+"""Search over steps with a verifier of partial solutions: beams of prefixes, against the best of as many samples."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from experiments.reward_models.parts.progress_verifier import Verifier, chance_of
+from jaxrl_llm import reduce
+from jaxrl_llm.experiment import curricula
+from jaxrl_llm.experiment.recipes import Bench
+from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.rollout.generate import generate
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train import seed_axis
+from jaxrl_llm.types import Key, Params, Trajectories
+
+
+def kept_beams(scores: Float[Array, "P C"], done: Bool[Array, "P C"], *, branch: int, width: int) -> Int[Array, "P W"]:
+    """Which candidates go on: the ``width`` best; of a finished beam, whose branches are copies, only the first.
+
+    >>> scores = jnp.array([[0.9, 0.9, 0.2, 0.4]])
+    >>> done = jnp.array([[True, True, False, False]])
+    >>> kept_beams(scores, done, branch=2, width=2).tolist()
+    [[0, 3]]
+    """
+    copies = done & (jnp.arange(scores.shape[1])[None, :] % branch > 0)
+    _, best = jax.lax.top_k(jnp.where(copies, -jnp.inf, scores), width)
+    return best.astype(jnp.int32)
+
+
+def last_chance(found: Bench, verifier: Verifier, tokens: Array, valid: Array) -> Float[Array, " N"]:
+    """What the verifier says of each left-padded prefix, at its last token."""
+    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+    hidden = found.model.policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))
+    return chance_of(verifier, hidden[:, -1])
+
+
+def beam_search(
+    found: Bench, verifier: Verifier, params: Params, key: Key, *, separator: int, problems: int, width: int,
+    branch: int, rounds: int, step_tokens: int, rest_tokens: int, temperature: float = 1.0,
+) -> tuple[Trajectories, Bool[Array, "B L"]]:  # fmt: skip
+    """One solution a held-out problem: ``width`` prefixes, each continued by ``branch`` steps, the best go on.
+
+    Returns the rows of the last round that won and which of their tokens are the response.
+
+    From "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning", arXiv:2410.08146, section 5.
+
+    Args:
+      rounds: steps that are chosen one by one; the rest is written at once.
+    """
+    model, table = found.model, found.heldout
+    ids = jnp.repeat(jnp.arange(problems, dtype=jnp.int32), width)
+    tokens, valid = table.tokens[ids], table.valid[ids]
+    response, done = jnp.zeros(tokens.shape, bool), jnp.zeros(ids.shape, bool)
+    ends = tuple(model.tokenizer.eos_ids)
+    for k in range(rounds + 1):
+        last = k == rounds
+        rows = generate(
+            model.policy, params, tokens, valid, sample_keys(key, k, jnp.arange(ids.shape[0], dtype=jnp.int32), branch),
+            group_size=branch, max_new_tokens=rest_tokens if last else step_tokens,
+            eos_ids=ends if last else (separator, *ends), pad_id=model.tokenizer.pad_id, temperature=temperature,
+            problem_ids=ids, early_exit=seed_axis.in_turn(),
+        )  # fmt: skip
+        before = jnp.repeat(done, branch)
+        new = rows.mask & ~before[:, None]
+        said = (
+            jnp.pad(jnp.repeat(response, branch, axis=0), ((0, 0), (0, rows.tokens.shape[1] - tokens.shape[1]))) | new
+        )
+        keep = (rows.segment_ids > 0) & (~rows.mask | new)
+        closed = jnp.any(new & jnp.isin(rows.tokens, jnp.asarray(ends, jnp.int32)), axis=1) | before
+        padded, there = given_responses.left_padded(rows.tokens, keep, pad_id=model.tokenizer.pad_id)
+        scores = last_chance(found, verifier, padded, there).reshape(problems, width * branch)
+        if last:
+            best = kept_beams(scores, before.reshape(scores.shape), branch=branch, width=1)[:, 0]
+            index = jnp.arange(problems) * width * branch + best
+            return jax.tree.map(lambda x, at=index: x[at], rows), said[index]
+        chosen = kept_beams(scores, before.reshape(scores.shape), branch=branch, width=width)
+        index = (jnp.arange(problems)[:, None] * width * branch + chosen).reshape(-1)
+        moved, _ = given_responses.left_padded(said.astype(jnp.int32), keep)
+        tokens, valid, response, done = padded[index], there[index], moved[index] > 0, closed[index]
+    raise AssertionError("the last round returns")
+
+
+def best_of_samples(
+    found: Bench, verifier: Verifier, params: Params, key: Key, *, problems: int, samples: int, tokens: int
+) -> tuple[Trajectories, Bool[Array, "B L"]]:
+    """One solution a held-out problem: the whole sample that the verifier likes best."""
+    model, table, ids = found.model, found.heldout, jnp.arange(problems, dtype=jnp.int32)
+    rows = generate(
+        model.policy, params, table.tokens[ids], table.valid[ids], sample_keys(key, 0, ids, samples),
+        group_size=samples, max_new_tokens=tokens, eos_ids=tuple(model.tokenizer.eos_ids),
+        pad_id=model.tokenizer.pad_id, problem_ids=ids, early_exit=seed_axis.in_turn(),
+    )  # fmt: skip
+    padded, there = given_responses.left_padded(rows.tokens, rows.segment_ids > 0, pad_id=model.tokenizer.pad_id)
+    best = jnp.argmax(last_chance(found, verifier, padded, there).reshape(problems, samples), axis=1)
+    index = ids * samples + best
+    return jax.tree.map(lambda x: x[index], rows), rows.mask[index]
+
+
+def solved(found: Bench, rows: Trajectories, response: Bool[Array, "B L"]) -> Float[Array, ""]:
+    """Share of the solutions that are right."""
+    answers = jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers)
+    rewards = curricula.device_score(found)(answers, rows._replace(mask=response))
+    return reduce.scalars((rewards.value > 0.5).astype(jnp.float32))
+
+
+def make_figures(found: Bench, *, separator: int, problems: int, new_tokens: int, width: int = 2, branch: int = 4,
+                 rounds: int = 3, step_tokens: int = 10) -> Callable[[Verifier, Params, Key], dict[str, Array]]:  # fmt: skip
+    """``search/beam`` and ``search/best_of``, the share solved from as many samples, and how far the first is ahead."""
+
+    def figures(verifier, params, key):
+        beam = beam_search(
+            found, verifier, params, jax.random.fold_in(key, 0), separator=separator, problems=problems, width=width,
+            branch=branch, rounds=rounds, step_tokens=step_tokens,
+            rest_tokens=max(new_tokens - rounds * step_tokens, step_tokens),
+        )  # fmt: skip
+        whole = best_of_samples(
+            found, verifier, params, jax.random.fold_in(key, 1), problems=problems, samples=width * branch,
+            tokens=new_tokens,
+        )  # fmt: skip
+        both = solved(found, *beam), solved(found, *whole)
+        return {"search/beam": both[0], "search/best_of": both[1], "search/gain": both[0] - both[1]}
+
+    return figures
