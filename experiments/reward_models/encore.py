@@ -112,7 +112,7 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Entropy weights rank pairs better than equal, opposite and learned ones, for entropy tells which rules are bad."""
+    """Entropy tells which rules are bad; weights by it rank pairs better than equal, opposite and learned ones."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         *(experiment.greater(results, "pair/accuracy", "encore", arm) for arm in ("uniform", "anti", "learned")),

@@ -3,12 +3,10 @@
 import dataclasses
 import math
 
-import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import Results, at, claims, close, conclude, greater, smaller, steadier, up_to
+from jaxrl_llm.experiment import Results, at, claims, close, conclude, gains_more, greater, smaller, steadier, up_to
 from jaxrl_llm.experiment.evidence import beds, verdicts
-from jaxrl_llm.experiment.evidence.along import reached
 from tests.experiment.made import arm, results
 
 NAN = math.nan
@@ -246,8 +244,6 @@ def test_parts_at_a_budget_and_along_it():
     assert greater(both, "eval/gold", "method", "base", step=at("eval/kl", 0.0)).values == (0.0, 0.0)
     with pytest.raises(KeyError):
         greater(both, "eval/gold", "method", "base", step=at("eval/other", 3.0))
-    with pytest.raises(ValueError, match="same steps"):
-        reached(np.zeros((1, 2)), np.zeros((1, 3)), 1.0)
 
 
 def test_a_spread_is_a_part():
@@ -257,3 +253,15 @@ def test_a_spread_is_a_part():
     assert part.values == pytest.approx((-0.4, -0.2, -0.2, -0.2)) and part.sign == -1
     assert judged(part).verdict == "supported here"
     assert judged(steadier(both, "eval/accuracy", "base", "method")).verdict == "contradicted"
+
+
+def test_a_gain_beyond_that_of_another_metric():
+    """Differences .2, .3 in one metric, .1, .3 in the other: .1 and 0 between them, seed by seed."""
+    one, other = {"base": [0.1, 0.2], "method": [0.3, 0.5]}, {"base": [0.4, 0.4], "method": [0.5, 0.7]}
+    both = Results({
+        name: dataclasses.replace(arm(one[name]), metrics={"eval/hard": one[name], "eval/easy": other[name]})
+        for name in one
+    })  # fmt: skip
+    part = gains_more(both, "eval/hard", "eval/easy", "method", "base")
+    assert part.values == pytest.approx((0.1, 0.0))
+    assert part.text == "eval/hard, (method - base) less that of eval/easy > 0"

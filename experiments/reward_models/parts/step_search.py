@@ -106,8 +106,10 @@ def solved(found: Bench, rows: Trajectories, response: Bool[Array, "B L"]) -> Fl
     return reduce.scalars((rewards.value > 0.5).astype(jnp.float32))
 
 
-def make_figures(found: Bench, *, separator: int, problems: int, new_tokens: int, width: int = 2, branch: int = 4,
-                 rounds: int = 3, step_tokens: int = 10) -> Callable[[Verifier, Params, Key], dict[str, Array]]:  # fmt: skip
+def make_figures(
+    found: Bench, *, separator: int, problems: int, new_tokens: int, width: int = 2, branch: int = 4, rounds: int = 3,
+    step_tokens: int = 10,
+) -> Callable[[Verifier, Params, Key], dict[str, Array]]:  # fmt: skip
     """``search/beam`` and ``search/best_of``, the share solved from as many samples, and how far the first is ahead."""
 
     def figures(verifier, params, key):
