@@ -7,18 +7,22 @@ Claim:     optimising a mix of a nominal reward and the worst case of an ensembl
 Equations: heads (mu_h, sigma_h), each fitted by Bradley-Terry on samples mu + sigma eps over its own bootstrap of the
            pairs; R = lambda mu_{h*} + (1 - lambda) min_h mu_h, h* = argmin_h sigma_h; PPO with a KL penalty. brme:
            lambda = 0.6; brme_0, brme_02, brme_1: others. single: one head, all pairs; mean: mean_h mu_h; lower: mean -
-           std; random: a fixed arbitrary function of the reply; constant: 0.
-Left out:  heads fitted to another reward model by likelihood (losses.reward.gaussian_reward_loss has it), benchmarks.
-Expect:    eval/utility of single at the end below its peak, brme at least 0.95 of its peak; at the end brme > single,
-           and constant > random.
-Measure:   true utility of replies to fresh prompts; the pairs (500, of which 15 % wrong) prefer long replies; 8 seeds,
-           equal rollouts.
+           std; random: a fixed arbitrary function of the reply; constant: 0. gaussian: brme whose heads are fitted by
+           likelihood to another reward model, sum_h (r - mu_h)^2 / (2 sigma_h^2) + log sigma_h.
+Left out:  benchmarks.
+Expect:    eval/utility at the end brme > single; of single at the end below that at step 150, of brme at least 0.95 of
+           its own there; at the end constant > random. Step 150 was fixed before any seed: a peak that is picked after
+           the fact is above the end by luck alone.
+Measure:   true utility of replies to fresh prompts; the pairs (500, of which 15 % wrong) prefer long replies; equal
+           rollouts and updates.
 Run:       python -m experiments.reward_models.brme
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+
+import jax
 
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
@@ -33,15 +37,16 @@ BIASED = {"flip_rate": 0.15, "length_bias": 0.3}
 class Settings(recipes.Settings):
     """lambda and the number of heads are recalled from the paper; the models are decoders of 32 tokens made here."""
 
-    steps: int = 200
+    steps: int = 600
     learning_rate: float = 1e-3
-    eval_every: int = 25
+    eval_every: int = 50
     base_steps: int = 150
     fit_steps: int = 200
     pairs: int = 500
     heads: int = 5
     kl_weight: float = 0.01
     proxy: Callable = partial(robust, share=0.6)
+    likelihood: bool = False  # heads fitted to another reward model
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "pairs": 16}
@@ -55,40 +60,48 @@ ARMS = {
     "lower": {"proxy": partial(lower, weight=1.0)},
     "random": {"proxy": arbitrary},
     "constant": {"proxy": constant},
+    "gaussian": {"likelihood": True},
 }
+EARLY = 150  # step, fixed before any seed
 METRICS = ("eval/utility", "eval/length", "eval/proxy", "pair/accuracy")
 CURVES = ("eval/utility", "eval/length", "eval/proxy", "eval/safe")
 
 
 def build(settings: Settings) -> experiment.Plan:
     """The reward model of the arm, then PPO on it."""
-    table, fit = partial(text.draw_pairs, **BIASED), attribute_rewards.preference_loss
-    if settings.proxy is not first_output:
-        table, fit = (
-            partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED),
-            attribute_rewards.ensemble_loss,
-        )
+    pairs = partial(text.draw_pairs, **BIASED)
+    fitted = partial(attribute_rewards.fit_stage, steps=settings.fit_steps, table=settings.pairs)
+    if settings.likelihood:
+        fits = [
+            fitted(pairs, attribute_rewards.teacher_loss),
+            attribute_rewards.taught_stage(steps=settings.fit_steps, replies=2 * settings.pairs),
+        ]
+    elif settings.proxy is first_output:
+        fits = [fitted(pairs, attribute_rewards.preference_loss)]
+    else:
+        bootstraps = partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED)
+        fits = [fitted(bootstraps, attribute_rewards.ensemble_loss)]
     ppo = partial(attribute_rewards.ppo_stage, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
-    stages = (
-        attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps, table=settings.pairs),
-        ppo(settings.proxy, steps=settings.steps),
-    )
     start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=2 * settings.heads)
-    return experiment.Plan(start, stages, attribute_rewards.make_measure(settings.proxy))
+
+    def init(key):
+        return start(key) | {"teacher": attribute_rewards.init_reward(jax.random.fold_in(key, 12), outputs=1)}
+
+    stages = (*fits, ppo(settings.proxy, steps=settings.steps))
+    return experiment.Plan(init, stages, attribute_rewards.make_measure(settings.proxy))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """One reward model is over-optimised, the mix with the worst case is not, and a constant harms less than noise."""
-    peak = {}
-    for arm in ("single", "brme"):
-        steps, worth = results.curve(arm, "eval/utility")
-        peak[arm] = int(steps[worth.mean(0).argmax()]), float(worth.mean(0).max()), int(steps[-1])
-    at, high, last = peak["brme"]
+    steps, worth = results.curve("brme", "eval/utility")
+    fitted = int(steps[-1]) - Settings().steps if int(steps[-1]) > Settings().steps else 0
+    early = int(min(steps, key=lambda step: abs(step - fitted - EARLY)))
+    last, high = int(steps[-1]), float(worth[:, list(steps).index(early)].mean())
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/utility", "brme", "single"),
-        experiment.smaller(results, "eval/utility", "single", "single", step=(peak["single"][2], peak["single"][0])),
-        experiment.greater(results, "eval/utility", "brme", "brme", by=-0.05 * high, step=(last, at)),
+        experiment.smaller(results, "eval/utility", "single", "single", step=(last, early)),
+        experiment.greater(results, "eval/utility", "brme", "brme", by=-0.05 * high, step=(last, early)),
         experiment.greater(results, "eval/utility", "constant", "random"),
     )
 

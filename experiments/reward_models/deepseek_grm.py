@@ -4,19 +4,24 @@ Paper:     Liu et al., "Inference-Time Scaling for Generalist Reward Modeling", 
 Claim:     rejective fine-tuning and rule-based online RL make a judge that writes its critique first better, and better
            at being sampled many times: sums of scores over k judgements of shuffled answers beat one, and a meta reward
            model that picks the half to be summed beats the plain sum.
-Equations: correct iff the best answer alone has the highest score; rejective: own correct reports on pairs of which not
-           all 3 samples are correct; RL: +1 or -1, GRPO with G = 4 and k3 of weight 0.08; vote: sum of k scores, every
-           other sample with the answers swapped; meta: the sum of the k / 2 with the highest p(correct). base: none of
-           it; rejected: the first alone; no_rejection: RL alone; direct: both, without a critique. Every arm trains a
-           meta model on its own samples.
-Left out:  principles in words (the critique is a check of each step), one and four answers, hinted samples.
-Expect:    eval/vote_1 rl > rejected > base; eval/vote_gain (8 votes less 1) rl > base; eval/vote_8 rl > direct;
-           eval/meta_gain (the meta model's vote less the plain one) of rl above 0.
-Measure:   fresh pairs of worked sums with a best answer; 8 seeds, equal updates before the meta model.
+Equations: a report names its principle (reasoning or looks, by the question), checks each step, and gives scores that
+           follow; correct iff a best answer alone has the highest score (pairs without a best one teach nothing);
+           rejective: own correct reports on pairs of which not all 3 samples are correct; RL: +1 or -1, GRPO with G = 4
+           and k3 of weight 0.08; vote: sum of k scores, every other sample with the answers swapped; meta: the sum of
+           the k / 2 with the highest p(correct). base: none of it; rejected: the first alone; no_rejection: RL alone;
+           direct: both, without a critique; no_principles: both, without the name. Every arm trains a meta model on
+           its own samples.
+Left out:  principles in free words, one and four answers, hinted samples.
+Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_gain (32 votes less 1) rl > base;
+           eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0.
+Measure:   fresh pairs of worked sums with a best answer, in both orders; votes of k = 1, 2, 4, 8, 16 and 32; equal
+           updates before the meta model.
 Run:       python -m experiments.reward_models.deepseek_grm
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +33,7 @@ from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import judgements
 
-VOTES = 8
+VOTES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
-    reasons: bool = True
+    reports: Callable = task.draw_principled
     rejection_steps: int = 100
     meta_steps: int = 150
     prompts_per_step: int = 16
@@ -54,20 +59,33 @@ ARMS = {
     "rl": {},
     "rejected": {"rl": False},
     "no_rejection": {"rejection_steps": 0},
-    "direct": {"reasons": False},
+    "direct": {"reports": partial(task.draw_principled, named=False, reasons=False)},
+    "no_principles": {"reports": partial(task.draw_principled, named=False)},
 }
-METRICS = ("eval/vote_1", "eval/vote_8", "eval/meta_8", "eval/vote_gain", "eval/meta_gain")
-CURVES = ("eval/vote_1", "eval/vote_8", "eval/meta_8", "reward/mean")
+METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
+CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
 
 
 def correct(tagged, scored, scores, prompts):
-    return jnp.where(scored & judgements.picks_best(scores, task.gold_scores(prompts)), 1.0, -1.0)
+    return jnp.where(scored & judgements.picks_best(scores, task.principled_scores(prompts)), 1.0, -1.0)
+
+
+def of_votes(every, gold):
+    """Share of pairs with a best answer that the first k reports pick, for every k, of ``[P, 32, 2]`` scores."""
+    apart = gold[:, 0] != gold[:, 1]
+
+    def share(scores):
+        return reduce.scalars(judgements.picks_best(scores, gold).astype(jnp.float32), apart)
+
+    # a single report is judged in both orders: the first two are of one each
+    alone = 0.5 * (share(every[:, 0]) + share(every[:, 1]))
+    return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k])) for k in VOTES[1:]}
 
 
 def measure(params, key):
-    """Votes of 1 and of 8 reports, half of them on swapped answers, plain and chosen by the meta model."""
-    asked = task.draw_prompts(jax.random.fold_in(key, 0), 192)
-    gold, half = task.gold_scores(asked), VOTES // 2
+    """Votes of 1 to 32 reports, half of them on swapped answers, plain and chosen by the meta model."""
+    asked, most = task.draw_prompts(jax.random.fold_in(key, 0), 128), VOTES[-1]
+    gold, half = task.principled_scores(asked), most // 2
     scores, trust, read = [], [], []
     for side, prompts in enumerate((asked, task.swapped(asked))):
         said = strings.sample(
@@ -79,22 +97,24 @@ def measure(params, key):
         )
         scores.append((found[:, ::-1] if side else found).reshape(-1, half, 2))
         read.append(scored)
-    every, trusted = jnp.concatenate(scores, axis=1), jnp.concatenate(trust, axis=1)
-    votes = {"vote_1": every[:, 0], "vote_8": judgements.voted(every)}
-    votes["meta_8"] = judgements.voted(every, trusted, keep=half)
-    right = {
-        f"eval/{name}": reduce.scalars(judgements.picks_best(x, gold).astype(jnp.float32), gold[:, 0] != gold[:, 1])
-        for name, x in votes.items()
+    every = jnp.stack(scores, axis=2).reshape(-1, most, 2)  # the orders alternate
+    trusted = jnp.stack(trust, axis=2).reshape(-1, most)
+    right = of_votes(every, gold)
+    meta = judgements.picks_best(judgements.voted(every, trusted, keep=half), gold).astype(jnp.float32)
+    right["eval/meta_32"] = reduce.scalars(meta, gold[:, 0] != gold[:, 1])
+    return right | {
+        "eval/vote_gain": right["eval/vote_32"] - right["eval/vote_1"],
+        "eval/meta_gain": right["eval/meta_32"] - right["eval/vote_32"],
+        "eval/readable": reduce.scalars(jnp.concatenate(read).astype(jnp.float32)),
     }
-    readable = reduce.scalars(jnp.concatenate(read).astype(jnp.float32))
-    one, eight, meta = (right[f"eval/{name}"] for name in votes)
-    return right | {"eval/vote_gain": eight - one, "eval/meta_gain": meta - eight, "eval/readable": readable}
 
 
 def build(settings: Settings) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
-    stages = [report_judges.rejection_stage(steps=settings.rejection_steps)] if settings.rejection_steps else []
+    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
+    stages = []
+    if settings.rejection_steps:
+        stages.append(report_judges.rejection_stage(steps=settings.rejection_steps, gold=task.principled_scores))
     if settings.rl:
         stages.append(
             report_judges.rl_stage(
@@ -106,7 +126,7 @@ def build(settings: Settings) -> experiment.Plan:
                 kl_weight=settings.kl_weight,
             )
         )
-    stages.append(report_judges.meta_stage(steps=settings.meta_steps))
+    stages.append(report_judges.meta_stage(steps=settings.meta_steps, gold=task.principled_scores))
     return experiment.Plan(start, tuple(stages), measure)
 
 
@@ -117,7 +137,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/vote_1", "rl", "rejected"),
         experiment.greater(results, "eval/vote_1", "rejected", "base"),
         experiment.greater(results, "eval/vote_gain", "rl", "base"),
-        experiment.greater(results, "eval/vote_8", "rl", "direct"),
+        experiment.greater(results, "eval/vote_32", "rl", "direct"),
+        experiment.greater(results, "eval/vote_1", "rl", "no_principles"),
         experiment.above(results, "eval/meta_gain", "rl", 0.0),
     )
 

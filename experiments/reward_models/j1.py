@@ -5,12 +5,15 @@ Claim:     supervised training on reports with second thoughts, then RL on the v
            it is forced to think longer; before RL it does not.
 Equations: R = 1[verdict right], 0 for a report that cannot be read; REINFORCE++ (rewards whitened over the batch, PPO
            clip, k3 of weight 0.001). Forced: the end of the thoughts is replaced by WAIT r times. sft: reports with
-           second thoughts; sft_plain: without; j1, rl_plain: then RL, where the sft arms go on with supervision.
-Left out:  reports of a strong model (here a careless judge whose second round errs less), a penalty inside the rewards.
+           one to five rounds of checks, equally often; sft_plain: with one; j1, rl_plain: then RL, where the sft arms
+           go on with supervision.
+Left out:  reports of a strong model (here a careless judge, whose rounds all err alike, so that no trend is taught), a
+           penalty inside the rewards.
 Expect:    eval/slope, accuracy against the log of the tokens thought at r = 0, 1, 2, 4, j1 > sft and j1 > 0;
            eval/accuracy_r0 j1 > sft.
-Measure:   agreement with gold on fresh pairs at every r, majority of 4 as the parallel alternative, verdicts that one
-           more round puts right and spoils; 8 seeds, equal updates.
+Measure:   agreement with gold on fresh pairs in both orders at every r (five rounds are as long as the longest report
+           of training), majority of 4 as the parallel alternative, verdicts that one more round puts right and spoils;
+           equal updates.
 Run:       python -m experiments.reward_models.j1
 """
 
@@ -64,7 +67,8 @@ CURVES = ("eval/accuracy_r0", "eval/accuracy_r1", "eval/accuracy_r4", "eval/slop
 
 def measure(params, key):
     """Accuracy and tokens at every number of forced rounds, their trend, and what one more round changes."""
-    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 192)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 96)
+    prompts = jnp.concatenate([prompts, task.swapped(prompts)])  # a judge that likes a place gains nothing
     gold, right, tokens, figures = task.gold_scores(prompts), [], [], {}
     for rounds in ROUNDS:
         read, scores, spent = report_judges.forced_scores(
@@ -75,7 +79,9 @@ def measure(params, key):
         figures[f"eval/accuracy_r{rounds}"] = reduce.scalars(right[-1].astype(jnp.float32))
         figures[f"eval/tokens_r{rounds}"] = tokens[-1]
     accuracy = jnp.stack([figures[f"eval/accuracy_r{rounds}"] for rounds in ROUNDS])
-    read, scores = report_judges.judged(params["judge"], prompts, jax.random.fold_in(key, 2), samples=4)
+    read, scores = report_judges.judged(
+        params["judge"], prompts, jax.random.fold_in(key, 2), samples=4, world=report_judges.LONG
+    )
     votes = jnp.sum(jnp.where(read, jnp.sign(scores[:, :, 0] - scores[:, :, 1]), 0.0), axis=1)
     majority = jnp.sign(votes) == jnp.sign(gold[:, 0] - gold[:, 1])
     changed = {f"eval/{name}": value for name, value in judgements.flips(right[0], right[1]).items()}
@@ -85,7 +91,8 @@ def measure(params, key):
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge from careless reports, then more of them or REINFORCE++ on its verdicts."""
-    start = report_judges.make_start(steps=settings.base_steps, second_thoughts=settings.second_thoughts)
+    draw = task.draw_reflections if settings.second_thoughts else task.draw_reports
+    start = report_judges.make_start(steps=settings.base_steps, draw=draw)
     if settings.reinforce:
         stage = report_judges.rl_stage(
             verdict,
@@ -95,9 +102,9 @@ def build(settings: Settings) -> experiment.Plan:
             learning_rate=settings.learning_rate,
             kl_weight=settings.kl_weight,
             advantages=over_the_batch,
+            world=report_judges.LONG,
         )
     else:
-        draw = task.draw_reflections if settings.second_thoughts else task.draw_reports
         stage = report_judges.supervised_stage(draw, steps=settings.steps, rows_per_step=settings.rollouts_per_step)
     return experiment.Plan(start, (stage,), measure)
 

@@ -17,6 +17,7 @@ Run:       python -m experiments.reward_models.judgelrm
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 
@@ -25,6 +26,8 @@ from experiments.reward_models.parts import report_judges
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import judgements
+
+direct = partial(task.draw_reports, reasons=False)
 
 
 def full(tagged, scored, scores, prompts):
@@ -72,7 +75,8 @@ CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/r
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge that has seen careless reports, then GRPO on the arm's reward."""
-    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
+    draw = task.draw_reports if settings.reasons else direct
+    start = report_judges.make_start(steps=settings.base_steps, draw=draw)
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
         stage = report_judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)

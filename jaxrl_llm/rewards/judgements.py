@@ -46,20 +46,24 @@ def three_way(scores: Float[Array, "B 2"], gold: Float[Array, "B 2"]) -> Bool[Ar
 
 
 def picks_best(scores: Float[Array, "B N"], gold: Float[Array, "B N"]) -> Bool[Array, " B"]:
-    """Whether the best response alone has the highest score (a tie is wrong); of one response, whether it is exact.
+    """Whether a best response alone has the highest score (a tie with a worse one is wrong); of one: whether exact.
+
+    Of several that are equally the best any may have it: no place is preferred. Where gold has all alike every report
+    is right, so that such a group teaches nothing.
 
     From "Inference-Time Scaling for Generalist Reward Modeling" (SPCT), arXiv:2504.02495, section 3.2.
 
     >>> import jax.numpy as jnp
     >>> picks_best(jnp.array([[6.0, 8, 8], [6.0, 8, 7]]), jnp.array([[0.0, 1, 0], [0.0, 1, 0]])).tolist()
     [False, True]
+    >>> picks_best(jnp.array([[8.0, 6, 7], [6.0, 8, 7]]), jnp.array([[1.0, 1, 0], [1.0, 1, 0]])).tolist()
+    [True, True]
     """
     if scores.shape[1] == 1:
         return scores[:, 0] == gold[:, 0]
-    best = jnp.argmax(gold, axis=1)
-    own = jnp.take_along_axis(scores, best[:, None], axis=1)
-    others = jnp.arange(scores.shape[1])[None, :] != best[:, None]
-    return jnp.all((own > scores) | ~others, axis=1)
+    best = gold == jnp.max(gold, axis=1, keepdims=True)
+    own = jnp.max(jnp.where(best, scores, -jnp.inf), axis=1)
+    return own > jnp.max(jnp.where(best, -jnp.inf, scores), axis=1)
 
 
 def voted(scores: Float[Array, "B V N"], confidence: Float[Array, "B V"] | None = None, *, keep: int = 0):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import deepseek_grm
 from experiments.reward_models.parts import judge_pairs as task
 from experiments.reward_models.parts import report_judges
 from jaxrl_llm.rewards import judgements
@@ -15,6 +16,47 @@ def test_worked_correctness():
     assert judgements.picks_best(jnp.array([[6.0, 8.0, 8.0]]), gold).tolist() == [False]
     assert judgements.picks_best(jnp.array([[6.0, 8.0, 7.0]]), gold).tolist() == [True]
     assert judgements.picks_best(jnp.array([[1.0], [0.0]]), jnp.array([[1.0], [1.0]])).tolist() == [True, False]
+
+
+def test_a_tie_prefers_no_place_and_teaches_nothing():
+    """Of two that are best either may win; where all are alike every report is right, in any order of the answers."""
+    gold, scores = jnp.array([[5.0, 5.0], [5.0, 5.0]]), jnp.array([[7.0, 3.0], [3.0, 7.0]])
+    assert judgements.picks_best(scores, gold).tolist() == [True, True]
+    prompts = task.draw_prompts(jax.random.key(0), 400)
+    true = task.principled_scores(prompts)
+    for said in (true, true + jnp.array([[1.0, 0.0]])):
+        both = judgements.picks_best(said, true), judgements.picks_best(said[:, ::-1], true[:, ::-1])
+        assert (both[0] == both[1]).all()
+    every = deepseek_grm.correct(None, jnp.ones(400, bool), true, prompts)
+    assert (every == 1.0).all(), "a perfect judge is never wrong"
+
+
+def test_what_counts_depends_on_the_question():
+    answers = [3, 2, 2, task.CLEAN, 3, 1, 0, task.FLAW]  # of [q, 2, 3, 0]: the second errs at steps 2 and 3
+    reasoning, looks = jnp.array([[1 - 1, 3, 3, 0, *answers]]), jnp.array([[1, 2, 3, 0, *answers]])
+    assert task.principle(reasoning).tolist() == [0] and task.principle(looks).tolist() == [1]
+    assert task.principled_scores(reasoning).tolist() == task.gold_scores(reasoning).tolist()
+    assert task.principled_scores(looks).tolist() == [[10.0, 10.0 - 2.0 - 5.0]]
+    prompts, said = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=0.0)
+    tagged, scored, scores = task.read_report(said)
+    assert scored.all() and (scores == task.principled_scores(prompts)).all()
+    assert (said[:, 1] == task.STRICT + task.principle(prompts)).all()
+    _, wrong = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=1.0)
+    assert (wrong[:, 1] != said[:, 1]).all()
+    _, plain = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=0.0, named=False)
+    assert (task.read_report(plain)[2] == scores).all() and (plain[:, 1] < task.STRICT).all()
+
+
+def test_votes_of_one_to_thirty_two():
+    """A judge right in two of three reports wins every vote of many; one that likes the first place gains nothing."""
+    gold = jnp.array([[9.0, 5.0], [5.0, 9.0], [7.0, 7.0]])
+    place = jnp.tile(jnp.array([[[8.0, 6.0], [6.0, 8.0]]]), (3, 16, 1))  # in the other order it likes the other one
+    found = deepseek_grm.of_votes(place, gold)
+    assert float(found["eval/vote_1"]) == 0.5 and float(found["eval/vote_32"]) == 0.0
+    right = jnp.where(jnp.arange(32)[None, :, None] % 3 < 2, gold[:, None, :], gold[:, None, ::-1])
+    found = deepseek_grm.of_votes(right, gold)
+    assert set(found) == {f"eval/vote_{k}" for k in (1, 2, 4, 8, 16, 32)}
+    assert [float(found[f"eval/vote_{k}"]) for k in (1, 4, 32)] == [1.0, 1.0, 1.0]
 
 
 def test_worked_votes():
@@ -47,7 +89,9 @@ def test_rejection_keeps_right_reports_on_pairs_that_are_not_too_easy():
     stage = report_judges.rejection_stage(steps=1, prompts=16, samples=3)
     prompts, said, weight = stage.extras(params, jax.random.key(1))["rows"]
     _, scored, scores = task.read_report(said)
-    right = np.asarray(scored & judgements.picks_best(scores, task.gold_scores(prompts))).reshape(16, 3)
+    gold = task.gold_scores(prompts)
+    right = scored & judgements.picks_best(scores, gold) & (gold[:, 0] != gold[:, 1])
+    right = np.asarray(right).reshape(16, 3)
     expected = right & ~right.all(1, keepdims=True)
     np.testing.assert_array_equal(np.asarray(weight).reshape(16, 3), expected)
     # by hand: a right report on a pair whose other sample is wrong counts, one of three right ones does not

@@ -23,7 +23,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.preference import dpo_loss
-from jaxrl_llm.losses.reward import bradley_terry_loss, label_regression_loss
+from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss, label_regression_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import combine
 from jaxrl_llm.train.methods import actor_critic, builders
@@ -148,6 +148,37 @@ def ensemble_loss(params: Params, rows: tuple[text.Pairs, Array, Array]) -> tupl
         sampled.append(mean + deviation * noise[:, side])
     losses = [counts[:, h] * bradley_terry_loss(*(x[:, h] for x in sampled)).loss for h in range(counts.shape[1])]
     return reduce.scalars(sum(losses[1:], losses[0])), {}
+
+
+def teacher_loss(params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
+    """Bradley-Terry of ``params["teacher"]``, the reward model to which heads are fitted by likelihood."""
+    return preference_loss({"reward": params["teacher"]}, pairs)
+
+
+def likelihood_loss(params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array, dict[str, Array]]:
+    """Gaussian likelihood of every head on rows of ``(prompts, responses, target [B])``.
+
+    From "Reward-Robust RLHF in LLMs" (BRME), arXiv:2409.15360, as ``losses.reward.gaussian_reward_loss``.
+    """
+    prompts, responses, target = rows
+    mean, log_deviation = jnp.split(scores(params["reward"], prompts, responses), 2, axis=1)
+    terms = gaussian_reward_loss(mean, log_deviation, target)
+    return reduce.scalars(terms.loss), {"fit/error": reduce.scalars(terms.aux["error"])}
+
+
+def taught_stage(*, steps: int, replies: int, rows_per_step: int = 64, learning_rate: float = 3e-3) -> Stage:
+    """Fits the ensemble's heads to what ``params["teacher"]`` says of replies of the behaviour."""
+
+    def extras(params, key):
+        prompts, responses = text.draw_behaviour(key, replies)
+        target = scores(params["teacher"], prompts, responses)[:, 0]
+        return {"rows": (prompts, responses, jax.lax.stop_gradient(target))}
+
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step,
+        lambda params, extras, rows: likelihood_loss(params, rows), optax.adam(learning_rate),
+    )  # fmt: skip
+    return Stage(method, steps, extras)
 
 
 def robust(params: Params, prompts: Array, responses: Array, *, share: float) -> Array:

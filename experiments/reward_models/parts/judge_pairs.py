@@ -15,7 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 BASE, STEPS = 4, 3
 FLAW, CLEAN, OK, BAD, OPEN, CLOSE, ANSWER, WAIT = 4, 5, 6, 7, 8, 9, 10, 11
 SCORE, END = 12, 23  # scores 0 .. 10 are tokens 12 .. 22
-VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 24, 12, 22
+STRICT = 24  # the principle that errors of reasoning weigh most; 25: that looks do
+VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 26, 12, 23
+WEIGHTS = ((2, 3), (1, 5))  # of a principle: a step that is not reached rightly, a visible flaw
 
 
 def truth(questions: Int[Array, "N 4"]) -> Int[Array, "N 3"]:
@@ -34,6 +36,22 @@ def right_steps(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2 3"]:
     question, steps, _ = parts(prompts)
     before = jnp.concatenate([jnp.broadcast_to(question[:, None, :1], steps[:, :, :1].shape), steps[:, :, :-1]], axis=2)
     return steps == (before + question[:, None, 1:]) % BASE
+
+
+def principle(prompts: Int[Array, "N 12"]) -> Int[Array, " N"]:
+    """What counts in a question that is judged by principles: 0 reasoning, 1 looks, by its first number."""
+    return prompts[:, 0] % 2
+
+
+def principled_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
+    """The true scores where what counts depends on the question.
+
+    >>> import jax.numpy as jnp
+    >>> answers = [3, 2, 2, CLEAN, 3, 1, 1, FLAW]  # the second errs at step 2 and has a flaw
+    >>> principled_scores(jnp.array([[1, 2, 3, 0, *answers]])).tolist()  # looks: 10 - 2 - 5
+    [[10.0, 3.0]]
+    """
+    return scores_of(right_steps(prompts), prompts, principle(prompts)).astype(jnp.float32)
 
 
 def gold_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
@@ -74,27 +92,52 @@ def reasoned(prompts: Int[Array, "N 12"]) -> Bool[Array, " N"]:
     return flawed[:, 0] == flawed[:, 1]
 
 
-def scores_of(checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N 12"]) -> Int[Array, "N 2"]:
-    """The scores that follow from the checks of the steps."""
-    loss = jnp.where(jnp.all(checked, axis=2), 0, 6 - 2 * jnp.argmin(checked, axis=2))
-    return (10 - loss - 3 * parts(prompts)[2].astype(jnp.int32)).astype(jnp.int32)
+def scores_of(
+    checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N 12"], chosen: Int[Array, " N"] | None = None
+) -> Int[Array, "N 2"]:
+    """The scores that follow from the checks of the steps under a principle, by default reasoning for all."""
+    row = jnp.zeros(prompts.shape[:1], jnp.int32) if chosen is None else chosen
+    step, flaw = (jnp.asarray(WEIGHTS, jnp.int32)[row, k][:, None] for k in (0, 1))
+    loss = jnp.where(jnp.all(checked, axis=2), 0, step * (STEPS - jnp.argmin(checked, axis=2)))
+    return (10 - loss - flaw * parts(prompts)[2].astype(jnp.int32)).astype(jnp.int32)
 
 
 def report(
-    checked: Sequence[Bool[Array, "N 2 3"]], scores: Int[Array, "N 2"], *, width: int = REPORT_TOKENS
-) -> Int[Array, "N T"]:
-    """The tokens of a report: all rounds of checks with ``WAIT`` between them; without any the thoughts are empty."""
+    checked: Sequence[Bool[Array, "N 2 3"]], scores: Int[Array, "N 2"], *, width: int = REPORT_TOKENS,
+    named: Int[Array, " N"] | None = None,
+) -> Int[Array, "N T"]:  # fmt: skip
+    """The tokens of a report: all rounds of checks with ``WAIT`` between them; without any the thoughts are empty.
+
+    Args:
+      named: the principle that the thoughts begin with; None: none is named.
+    """
     n = scores.shape[0]
 
     def column(token):
         return jnp.full((n, 1), token, jnp.int32)
 
-    thoughts = []
+    thoughts = [] if named is None else [(STRICT + named[:, None]).astype(jnp.int32)]
     for k, one in enumerate(checked):
         thoughts += ([column(WAIT)] if k else []) + [jnp.where(one.reshape(n, 6), OK, BAD).astype(jnp.int32)]
     said = [column(OPEN), *thoughts, column(CLOSE), column(ANSWER), SCORE + scores[:, :1], column(ANSWER)]
     row = jnp.concatenate([*said, SCORE + scores[:, 1:]], axis=1)
     return jnp.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=END)
+
+
+def draw_principled(
+    key: Array, n: int, *, error_rate: float = 0.15, mistaken: float = 0.25, named: bool = True, reasons: bool = True
+) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    """Prompts and reports of a careless judge of principles: in ``mistaken`` of them it goes by the wrong one.
+
+    Args:
+      named: whether the principle is written before the checks; the scores follow from it either way.
+    """
+    prompts = draw_prompts(jax.random.fold_in(key, 0), n)
+    checked = right_steps(prompts) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate)
+    wrong = jax.random.bernoulli(jax.random.fold_in(key, 2), mistaken, (n,))
+    chosen = jnp.where(wrong, 1 - principle(prompts), principle(prompts))
+    scores = scores_of(checked, prompts, chosen)
+    return prompts, report([checked] if reasons else [], scores, named=chosen if named else None)
 
 
 def draw_reports(
@@ -107,20 +150,25 @@ def draw_reports(
     return prompts, report([checked] if reasons else [], scores_of(checked, prompts))
 
 
-def draw_reflections(
-    key: Array, n: int, *, first_error: float = 0.3, second_error: float = 0.1
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
-    """Prompts and reports that check everything twice, the second time with more care; the scores follow from that.
+MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
 
-    Half of the reports stop after the first round.
+
+def draw_reflections(
+    key: Array, n: int, *, error: float = 0.2, most: int = MOST_ROUNDS
+) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    """Prompts and long reports that check everything one to ``most`` times, equally often; the last round is scored.
+
+    Every round errs at the same rate: that a later one is better is nothing that a judge could learn from them.
     """
-    keys = jax.random.split(key, 4)
+    keys = jax.random.split(key, 3)
     prompts = draw_prompts(keys[0], n)
-    right, shape = right_steps(prompts), (n, 2, STEPS)
-    first = right ^ (jax.random.uniform(keys[1], shape) < first_error)
-    second = right ^ (jax.random.uniform(keys[2], shape) < second_error)
-    short, long = report([first], scores_of(first, prompts)), report([first, second], scores_of(second, prompts))
-    return prompts, jnp.where(jax.random.uniform(keys[3], (n, 1)) < 0.5, short, long)
+    slips = jax.random.uniform(keys[1], (most, n, 2, STEPS)) < error
+    rounds = [right_steps(prompts) ^ slip for slip in slips]
+    reports = jnp.stack(
+        [report(rounds[: k + 1], scores_of(rounds[k], prompts), width=LONG_REPORT) for k in range(most)]
+    )
+    chosen = jax.random.randint(keys[2], (n,), 0, most, jnp.int32)
+    return prompts, reports[chosen, jnp.arange(n)]
 
 
 def read_report(

@@ -34,22 +34,14 @@ from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 WORLD = strings.make_world(
     task.VOCABULARY, task.PROMPT_TOKENS, task.REPORT_TOKENS, end=task.END, width=48, layers=2, heads=3
 )
+LONG = strings.make_world(
+    task.VOCABULARY, task.PROMPT_TOKENS, task.LONG_REPORT, end=task.END, width=48, layers=2, heads=3
+)
 
 
 @lru_cache(maxsize=8)
-def make_start(*, steps: int, reasons: bool = True, second_thoughts: bool = False) -> Callable[[Key], Params]:
-    """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
-
-    Args:
-      reasons: whether the reports have their checks.
-      second_thoughts: whether half of them check everything twice.
-    """
-
-    def draw(key, n):
-        if second_thoughts:
-            return task.draw_reflections(key, n)
-        return task.draw_reports(key, n, reasons=reasons)
-
+def make_start(*, steps: int, draw: Callable[..., Any] = task.draw_reports) -> Callable[[Key], Params]:
+    """The ``init`` of a plan: a judge trained on the reports of ``draw(key, n)``, and a fresh judge of judgements."""
     base = strings.make_base(WORLD, draw, steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(jax.random.fold_in(key, 7))}
 
@@ -70,6 +62,7 @@ def rl_stage(
     learning_rate: float,
     kl_weight: float,
     advantages: Callable[..., Array] = group.group_normalized_advantages,
+    world: strings.World = WORLD,
 ) -> Stage:
     """Policy gradient of ``params["judge"]`` on ``reward(tagged, scored, scores, prompts) -> [B]``.
 
@@ -79,14 +72,14 @@ def rl_stage(
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
     """
     inner = builders.make_estimate(
-        WORLD.policy, builders.per_response(advantages), reference=lambda extras: extras["reference"]
+        world.policy, builders.per_response(advantages), reference=lambda extras: extras["reference"]
     )
     loss = builders.make_policy_loss(
-        WORLD.policy, clipped_policy_loss, diagnostics=builders.reference_kl,
+        world.policy, clipped_policy_loss, diagnostics=builders.reference_kl,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
     )  # fmt: skip
     online = strings.make_online(
-        WORLD, task.draw_prompts(jax.random.key(31), 1024), make_score(reward),
+        world, task.draw_prompts(jax.random.key(31), 1024), make_score(reward, world),
         estimate=lambda params, *rest: inner(params["judge"], *rest),
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
         tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
@@ -94,11 +87,13 @@ def rl_stage(
     return Stage(online, steps, lambda params, key: {"reference": jax.tree.map(jnp.copy, params["judge"])})
 
 
-def make_score(reward: Callable[[Array, Array, Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
+def make_score(
+    reward: Callable[[Array, Array, Array, Array], Array], world: strings.World = WORLD
+) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` slot from ``reward(tagged, scored, scores, prompts) -> [B]``."""
 
     def score(answers: Any, rows: Trajectories) -> Rewards:
-        prompts, responses = strings.responses_of(WORLD, rows)
+        prompts, responses = strings.responses_of(world, rows)
         value = reward(*task.read_report(responses), prompts)
         return Rewards(value, jnp.ones(value.shape, bool))
 
@@ -106,10 +101,16 @@ def make_score(reward: Callable[[Array, Array, Array, Array], Array]) -> Callabl
 
 
 def judged(
-    params: Params, prompts: Int[Array, "N 12"], key: Key, *, samples: int = 1, temperature: float = 1.0
+    params: Params,
+    prompts: Int[Array, "N 12"],
+    key: Key,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    world: strings.World = WORLD,
 ) -> tuple[Bool[Array, "N S"], Float[Array, "N S 2"]]:
     """``(read, scores)`` of so many reports on each pair; scores that cannot be read are 0 and 0."""
-    said = strings.sample(WORLD, params, prompts, key, samples=samples, temperature=temperature)
+    said = strings.sample(world, params, prompts, key, samples=samples, temperature=temperature)
     _, scored, scores = task.read_report(said)
     return scored.reshape(-1, samples), scores.reshape(-1, samples, 2)
 
@@ -135,8 +136,9 @@ def figures(params: Params, key: Key, *, pairs: int = 256) -> dict[str, Array]:
 
 
 def rejection_stage(
-    *, steps: int, prompts: int = 1024, samples: int = 3, rows_per_step: int = 64, learning_rate: float = 1e-3
-) -> Stage:
+    *, steps: int, prompts: int = 1024, samples: int = 3, rows_per_step: int = 64, learning_rate: float = 1e-3,
+    gold: Callable[[Array], Array] = task.gold_scores,
+) -> Stage:  # fmt: skip
     """Rejective fine-tuning of ``params["judge"]``: its own right reports on pairs that are not too easy (all right).
 
     From "Inference-Time Scaling for Generalist Reward Modeling" (SPCT), arXiv:2504.02495, section 3.2. Differs from the
@@ -148,7 +150,8 @@ def rejection_stage(
         said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
         _, scored, scores = task.read_report(said)
-        right = scored & judgements.picks_best(scores, task.gold_scores(asked))
+        true = gold(asked)
+        right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
         easy = jnp.repeat(jnp.all(right.reshape(-1, samples), axis=1), samples)
         return {"rows": (asked, said, (right & ~easy).astype(jnp.float32))}
 
@@ -178,8 +181,9 @@ def meta_logits(meta: Params, prompts: Int[Array, "N 12"], responses: Int[Array,
 
 
 def meta_stage(
-    *, steps: int, prompts: int = 1024, samples: int = 2, rows_per_step: int = 64, learning_rate: float = 3e-3
-) -> Stage:
+    *, steps: int, prompts: int = 1024, samples: int = 2, rows_per_step: int = 64, learning_rate: float = 3e-3,
+    gold: Callable[[Array], Array] = task.gold_scores,
+) -> Stage:  # fmt: skip
     """Trains ``params["meta"]`` on samples of ``params["judge"]`` and whether they are right."""
 
     def extras(params, key):
@@ -187,11 +191,12 @@ def meta_stage(
         said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
         _, scored, scores = task.read_report(said)
-        return {"rows": (asked, said, scored & judgements.picks_best(scores, task.gold_scores(asked)))}
+        true = gold(asked)
+        return {"rows": (asked, said, scored & judgements.picks_best(scores, true), true[:, 0] != true[:, 1])}
 
     def loss(params, extras, batch):
-        asked, said, right = batch
-        value = reduce.scalars(judgements.meta_loss(meta_logits(params["meta"], asked, said), right))
+        asked, said, right, apart = batch
+        value = reduce.scalars(judgements.meta_loss(meta_logits(params["meta"], asked, said), right), apart)
         return value, {"fit/loss": value}
 
     method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
@@ -216,7 +221,7 @@ def thought_again(
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     for k in range(rounds + 1):
         rows = generate(
-            WORLD.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
+            LONG.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
             max_new_tokens=new_tokens if k else new_tokens + 1, eos_ids=(task.CLOSE, task.END), pad_id=task.END,
             early_exit=seed_axis.in_turn(),
         )  # fmt: skip
@@ -236,7 +241,7 @@ def forced_scores(
     tokens, valid, spent = thought_again(params, prompts, jax.random.fold_in(key, 0), rounds=rounds)
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     rows = generate(
-        WORLD.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
+        LONG.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
         eos_ids=(task.END,), pad_id=task.END, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     verdict = rows.tokens[:, tokens.shape[1] :]
