@@ -5,21 +5,22 @@ Paper:     Wei et al., "Igniting Creative Writing in Small Language Models: LLM-
 Claim:     both a reward model of labels refined by several agents and a judge with adversarially found principles lift
            a small model's writing; the judge does so more, with fewer labels.
 Equations: adversarial: 12 rounds of 4 replies with one flaw each (fooled: the detector adds the rule; seen: the
-           generator avoids the flaw) and of 4 labelled replies (the detector adds or drops rules), at most 10 rules;
-           reward: the share of its rules that a reply keeps. no_reflection: without the labelled ones; fixed: the two
-           first rules. rm_multi: Bradley-Terry on pairs labelled good in every respect, 5 % wrong; rm_single: on
-           lenient labels, 20 % wrong. GRPO, k3 of weight 0.02.
+           generator avoids the flaw) and of 4 labelled replies (the detector adds or drops rules), at most 10 of 50
+           rules; reward: the share of its rules that a reply keeps, by what a fitted reader sees of its qualities.
+           no_reflection: without the labelled ones; fixed: the two first rules. rm_multi: Bradley-Terry on pairs
+           labelled good in every respect, 5 % wrong; rm_single: on lenient labels, 20 % wrong. GRPO, k3 of weight 0.02.
 Left out:  language models in all roles, retrieval, debates; the binary verdict (the share of rules is its scaled form).
-Expect:    eval/utility adversarial > fixed, adversarial >= rm_multi and rm_multi > rm_single; judge/agreement with the
-           truth adversarial > fixed.
-Measure:   true utility and qualities of replies to fresh prompts; 8 seeds, equal rollouts; labels used: 48 by the
-           judge's reflection, 1024 pairs by a reward model.
+Expect:    eval/utility adversarial > fixed, adversarial > rm_multi and rm_multi > rm_single; judge/agreement with the
+           truth adversarial > fixed and adversarial > no_reflection.
+Measure:   true utility and qualities of replies to fresh prompts; each seed plays its own games; equal rollouts; labels
+           used: 48 by the judge's reflection and 256 by its reader, 1024 pairs by a reward model.
 Run:       python -m experiments.reward_models.creative_writing
 """
 
 import dataclasses
-from functools import partial
+from functools import lru_cache, partial
 
+import jax
 import jax.numpy as jnp
 
 from experiments.reward_models.parts import adversarial_rules, attribute_rewards
@@ -27,7 +28,7 @@ from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 
-FIRST_RULES = (0, 2)  # not too unsafe, not too impolite
+FIRST_RULES = (2, 12)  # not too unsafe, not too impolite: a quarter of either
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +66,11 @@ def agreement(proxy, params, key):
     return {"judge/agreement": reduce.scalars(same.astype(jnp.float32))}
 
 
+@lru_cache(maxsize=8)
+def make_agreement(proxy):
+    return partial(agreement, proxy)
+
+
 def build(settings: Settings) -> experiment.Plan:
     """The arm's reward, found by play or fitted to labels, then GRPO on it."""
     if settings.labels:
@@ -73,12 +79,21 @@ def build(settings: Settings) -> experiment.Plan:
         stages = [attribute_rewards.fit_stage(pairs, attribute_rewards.preference_loss, steps=settings.fit_steps)]
         proxy = attribute_rewards.first_output
     else:
-        found = adversarial_rules.play(FIRST_RULES, rounds=settings.rounds, examples=settings.examples)
-        stages, proxy = [], adversarial_rules.make_detector(found.rules)
+        reader = attribute_rewards.fit_stage(
+            adversarial_rules.draw_labelled, attribute_rewards.label_loss, steps=settings.fit_steps, table=256
+        )
+        stages, proxy = [reader], adversarial_rules.detector
     shared = {"learning_rate": settings.learning_rate, "kl_weight": settings.kl_weight}
     stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, **shared))
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=1)
-    return experiment.Plan(start, tuple(stages), attribute_rewards.make_measure(proxy, partial(agreement, proxy)))
+    outputs = 1 if settings.labels else len(text.NAMES)
+    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=outputs)
+
+    def init(key):
+        sizes = {"rounds": settings.rounds, "examples": settings.examples}
+        found = adversarial_rules.play(jax.random.fold_in(key, 15), FIRST_RULES, **sizes)
+        return start(key) | {"rules": (found.rules > 0).astype(jnp.float32)}
+
+    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(proxy, make_agreement(proxy)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -86,9 +101,10 @@ def claim(results: experiment.Results) -> experiment.Claim:
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/utility", "adversarial", "fixed"),
-        experiment.greater(results, "eval/utility", "adversarial", "rm_multi", by=-0.01),
+        experiment.greater(results, "eval/utility", "adversarial", "rm_multi"),
         experiment.greater(results, "eval/utility", "rm_multi", "rm_single"),
         experiment.greater(results, "judge/agreement", "adversarial", "fixed"),
+        experiment.greater(results, "judge/agreement", "adversarial", "no_reflection"),
     )
 
 

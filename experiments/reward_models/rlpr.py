@@ -7,20 +7,25 @@ Claim:     how likely the policy finds the reference behind its own reasoning re
 Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 the initial policy without reasoning; R =
            0.9 s + 0.1 [answered]; GRPO on prompts whose std of R is at least beta times a running mean of it, from the
            11th step on. product: prod_i p_i; biased: without p_0; unfiltered: all prompts; rule: 1 for the same number.
-Left out:  a verifier model as baseline (see general_reasoner), VeriFree, the repetition penalty, refilling what the
-           filter drops; the running mean forgets at 0.8, not at 0.99, within 40 steps.
-Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased and > unfiltered.
+           refill: twice as many prompts are drawn, and the first ones that pass fill the batch. penalty: less 0.2 times
+           the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter, and R log p(y* |
+           x, z) is raised as well; verifier: a generative judge says whether the answer is right.
+Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
+Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
-           write either; 8 seeds, equal rollouts.
+           write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which
+           rlpr with as many is no control.
 Run:       python -m experiments.reward_models.rlpr
 """
 
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
-from experiments.reward_models.parts import free_answers
+from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -38,6 +43,11 @@ class Settings(recipes.OnlineSettings):
     forget: float = 0.99
     filter_from: int = 11
     warm_steps: int = 0
+    draw: int = 1  # times as many prompts as train; those that pass the filter fill the batch
+    penalty: float = 0.0  # of 4-grams that were said before
+    verifree: bool = False  # the reference's own likelihood is raised, too
+    verifier: bool = False  # a generative judge in the place of probabilities
+    examples: int = 2000  # that it is trained on
 
 
 EMBEDDED = {
@@ -46,7 +56,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "filter_from": 1,
+    "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "filter_from": 1, "examples": 32,
 }  # fmt: skip
 ARMS = {
     "rule": {"how": None, "beta": 0.0},
@@ -54,62 +64,100 @@ ARMS = {
     "product": {"how": free_answers.product_probability},
     "biased": {"debias": False},
     "unfiltered": {"beta": 0.0},
+    "refill": {"draw": 2},
+    "penalty": {"penalty": 0.2},
+    "verifree": {"how": free_answers.product_probability, "debias": False, "beta": 0.0, "verifree": True},
+    "verifier": {"verifier": True, "beta": 0.0},
 }
+METHOD = "rlpr"
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
 CURVES = ("eval/accuracy", "filter/kept", "reward/mean", "eval/tokens", "policy/entropy")
+
+
+def filled(keep: Array, size: int, most: int) -> Array:
+    """Of the rows that pass, those of the first ``most`` groups of ``size``: what fills a batch.
+
+    >>> import jax.numpy as jnp
+    >>> filled(jnp.array([False, False, True, True, True, True, True, True]), 2, 2).tolist()
+    [False, False, True, True, True, True, False, False]
+    """
+    groups = keep.reshape(-1, size)[:, 0]
+    rank = jnp.cumsum(groups.astype(jnp.int32))
+    return keep & jnp.repeat(rank <= most, size)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
     free, size = free_answers.make_free(settings), settings.group_size
     found, policy, base = free.bench, free.bench.model.policy, free.bench.model.params
+    judge = answer_judges.make_generative(settings.examples, error_rate=0.0, worked=False, soft=False)
 
-    def reward(params, rows, rewards):
+    def reward(params, extras, rows, rewards):
         if settings.how is None:
             return rewards.value
+        if settings.verifier:
+            answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
+            return jax.lax.stop_gradient(judge.judge(extras["verifier"], *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
+        if settings.verifree:
+            return score
         if settings.debias:
             before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
             score = free_answers.debiased(score, before)
         return 0.9 * score + 0.1 * free.read(rows)[1].astype(jnp.float32)
 
     def estimate(params, extras, rows, rewards):
-        value = reward(params, rows, rewards)
+        value = reward(params, extras, rows, rewards)
+        if settings.penalty:
+            value = value - settings.penalty * free_answers.repeated_share(rows.tokens, rows.mask)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
         keep = (spread >= settings.beta * extras["spread"]) | (extras["step"] < settings.filter_from)
+        keep = filled(keep, size, settings.prompts_per_step)
+        own = {"spread": spread, "kept": keep.astype(jnp.float32)}
+        if settings.verifree:
+            shown = free_answers.with_reference(free, rows)
+            own |= {f"reference/{name}": x for name, x in shown._asdict().items()} | {"weight": value}
         inner = builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
             temperature=settings.temperature,
             keep=lambda rows, rewards: keep,
-            row_extras=lambda extras, rows, rewards: {"spread": spread, "kept": keep.astype(jnp.float32)},
+            row_extras=lambda extras, rows, rewards: own,
         )
         return inner(params, extras, rows, rewards._replace(value=value))
 
     def remember(state, batch, rows, rewards):
         mean, first = jnp.sum(batch.extras["spread"]) / batch.mask.shape[0], state.extras["step"] == 0
         moved = settings.forget * state.extras["spread"] + (1 - settings.forget) * mean
-        return {"spread": jnp.where(first, mean, moved), "step": state.extras["step"] + 1}
+        return state.extras | {"spread": jnp.where(first, mean, moved), "step": state.extras["step"] + 1}
 
     def figures(batch, metrics):
         return {"filter/kept": jnp.sum(batch.extras["kept"]) / batch.mask.shape[0]}
 
+    drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_grpo(
-        settings, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact),
+        drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact),
         figures=figures,
     )  # fmt: skip
-    start = {"spread": jnp.zeros((), jnp.float32), "step": jnp.zeros((), jnp.int32)}
-    stage = experiment.Stage(online, settings.steps, lambda params, key: start)
+    if settings.verifree:
+        online = online._replace(loss=free_answers.with_likelihood(policy, online.loss))
+
+    def extras(params, key):
+        start = {"spread": jnp.zeros((), jnp.float32), "step": jnp.zeros((), jnp.int32)}
+        return start | ({"verifier": judge.fit(key)} if settings.verifier else {})
+
+    stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)
     plan = curricula.make_plan(settings, found, [warm, stage])
     return plan._replace(measure=free_answers.make_measure(settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """The probability of the reference beats the rule, the product, the biased and the unfiltered form."""
+    """The probability of the reference beats the rule, the product, the biased and the unfiltered form, and rivals."""
+    others = ("rule", "product", "biased", "unfiltered", "verifree", "verifier")
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        *(experiment.greater(results, "eval/accuracy", "rlpr", arm) for arm in ARMS if arm != "rlpr"),
+        *(experiment.greater(results, "eval/accuracy", "rlpr", arm) for arm in others),
     )
 
 

@@ -6,53 +6,69 @@ import numpy as np
 import pytest
 
 from experiments.reward_models.parts import adversarial_rules as rules
+from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 
 
+def _held(stamps):
+    return [int(k) for k in np.argsort(np.asarray(stamps)) if stamps[k] > 0]
+
+
 def test_worked_duels():
-    start = rules.Strategies((), (0, 2))
-    fooled = rules.duel(start, 5)
-    assert fooled == rules.Strategies((), (0, 2, 5))
-    assert rules.duel(fooled, 5) == rules.Strategies((5,), (0, 2, 5))
+    start = rules.started((0, 2))
+    fooled = rules.duel(start, jnp.array(5))
+    assert set(_held(fooled.rules)) == {0, 2, 5} and not fooled.avoided.any()
+    seen = rules.duel(fooled, jnp.array(5))
+    assert _held(seen.avoided) == [5] and _held(seen.rules) == _held(fooled.rules)
+    with pytest.raises(ValueError, match="without rules"):
+        rules.started(())
 
 
-def test_at_most_ten_rules_without_repeats():
-    assert len(rules.merged(range(10), (10,))) == 10
-    assert rules.merged((3, 1, 3), (1, 2)) == (3, 1, 2)
+def test_at_most_ten_of_fifty_rules_and_the_oldest_goes():
+    assert len(rules.RULES) == 50 > rules.MOST == 10
+    stamps = rules.started((7,)).rules
+    for k, rule in enumerate(range(10, 22)):
+        stamps = rules.learnt(stamps, jnp.array(rule), jnp.array(2 + k))
+    assert _held(stamps) == list(range(12, 22))
+    again = rules.learnt(stamps, jnp.array(15), jnp.array(99))
+    assert (again == stamps).all()
 
 
 def test_reflection_adds_and_drops():
-    # rule 4: relevant >= 0.25
-    quality, level = rules.RULES[4]
-    assert text.NAMES[quality] == "relevant" and level == 0.25
-    scores = [1.0, 1.0, 0.1, 1.0, 1.0]
-    learnt = rules.reflected(rules.Strategies((), (0,)), scores, False)
-    assert [rules.RULES[r][0] for r in learnt.rules] == [0, quality]
-    assert rules.reflected(learnt, scores, True).rules == (0,)  # it was good after all: the rule goes
-    assert rules.reflected(learnt, scores, False) == learnt  # already called bad
+    relevant = [k for k, (quality, level) in enumerate(rules.RULES) if text.NAMES[quality] == "relevant"]
+    scores = jnp.array([1.0, 1.0, 0.1, 1.0, 1.0])
+    taught = rules.reflected(rules.started((0,)), scores, jnp.array(False))
+    # of the rules on the worst quality the one that asks for least: relevant >= 0.15
+    assert _held(taught.rules) == [0, relevant[1]] and rules.RULES[relevant[1]][1] == 0.15
+    assert _held(rules.reflected(taught, scores, jnp.array(True)).rules) == [0]  # it was good after all: the rule goes
+    assert _held(rules.reflected(taught, scores, jnp.array(False)).rules) == _held(taught.rules)  # called bad already
+    perfect = rules.reflected(rules.started((0,)), jnp.ones(5), jnp.array(False))
+    assert _held(perfect.rules) == [0], "what breaks no rule explains nothing"
 
 
-@pytest.mark.slow
-def test_play_finds_rules_and_reflection_drops_the_strict_ones():
-    found = rules.play((0, 2), rounds=12, examples=0)
-    assert len(found.rules) == rules.MOST
-    assert rules.play((0, 2), rounds=0).rules == (0, 2)
-    assert rules.play((0, 2), rounds=12) == rules.play((0, 2), rounds=12)
-    assert set(rules.play((0, 2), rounds=12).rules) != set(found.rules)
+def test_play_differs_by_seed_and_reflection_drops_the_strict_ones():
+    games = jax.jit(lambda key, n: rules.play(key, (2, 12), rounds=12, examples=n).rules, static_argnums=1)
+    found = [np.asarray(games(jax.random.key(seed), 0)) > 0 for seed in (0, 1)]
+    assert all(x.sum() == rules.MOST for x in found) and (found[0] != found[1]).any()
+    assert _held(rules.play(jax.random.key(0), (2, 12), rounds=0).rules) == [2, 12]
+    strict = np.asarray([level for _, level in rules.RULES])
+    kept = np.stack([np.asarray(games(jax.random.key(seed), 4)) > 0 for seed in range(8)])
+    wild = np.stack([np.asarray(games(jax.random.key(seed), 0)) > 0 for seed in range(8)])
+    mean = [np.mean([strict[row].mean() for row in rows if row.any()]) for rows in (kept, wild)]
+    assert mean[0] < mean[1], "examples of good replies take out the rules that ask too much"
 
 
-@pytest.mark.slow
-def test_detector_and_strict_judge():
+def test_a_detector_reads_what_its_reader_sees():
     scores = jnp.array([[1.0, 0.5, 0.5, 0.5, 0.9], [1.0, 0.0, 0.5, 0.5, 0.9]])
     assert rules.strict_label(scores).tolist() == [True, False]  # any defect: 0
-    assert rules.kept_rules(scores, (0, 2, 3)).tolist() == [[True, True, True], [True, False, False]]
-    prompts, replies = text.draw_behaviour(jax.random.key(0), 30)
-    detector = rules.make_detector((0, 2, 3))
-    found = text.attributes(prompts, replies)
-    expected = [np.mean([not rules.breaks(row.tolist(), r) for r in (0, 2, 3)]) for row in np.asarray(found)]
-    np.testing.assert_allclose(detector(None, prompts, replies), expected, atol=1e-6)
-    with pytest.raises(ValueError, match="without rules"):
-        rules.make_detector(())
+    chosen = jnp.zeros(50, bool).at[jnp.array([0, 12, 13])].set(True)
+    np.testing.assert_allclose(rules.kept_share(scores, chosen), [1.0, 1 / 3], atol=1e-6)
+    assert rules.kept_share(scores, chosen & ~chosen).tolist() == [1.0, 1.0]
+    prompts, replies = text.draw_behaviour(jax.random.key(0), 6)
+    reward = attribute_rewards.init_reward(jax.random.key(1), outputs=5)
+    params = {"reward": reward, "rules": chosen.astype(jnp.float32)}
+    read = jnp.clip(attribute_rewards.scores(reward, prompts, replies), 0.0, 1.0)
+    np.testing.assert_allclose(rules.detector(params, prompts, replies), rules.kept_share(read, chosen), atol=1e-6)
 
 
 @pytest.mark.slow

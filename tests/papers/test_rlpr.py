@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models.parts import free_answers
+from experiments.reward_models import rlpr
+from experiments.reward_models.parts import free_answers, step_labels
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
 
@@ -40,6 +42,30 @@ def test_worked_rewards():
     score, before = jnp.array([0.3, 0.9]), jnp.array([0.5, 0.2])
     reward = 0.9 * free_answers.debiased(score, before) + 0.1
     np.testing.assert_allclose(reward, [0.1, 0.73], atol=1e-6)
+
+
+def test_a_batch_is_filled_by_what_passes():
+    keep = jnp.array([False] * 3 + [True] * 9)
+    assert rlpr.filled(keep, 3, 2).tolist() == [False] * 3 + [True] * 6 + [False] * 3
+    assert (rlpr.filled(keep, 3, 4) == keep).all()
+
+
+def test_repeats_against_a_loop():
+    rng = np.random.default_rng(3)
+    tokens, lengths = rng.integers(0, 3, (6, 12)), rng.integers(0, 13, 6)
+    mask = np.arange(12)[None] < lengths[:, None]
+    found = free_answers.repeated_share(jnp.asarray(tokens), jnp.asarray(mask), n=3)
+    for row, length, share in zip(tokens, lengths, found.tolist(), strict=True):
+        grams = [tuple(row[k : k + 3]) for k in range(length - 2)]
+        again = sum(gram in grams[:k] for k, gram in enumerate(grams))
+        assert share == pytest.approx(again / max(len(grams), 1), abs=1e-6)
+
+
+def test_other_problems_are_refused():
+    with pytest.raises(UserError, match="chains alone"):
+        free_answers.make_free(recipes.OnlineSettings(data="countdown"))
+    with pytest.raises(UserError, match="right steps"):
+        step_labels.make_stepped(recipes.OnlineSettings(data="rows.jsonl"))
 
 
 def _text(free, tokens, keep):

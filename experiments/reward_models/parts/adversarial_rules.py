@@ -1,110 +1,139 @@
 """A detector of flawed replies whose rules grow by play against a generator that learns which flaws are seen.
 
-A rule is a quality of ``attribute_text`` and the level that it must reach. The players are scripts: the generator
-writes a reply that breaks one rule, the detector calls it bad if that rule is among its own.
+A rule is a quality of ``attribute_text`` and the level that it must reach; there are fifty, and a detector holds ten at
+most. The players are scripts: the generator writes a reply that breaks one rule, the detector calls it bad if that rule
+is among its own. When a detector judges a policy it reads the text: a fitted model tells it the qualities.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.types import Key, Params
 
-LEVELS = (0.25, 0.5)
+LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
 RULES = tuple((quality, level) for quality in range(len(text.NAMES)) for level in LEVELS)
 MOST = 10
 
 
 class Strategies(NamedTuple):
-    """What the generator avoids because it was seen, and the rules of the detector, the newest last."""
+    """When each rule was learnt, 0: never: flaws that the generator avoids, rules of the detector; and the time."""
 
-    avoided: tuple[int, ...]
-    rules: tuple[int, ...]
+    avoided: Int[Array, " R"]
+    rules: Int[Array, " R"]
+    clock: Int[Array, ""]
 
 
-def merged(rules: Sequence[int], more: Sequence[int], *, most: int = MOST) -> tuple[int, ...]:
-    """Both without repeats, the oldest ones dropped beyond ``most``.
+def started(rules: Sequence[int]) -> Strategies:
+    """A detector with some rules and a generator that avoids nothing.
 
-    >>> merged((3, 1), (1, 2)), merged(range(10), (10,))[0]
-    ((3, 1, 2), 1)
+    Raises:
+      ValueError: for a detector without rules, which calls everything good.
     """
-    every = list(dict.fromkeys([*rules, *more]))
-    return tuple(every[-most:])
+    if not rules:
+        raise ValueError("a detector without rules calls everything good; give it at least one")
+    stamps = jnp.zeros((len(RULES),), jnp.int32).at[jnp.asarray(rules, jnp.int32)].set(1)
+    return Strategies(jnp.zeros((len(RULES),), jnp.int32), stamps, jnp.asarray(1, jnp.int32))
 
 
-def duel(strategies: Strategies, flaw: int) -> Strategies:
+def learnt(stamps: Int[Array, " R"], rule: Array, clock: Array, *, most: int = MOST) -> Int[Array, " R"]:
+    """One more rule, if it is new; the oldest one is forgotten beyond ``most``.
+
+    >>> learnt(jnp.array([1, 2, 0]), jnp.array(2), jnp.array(3), most=2).tolist()
+    [0, 2, 3]
+    >>> learnt(jnp.array([1, 2, 0]), jnp.array(0), jnp.array(3), most=2).tolist()  # known already
+    [1, 2, 0]
+    """
+    known = stamps[rule] > 0
+    more = stamps.at[rule].set(clock)
+    oldest = jnp.argmin(jnp.where(more > 0, more, jnp.iinfo(jnp.int32).max))
+    full = jnp.sum((more > 0).astype(jnp.int32)) > most
+    return jnp.where(known, stamps, jnp.where(full, more.at[oldest].set(0), more))
+
+
+def duel(strategies: Strategies, flaw: Int[Array, ""]) -> Strategies:
     """One round on a reply that breaks the rule ``flaw``: who was fooled learns.
 
     From "Igniting Creative Writing in Small Language Models: LLM-as-a-Judge versus Multi-Agent Refined Rewards",
     arXiv:2508.21476, section 3.2. Differs from the paper, where both strategies are texts that language models rewrite.
     """
-    if flaw in strategies.rules:  # seen: the generator will try something else
-        return strategies._replace(avoided=merged(strategies.avoided, (flaw,)))
-    return strategies._replace(rules=merged(strategies.rules, (flaw,)))
+    clock, seen = strategies.clock + 1, strategies.rules[flaw] > 0
+    avoided = learnt(strategies.avoided, flaw, clock, most=len(RULES))
+    rules = learnt(strategies.rules, flaw, clock)
+    return Strategies(jnp.where(seen, avoided, strategies.avoided), jnp.where(seen, strategies.rules, rules), clock)
 
 
-def breaks(scores: Sequence[float], rule: int) -> bool:
-    """Whether a reply with these qualities breaks a rule."""
-    quality, level = RULES[rule]
-    return scores[quality] < level
+def breaks(scores: Float[Array, "B 5"]) -> Bool[Array, "B R"]:
+    """Which rules replies with these qualities break."""
+    quality = jnp.asarray([q for q, _ in RULES], jnp.int32)
+    level = jnp.asarray([at for _, at in RULES], jnp.float32)
+    return scores[:, quality] < level[None, :]
 
 
-def reflected(strategies: Strategies, scores: Sequence[float], good: bool) -> Strategies:
-    """What a labelled example teaches the detector: a rule against what it passed wrongly, none against the good."""
-    broken = [rule for rule in strategies.rules if breaks(scores, rule)]
-    if good and broken:
-        return strategies._replace(rules=tuple(rule for rule in strategies.rules if rule not in broken))
-    if not good and not broken:
-        found = [rule for rule in range(len(RULES)) if breaks(scores, rule)]
-        # the worst quality explains the label best
-        worst = sorted(found, key=lambda rule: scores[RULES[rule][0]])[:1]
-        return strategies._replace(rules=merged(strategies.rules, worst))
-    return strategies
+def reflected(strategies: Strategies, scores: Float[Array, " 5"], good: Bool[Array, ""]) -> Strategies:
+    """What a labelled example teaches the detector: a rule against what it passed wrongly, none against the good.
+
+    The worst quality explains a bad label best, and of its broken rules the one that asks for least.
+    """
+    broken = breaks(scores[None])[0]
+    held = strategies.rules > 0
+    fewer = jnp.where(broken, 0, strategies.rules)
+    quality = jnp.asarray([q for q, _ in RULES], jnp.int32)
+    worth = jnp.where(broken, scores[quality], jnp.inf)
+    added = learnt(strategies.rules, jnp.argmin(worth), strategies.clock + 1)
+    missed = ~good & ~jnp.any(broken & held) & jnp.any(broken)
+    rules = jnp.where(good, fewer, jnp.where(missed, added, strategies.rules))
+    return Strategies(strategies.avoided, rules, strategies.clock + 1)
 
 
 def play(
-    start: Sequence[int], *, rounds: int, duels: int = 4, examples: int = 4, good_utility: float = 0.35, seed: int = 0
+    key: Key, start: Sequence[int], *, rounds: int, duels: int = 4, examples: int = 4, good_utility: float = 0.35
 ) -> Strategies:
-    """Rounds of duels and of reflection on labelled examples of the behaviour; ``examples=0`` leaves these out."""
-    rng = np.random.default_rng(seed)
-    prompts, replies = text.draw_behaviour(jax.random.key(seed), max(1, rounds * examples))
-    labelled = np.asarray(text.attributes(prompts, replies)), np.asarray(text.utility(prompts, replies))
-    strategies = Strategies((), tuple(start))
-    for k in range(rounds):
-        for _ in range(duels):
-            open_to = [rule for rule in range(len(RULES)) if rule not in strategies.avoided] or list(range(len(RULES)))
-            strategies = duel(strategies, int(rng.choice(open_to)))
-        for j in range(k * examples, (k + 1) * examples):
-            strategies = reflected(strategies, labelled[0][j].tolist(), bool(labelled[1][j] > good_utility))
-    return strategies
+    """Rounds of duels and of reflection on labelled examples of the behaviour; ``examples=0`` leaves these out.
 
-
-def kept_rules(scores: Float[Array, "B 5"], rules: Sequence[int]) -> Bool[Array, "B R"]:
-    """Which of the rules each reply keeps."""
-    quality = jnp.asarray([RULES[r][0] for r in rules], jnp.int32)
-    level = jnp.asarray([RULES[r][1] for r in rules], jnp.float32)
-    return scores[:, quality] >= level[None, :]
-
-
-def make_detector(rules: Sequence[int]) -> Callable[[Params, Array, Array], Array]:
-    """The ``Proxy`` of a detector: the share of its rules that a reply keeps; 1 is the verdict good.
-
-    Raises:
-      ValueError: for a detector without rules.
+    Every seed plays its own games.
     """
-    if not rules:
-        raise ValueError("a detector without rules calls everything good; give it at least one")
+    state = started(start)
+    for k in range(rounds):
+        here = jax.random.fold_in(key, k)
 
-    def detector(params: Params, prompts: Array, responses: Array) -> Array:
-        kept = kept_rules(text.attributes(prompts, responses), rules).astype(jnp.float32)
-        return jnp.sum(kept, axis=1) / len(rules)
+        def fight(state, own):
+            open_to = state.avoided == 0
+            flaw = jax.random.categorical(own, jnp.where(open_to | ~jnp.any(open_to), 0.0, -jnp.inf))
+            return duel(state, flaw.astype(jnp.int32)), None
 
-    return detector
+        state, _ = jax.lax.scan(fight, state, jax.random.split(jax.random.fold_in(here, 0), duels))
+        if not examples:
+            continue
+        prompts, replies = text.draw_behaviour(jax.random.fold_in(here, 1), examples)
+        labels = text.utility(prompts, replies) > good_utility
+        rows = text.attributes(prompts, replies), labels
+        state, _ = jax.lax.scan(lambda state, row: (reflected(state, *row), None), state, rows)
+    return state
+
+
+def kept_share(scores: Float[Array, "B 5"], rules: Bool[Array, " R"]) -> Float[Array, " B"]:
+    """The share of the rules that each reply keeps; 1, the verdict good, for a detector whose rules were all dropped."""
+    kept = (~breaks(scores) & rules[None, :]).astype(jnp.float32)
+    count = jnp.sum(rules.astype(jnp.float32))
+    return jnp.where(count > 0, jnp.sum(kept, axis=1) / jnp.maximum(count, 1.0), 1.0)
+
+
+def detector(params: Params, prompts: Array, responses: Array) -> Array:
+    """The ``Proxy`` of ``params["rules"]``: what is kept of them, by the qualities that the fitted reader sees."""
+    read = attribute_rewards.scores(params["reward"], prompts, responses)
+    return kept_share(jnp.clip(read, 0.0, 1.0), params["rules"] > 0)
+
+
+def draw_labelled(key: Key, n: int) -> tuple[Array, Array, Array]:
+    """Replies of the behaviour and their qualities: what the reader learns from."""
+    prompts, responses = text.draw_behaviour(key, n)
+    return prompts, responses, text.attributes(prompts, responses)
 
 
 def strict_label(scores: Float[Array, "B 5"], *, level: float = 0.25) -> Bool[Array, " B"]:

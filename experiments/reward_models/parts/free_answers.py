@@ -6,7 +6,7 @@ but no exact comparison sees it. The truth, used in measurement alone, compares 
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
@@ -53,7 +55,16 @@ def _answers(problems: Sequence[Problem], seed: int) -> dict[str, Array]:
 
 
 def make_free(settings: OnlineSettings) -> FreeBench:
-    """The free-form twin of ``bench(settings)``, of chains; equal settings share one."""
+    """The free-form twin of ``bench(settings)``, of chains; equal settings share one.
+
+    Raises:
+      UserError: for problems that are no chains: in what other forms their answers are right is not known.
+    """
+    if settings.data != "chain":
+        raise UserError(
+            f"--data {settings.data}: in what forms an answer is right is known of generated chains alone; use "
+            "--data chain, or an experiment that compares answers by a verifier of text"
+        )
     return _free(recipes.bench_identity(settings))
 
 
@@ -222,3 +233,39 @@ def debiased(score: Float[Array, " B"], before: Float[Array, " B"]) -> Float[Arr
     From "RLPR", arXiv:2506.18254, eq. 4.
     """
     return jnp.clip(score - before, 0.0, 1.0)
+
+
+def with_likelihood(policy: Policy, loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss of rollouts to which the reference's own likelihood is added, weighed by each response's reward.
+
+    ``- mean_b R_b log p(y* | x, z_b)`` over the rows of ``extras["reference/..."]``; the weight has no gradient.
+
+    From "Reinforcing General Reasoning without Verifiers" (VeriFree), arXiv:2505.21493, eq. 4.
+    """
+
+    def joined(params, batch):
+        value, metrics = loss(params, batch)
+        shown = Referenced(*(batch.extras[f"reference/{name}"] for name in Referenced._fields))
+        logp, _ = builders.score_tokens(policy, params, shown)
+        own = jnp.sum(jnp.where(shown.mask, logp, 0.0), axis=1)
+        raised = reduce.scalars(jax.lax.stop_gradient(batch.extras["weight"]) * own)
+        return value - raised, metrics | {"reference/raised": raised}
+
+    return joined
+
+
+def repeated_share(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, n: int = 4) -> Float[Array, " B"]:
+    """Share of the n-grams of each response that it has said before; 0 for a response that has none.
+
+    >>> row, there = jnp.array([[1, 2, 1, 2, 1]]), jnp.ones((1, 5), bool)
+    >>> float(repeated_share(row, there, n=2)[0])  # 12 21 12 21: the last two
+    0.5
+    """
+    windows = [tokens[:, k : tokens.shape[1] - n + 1 + k] for k in range(n)]
+    whole = jnp.stack([mask[:, k : mask.shape[1] - n + 1 + k] for k in range(n)]).all(axis=0)
+    grams = jnp.stack(windows, axis=2)
+    same = jnp.all(grams[:, :, None, :] == grams[:, None, :, :], axis=3) & whole[:, :, None] & whole[:, None, :]
+    place = jnp.arange(grams.shape[1])
+    before = jnp.any(same & (place[None, None, :] < place[None, :, None]), axis=2)
+    count = jnp.sum(whole.astype(jnp.float32), axis=1)
+    return jnp.sum(before.astype(jnp.float32), axis=1) / jnp.maximum(count, 1.0)
