@@ -118,7 +118,7 @@ def play(
 
 
 def kept_share(scores: Float[Array, "B 5"], rules: Bool[Array, " R"]) -> Float[Array, " B"]:
-    """The share of the rules that each reply keeps; 1, the verdict good, for a detector whose rules were all dropped."""
+    """The share of the rules that each reply keeps; 1, the verdict good, where all rules were dropped."""
     kept = (~breaks(scores) & rules[None, :]).astype(jnp.float32)
     count = jnp.sum(rules.astype(jnp.float32))
     return jnp.where(count > 0, jnp.sum(kept, axis=1) / jnp.maximum(count, 1.0), 1.0)

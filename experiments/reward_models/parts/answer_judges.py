@@ -48,9 +48,9 @@ def draw_judgements(key: Key, n: int, *, error_rate: float) -> tuple[Int[Array, 
     keys = jax.random.split(key, 6)
     modulus = jnp.asarray(chain.MODULI, jnp.int32)[jax.random.randint(keys[0], (n,), 0, len(chain.MODULI))]
     numbers = jax.random.randint(keys[1], (n, 2), 0, 1 << 20, jnp.int32) % modulus[:, None]
-    coins = jax.random.bernoulli(keys[2], 0.5, (3, n))
+    coins = jax.random.bernoulli(keys[2], 0.5, (3, n)).astype(jnp.int32)
     reference = numbers[:, 0] + modulus * coins[0]
-    answer = jnp.where(coins[1], numbers[:, 0], numbers[:, 1]) + modulus * coins[2]
+    answer = jnp.where(coins[1] > 0, numbers[:, 0], numbers[:, 1]) + modulus * coins[2]
     truth = (answer - reference) % modulus == 0
     wrong = jax.random.bernoulli(keys[3], error_rate, (n,))
     return jnp.stack([answer, reference, modulus], axis=1), truth ^ wrong
