@@ -4,13 +4,16 @@ Paper:     Cai et al., "How Much Backtracking is Enough? Exploring the Interplay
            Reasoning", arXiv:2505.24273.
 Claim:     SFT on traces with synthetic backtracks makes RL better; the best number grows with the search space;
            whether the traces are right hardly matters.
-Equations: trace(b) = b wrong branches, each closed by BACK, then the optimal path; SFT on the same puzzles for every
-           b, then GRPO with reward 1 for a solved puzzle. wrong: every puzzle with the trace of another; cold: GRPO
-           alone.
-Left out:  distilled traces, and six of the eight tasks; branches go back to the start.
-Expect:    eval/accuracy at the end: sudoku_3 > sudoku_0; countdown_1 > countdown_0; |sudoku_wrong - sudoku_3| < 0.05.
-Measure:   128 fresh puzzles, Countdown of three numbers and 4 x 4 Sudoku with six blanks; the base has read paths,
-           half of them wrong. 8 seeds; all have equal updates of GRPO, all but cold equal ones of SFT before.
+Equations: trace(b) = the path to a solution with exactly b wrong nodes, each placed in some state of that path and taken
+           off by BACK; SFT on the same puzzles for every b, then GRPO with reward 1 for a solved puzzle. wrong: the work
+           before the last BACK is that of another puzzle, the answer stays; shuffled: every puzzle has the whole trace
+           of another; cold: GRPO alone.
+Left out:  distilled traces, and five of the eight tasks.
+Expect:    eval/accuracy at the end: sudoku_3 > sudoku_0; countdown_1 > countdown_0; line_0 > line_3 (a small space needs
+           no backtracks); |sudoku_wrong - sudoku_3| < 0.05; sudoku_3 > sudoku_shuffled.
+Measure:   96 fresh puzzles: Countdown of three numbers, 4 x 4 Sudoku with five blanks, lines under one of six rules; the
+           base has read paths, half of them wrong. All have equal updates of GRPO, all but cold equal ones of SFT
+           before. The bed is invalid unless sudoku_0 and countdown_0 end above 0.2.
 Run:       python -m experiments.analysis.how_much_backtracking
 """
 
@@ -21,6 +24,7 @@ from experiments.analysis.parts import search_traces_task as toy
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,29 +36,38 @@ class Settings(recipes.OnlineSettings):
     learning_rate: float = 1e-3
     prompts_per_step: int = 8
     group_size: int = 8
-    base_steps: int = 200
-    imitation_steps: int = 150
+    base_steps: int = 400
+    imitation_steps: int = 300
     train_problems: int = 3000
     task: int = toy.SUDOKU
     back: int = 3  # below 0: no imitation
-    wrong: bool = False
+    swapped: str = ""  # of search_traces_task.make_table
+    samples: int = 16  # of each puzzle in the measurement
 
 
 SMOKE = {
     "steps": 1, "eval_every": 2, "base_steps": 1, "imitation_steps": 1, "prompts_per_step": 2, "group_size": 2,
-    "train_problems": 48,
+    "train_problems": 48, "samples": 2,
 }  # fmt: skip
 ARMS = {
     "sudoku_0": {"back": 0},
     "sudoku_1": {"back": 1},
     "sudoku_3": {},
     "sudoku_6": {"back": 6},
-    "sudoku_wrong": {"wrong": True},
+    "sudoku_wrong": {"swapped": "nodes"},
+    "sudoku_shuffled": {"swapped": "traces"},
     "sudoku_cold": {"back": -1},
     "countdown_0": {"task": toy.COUNTDOWN, "back": 0},
     "countdown_1": {"task": toy.COUNTDOWN, "back": 1},
     "countdown_3": {"task": toy.COUNTDOWN},
+    "line_0": {"task": toy.LINE, "back": 0},
+    "line_1": {"task": toy.LINE, "back": 1},
+    "line_3": {"task": toy.LINE},
 }
+BED = Bed(
+    metric="eval/accuracy", baseline="sudoku_0",
+    judges=(("sudoku_0", "eval/accuracy", 0.2), ("countdown_0", "eval/accuracy", 0.2)),
+)  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@8", "eval/backs", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
@@ -68,22 +81,24 @@ def build(settings: Settings) -> experiment.Plan:
     )  # fmt: skip
     stages = (online,)
     if settings.back >= 0:
-        made = search_traces.traces(settings.task, (settings.back,), settings.wrong, puzzles=settings.train_problems)
+        made = search_traces.traces(settings.task, (settings.back,), settings.swapped, puzzles=settings.train_problems)
         imitation = search_traces.imitation_stage(
             made, steps=settings.imitation_steps, rows_per_step=rows, learning_rate=rate
         )
         stages = (imitation, online)
-    base = strings.make_base(search_traces.WORLD, search_traces.draw_first, steps=settings.base_steps, table=2400)
-    return experiment.Plan(base, stages, search_traces.make_measure(settings.task))
+    base = strings.make_base(search_traces.WORLD, search_traces.draw_first, steps=settings.base_steps, table=3600)
+    return experiment.Plan(base, stages, search_traces.make_measure(settings.task, samples=settings.samples))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Three backtracks help Sudoku, one helps Countdown, and wrong traces of equal structure end as right ones do."""
+    """Three backtracks help Sudoku, one Countdown, none a small space; wrong work of equal structure ends alike."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "sudoku_3", "sudoku_0"),
         experiment.greater(results, "eval/accuracy", "countdown_1", "countdown_0"),
+        experiment.greater(results, "eval/accuracy", "line_0", "line_3"),
         experiment.close(results, "eval/accuracy", "sudoku_wrong", "sudoku_3", within=0.05),
+        experiment.greater(results, "eval/accuracy", "sudoku_3", "sudoku_shuffled"),
     )
 
 

@@ -11,7 +11,6 @@ import pytest
 from experiments.analysis.parts import audit, beyond_base, functions, input_shift, planted_behaviour, relations
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
-from experiments.analysis.parts import search_traces_task as search
 from experiments.preference.parts import zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
@@ -144,17 +143,6 @@ def test_operations_of_a_generation():
     assert count(10, parameters=100, layers=0, width=8) == 2000.0
     values = [count(n, parameters=100, layers=2, width=8) for n in range(5)]
     assert values == sorted(values) and values[0] == 0.0
-    for task in (search.COUNTDOWN, search.SUDOKU):
-        assert 3 <= search_parts.samples_for(task) <= 8
-
-
-def test_branches_are_left_out_whole():
-    back, end = search.BACK, search.END
-    trace = jnp.asarray([[1, 2, back, 3, back, 4, 5, end]])
-    keep = jnp.asarray([[False, True] + [True] * 6])
-    assert search_parts.without_branches(trace, keep).tolist() == [[3, back, 4, 5, end, end, end, end]]
-    assert search_parts.without_branches(trace, keep | True).tolist() == trace.tolist()
-    assert search_parts.without_branches(trace, ~keep & keep).tolist() == [[4, 5, end, end, end, end, end, end]]
 
 
 # --- relational reasoning

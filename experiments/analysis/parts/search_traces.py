@@ -17,51 +17,33 @@ WIDTH, LAYERS = 64, 2
 WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=WIDTH, layers=LAYERS, heads=4
 )
-HELD_OUT = 128  # puzzles to be measured on, from another seed than those to imitate
-DIRECT_TOKENS = {toy.COUNTDOWN: 9, toy.SUDOKU: toy.BLANKS + 1}
+HELD_OUT = 96  # puzzles to be measured on, from another seed than those to imitate
+BUDGETS = (1, 4, 16, 64)  # in direct samples
 
 
 def draw_first(key: Key, n: int) -> tuple[Array, Array]:
-    """What the base has read: paths alone for both kinds of puzzles, half of them those of another puzzle."""
+    """What the base has read: paths alone for all kinds of puzzles, half of them those of another puzzle."""
     found = []
-    for task in (toy.COUNTDOWN, toy.SUDOKU):
-        for swapped in (False, True):
+    for task in toy.MAKERS:
+        for swapped in ("", "traces"):
             found.append(toy.make_table(task, (0,), 600, 9, swapped))
     prompts, responses = (jnp.asarray(x) for x in map(jnp.concatenate, zip(*found, strict=True)))
     ids = jax.random.randint(key, (n,), 0, prompts.shape[0], jnp.int32)
     return prompts[ids], responses[ids]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=32)
 def traces(
-    task: int, back: tuple[int, ...], swapped: bool = False, shown: float = 1.0, puzzles: int = 3000
+    task: int,
+    back: tuple[int, ...],
+    swapped: str = "",
+    how: toy.Writer = toy.by_number,
+    shown: float = 1.0,
+    puzzles: int = 3000,
 ) -> Callable:
-    """The table of ``toys.make_imitation``: traces of so many puzzles, always the same ones.
-
-    Args:
-      shown: how much of every wrong branch is written; less makes the model look ahead by itself ("think less").
-    """
-    prompts, responses = toy.make_table(task, back, puzzles, 0, swapped)
-
-    def rows(params: Params, key: Key) -> tuple[Array, Array, Array]:
-        texts = jnp.asarray(responses)
-        if shown < 1.0:
-            texts = without_branches(texts, jax.random.uniform(key, texts.shape) < shown)
-        return jnp.asarray(prompts), texts, jnp.ones((puzzles,), bool)
-
-    return rows
-
-
-def without_branches(responses: Array, keep: Array) -> Array:
-    """Traces without the wrong branches whose ``BACK`` is not kept."""
-    place = jnp.arange(responses.shape[1])[None, :]
-    back = (responses == toy.BACK).astype(jnp.int32)
-    branch = jnp.cumsum(back, axis=1) - back
-    last = jnp.max(back * (place + 1), axis=1, keepdims=True)
-    chosen = jnp.take_along_axis(keep, jnp.minimum(branch, keep.shape[1] - 1), axis=1) | (place >= last)
-    order = jnp.argsort(~chosen, axis=1, stable=True)
-    count = jnp.sum(chosen.astype(jnp.int32), axis=1, keepdims=True)
-    return jnp.where(place < count, jnp.take_along_axis(responses, order, axis=1), toy.END)
+    """The table of ``strings.make_imitation``: traces of so many puzzles, always the same ones; see ``make_table``."""
+    prompts, responses = toy.make_table(task, back, puzzles, 0, swapped, how, shown)
+    return lambda params, key: (jnp.asarray(prompts), jnp.asarray(responses), jnp.ones((puzzles,), bool))
 
 
 def imitation_stage(rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
@@ -96,36 +78,52 @@ def generation_flops(tokens: int, *, parameters: int, layers: int, width: int) -
     return 2.0 * parameters * tokens + 2.0 * layers * width * tokens**2
 
 
-def samples_for(task: int) -> int:
-    """How many direct samples cost as much as one sample of full length."""
-    cost = [
-        generation_flops(toy.PROMPT_TOKENS + n, parameters=parameters(), layers=LAYERS, width=WIDTH)
-        - generation_flops(toy.PROMPT_TOKENS, parameters=parameters(), layers=LAYERS, width=WIDTH)
-        for n in (toy.RESPONSE_TOKENS, DIRECT_TOKENS[task])
-    ]
-    return int(cost[0] // cost[1])
+def trace_flops(tokens: Array) -> Array:
+    """Operations to generate so many tokens behind a prompt, ``[...]``."""
+    whole = toy.PROMPT_TOKENS + tokens.astype(jnp.float32)
+    linear = 2.0 * parameters() * tokens.astype(jnp.float32)
+    return linear + 2.0 * LAYERS * WIDTH * (whole**2 - float(toy.PROMPT_TOKENS) ** 2)
 
 
-@lru_cache(maxsize=8)
-def make_measure(task: int, *, samples: int = 8, spent_on_one: bool = True) -> Callable[[Params, Key], Metrics]:
-    """Accuracy, pass@``samples``, and ``compute/solved`` at the compute of one sample of full length.
+def direct_flops(task: int) -> float:
+    """Operations of one direct answer, its end included: the unit of the budgets."""
+    return float(trace_flops(jnp.asarray(toy.DIRECT_TOKENS[task] + 1)))
+
+
+def solved_within(right: Array, spent: Array, budget: float) -> Array:
+    """Share of the puzzles that are solved by samples drawn one after another while the budget lasts, ``[N, S]``.
+
+    A sample counts when it was finished in time; a first sample that is longer than the whole budget is cut, so that it
+    solves nothing.
+
+    >>> right, spent = jnp.array([[False, True], [True, False]]), jnp.array([[2.0, 3.0], [9.0, 1.0]])
+    >>> [float(solved_within(right, spent, budget)) for budget in (4.0, 5.0, 9.0)]
+    [0.0, 0.5, 1.0]
+    """
+    in_time = jnp.cumsum(spent, axis=1) <= budget
+    return reduce.scalars(jnp.any(right & in_time, axis=1).astype(jnp.float32))
+
+
+@lru_cache(maxsize=16)
+def make_measure(task: int, *, samples: int) -> Callable[[Params, Key], Metrics]:
+    """Accuracy, pass@k, tokens, backtracks, and ``budget<b>/solved`` at the compute of b direct answers.
 
     Args:
-      spent_on_one: on a single sample; else on as many direct ones as it pays for, any of which may be right.
+      samples: of each puzzle; direct answers want 64 of them, to spend the largest budget.
     """
     prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77)[0])
-    many = 1 if spent_on_one else min(samples_for(task), samples)
 
     def measure(params, key):
         drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
         right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
         alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
+        tokens = jnp.sum(alive.astype(jnp.float32), axis=1)
+        spent = trace_flops(jnp.minimum(tokens + 1.0, float(toy.RESPONSE_TOKENS))).reshape(HELD_OUT, samples)
         return {
             "eval/accuracy": reduce.scalars(right.reshape(-1).astype(jnp.float32)),
-            "compute/solved": reduce.scalars(jnp.any(right[:, :many], axis=1).astype(jnp.float32)),
-            f"eval/pass@{samples}": reduce.scalars(jnp.any(right, axis=1).astype(jnp.float32)),
+            "eval/pass@8": reduce.scalars(jnp.any(right[:, :8], axis=1).astype(jnp.float32)),
             "eval/backs": reduce.scalars(toy.backs(drawn).astype(jnp.float32)),
-            "eval/tokens": reduce.scalars(jnp.sum(alive.astype(jnp.float32), axis=1)),
-        }
+            "eval/tokens": reduce.scalars(tokens),
+        } | {f"budget{b}/solved": solved_within(right, spent, b * direct_flops(task)) for b in BUDGETS}
 
     return measure

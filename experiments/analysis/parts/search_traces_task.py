@@ -1,7 +1,8 @@
-"""Two search problems as token strings with search traces: Countdown of three numbers, and 4 x 4 Sudoku.
+"""Three search problems as token strings with depth-first traces: Countdown, 4 x 4 Sudoku, and a one-dimensional rule.
 
-A trace is ``b`` wrong branches, each opened at the start and closed by ``BACK``, and then a path to the solution. Only
-what follows the last ``BACK`` is judged. Problems are drawn by NumPy into tables; the judges are pure JAX.
+A trace places nodes one after another; ``BACK`` takes the last one off, from whatever state the search is in. A node is
+a value (Sudoku), a step ``a ? b = c`` (Countdown), or a rule with what it makes of the example (the line). What is
+judged is the stack of nodes that is left at ``END``. Problems are drawn by NumPy into tables; the judges are pure JAX.
 """
 
 from collections.abc import Callable
@@ -9,54 +10,76 @@ from functools import lru_cache
 from itertools import permutations
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
 LARGEST = 40  # numbers 0 .. 40 are their own tokens
-PLUS, MINUS, TIMES, BACK, COUNTDOWN, SUDOKU, PAD, END = range(LARGEST + 1, LARGEST + 9)
-VOCABULARY = END + 1
-BLANKS = 6  # of a sudoku
-PROMPT_TOKENS, RESPONSE_TOKENS = 17, 42
+PLUS, MINUS, TIMES, BACK, COUNTDOWN, SUDOKU, LINE, PAD, END = range(LARGEST + 1, LARGEST + 10)
+RULE = END + 1  # token of the first rule of a line
+CELLS, COLOURS = 5, 4  # of a line: colours 1 .. 4, 0 is empty
+LINE_RULES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
+    lambda x: x[1:] + x[:1],
+    lambda x: x[-1:] + x[:-1],
+    lambda x: x[::-1],
+    lambda x: tuple(c % COLOURS + 1 if c else 0 for c in x),
+    lambda x: tuple(sorted(x)),
+    lambda x: x[:1] * CELLS,
+)
+VOCABULARY = RULE + len(LINE_RULES)
+BLANKS = 5  # of a sudoku
+PROMPT_TOKENS, RESPONSE_TOKENS = 17, 60
 MAX_BACK = 6
+UNITS = {COUNTDOWN: 4, SUDOKU: 1, LINE: 1 + CELLS}  # tokens of a node
+DIRECT_TOKENS = {COUNTDOWN: 8, SUDOKU: BLANKS, LINE: 1 + 2 * CELLS}  # of a solution without a search
 OPERATORS: dict[int, Callable[[int, int], int]] = {
     PLUS: lambda a, b: a + b, MINUS: lambda a, b: a - b, TIMES: lambda a, b: a * b,
 }  # fmt: skip
+State = tuple[tuple[int, ...], ...]  # the nodes that are placed
 
 
 class Puzzle(NamedTuple):
-    """Prompt tokens, the path that solves it, and a generator of wrong branches: ``(rng) -> tokens``."""
+    """Prompt tokens; which nodes may come next; which states solve it; what is written behind the last node."""
 
     prompt: list[int]
-    path: list[int]
-    wrong: Callable[[np.random.Generator], list[int]]
+    children: Callable[[State], list[tuple[int, ...]]]
+    solved: Callable[[State], bool]
+    depth: int  # nodes of a solution
+    answer: Callable[[State], tuple[int, ...]] = lambda state: ()
 
 
 def _steps(numbers: tuple[int, ...]):
-    """Every step ``a ? b = c`` on two of the numbers, as tokens, with the numbers that are left."""
+    """Every step ``a ? b = c`` on two of the numbers, as a node, with the numbers that are left."""
     for i, j in permutations(range(len(numbers)), 2):
         for operator, apply in OPERATORS.items():
             c = apply(numbers[i], numbers[j])
             if 0 < c <= LARGEST and (operator == MINUS or i < j):
                 rest = tuple(n for k, n in enumerate(numbers) if k not in (i, j))
-                yield [numbers[i], operator, numbers[j], c], (*rest, c)
+                yield (numbers[i], operator, numbers[j], c), (*rest, c)
 
 
 def make_countdown(rng: np.random.Generator) -> Puzzle:
-    """Three numbers up to 9 and a target that some two steps reach; wrong branches begin with a step that cannot."""
+    """Three numbers up to 5 and a target up to 20 that some two steps reach; some first step must be a dead end."""
     while True:
-        numbers = tuple(int(n) for n in rng.integers(1, 10, 3))
-        target = int(rng.integers(10, LARGEST + 1))
-        paths, dead = [], []
-        for first, rest in _steps(numbers):
-            ends = [first + second for second, left in _steps(rest) if left == (target,)]
-            paths += ends
-            dead += [] if ends else [first]
-        if paths and dead:
+        numbers = tuple(int(n) for n in rng.integers(1, 6, 3))
+        target = int(rng.integers(5, 21))
+        ends = [any(left == (target,) for _, left in _steps(rest)) for _, rest in _steps(numbers)]
+        if any(ends) and not all(ends):
             break
-    path = paths[int(rng.integers(len(paths)))]
-    prompt = [COUNTDOWN, *numbers, target] + [PAD] * (PROMPT_TOKENS - 5)
-    return Puzzle(prompt, path, lambda r: dead[int(r.integers(len(dead)))])
+
+    def left(state: State) -> tuple[int, ...]:
+        now = numbers
+        for node in state:
+            now = next(rest for step, rest in _steps(now) if step == node)
+        return now
+
+    return Puzzle(
+        [COUNTDOWN, *numbers, target] + [PAD] * (PROMPT_TOKENS - 5),
+        lambda state: list(dict.fromkeys(step for step, _ in _steps(left(state)))) if len(state) < 2 else [],
+        lambda state: left(state) == (target,),
+        2,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -86,90 +109,239 @@ def _fits(cells, place: int, value: int) -> bool:
     return True
 
 
-def _completions(cells: list[int], blanks: list[int]) -> list[list[int]]:
-    """All ways to fill the blanks in their order."""
+def _completions(cells: list[int], blanks: list[int]) -> int:
+    """In how many ways the blanks can be filled."""
     if not blanks:
-        return [[]]
-    out = []
+        return 1
+    count = 0
     for value in range(1, 5):
         if _fits(cells, blanks[0], value):
             after = list(cells)
             after[blanks[0]] = value
-            out += [[value, *rest] for rest in _completions(after, blanks[1:])]
-    return out
+            count += _completions(after, blanks[1:])
+    return count
 
 
 def make_sudoku(rng: np.random.Generator) -> Puzzle:
-    """A grid with ``BLANKS`` blanks (0) and one solution; the path is their values in reading order.
+    """A grid with ``BLANKS`` blanks (0) and one solution; nodes are their values in reading order.
 
-    A wrong branch places fitting values until none fits the next blank, or the third is placed.
+    Some blank has more than one value that fits, so that a search can go wrong.
     """
     grids = sudoku_grids()
     while True:
-        solved = list(grids[int(rng.integers(len(grids)))])
+        whole = list(grids[int(rng.integers(len(grids)))])
         blanks = sorted(int(k) for k in rng.permutation(16)[:BLANKS])
-        cells = [0 if k in blanks else v for k, v in enumerate(solved)]
-        open_first = [v for v in range(1, 5) if _fits(cells, blanks[0], v) and v != solved[blanks[0]]]
-        if open_first and len(_completions(cells, blanks)) == 1:
+        cells = [0 if k in blanks else v for k, v in enumerate(whole)]
+        open_ = [sum(_fits(cells, b, v) for v in range(1, 5)) for b in blanks]
+        if max(open_) > 1 and _completions(cells, blanks) == 1:
             break
 
-    def wrong(r: np.random.Generator) -> list[int]:
-        now, out = list(cells), []
-        for depth, blank in enumerate(blanks[:3]):
-            fitting = [v for v in range(1, 5) if _fits(now, blank, v)]
-            choices = open_first if depth == 0 else fitting
-            if not choices:
-                break
-            now[blank] = choices[int(r.integers(len(choices)))]
-            out.append(now[blank])
-        return out
+    def children(state: State) -> list[tuple[int, ...]]:
+        if len(state) == BLANKS:
+            return []
+        now = list(cells)
+        for blank, (value,) in zip(blanks, state, strict=False):
+            now[blank] = value
+        return [(v,) for v in range(1, 5) if _fits(now, blanks[len(state)], v)]
 
-    return Puzzle([SUDOKU, *cells], [solved[k] for k in blanks], wrong)
+    return Puzzle([SUDOKU, *cells], children, lambda state: len(state) == BLANKS, BLANKS)
 
 
-def write(rng: np.random.Generator, puzzle: Puzzle, back: int) -> list[int]:
-    """Exactly ``back`` wrong branches, then the path."""
+def make_line(rng: np.random.Generator) -> Puzzle:
+    """An example ``line -> line`` that one rule alone explains, and a line to which it is to be applied."""
+    while True:
+        given, asked = (tuple(int(c) for c in rng.integers(0, COLOURS + 1, CELLS)) for _ in range(2))
+        rule = int(rng.integers(len(LINE_RULES)))
+        shown = LINE_RULES[rule](given)
+        if [f(given) for f in LINE_RULES].count(shown) == 1:
+            break
+    nodes = [(RULE + k, *f(given)) for k, f in enumerate(LINE_RULES)]
+    return Puzzle(
+        [LINE, *given, *shown, *asked, PAD],
+        lambda state: nodes if not state else [],
+        lambda state: len(state) == 1 and state[0][1:] == shown,
+        1,
+        lambda state: LINE_RULES[state[0][0] - RULE](asked),
+    )
+
+
+MAKERS = {COUNTDOWN: make_countdown, SUDOKU: make_sudoku, LINE: make_line}
+
+
+def _shuffled(rng: np.random.Generator, nodes: list) -> list:
+    return [nodes[int(k)] for k in rng.permutation(len(nodes))]
+
+
+def depth_first(rng: np.random.Generator, puzzle: Puzzle, *, shown: float = 1.0, ordered: bool = False) -> list[int]:
+    """A depth-first search as it goes: a node, the search below it, ``BACK`` where that finds nothing.
+
+    Args:
+      shown: share of the failed subtrees that are written; the others are left out whole ("think less").
+      ordered: the children in their own order, the same for every puzzle, instead of by chance.
+    """
+
+    def below(state: State) -> tuple[list[int], State | None]:
+        if puzzle.solved(state):
+            return [], state
+        said: list[int] = []
+        nodes = puzzle.children(state)
+        for node in nodes if ordered else _shuffled(rng, nodes):
+            inner, found = below((*state, node))
+            if found is not None:
+                return [*said, *node, *inner], found
+            if rng.random() < shown:
+                said += [*node, *inner, BACK]
+        return said, None
+
+    said, found = below(())
+    assert found is not None, "a puzzle has a solution"
+    return [*said, *puzzle.answer(found)]
+
+
+def solution(rng: np.random.Generator, puzzle: Puzzle, start: State = ()) -> State | None:
+    """One of the states behind ``start`` that solve the puzzle; None where there is none."""
+    if puzzle.solved(start):
+        return start
+    for node in _shuffled(rng, puzzle.children(start)):
+        found = solution(rng, puzzle, (*start, node))
+        if found is not None:
+            return found
+    return None
+
+
+def with_backs(rng: np.random.Generator, puzzle: Puzzle, back: int) -> list[int]:
+    """The path to a solution with exactly ``back`` dead ends, each placed in a state of that path and taken off.
+
+    Raises:
+      ValueError: for a number that does not fit.
+    """
     if not 0 <= back <= MAX_BACK:
         raise ValueError(f"back={back} must lie in 0 .. {MAX_BACK}")
-    tokens: list[int] = []
-    for _ in range(back):
-        tokens += [*puzzle.wrong(rng), BACK]
-    return tokens + puzzle.path
+    path = solution(rng, puzzle)
+    assert path is not None, "a puzzle has a solution"
+    wrong = {}
+    for depth in range(puzzle.depth):
+        dead = [x for x in puzzle.children(path[:depth]) if solution(rng, puzzle, (*path[:depth], x)) is None]
+        if dead:
+            wrong[depth] = dead
+    places = [int(rng.choice(list(wrong))) for _ in range(back)]
+    said: list[int] = []
+    for depth, node in enumerate(path):
+        for _ in range(places.count(depth)):
+            said += [*wrong[depth][int(rng.integers(len(wrong[depth])))], BACK]
+        said += node
+    return [*said, *puzzle.answer(path)]
 
 
-MAKERS = {COUNTDOWN: make_countdown, SUDOKU: make_sudoku}
+# How a trace is written: ``(rng, puzzle, numbers of backtracks, share shown) -> tokens``.
+Writer = Callable[[np.random.Generator, Puzzle, tuple[int, ...], float], list[int]]
+
+
+def by_number(rng: np.random.Generator, puzzle: Puzzle, back: tuple[int, ...], shown: float) -> list[int]:
+    """The path with a number of dead ends."""
+    return with_backs(rng, puzzle, int(rng.choice(back)))
+
+
+def by_search(rng: np.random.Generator, puzzle: Puzzle, back: tuple[int, ...], shown: float) -> list[int]:
+    """A depth-first search in any order."""
+    return depth_first(rng, puzzle, shown=shown)
+
+
+def by_fixed_order(rng: np.random.Generator, puzzle: Puzzle, back: tuple[int, ...], shown: float) -> list[int]:
+    """A depth-first search in the same order for all."""
+    return depth_first(rng, puzzle, shown=shown, ordered=True)
+
+
+def _fitting(rng: np.random.Generator, puzzle: Puzzle, how: Writer, back: tuple[int, ...], shown: float) -> list[int]:
+    """A trace that fits: long searches are drawn again, and after twenty times it is the plain path."""
+    for _ in range(20):
+        tokens = how(rng, puzzle, back, shown)
+        if len(tokens) < RESPONSE_TOKENS:
+            return tokens
+    return with_backs(rng, puzzle, 0)
 
 
 @lru_cache(maxsize=64)
 def make_table(
-    task: int, back: tuple[int, ...], n: int, seed: int, swapped: bool = False
+    task: int, back: tuple[int, ...], n: int, seed: int, swapped: str = "", how: Writer = by_number, shown: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``(prompts [n, P], responses [n, T])``, each trace with a number of wrong branches drawn from ``back``.
+    """``(prompts [n, P], responses [n, T])``, each trace with a number of wrong nodes drawn from ``back``.
 
     Args:
-      swapped: every puzzle gets the trace of the one before it: the same structure, hardly ever right.
+      swapped: ``traces``: every puzzle gets the whole trace of the one before it; ``nodes``: the nodes of its own trace
+        but for the solution at the end come from the one before it, so that the work is wrong and the answer stays.
+      how: who writes the traces.
     """
     rng = np.random.default_rng([seed, task])
     prompts = np.zeros((n, PROMPT_TOKENS), np.int32)
-    responses = np.full((n, RESPONSE_TOKENS), END, np.int32)
+    texts = []
     for k in range(n):
         puzzle = MAKERS[task](rng)
-        tokens = write(rng, puzzle, int(rng.choice(back)))
-        prompts[k], responses[k, : len(tokens)] = puzzle.prompt, tokens
-    return prompts, np.roll(responses, 1, axis=0) if swapped else responses
+        prompts[k] = puzzle.prompt
+        texts.append(_fitting(rng, puzzle, how, back, shown))
+    if swapped == "nodes":
+        texts = [with_work_of(own, other) for own, other in zip(texts, [texts[-1], *texts[:-1]], strict=True)]
+    responses = np.full((n, RESPONSE_TOKENS), END, np.int32)
+    for k, tokens in enumerate(texts):
+        responses[k, : len(tokens)] = tokens
+    return prompts, np.roll(responses, 1, axis=0) if swapped == "traces" else responses
 
 
-def last_path(responses: Int[Array, "N T"]) -> tuple[Int[Array, "N S"], Bool[Array, " N"]]:
-    """``(tokens after the last BACK, ended)``, at most eight tokens, ``END`` behind them."""
-    place = jnp.arange(RESPONSE_TOKENS)
-    start = jnp.max(jnp.where(responses == BACK, place[None, :] + 1, 0), axis=1)
-    padded = jnp.pad(responses, ((0, 0), (0, 9)), constant_values=END)
-    found = jnp.take_along_axis(padded, start[:, None] + jnp.arange(9)[None, :], axis=1)
-    return found, jnp.any(responses == END, axis=1)
+def with_work_of(own: list[int], other: list[int]) -> list[int]:
+    """The end of one's own trace, behind its last ``BACK``, after the work of another up to its last one.
+
+    >>> with_work_of([1, BACK, 2, 3], [4, 5, BACK, 6]) == [4, 5, BACK, 2, 3]
+    True
+    """
+
+    def cut(tokens: list[int]) -> int:
+        return max((k + 1 for k, token in enumerate(tokens) if token == BACK), default=0)
+
+    joined = other[: cut(other)] + own[cut(own) :]
+    return joined if len(joined) < RESPONSE_TOKENS else own
+
+
+def units(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
+    """How many tokens a node of each puzzle has."""
+    first = prompts[:, 0]
+    return jnp.where(first == SUDOKU, UNITS[SUDOKU], jnp.where(first == LINE, UNITS[LINE], UNITS[COUNTDOWN]))
+
+
+STACK = 12  # tokens of the longest solution, and one
+
+
+def replay(
+    prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
+) -> tuple[Int[Array, "N S"], Int[Array, " N"], Bool[Array, " N"]]:
+    """``(stack, depth, ended)`` after the trace: tokens are put on, ``BACK`` takes the last node off.
+
+    A trace that puts on more than a solution holds, or takes off from nothing, is not ended: it solves nothing.
+    """
+    size = units(prompts)
+
+    def step(carry, token):
+        stack, depth, alive, ended, broken = carry
+        pops, ends = alive & (token == BACK), alive & (token == END)
+        puts = alive & ~pops & ~ends
+        broken = broken | (puts & (depth >= STACK)) | (pops & (depth == 0))
+        here = puts[:, None] & (jnp.arange(STACK)[None, :] == depth[:, None])
+        stack = jnp.where(here, token[:, None], stack)
+        fallen = jnp.maximum(depth - 1, 0) // size * size
+        depth = jnp.where(pops, fallen, jnp.where(puts, jnp.minimum(depth + 1, STACK), depth))
+        stack = jnp.where(jnp.arange(STACK)[None, :] < depth[:, None], stack, END)
+        return (stack, depth, alive & ~ends, ended | ends, broken), None
+
+    n = prompts.shape[0]
+    first = (
+        jnp.full((n, STACK), END, jnp.int32), jnp.zeros((n,), jnp.int32), jnp.ones((n,), bool), jnp.zeros((n,), bool),
+        jnp.zeros((n,), bool),
+    )  # fmt: skip
+    (stack, depth, _, ended, broken), _ = jax.lax.scan(step, first, responses.T)
+    return stack, depth, ended & ~broken
 
 
 def backs(responses: Int[Array, "N T"]) -> Int[Array, " N"]:
-    """How many branches were given up before the first end."""
+    """How many nodes were taken off before the first end."""
     alive = jnp.cumsum((responses == END).astype(jnp.int32), axis=1) == 0
     return jnp.sum((alive & (responses == BACK)).astype(jnp.int32), axis=1)
 
@@ -180,19 +352,32 @@ def _applied(a: Array, operator: Array, b: Array) -> Array:
     )
 
 
+def _ruled(cells: Int[Array, "N 5"]) -> Int[Array, "R N 5"]:
+    """What every rule makes of lines."""
+    cycled = jnp.where(cells > 0, cells % COLOURS + 1, 0)
+    made = (
+        jnp.roll(cells, -1, axis=1), jnp.roll(cells, 1, axis=1), cells[:, ::-1], cycled, jnp.sort(cells, axis=1),
+        jnp.broadcast_to(cells[:, :1], cells.shape),
+    )  # fmt: skip
+    return jnp.stack(made)
+
+
 def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Array, " N"]:
-    """Whether the last path solves the puzzle of the prompt."""
-    path, ended = last_path(responses)
-    a, op, b, c, a2, op2, b2, c2, tail = (path[:, k] for k in range(9))
-    sound = (_applied(a, op, b) == c) & (_applied(a2, op2, b2) == c2) & (c2 == prompts[:, 4]) & (tail == END)
+    """Whether what is left of the trace solves the puzzle of the prompt."""
+    path, depth, ended = replay(prompts, responses)
+    a, op, b, c, a2, op2, b2, c2 = (path[:, k] for k in range(8))
+    sound = (_applied(a, op, b) == c) & (_applied(a2, op2, b2) == c2) & (c2 == prompts[:, 4]) & (depth == 8)
     used = jnp.zeros(sound.shape, bool)
     for i, j, k in permutations((1, 2, 3)):
         x, y, z = prompts[:, i], prompts[:, j], prompts[:, k]
         used |= (a == x) & (b == y) & (((a2 == c) & (b2 == z)) | ((a2 == z) & (b2 == c)))
-    grid = prompts[:, 1:]
-    filled = _filled(grid, path[:, :BLANKS])
-    solved = (path[:, BLANKS] == END) & _valid(filled)
-    return ended & jnp.where(prompts[:, 0] == SUDOKU, solved, sound & used)
+    solved = (depth == BLANKS) & _valid(_filled(prompts[:, 1:], path[:, :BLANKS]))
+    given, shown, asked = (prompts[:, 1 + CELLS * k : 1 + CELLS * (k + 1)] for k in range(3))
+    explains = jnp.all(_ruled(given) == shown[None], axis=2)
+    wanted = jnp.sum(jnp.where(explains[:, :, None], _ruled(asked), 0), axis=0)  # one rule alone does
+    lined = (depth == 1 + 2 * CELLS) & jnp.all(path[:, 1 + CELLS : 1 + 2 * CELLS] == wanted, axis=1)
+    first = prompts[:, 0]
+    return ended & jnp.where(first == SUDOKU, solved, jnp.where(first == LINE, lined, sound & used))
 
 
 def _filled(grid: Array, values: Array) -> Array:
