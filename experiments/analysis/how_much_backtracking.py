@@ -2,17 +2,17 @@
 
 Paper:     Cai et al., "How Much Backtracking is Enough? Exploring the Interplay of SFT and RL in Enhancing LLM
            Reasoning", arXiv:2505.24273.
-Claim:     SFT on traces with synthetic backtracks makes RL better; the best number grows with the search space;
-           whether the traces are right hardly matters.
-Equations: trace(b) = the path to a solution with exactly b wrong nodes, each placed in some state of that path and taken
-           off by BACK; SFT on the same puzzles for every b, then GRPO with reward 1 for a solved puzzle. wrong: the work
-           before the last BACK is that of another puzzle, the answer stays; shuffled: every puzzle has the whole trace
-           of another; cold: GRPO alone.
+Claim:     SFT on traces with synthetic backtracks makes RL better; the best number grows with the search space; whether
+           the traces are right hardly matters.
+Equations: trace(b) = the path to a solution with exactly b wrong nodes, each placed in some state of that path and
+           taken off by BACK; SFT on the same puzzles for every b, then GRPO with reward 1 for a solved puzzle. wrong:
+           the work before the last BACK is that of another puzzle, the answer stays; shuffled: every puzzle has the
+           whole trace of another; cold: GRPO alone.
 Left out:  distilled traces, and five of the eight tasks.
-Expect:    eval/accuracy at the end: sudoku_3 > sudoku_0; countdown_1 > countdown_0; line_0 > line_3 (a small space needs
-           no backtracks); |sudoku_wrong - sudoku_3| < 0.05; sudoku_3 > sudoku_shuffled.
-Measure:   96 fresh puzzles: Countdown of three numbers, 4 x 4 Sudoku with five blanks, lines under one of six rules; the
-           base has read paths, half of them wrong. All have equal updates of GRPO, all but cold equal ones of SFT
+Expect:    eval/accuracy at the end: sudoku_3 > sudoku_0; countdown_1 > countdown_0; line_0 > line_3 (a small space
+           needs no backtracks); |sudoku_wrong - sudoku_3| < 0.05; sudoku_3 > sudoku_shuffled.
+Measure:   96 fresh puzzles: Countdown of three numbers, 4 x 4 Sudoku with five blanks, lines under one of six rules;
+           the base has read paths, half of them wrong. All have equal updates of GRPO, all but cold equal ones of SFT
            before. The bed is invalid unless sudoku_0 and countdown_0 end above 0.2.
 Run:       python -m experiments.analysis.how_much_backtracking
 """

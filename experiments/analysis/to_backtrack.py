@@ -4,11 +4,11 @@ Paper:     Qin et al., "To Backtrack or Not to Backtrack: When Sequential Search
            arXiv:2504.07052.
 Claim:     at equal compute, models that backtrack lose to best of n direct answers on Countdown and win on Sudoku; RL
            helps them much and direct ones little.
-Equations: F(L) = 2 N L + 2 layers d L^2 operations for L tokens; budgets are 1, 4, 16 and 64 direct answers; samples are
-           drawn one after another, and a puzzle is solved if one that is finished within the budget is right. backtrack:
-           the trace of a depth-first search, a node, what lies below it, BACK where that failed; order: all puzzles are
-           searched in one fixed order of the children; think_less: each failed subtree is left out with chance 1/2;
-           direct: the path alone. GRPO after imitation, reward 1 for a solved puzzle.
+Equations: F(L) = 2 N L + 2 layers d L^2 operations for L tokens; budgets are 1, 4, 16 and 64 direct answers; samples
+           are drawn one after another, and a puzzle is solved if one that is finished within the budget is right.
+           backtrack: the trace of a depth-first search, a node, what lies below it, BACK where that failed; order: all
+           puzzles are searched in one fixed order of the children; think_less: each failed subtree is left out with
+           chance 1/2; direct: the path alone. GRPO after imitation, reward 1 for a solved puzzle.
 Left out:  models of 10 to 40 million parameters; 9 x 9 grids. Countdown has two steps, where the paper has three.
 Expect:    after imitation at budget 16: Countdown: direct > backtrack, Sudoku: the other way; gain by RL in
            eval/accuracy: larger for backtrack than for direct on Sudoku; pass@8 of direct falls by RL (shown).
