@@ -6,11 +6,14 @@ Claim:     once single functions are known, RL on compositions of two carries ov
            two; RL on single ones, or fine-tuning on right samples of the same compositions, does not.
 Equations: reward 1 where the last word is right; GRPO, token mean, groups of all right or all wrong dropped, no KL.
            rft: SFT on the right ones of as many samples, drawn from the policy at the start of each of two halves.
-Left out:  definitions in the prompt; transfer to Countdown; levels beyond four.
-Expect:    level3/heldout: rl_2 > rft_2, rl_2 > rl_1, rl_2 > none; level1/heldout: rl_2 > none - 0.03.
-Measure:   accuracy on compositions of three functions that no training composed, and of all levels; the base knows the
-           eight functions and has read a few compositions of two training ones, half of them unfinished. 8 seeds; all
-           but none have equal updates, rl and rft equal samples.
+Left out:  definitions in the prompt; binary functions; Countdown, in whose place single additions are taught and sums
+           of two and three asked for.
+Expect:    level3/heldout: rl_2 > rft_2, rl_2 > rl_1, rl_2 > none; likewise level 8; sums2/accuracy, of a task whose
+           compositions nobody taught: rl_2 > rl_1; level1/heldout: rl_2 > none - 0.03.
+Measure:   accuracy on compositions of up to eight functions that no training composed; the base knows the eight
+           functions and has read a few compositions of two training ones, half of them unfinished, and half of its text
+           begins with idle words, so that the positions of long answers are trained in every arm. All but none have
+           equal updates, rl and rft equal samples.
 Run:       python -m experiments.analysis.compose_skills
 """
 
@@ -53,7 +56,7 @@ ARMS = {
     "rl_12": {"levels": (1, 2)},
     "rft_2": {"kind": "rft"},
 }
-METRICS = ("level1/heldout", "level2/heldout", "level3/heldout", "level4/heldout")
+METRICS = (*(f"level{level}/heldout" for level in skills.SHOWN), "sums1/accuracy", "sums2/accuracy", "sums3/accuracy")
 CURVES = (*METRICS, "level3/trained", "policy/entropy")
 
 
@@ -86,15 +89,17 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
 
 def build(settings: Settings) -> experiment.Plan:
     """The arm's training from a base that knows the single functions."""
-    base = strings.make_base(SHORT, skills.draw_short, steps=settings.base_steps, table=8192, learning_rate=5e-3)
+    base = strings.make_base(skills.WORLD, toy.draw_skills, steps=settings.base_steps, table=8192, learning_rate=5e-3)
     return experiment.Plan(base, training(settings), skills.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
     """RL on two functions composes three unseen ones; single functions or imitation of the same do not teach it."""
     parts = [experiment.greater(results, "level3/heldout", "rl_2", other) for other in ("rft_2", "rl_1", "none")]
+    deep = [experiment.greater(results, "level8/heldout", "rl_2", other) for other in ("rft_2", "rl_1")]
+    moved = experiment.greater(results, "sums2/accuracy", "rl_2", "rl_1")
     kept = experiment.greater(results, "level1/heldout", "rl_2", "none", by=-0.03)
-    return experiment.conclude(" ".join(claim.__doc__.split()), *parts, kept)
+    return experiment.conclude(" ".join(claim.__doc__.split()), *parts, *deep, moved, kept)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
 """Questions with a missing premise: who abstains, who goes on thinking, and how the habit spreads.
 
-Paper:     Fan et al., "Missing Premise exacerbates Overthinking: Are Reasoning Models losing Critical Thinking
-           Skill?", arXiv:2504.06514.
+Paper:     Fan et al., "Missing Premise exacerbates Overthinking: Are Reasoning Models losing Critical Thinking Skill?",
+           arXiv:2504.06514.
 Claim:     reasoning models answer ill-posed questions at far greater length and rarely abstain; plain models abstain;
            distillation passes the habit on.
-Equations: the same question with and without one needed definition: length ratio = tokens(ill) / tokens(well), abstain
-           rate, accuracy on the well-posed one, WAIT tokens, place of the first WAIT. plain: SFT on short answers; rl:
-           GRPO on right answers to well-posed questions; distilled: SFT on a teacher's answers to ill-posed ones, the
-           teacher being rl; repaired: rl with a fifth ill-posed, 1 for abstaining, 0.01 a token taken off.
-Left out:  language, judges, and other ways to break a question.
-Expect:    mip/abstain: rl < plain, distilled < plain, repaired > rl; mip/length_ratio: rl > plain; well/accuracy:
-           repaired > rl - 0.03.
-Measure:   fresh questions; the base gives up half of the ill-posed ones. 8 seeds, equal updates but for distilled,
-           whose teacher has its own.
+Equations: the same question with and without one needed premise: length ratio = tokens(ill) / tokens(well), abstain
+           rate, accuracy on the well-posed one, WAIT tokens, place of the first WAIT, tokens and WAITs after it, and
+           how alike the rounds of one answer are. Constructors: delete (a definition replaced by a copy of another),
+           formula (a value rests on a name that is never defined), swap (it asks for such a name); none leaves a mark.
+           plain: SFT on short right answers; rl: GRPO on right answers; neither sees an ill-posed question. distilled:
+           SFT on a teacher's answers to ill-posed ones, the teacher being rl; repaired: rl with a fifth ill-posed, 1
+           for abstaining, 0.01 a token taken off.
+Left out:  language and judges; the base has given up half of the ill-posed questions that it read, one in ten.
+Expect:    mip/length_ratio: rl > plain; mip/abstain: rl < plain, distilled < plain, repaired > rl; well/accuracy:
+           repaired > rl - 0.03; the ratio of rl > plain for each constructor.
+Measure:   fresh questions; equal updates but for distilled, whose teacher has its own.
 Run:       python -m experiments.analysis.mip_overthinking
 """
 
@@ -45,8 +47,12 @@ ARMS = {
     "distilled": {"kind": "distilled"},
     "repaired": {"kind": "repaired"},
 }
-METRICS = ("mip/length_ratio", "mip/abstain", "well/accuracy", "mip/waits", "mip/first_doubt")
-CURVES = (*METRICS, "mip/tokens", "well/tokens", "policy/entropy")
+METRICS = (
+    "mip/length_ratio", "mip/abstain", "well/accuracy", "mip/waits", "mip/suspicion", "mip/first_doubt",
+    "mip/tokens_after_doubt", "mip/step_similarity",
+)  # fmt: skip
+KINDS = ("delete", "formula", "swap")
+CURVES = (*METRICS, *(f"{kind}/{name}" for kind in KINDS for name in ("length_ratio", "abstain")), "policy/entropy")
 
 
 def training(settings: Settings) -> tuple[experiment.Stage, ...]:
@@ -77,14 +83,15 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """RL on well-posed questions alone gives up less and writes longer where a premise lacks; so does its pupil."""
+    """RL on well-posed questions writes longer where a premise lacks and gives up less; so does its pupil."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.smaller(results, "mip/abstain", "rl", "plain"),
         experiment.greater(results, "mip/length_ratio", "rl", "plain"),
+        experiment.smaller(results, "mip/abstain", "rl", "plain"),
         experiment.smaller(results, "mip/abstain", "distilled", "plain"),
         experiment.greater(results, "mip/abstain", "repaired", "rl"),
         experiment.greater(results, "well/accuracy", "repaired", "rl", by=-0.03),
+        *(experiment.greater(results, f"{kind}/length_ratio", "rl", "plain") for kind in KINDS),
     )
 
 

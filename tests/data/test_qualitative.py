@@ -50,13 +50,28 @@ def test_axioms(calculus):
                 assert bool(composed >> t & 1) == bool(q.compose(calculus, turned(1 << r), 1 << t) >> s & 1)
 
 
-def test_puzzles():
-    rng, calculus = np.random.default_rng(0), q.rcc8()
-    for paths in (1, 2, 3):
-        for _ in range(5):
-            edges, answer = q.draw_puzzle(rng, calculus, length=2, paths=paths)
+@pytest.mark.parametrize("make", [q.rcc8, q.allen])
+def test_puzzles(make):
+    rng, calculus = np.random.default_rng(0), make()
+    for paths, length in ((1, 2), (2, 2), (3, 2), (2, 6), (3, 6)):
+        for _ in range(4):
+            edges, answer = q.draw_puzzle(rng, make, length=length, paths=paths)
+            assert edges.shape == (paths, length)
             sets = [q.closures(calculus, [int(x) for x in path])[-1] for path in edges]
             met = np.bitwise_and.reduce(sets)
             assert met == 1 << answer and (paths == 1 or all(s != met for s in sets))
+            assert q.solved(make, edges.tolist()) == answer
     with pytest.raises(ValueError, match="no puzzle"):
-        q.draw_puzzle(rng, calculus, length=9, paths=1, tries=1)
+        q.draw_puzzle(rng, make, length=2, paths=3, tries=0)
+    assert q.solved(make, [[0]]) == 0 and q.solved(make, [[0], [1]]) == -1
+
+
+@pytest.mark.parametrize("make", [q.rcc8, q.allen])
+def test_chains_mean_what_their_edges_do(make):
+    rng, calculus = np.random.default_rng(1), make()
+    for _ in range(30):
+        path = [int(x) for x in rng.integers(0, len(calculus.names), 2)]
+        grown = q.expanded(rng, make, path, 6)
+        assert len(grown) == 6
+        assert q.closures(calculus, grown)[-1] == q.closures(calculus, path)[-1]
+        assert q.expanded(rng, make, path, 2) == path

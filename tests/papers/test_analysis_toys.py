@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.analysis.parts import audit, beyond_base, functions, input_shift, planted_behaviour, relations
+from experiments.analysis.parts import (
+    audit,
+    beyond_base,
+    functions,
+    input_shift,
+    planted_behaviour,
+    qualitative_calculi,
+    relations,
+)
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
 from experiments.preference.parts import zones
@@ -75,7 +83,7 @@ def test_functions_and_levels():
     for k, name in enumerate(names):
         word = tuple(RNG.integers(0, 4, 4).tolist())
         number = int(np.dot(word, [64, 16, 4, 1]))
-        asked = functions.make_prompts(jnp.asarray([[k, 0, 0, 0]]), jnp.asarray([1]), jnp.asarray([number]))
+        asked = functions.make_prompts(jnp.asarray([[k] + [0] * 7]), jnp.asarray([1]), jnp.asarray([number]))
         assert functions.solution(asked)[0, :5].tolist() == [*functions.FUNCTIONS[name](word), functions.END]
     assert not set(functions.TRAIN) & set(functions.HELD_OUT)
     assert {*functions.TRAIN, *functions.HELD_OUT} == set(range(len(names)))
@@ -85,7 +93,7 @@ def test_composition_is_innermost_first_and_the_last_word_counts():
     prompts = functions.draw_prompts(jax.random.key(0), 50, levels=(3,), functions=functions.TRAIN)
     answers = functions.solution(prompts)
     for prompt, answer in zip(np.asarray(prompts).tolist(), np.asarray(answers).tolist(), strict=True):
-        word, said = tuple(prompt[16:]), []
+        word, said = tuple(prompt[32:]), []
         for slot in prompt[:12:4]:
             word = list(functions.FUNCTIONS.values())[slot - functions.FIRST](word)
             said += word
@@ -96,8 +104,35 @@ def test_composition_is_innermost_first_and_the_last_word_counts():
     spoilt = answers.at[:, 11].set((answers[:, 11] + 1) % 4)
     assert not functions.right(prompts, spoilt).any()
     assert not functions.right(prompts, jnp.where(answers == functions.END, 0, answers)).any()
-    _, read = functions.draw_skills(jax.random.key(1), 400)
-    assert ((read != functions.END).sum(1) <= 8).all()
+
+
+def test_the_base_reads_short_problems_at_every_position():
+    """No text works more than two functions, and yet every place of the longest answer is somewhere in it."""
+    prompts, read = functions.draw_skills(jax.random.key(1), 4000)
+    slots = np.asarray(prompts)[:, : functions.MAX_LEVEL * 4 : 4]
+    assert (slots != functions.STOP).sum(1).max() == 2
+    spoken = np.asarray(read) != functions.END
+    assert spoken.any(0)[: 4 * functions.MAX_LEVEL].all() and not spoken[:, -1].any()
+    adds = slots[:, 0] >= functions.NUMBER
+    assert 0.2 < adds.mean() < 0.3
+    assert functions.right_sum(prompts[adds], read[adds]).all(), "idle words change no answer"
+    single = ~adds & ((slots != functions.STOP).sum(1) == 1)
+    assert functions.right(prompts[single], read[single]).all()
+
+
+def test_sums_of_every_level():
+    prompts = functions.draw_sums(jax.random.key(2), 60, levels=(3, 8))
+    answers = functions.sums(prompts)
+    for prompt, answer in zip(np.asarray(prompts).tolist(), np.asarray(answers).tolist(), strict=True):
+        value, said = prompt[32] - functions.NUMBER, []
+        for slot in prompt[:32:4]:
+            if slot != functions.STOP:
+                value = (value + slot - functions.NUMBER - functions.MODULUS) % functions.MODULUS
+                said += [functions.NUMBER + value, *[functions.FILL] * 3]
+        assert answer[: len(said) + 1] == [*said, functions.END]
+    assert functions.right_sum(prompts, answers).all()
+    worse = jnp.where((answers >= functions.NUMBER) & (answers < functions.NUMBER + 5), functions.NUMBER, answers)
+    assert functions.right_sum(prompts, worse).mean() < 0.5
 
 
 # --- MiP
@@ -122,11 +157,33 @@ def test_premises():
     np.testing.assert_array_equal(premises.lengths(responses), 3 + 4 * rounds + 2)
 
 
-def test_removal_breaks_uniqueness_and_leaves_the_rest():
-    plain = premises.draw_questions(jax.random.key(1), 100)
-    broken = premises.without_premise(jax.random.key(2), plain)
-    assert ((plain != broken).sum(1) == 3).all() and not premises.well_posed(broken).any()
-    assert (np.asarray(broken)[np.asarray(plain != broken)] == premises.BLANK).all()
+@pytest.mark.parametrize("name", list(premises.CONSTRUCTORS))
+def test_removal_breaks_uniqueness_and_leaves_no_mark(name):
+    plain = premises.draw_questions(jax.random.key(1), 200)
+    broken = premises.CONSTRUCTORS[name](jax.random.key(2), plain)
+    assert premises.well_posed(plain).all() and not premises.well_posed(broken).any()
+    changed = np.asarray(plain != broken)
+    assert (changed.any(1)).all() and not (np.asarray(broken) == premises.BLANK).any()
+    told = changed[:, :9].reshape(-1, 3, 3).any(2).sum(1)
+    assert (told == (0 if name == "swap" else 1)).all() and (changed[:, 10] == (name == "swap")).all()
+    # two values of what is missing give two answers: the gap is in the way of the asked name
+    for before, after in zip(np.asarray(plain).tolist(), np.asarray(broken).tolist(), strict=True):
+        known = {tuple(after[k : k + 3]) for k in (0, 3, 6)}
+        names, wanted = {}, after[-1]
+        for _ in range(4):
+            names |= {n: 0 for n, source, _ in known if source == premises.NONE or source in names}
+        assert wanted not in names
+
+
+def test_rounds_that_repeat_and_where_doubt_begins():
+    w, m, e = premises.WAIT, premises.MARK, premises.END
+    rows = jnp.asarray([
+        [1, 2, 3, w, 1, 2, 3, m, 3, e, e, e, e, e, e, e],
+        [1, 2, 3, w, 4, 5, 6, m, 6, e, e, e, e, e, e, e],
+        [1, 2, 3, m, 3, e, w, e, e, e, e, e, e, e, e, e],
+    ], jnp.int32)  # fmt: skip
+    np.testing.assert_allclose(premises.repeated_steps(rows), [1.0, 0.0, 0.0], atol=1e-6)
+    assert premises.first_round(rows).tolist() == [3, 3, 5]
 
 
 # --- math_beyond, to_backtrack
@@ -148,15 +205,19 @@ def test_operations_of_a_generation():
 # --- relational reasoning
 
 
-def test_puzzles_as_tokens():
-    table = relations.make_table(((2, 2), (3, 1)), 6, 0)
-    assert table.prompts.shape == (6, 15) and table.worked.shape == (6, 17)
+@pytest.mark.parametrize("make", [qualitative_calculi.rcc8, qualitative_calculi.allen])
+def test_puzzles_as_tokens(make):
+    table = relations.make_table(make, ((2, 2), (3, 1)), 6, 0)
+    edges = relations.EDGES
+    assert table.prompts.shape == (6, 3 * edges) and table.worked.shape == (6, 3 * edges + 2)
     np.testing.assert_array_equal(relations.answer_of(table.worked), table.answers)
-    sets = {token: mask for mask, token in relations.reachable().items()}
+    sets = {token: mask for mask, token in relations.reachable(make).items()}
     for row, answer in zip(np.asarray(table.worked).tolist(), table.answers.tolist(), strict=True):
-        met = sets[row[4]] & sets[row[9]] & sets[row[14]]
+        met = sets[row[edges - 1]] & sets[row[2 * edges - 1]] & sets[row[3 * edges - 1]]
         assert met == 1 << answer
     assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
+    found = relations.make_measure(make, solver=True, draws=2)({}, jax.random.key(0))
+    assert float(found["near/accuracy"]) == float(found["far/accuracy"]) == 1.0 and float(found["eval/drop"]) == 0.0
 
 
 # --- constraints

@@ -10,10 +10,10 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 LETTERS, WIDTH = 4, 4
-MAX_LEVEL = 4
+MAX_LEVEL = 8
 FUNCTIONS = {
     "reverse": lambda w: w[::-1],
     "rotate": lambda w: w[1:] + w[:1],
@@ -27,7 +27,9 @@ FUNCTIONS = {
 TRAIN, HELD_OUT = (0, 2, 4, 5, 6), (1, 3, 7)  # which are composed in training, and which never
 FIRST = LETTERS  # token of the first function
 STOP, FILL, END = FIRST + len(FUNCTIONS), FIRST + len(FUNCTIONS) + 1, FIRST + len(FUNCTIONS) + 2
-VOCABULARY = END + 1
+NUMBER, SLOTS = END + 1, 5  # token of the number 0 of the task to transfer to; the operations +0 .. +4 behind it
+MODULUS = 5
+VOCABULARY = NUMBER + MODULUS + SLOTS
 PROMPT_TOKENS, RESPONSE_TOKENS = MAX_LEVEL * WIDTH + WIDTH, MAX_LEVEL * WIDTH + 1
 
 _WORDS = list(itertools.product(range(LETTERS), repeat=WIDTH))
@@ -51,7 +53,7 @@ def solution(prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
     """The word after every function.
 
     >>> import jax.numpy as jnp
-    >>> asked = make_prompts(jnp.array([[0, 2, 0, 0]]), jnp.array([2]), jnp.array([27]))  # reverse, shift; 0123
+    >>> asked = make_prompts(jnp.array([[0, 2] + [0] * 6]), jnp.array([2]), jnp.array([27]))  # reverse, shift; 0123
     >>> solution(asked)[0, :9].tolist()
     [3, 2, 1, 0, 0, 3, 2, 1, 14]
     """
@@ -87,23 +89,83 @@ def draw_prompts(key: Array, n: int, *, levels: tuple[int, ...], functions: tupl
     return make_prompts(jnp.asarray(functions, jnp.int32)[chosen], jnp.asarray(levels, jnp.int32)[level], words)
 
 
+def _lengthened(key: Array, prompts: Array, answers: Array) -> tuple[Array, Array]:
+    """The same problems with idle words before the answer: the start again, up to ``MAX_LEVEL`` words in all.
+
+    So every position up to the longest answer is trained, though no long composition is ever read.
+    """
+    width = answers.shape[1]
+    words = jnp.sum((answers[:, ::WIDTH][:, :MAX_LEVEL] != END).astype(jnp.int32), axis=1)
+    idle = jax.random.randint(key, words.shape, 0, MAX_LEVEL, jnp.int32) % jnp.maximum(MAX_LEVEL - words + 1, 1)
+    place = jnp.arange(width, dtype=jnp.int32)[None, :]
+    moved = place - WIDTH * idle[:, None]
+    shifted = jnp.take_along_axis(answers, jnp.maximum(moved, 0), axis=1)
+    start = jnp.take_along_axis(prompts[:, MAX_LEVEL * WIDTH :], place % WIDTH, axis=1)
+    return prompts, jnp.where(moved < 0, start, shifted)
+
+
 def draw_skills(key: Array, n: int, *, composed: float = 0.1) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """What a base has read: single functions, all eight; a share composes two of the training ones and may go wrong.
 
-    A flawed composition (half of them) stops after its first function.
+    A flawed composition (half of them) stops after its first function. A quarter of the rows are single additions of
+    the task to transfer to. Half of all rows begin with idle words, so that no position is untrained.
     """
-    keys = jax.random.split(key, 4)
+    keys = jax.random.split(key, 7)
     single = draw_prompts(keys[0], n, levels=(1,), functions=(*TRAIN, *HELD_OUT))
     double = draw_prompts(keys[1], n, levels=(2,), functions=TRAIN)
     pick = jax.random.uniform(keys[2], (n, 1)) < composed
     prompts = jnp.where(pick, double, single)
     flawed = pick & (jax.random.uniform(keys[3], (n, 1)) < 0.5)
     answers = solution(prompts)
-    cut = flawed & (jnp.arange(answers.shape[1])[None, :] >= WIDTH)
-    return prompts, jnp.where(cut, END, answers)
+    answers = jnp.where(flawed & (jnp.arange(answers.shape[1])[None, :] >= WIDTH), END, answers)
+    other = draw_sums(keys[4], n, levels=(1,))
+    adds = jax.random.uniform(keys[5], (n, 1)) < 0.25
+    prompts, answers = jnp.where(adds, other, prompts), jnp.where(adds, sums(other), answers)
+    long = _lengthened(jax.random.fold_in(keys[6], 0), prompts, answers)[1]
+    stretched = jax.random.bernoulli(jax.random.fold_in(keys[6], 1), 0.5, (n, 1))
+    return prompts, jnp.where(stretched, long, answers)
 
 
-def word_similarity(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
-    """Share of the tokens of the worked solution that the response has in their places."""
-    wanted = solution(prompts)[:, : responses.shape[1]]
-    return jnp.mean((wanted == responses).astype(jnp.float32), axis=1)
+# --- a task to transfer to: running sums, whose single steps are taught and whose compositions are not
+
+
+def draw_sums(key: Array, n: int, *, levels: tuple[int, ...]) -> Int[Array, "N P"]:
+    """As many additions modulo 5 as the level says, in the slots of functions, and the number that they start from."""
+    keys = jax.random.split(key, 3)
+    level = jnp.asarray(levels, jnp.int32)[jax.random.randint(keys[0], (n,), 0, len(levels), jnp.int32)]
+    added = jax.random.randint(keys[1], (n, MAX_LEVEL), 0, SLOTS, jnp.int32)
+    start = jax.random.randint(keys[2], (n, 1), 0, MODULUS, jnp.int32)
+    used = jnp.arange(MAX_LEVEL)[None, :] < level[:, None]
+    slots = jnp.where(used, NUMBER + MODULUS + added, STOP)
+    filled = jnp.pad(slots[:, :, None], ((0, 0), (0, 0), (0, WIDTH - 1)), constant_values=FILL)
+    word = jnp.pad(NUMBER + start, ((0, 0), (0, WIDTH - 1)), constant_values=FILL)
+    return jnp.concatenate([filled.reshape(n, -1), word], axis=1).astype(jnp.int32)
+
+
+def sums(prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
+    """The number after every addition, each in a slot of four tokens as a word has.
+
+    >>> import jax.numpy as jnp
+    >>> asked = draw_sums(jax.random.key(0), 1, levels=(2,))
+    >>> found, first, more = sums(asked)[0], asked[0, -WIDTH] - NUMBER, asked[0, : 2 * WIDTH : WIDTH] - NUMBER - MODULUS
+    >>> [int(x) - NUMBER for x in (found[0], found[WIDTH])] == [int(first + more[0]) % 5, int(first + more.sum()) % 5]
+    True
+    """
+    slots = prompts[:, : MAX_LEVEL * WIDTH : WIDTH]
+    used = slots != STOP
+    steps = jnp.cumsum(jnp.where(used, slots - NUMBER - MODULUS, 0), axis=1)
+    value = NUMBER + (prompts[:, MAX_LEVEL * WIDTH, None] - NUMBER + steps) % MODULUS
+    blocks = jnp.pad(value[:, :, None], ((0, 0), (0, 0), (0, WIDTH - 1)), constant_values=FILL)
+    blocks = jnp.where(used[:, :, None], blocks, END).reshape(prompts.shape[0], -1)
+    return jnp.concatenate([blocks, jnp.full((prompts.shape[0], 1), END, jnp.int32)], axis=1).astype(jnp.int32)
+
+
+def right_sum(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Array, " N"]:
+    """The last number before the end is right."""
+    ended = responses == END
+    length = jnp.where(jnp.any(ended, axis=1), jnp.argmax(ended, axis=1), 0)
+    given = jnp.take_along_axis(responses, jnp.maximum(length - WIDTH, 0)[:, None], axis=1)[:, 0]
+    wanted = sums(prompts)
+    last = jnp.argmax(wanted == END, axis=1)
+    answer = jnp.take_along_axis(wanted, last[:, None] - WIDTH, axis=1)[:, 0]
+    return (length >= WIDTH) & (length % WIDTH == 0) & (given == answer)

@@ -18,8 +18,8 @@ WORLD = strings.make_world(
 )
 # what the base has read: some of it wrong, some worked again; one in ten ill-posed, half of those given up
 draw_behaviour = partial(toy.draw_text, ill=0.1, wrong=0.3, abstain=0.5, again=0.3)
-# instruction data: short and right; one in ten ill-posed, all of those given up
-draw_plain = partial(toy.draw_text, ill=0.1, wrong=0.0, abstain=1.0, again=0.0)
+# instruction data: short and right; none is ill-posed, as in the rewards of rl: neither is taught to give up
+draw_plain = partial(toy.draw_text, ill=0.0, wrong=0.0, abstain=0.0, again=0.0)
 
 
 @lru_cache(maxsize=4)
@@ -83,23 +83,37 @@ def imitation_stage(make_rows: Callable, *, steps: int, rows_per_step: int, lear
     return strings.table_stage(make_rows, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
+def _figures(prompts: Array, drawn: Array) -> Metrics:
+    """What responses to one set of questions are like."""
+    waits = drawn == toy.WAIT
+    doubts, spoken = jnp.any(waits, axis=1), toy.lengths(drawn)
+    before = toy.first_round(drawn).astype(jnp.float32)
+    return {
+        "abstain": reduce.scalars(toy.read(drawn)[1].astype(jnp.float32)),
+        "tokens": reduce.scalars(spoken),
+        "waits": reduce.scalars(jnp.sum(waits.astype(jnp.float32), axis=1)),
+        "suspicion": reduce.scalars(doubts.astype(jnp.float32)),
+        "first_doubt": reduce.scalars(before / jnp.maximum(spoken, 1.0), doubts),
+        "tokens_after_doubt": reduce.scalars(spoken - before, doubts),
+        "waits_after_doubt": reduce.scalars(jnp.sum(waits.astype(jnp.float32), axis=1) - 1.0, doubts),
+        "step_similarity": reduce.scalars(toy.repeated_steps(drawn), doubts),
+    }
+
+
 def measure(params: dict[str, Params], key: Key) -> Metrics:
-    """Accuracy on well-posed questions; on the same without a premise: abstention, length ratio, waits, first doubt."""
-    keys = jax.random.split(key, 4)
-    well = toy.draw_questions(keys[0], 256)
-    ill = toy.without_premise(keys[1], well)
-    found, spent = {}, []
-    for name, prompts, own in (("well", well, keys[2]), ("mip", ill, keys[3])):
-        drawn = strings.sample(WORLD, params["policy"], prompts, own)
-        waits = drawn == toy.WAIT
-        doubt = jnp.where(jnp.any(waits, axis=1), jnp.argmax(waits, axis=1), 0).astype(jnp.float32)
-        spent.append(reduce.scalars(toy.lengths(drawn)))
-        found |= {
-            f"{name}/abstain": reduce.scalars(toy.read(drawn)[1].astype(jnp.float32)),
-            f"{name}/tokens": spent[-1],
-            f"{name}/waits": reduce.scalars(jnp.sum(waits.astype(jnp.float32), axis=1)),
-            f"{name}/first_doubt": reduce.scalars(doubt / jnp.maximum(toy.lengths(drawn), 1.0), jnp.any(waits, axis=1)),
-        }
-        if name == "well":
-            found["well/accuracy"] = reduce.scalars(correct(prompts, drawn))
-    return found | {"mip/length_ratio": spent[1] / jnp.maximum(spent[0], 1.0)}
+    """Accuracy on well-posed questions; on the same without a premise, by constructor: abstention, length ratio, waits,
+    where doubt begins and what comes after it, and how alike the rounds of a response are."""
+    keys = jax.random.split(key, 3)
+    well = toy.draw_questions(keys[0], 192)
+    drawn = strings.sample(WORLD, params["policy"], well, keys[1])
+    found = {f"well/{name}": value for name, value in _figures(well, drawn).items()}
+    found["well/accuracy"] = reduce.scalars(correct(well, drawn))
+    every = []
+    for k, (name, make) in enumerate(toy.CONSTRUCTORS.items()):
+        ill = make(jax.random.fold_in(keys[2], 2 * k), well)
+        drawn = strings.sample(WORLD, params["policy"], ill, jax.random.fold_in(keys[2], 2 * k + 1))
+        figures = _figures(ill, drawn)
+        ratio = figures["tokens"] / jnp.maximum(found["well/tokens"], 1.0)
+        found |= {f"{name}/abstain": figures["abstain"], f"{name}/length_ratio": ratio}
+        every.append(figures | {"length_ratio": ratio})
+    return found | {f"mip/{name}": sum(x[name] for x in every) / len(every) for name in every[0]}

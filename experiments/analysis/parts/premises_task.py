@@ -1,8 +1,8 @@
 """Questions about named values, some with a premise taken out: ``b=a+4 a=3 ?b``; all pure JAX.
 
 A prompt is three definitions of three tokens (name, source or ``NONE``, number modulo 7) in any order, then ``ASK`` and
-a name. In an ill-posed question one definition that the answer needs is ``BLANK``; the rest of the text is the same. A
-response is values along the chain, ``WAIT`` before each time they are worked again, then ``MARK`` and the answer or
+a name. In an ill-posed question one premise that the answer needs is not there; its text is as long and has the same
+tokens. A response is values along the chain, ``WAIT`` before each time they are worked again, then ``MARK`` and the answer or
 ``ABSTAIN``, then ``END``.
 """
 
@@ -29,17 +29,60 @@ def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
     return jnp.concatenate([told, jnp.full((n, 1), ASK, jnp.int32), names[:, -1:]], axis=1)
 
 
+# Constructors ``(key, prompts) -> prompts``: ways to take out a premise. None of them marks the gap with a token that
+# well-posed questions lack, and all keep the length of the text.
+
+
+def without_definition(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """One definition that the answer needs is replaced by a copy of another one (``delete``)."""
+    keys = jax.random.split(key)
+    lost = jax.random.randint(keys[0], prompts.shape[:1], 0, STEPS, jnp.int32)
+    other = (lost + jax.random.randint(keys[1], prompts.shape[:1], 1, STEPS, jnp.int32)) % STEPS
+    return _replaced(prompts, lost, jnp.take_along_axis(_told(prompts), other[:, None, None], axis=1)[:, 0])
+
+
+def with_free_name(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """The definition that rests on nothing rests on a name that is never defined (``formula``)."""
+    told = _told(prompts)
+    row = jnp.argmax(told[:, :, 1] == NONE, axis=1)
+    used = jnp.any(told[:, :, 0][:, :, None] == FIRST_NAME + jnp.arange(NAMES)[None, None, :], axis=1)
+    free = FIRST_NAME + jnp.argmin(used, axis=1).astype(jnp.int32)
+    own = jnp.take_along_axis(told, row[:, None, None], axis=1)[:, 0]
+    return _replaced(prompts, row.astype(jnp.int32), own.at[:, 1].set(free))
+
+
+def with_other_question(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """The text of one question and the question of another: it asks for a name that nothing defines (``swap``)."""
+    told = _told(prompts)
+    used = jnp.any(told[:, :, 0][:, :, None] == FIRST_NAME + jnp.arange(NAMES)[None, None, :], axis=1)
+    free = FIRST_NAME + jnp.argmin(used, axis=1).astype(jnp.int32)
+    return jnp.concatenate([prompts[:, :-1], free[:, None]], axis=1)
+
+
+CONSTRUCTORS = {"delete": without_definition, "formula": with_free_name, "swap": with_other_question}
+
+
 def without_premise(key: Array, prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
-    """The same text with one definition blank; every definition is needed, so the answer is open."""
-    n = prompts.shape[0]
-    lost = jax.random.randint(key, (n, 1), 0, STEPS, jnp.int32)
-    gone = jnp.arange(3 * STEPS)[None, :] // 3 == lost
-    return jnp.concatenate([jnp.where(gone, BLANK, prompts[:, : 3 * STEPS]), prompts[:, 3 * STEPS :]], axis=1)
+    """One of the constructors for each question, equally often."""
+    keys = jax.random.split(key, 2)
+    made = jnp.stack([make(jax.random.fold_in(keys[0], k), prompts) for k, make in enumerate(CONSTRUCTORS.values())])
+    chosen = jax.random.randint(keys[1], prompts.shape[:1], 0, len(CONSTRUCTORS), jnp.int32)
+    return made[chosen, jnp.arange(prompts.shape[0])]
+
+
+def _told(prompts: Array) -> Array:
+    return prompts[:, : 3 * STEPS].reshape(-1, STEPS, 3)
+
+
+def _replaced(prompts: Array, row: Array, definition: Array) -> Array:
+    here = jnp.arange(STEPS)[None, :, None] == row[:, None, None]
+    told = jnp.where(here, definition[:, None, :], _told(prompts)).reshape(prompts.shape[0], -1)
+    return jnp.concatenate([told, prompts[:, 3 * STEPS :]], axis=1)
 
 
 def _chain(prompts: Array) -> tuple[Array, Array]:
     """``(values [N, 3] along the chain, posed [N])``: a step whose definition is gone adds nothing."""
-    told = prompts[:, : 3 * STEPS].reshape(-1, STEPS, 3)
+    told = _told(prompts)
     wanted, numbers, posed = prompts[:, -1], [], jnp.ones(prompts.shape[:1], bool)
     for _ in range(STEPS):
         here = told[:, :, 0] == wanted[:, None]
@@ -57,12 +100,11 @@ def well_posed(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
 
     >>> import jax.numpy as jnp
     >>> a, b, c = 7, 8, 9
-    >>> asked = jnp.array([[b, a, 4, a, NONE, 3, c, b, 1, ASK, c], [b, a, 4, BLANK, BLANK, BLANK, c, b, 1, ASK, c]])
+    >>> asked = jnp.array([[b, a, 4, a, NONE, 3, c, b, 1, ASK, c], [b, a, 4, c, b, 1, c, b, 1, ASK, c]])
     >>> well_posed(asked).tolist(), truth(asked).tolist()[0]
     ([True, False], 1)
     """
-    told = prompts[:, : 3 * STEPS].reshape(-1, STEPS, 3)
-    return _chain(prompts)[1] & jnp.all(told[:, :, 0] != BLANK, axis=1)
+    return _chain(prompts)[1]
 
 
 def truth(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
@@ -112,3 +154,35 @@ def read(responses: Int[Array, "N T"]) -> tuple[Int[Array, " N"], Bool[Array, " 
 def lengths(responses: Int[Array, "N T"]) -> Float[Array, " N"]:
     """Tokens before the end."""
     return jnp.sum((jnp.cumsum((responses == END).astype(jnp.int32), axis=1) == 0).astype(jnp.float32), axis=1)
+
+
+def first_round(responses: Int[Array, "N T"]) -> Int[Array, " N"]:
+    """Tokens before the first ``WAIT``; all that are spoken where there is none."""
+    waits = responses == WAIT
+    spoken = lengths(responses).astype(jnp.int32)
+    return jnp.where(jnp.any(waits, axis=1), jnp.minimum(jnp.argmax(waits, axis=1).astype(jnp.int32), spoken), spoken)
+
+
+def repeated_steps(responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+    """How alike the rounds of one response are: the mean, over pairs of rounds, of the share of equal values.
+
+    Rounds are what stands between ``WAIT`` tokens, before ``MARK``; 0 for a response of a single round.
+
+    >>> import jax.numpy as jnp
+    >>> row = [1, 2, 3, WAIT, 1, 2, 4, WAIT, 1, 2, 3, MARK, 3, END, END, END]
+    >>> round(float(repeated_steps(jnp.array([row]))[0]), 4)  # two thirds, one, two thirds
+    0.7778
+    """
+    rounds = (RESPONSE_TOKENS - 1) // (STEPS + 1)
+    ends = jnp.cumsum(((responses == MARK) | (responses == END)).astype(jnp.int32), axis=1) > 0
+    number = jnp.cumsum(((responses == WAIT) & ~ends).astype(jnp.int32), axis=1)
+    inside = (responses != WAIT) & ~ends
+    starts = jnp.argmax((number[:, None, :] == jnp.arange(rounds)[None, :, None]) & inside[:, None, :], axis=2)
+    place = starts[:, :, None] + jnp.arange(STEPS)[None, None, :]
+    padded = jnp.pad(responses, ((0, 0), (0, STEPS)), constant_values=END)
+    values = jnp.take_along_axis(padded[:, None, :], place, axis=2)
+    there = jnp.any((number[:, None, :] == jnp.arange(rounds)[None, :, None]) & inside[:, None, :], axis=2)
+    same = jnp.sum((values[:, :, None, :] == values[:, None, :, :]).astype(jnp.float32), axis=3) / STEPS
+    pairs = there[:, :, None] & there[:, None, :] & (jnp.arange(rounds)[:, None] < jnp.arange(rounds)[None, :])[None]
+    count = jnp.sum(pairs.astype(jnp.float32), axis=(1, 2))
+    return jnp.sum(jnp.where(pairs, same, 0.0), axis=(1, 2)) / jnp.maximum(count, 1.0)

@@ -4,9 +4,9 @@ A set of base relations is a bit mask. A puzzle asks how the target stands to th
 ``k`` edges; each path allows a set of relations, and only their intersection is a single one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -114,23 +114,75 @@ def closures(calculus: Calculus, path: Sequence[int]) -> list[int]:
     return sets
 
 
+@lru_cache(maxsize=8)
+def _chains(make: Callable[[], Calculus], length: int) -> dict[int, list[tuple[int, ...]]]:
+    """All chains of so many edges whose closure is a single relation, by that relation."""
+    calculus = make()
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for path in product(range(len(calculus.names)), repeat=length):
+        end = closures(calculus, path)[-1]
+        if end & (end - 1) == 0:
+            found.setdefault(end.bit_length() - 1, []).append(path)
+    return found
+
+
+def expanded(
+    rng: np.random.Generator, make: Callable[[], Calculus], path: Sequence[int], length: int
+) -> list[int] | None:
+    """The path with edges replaced, one after another, by chains of two that mean exactly the same, up to ``length``.
+
+    The closure does not change: a long path asks for what a short one does. None where no edge can be replaced.
+
+    From "Benchmarking Systematic Relational Reasoning with Large Language and Reasoning Models" (STaR),
+    arXiv:2503.23487, section 3, as in its published generator.
+    """
+    path, pairs, identity = list(path), _chains(make, 2), len(make().names) - 1
+    telling = {edge: [chain for chain in chains if identity not in chain] for edge, chains in pairs.items()}
+    while len(path) < length:
+        # a chain with the identity says nothing new: it is taken where no edge has another
+        use = telling if any(telling.get(edge) for edge in path) else pairs
+        open_ = [k for k, edge in enumerate(path) if use.get(edge)]
+        if not open_:
+            return None
+        k = open_[int(rng.integers(len(open_)))]
+        chains = use[path[k]]
+        path[k : k + 1] = chains[int(rng.integers(len(chains)))]
+    return path
+
+
 def draw_puzzle(
-    rng: np.random.Generator, calculus: Calculus, *, length: int, paths: int, tries: int = 2000
+    rng: np.random.Generator, make: Callable[[], Calculus], *, length: int, paths: int, tries: int = 20_000
 ) -> tuple[np.ndarray, int]:
     """``(edges [paths, length], answer)``: the paths' sets meet in the answer alone, and no single path gives it.
 
-    With one path its set is the answer itself.
+    Short paths (two edges, or one where ``length`` is one) are drawn until their sets meet so, and then expanded edge by
+    edge. With one path its set is the answer itself.
 
     Raises:
       ValueError: when none is found.
     """
-    size = len(calculus.names)
+    calculus = make()
+    size, short = len(calculus.names), min(length, 2)
     for _ in range(tries):
-        edges = rng.integers(0, size, (paths, length))
+        edges = rng.integers(0, size, (paths, short))
         ends = [closures(calculus, list(map(int, path)))[-1] for path in edges]
         met = ends[0]
         for end in ends[1:]:
             met &= end
-        if met and met & (met - 1) == 0 and (paths == 1 or all(end != met for end in ends)):
-            return edges, met.bit_length() - 1
+        if not (met and met & (met - 1) == 0 and (paths == 1 or all(end != met for end in ends))):
+            continue
+        grown = [expanded(rng, make, [int(x) for x in path], length) for path in edges]
+        whole = [path for path in grown if path is not None]
+        # composing from the left is no more than an upper bound: a chain inside a path may allow more than its edge
+        if len(whole) == paths and [closures(calculus, path)[-1] for path in whole] == ends:
+            return np.asarray(whole), met.bit_length() - 1
     raise ValueError(f"no puzzle with {paths} paths of {length} edges in {tries} tries; fewer edges are easier")
+
+
+def solved(make: Callable[[], Calculus], edges: Sequence[Sequence[int]]) -> int:
+    """The solver: the one relation in all paths' sets, -1 where there is none or several."""
+    calculus = make()
+    met = calculus.everything
+    for path in edges:
+        met &= closures(calculus, path)[-1]
+    return met.bit_length() - 1 if met and met & (met - 1) == 0 else -1

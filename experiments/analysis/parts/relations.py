@@ -1,12 +1,12 @@
-"""Parts of experiments on relational reasoning: RCC-8 puzzles as token strings, their worked solutions, accuracy.
+"""Parts of experiments on relational reasoning: puzzles of a calculus as token strings, worked solutions, accuracy.
 
-A prompt is three paths of five edges (``FILL`` where there is none). A scratchpad is, path by path, the set of
+A prompt is three paths of six edges (``FILL`` where there is none). A scratchpad is, path by path, the set of
 relations after each edge (the last one repeated; all relations for a path that is not there); then the answer and
-``END``.
+``END``. The calculus is RCC-8 or Allen's algebra, given by the function that makes it.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -15,32 +15,39 @@ import numpy as np
 from jaxtyping import Array
 
 from experiments.analysis.parts import qualitative_calculi
+from experiments.analysis.parts.qualitative_calculi import Calculus
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.types import Key, Metrics, Params
 
-PATHS, EDGES = 3, 5
+PATHS, EDGES = 3, 6
 TABLE = 2048  # training puzzles
-FILL, END, FIRST_SET = 8, 9, 10
+FILL, END, FIRST_SET = 13, 14, 15  # relations of either calculus are tokens below
+PROMPT_TOKENS, RESPONSE_TOKENS = PATHS * EDGES, PATHS * EDGES + 2
+CELLS = ((2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (5, 2), (6, 2), (6, 3))  # (edges, paths) that are measured
+NEAR = 3  # edges of the longest path in training
+TRAINED = ((1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3))
+Maker = Callable[[], Calculus]
 
 
-@lru_cache(maxsize=1)
-def reachable() -> dict[int, int]:
-    """Token of every set that compositions of RCC-8 reach."""
-    calculus = qualitative_calculi.rcc8()
-    known = {1 << k for k in range(8)} | {calculus.everything}
+@lru_cache(maxsize=2)
+def reachable(make: Maker) -> dict[int, int]:
+    """Token of every set that compositions of the calculus reach."""
+    calculus = make()
+    size = len(calculus.names)
+    known = {1 << k for k in range(size)} | {calculus.everything}
     while True:
-        more = {qualitative_calculi.compose(calculus, s, 1 << k) for s in known for k in range(8)} - known
+        more = {qualitative_calculi.compose(calculus, s, 1 << k) for s in known for k in range(size)} - known
         if not more:
             return {mask: FIRST_SET + k for k, mask in enumerate(sorted(known))}
         known |= more
 
 
-VOCABULARY = FIRST_SET + len(reachable())
-PROMPT_TOKENS, RESPONSE_TOKENS = PATHS * EDGES, PATHS * EDGES + 2
-WORLD = strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, end=END, width=48, layers=2, heads=4)
-CELLS = ((2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (4, 3), (5, 2))  # (edges, paths) that are measured
-TRAINED = ((1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3))
+@lru_cache(maxsize=2)
+def world(make: Maker) -> strings.World:
+    """A decoder for the puzzles of a calculus."""
+    vocabulary = FIRST_SET + len(reachable(make))
+    return strings.make_world(vocabulary, PROMPT_TOKENS, RESPONSE_TOKENS, end=END, width=48, layers=2, heads=4)
 
 
 class Table(NamedTuple):
@@ -52,20 +59,20 @@ class Table(NamedTuple):
     allowed: Array  # mask of the relations that at least one path allows
 
 
-@lru_cache(maxsize=32)
-def make_table(cells: tuple[tuple[int, int], ...], n: int, seed: int) -> Table:
+@lru_cache(maxsize=64)
+def make_table(make: Maker, cells: tuple[tuple[int, int], ...], n: int, seed: int) -> Table:
     """``n`` puzzles, every cell equally often."""
-    rng, calculus = np.random.default_rng(seed), qualitative_calculi.rcc8()
+    rng, calculus = np.random.default_rng(seed), make()
     prompts = np.full((n, PATHS, EDGES), FILL, np.int32)
-    worked = np.full((n, PATHS, EDGES), reachable()[calculus.everything], np.int32)
+    worked = np.full((n, PATHS, EDGES), reachable(make)[calculus.everything], np.int32)
     answers, allowed = np.zeros(n, np.int32), np.zeros(n, np.int32)
     for k in range(n):
         length, paths = cells[k % len(cells)]
-        edges, answers[k] = qualitative_calculi.draw_puzzle(rng, calculus, length=length, paths=paths, tries=100_000)
+        edges, answers[k] = qualitative_calculi.draw_puzzle(rng, make, length=length, paths=paths)
         prompts[k, :paths, :length] = edges
         for p in range(paths):
             sets = qualitative_calculi.closures(calculus, [int(x) for x in edges[p]])
-            tokens = [reachable()[s] for s in sets]
+            tokens = [reachable(make)[s] for s in sets]
             worked[k, p] = tokens + [tokens[-1]] * (EDGES - length)
             allowed[k] |= sets[-1]
     tail = np.stack([answers, np.full(n, END, np.int32)], axis=1)
@@ -74,23 +81,27 @@ def make_table(cells: tuple[tuple[int, int], ...], n: int, seed: int) -> Table:
         return Table(*(jnp.asarray(x) for x in (prompts.reshape(n, -1), whole, answers, allowed)))
 
 
-def _rows(key: Key, n: int) -> Table:
-    table = make_table(TRAINED, TABLE, 0)
+def _rows(make: Maker, key: Key, n: int) -> Table:
+    table = make_table(make, TRAINED, TABLE, 0)
     ids = jax.random.randint(key, (n,), 0, TABLE, jnp.int32)
     return jax.tree.map(lambda x: x[ids], table)
 
 
-def draw_worked(key: Key, n: int) -> tuple[Array, Array]:
-    """Training puzzles with their scratchpads."""
-    rows = _rows(key, n)
+def _worked(make: Maker, key: Key, n: int) -> tuple[Array, Array]:
+    rows = _rows(make, key, n)
     return rows.prompts, rows.worked
 
 
-def draw_direct(key: Key, n: int) -> tuple[Array, Array]:
-    """Training puzzles with the answer alone."""
-    rows = _rows(key, n)
+def _direct(make: Maker, key: Key, n: int) -> tuple[Array, Array]:
+    rows = _rows(make, key, n)
     fill = jnp.full((n, RESPONSE_TOKENS - 1), END, jnp.int32)
     return rows.prompts, jnp.concatenate([rows.answers[:, None], fill], axis=1)
+
+
+@lru_cache(maxsize=4)
+def make_draw(make: Maker, worked: bool) -> Callable[[Key, int], tuple[Array, Array]]:
+    """``draw(key, n)``: training puzzles with their scratchpads, or with the answer alone."""
+    return partial(_worked if worked else _direct, make)
 
 
 def answer_of(responses: Array) -> Array:
@@ -102,21 +113,30 @@ def answer_of(responses: Array) -> Array:
 
 
 @lru_cache(maxsize=8)
-def make_measure(draws: int = 64) -> Callable[[Params, Key], Metrics]:
-    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer."""
-    tables = [make_table((cell,), draws, 1 + k) for k, cell in enumerate(CELLS)]
+def make_measure(make: Maker, *, solver: bool = False, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer.
+
+    Args:
+      solver: the answers are those of the solver, not of the parameters.
+    """
+    tables = [make_table(make, (cell,), draws, 1 + k) for k, cell in enumerate(CELLS)]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *tables)
+    found = [_solved(make, row) for row in np.asarray(whole.prompts)] if solver else []
+    size = len(make().names)
 
     def measure(params, key):
-        given = answer_of(strings.sample(WORLD, params, whole.prompts, key, temperature=0.3))
+        if solver:
+            given = jnp.asarray(found, jnp.int32)
+        else:
+            given = answer_of(strings.sample(world(make), params, whole.prompts, key, temperature=0.3))
         right = (given == whole.answers).astype(jnp.float32).reshape(len(CELLS), draws)
-        relation = (given >= 0) & (given < 8)
+        relation = (given >= 0) & (given < size)
         allowed = relation & ((whole.allowed >> jnp.where(relation, given, 0)) & 1 == 1)
-        found = {f"k{k}b{b}/accuracy": reduce.scalars(x) for (k, b), x in zip(CELLS, right, strict=True)}
-        near = jnp.asarray([k <= 3 for k, _ in CELLS])
+        figures = {f"k{k}b{b}/accuracy": reduce.scalars(x) for (k, b), x in zip(CELLS, right, strict=True)}
+        near = jnp.asarray([k <= NEAR for k, _ in CELLS])
         means = jnp.mean(right, axis=1)
         inside, beyond = reduce.scalars(means, near), reduce.scalars(means, ~near)
-        return found | {
+        return figures | {
             "near/accuracy": inside,
             "far/accuracy": beyond,
             "eval/drop": inside - beyond,
@@ -124,3 +144,8 @@ def make_measure(draws: int = 64) -> Callable[[Params, Key], Metrics]:
         }
 
     return measure
+
+
+def _solved(make: Maker, prompt: np.ndarray) -> int:
+    paths = [[int(x) for x in row if x != FILL] for row in prompt.reshape(PATHS, EDGES)]
+    return qualitative_calculi.solved(make, [path for path in paths if path])
