@@ -2,8 +2,8 @@
 
 A prompt is three definitions of three tokens (name, source or ``NONE``, number modulo 7) in any order, then ``ASK`` and
 a name. In an ill-posed question one premise that the answer needs is not there; its text is as long and has the same
-tokens. A response is values along the chain, ``WAIT`` before each time they are worked again, then ``MARK`` and the answer or
-``ABSTAIN``, then ``END``.
+tokens. A response is values along the chain, ``WAIT`` before each time they are worked again, then ``MARK`` and the
+answer or ``ABSTAIN``, then ``END``.
 """
 
 import jax

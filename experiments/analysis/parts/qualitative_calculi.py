@@ -155,8 +155,8 @@ def draw_puzzle(
 ) -> tuple[np.ndarray, int]:
     """``(edges [paths, length], answer)``: the paths' sets meet in the answer alone, and no single path gives it.
 
-    Short paths (two edges, or one where ``length`` is one) are drawn until their sets meet so, and then expanded edge by
-    edge. With one path its set is the answer itself.
+    Short paths (two edges, or one where ``length`` is one) are drawn until their sets meet so, and then expanded edge
+    by edge. With one path its set is the answer itself.
 
     Raises:
       ValueError: when none is found.
