@@ -180,6 +180,10 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
+        if options.track:
+            raise UserError(
+                f"--track {' '.join(options.track)} follows one seed after another: give --loop host with it"
+            )
         return None
     return Keeping(
         folder=out / "seeds" / arm,

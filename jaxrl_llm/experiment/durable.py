@@ -292,9 +292,11 @@ class SeedRun:
                 method, model.tokenizer.decode, rows=rows, temperature=self.temperature
             )
         rollouts = iteration.drawn.trajectories
-        for line in self.looks[index](iteration.state, rollouts, iteration.rewards, step):
-            if hosts.is_first():
+        lines = self.looks[index](iteration.state, rollouts, iteration.rewards, step)
+        if hosts.is_first():
+            for line in lines:
                 record.append_line(logs.folder / view.FILE, line)
+            logs.track.text(step, "samples", track.samples(lines))
 
     def _export(self, logs: _Logs, params: Params) -> None:
         """The trained model as a model folder, once."""
