@@ -111,11 +111,11 @@ def test_presets_by_size(tmp_path, capsys):
     found = parse([f"--model={model}", "--lora", "4", "--max_new_tokens=7"])
     assert (found.learning_rate, found.max_new_tokens) == (1e-3, 7)
     assert "--max-new-tokens" not in capsys.readouterr().out
-    (model / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 60_000, "max_position_embeddings": 9999}))
-    found = parse(["--model", str(model), "--no-remat"])
-    assert (found.compute, found.remat, found.max_new_tokens) == ("bfloat16", False, 2048)
+    (model / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 9000, "max_position_embeddings": 9999}))
+    found = parse(["--model", str(model), "--remat"])
+    assert (found.compute, found.remat, found.max_new_tokens) == ("bfloat16", True, 1024)
     assert parse([]) == parse(["--model", "nano"]) == Settings()  # the bundled ones are the quickstart's
-    assert not capsys.readouterr().out.replace(str(model), "").count("--learning-rate 0.0006")
+    assert "--learning-rate 0.0006" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def _bad(tmp_path, case):
         "evaluation": (["--eval-every", "-1"], "--eval-every -1"),
         "no rows to measure": (["--eval-data", str(tmp_path / "none.jsonl")], "does not exist"),
         "only rows to measure": (
-            ["--data", _rows(rows, 30), "--eval-data", _rows(rows, 30)],
+            ["--data", _rows(tmp_path / "both.jsonl", 8), "--eval-data", str(tmp_path / "both.jsonl")],
             "every row is a row of --eval-data",
         ),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
