@@ -132,7 +132,7 @@ def responses_of(world: World, rows: Trajectories) -> tuple[Int[Array, "B P"], I
     asked, said = rows.tokens[:, : world.prompt_tokens], rows.tokens[:, world.prompt_tokens :]
     if world.start is None:
         return asked, said
-    ended = ~rows.mask[:, world.prompt_tokens :] | jnp.any(said[:, :, None] == jnp.asarray(world.ends)[None, None], axis=2)
+    ended = ~rows.mask[:, world.prompt_tokens :] | jnp.isin(said, jnp.asarray(world.ends, jnp.int32))
     return jnp.where(rows.segment_ids[:, : world.prompt_tokens] > 0, asked, PAD), jnp.where(ended, world.end, said)
 
 
