@@ -35,8 +35,8 @@ from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 class World(NamedTuple):
     """A decoder and the shape of its strings; an ``end`` beyond the vocabulary means that no token ends a response.
 
-    A world of text (``text_world``) has ``start``, the weights that were loaded: there a prompt is filled up on its left
-    with ``PAD``, which is no token, and what lies behind the end of a response belongs to no row.
+    A world of text has ``start``, the weights that were loaded: there a prompt is filled up on its left with ``PAD``,
+    which is no token, and what lies behind the end of a response belongs to no row.
     """
 
     policy: Policy
@@ -128,7 +128,7 @@ def sample(world: World, params: Params, prompts: Int[Array, "N P"], key: Key, *
 
 
 def responses_of(world: World, rows: Trajectories) -> tuple[Int[Array, "B P"], Int[Array, "B T"]]:
-    """``(prompts, responses)`` of rollouts, for a judge of strings; of the tokens that end a text all become ``end``."""
+    """``(prompts, responses)`` of rollouts, for a judge of strings; whatever ends a text becomes ``end``."""
     asked, said = rows.tokens[:, : world.prompt_tokens], rows.tokens[:, world.prompt_tokens :]
     if world.start is None:
         return asked, said
