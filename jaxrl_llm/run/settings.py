@@ -105,9 +105,7 @@ def check(settings: Settings) -> None:
         other = "--strict, which has no cache" if settings.strict else f"--slots {settings.slots}"
         if (settings.strict or settings.slots) and (value := getattr(settings, name)) > 1:
             raise UserError(f"{flags.spell(name)} {value} is of rollouts in lock-step; drop it, or {other}")
-    if settings.eval_format and not settings.eval_data:
-        raise UserError(f"--eval-format {settings.eval_format} belongs to --eval-data, which is not given")
-    track.check(settings.track)
+    check_measured(settings)
     if settings.optimiser == "muon" and settings.lora:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
     if settings.rollout_weights:
@@ -118,6 +116,13 @@ def check(settings: Settings) -> None:
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+
+
+def check_measured(settings: Settings) -> None:
+    """Raises UserError for rows to be measured on, or trackers, that do not serve."""
+    if settings.eval_format and not settings.eval_data:
+        raise UserError(f"--eval-format {settings.eval_format} belongs to --eval-data, which is not given")
+    track.check(settings.track)
 
 
 def check_layouts(settings: Settings) -> None:
