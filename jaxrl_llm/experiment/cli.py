@@ -19,6 +19,7 @@ from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet
+from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
@@ -40,6 +41,9 @@ class Options:
     # fused: one compiled program for all seeds; host: one seed after another, kept in folders that survive kill -9;
     # async: as host, rollouts and scores beside the updates. Empty: host for a model of your own or a mesh, else fused
     loop: Literal["", "fused", "host", "async"] = ""
+    # how updates on the host compute their rows: padded as they stand, or packed into fewer. Empty: packed for a model
+    # of your own, else padded
+    layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
     workers: str = "threads:1"  # with --loop async: threads:N that score
     checkpoint_every: int = 50  # steps, on the host
@@ -178,6 +182,8 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
+        if options.layout == "packed":
+            raise UserError("--layout packed is planned on the host: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
         if options.track:
@@ -193,6 +199,7 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
+        planner=planner_of(options.layout, own=not arms.bundled(settings.model)),
     )
 
 

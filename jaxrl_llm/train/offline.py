@@ -111,7 +111,11 @@ def make_run(
 
 
 def _in_layouts(
-    offline: Offline, steps: int, place: Callable[[TrainState], TrainState] | None, planner: packing.Planner, shards: int
+    offline: Offline,
+    steps: int,
+    place: Callable[[TrainState], TrainState] | None,
+    planner: packing.Planner,
+    shards: int,
 ) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """``make_run`` whose minibatches are drawn ahead, so that the host can arrange their rows."""
 
@@ -135,9 +139,9 @@ def _in_layouts(
             table.append([hosts.gathered(node) for node in nodes if packing.is_laid(node)])
         ids = hosts.gathered(ahead(state))
         each = [jax.tree.map(lambda x, at=at: x[at], table[0]) for at in ids]
-        layouts = packing.of_one_shape([
-            packing.with_layouts(rows, planner, parts=offline.microbatches, shards=shards) for rows in each
-        ])
+        layouts = packing.of_one_shape(
+            [packing.with_layouts(rows, planner, parts=offline.microbatches, shards=shards) for rows in each]
+        )
         state, metrics = whole(state, layouts)
         return state, metrics
 

@@ -5,6 +5,7 @@ tokens in another arrangement, a ``Layout``, and its log-probabilities go back t
 asks for is left out: padding, whatever follows the last masked token, and rows without a masked token.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -78,9 +79,12 @@ def row_count(needed: int, rows: int, shards: int = 1) -> int:
     >>> [row_count(n, 32) for n in (1, 5, 21, 30)], row_count(5, 32, shards=8)
     ([4, 8, 24, 32], 8)
     """
-    whole = -(-rows // shards) * shards
-    counts = {min(whole, -(-(-(-rows * k // 8)) // shards) * shards) for k in EIGHTHS}
-    return min((count for count in counts if count >= needed), default=max(whole, -(-needed // shards) * shards))
+
+    def up(count: float) -> int:
+        return math.ceil(count / shards) * shards
+
+    counts = (up(math.ceil(rows * k / 8)) for k in EIGHTHS)
+    return min((count for count in counts if count >= needed), default=up(needed))
 
 
 class _Bins:
@@ -230,8 +234,8 @@ def with_layouts(tree: Any, planner: Planner, *, parts: int = 1, shards: int = 1
     """
     planned = []
     for node in (node for node in jax.tree.leaves(tree, is_leaf=is_laid) if is_laid(node)):
-        count = len(node.tokens) // parts
-        cuts = [jax.tree.map(lambda x, k=k: x[k * count : (k + 1) * count], node) for k in range(parts)]
+        ends = np.split(np.arange(len(node.tokens)), parts)
+        cuts = [jax.tree.map(lambda x, at=at: x[at], node) for at in ends]
         planned.append([planner(rows_of(cut), shards=shards) for cut in cuts])
     return planned
 

@@ -3,7 +3,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from jaxrl_llm import reduce
@@ -128,6 +127,10 @@ def test_an_update_in_layouts_is_the_update(loss, reduction, parts):
     quantiles = {"kl/sampler_p50", "kl/sampler_p90", "kl/sampler_p99"}  # a step apart where a gap lies at an edge
     for name in metrics.keys() - quantiles:
         close.assert_same_sums(metrics[name], flat_metrics[name], sums, magnitude=10.0)
+    nothing = rows._replace(mask=jnp.zeros(rows.mask.shape, bool))
+    grads, value, _ = run(laid(nothing, layout))
+    assert value == 0 and not any(np.asarray(x).any() for x in jax.tree.leaves(grads))
+    assert (planned(nothing, parts=parts).place == -1).all()
 
 
 def test_groups_stay_whole_and_empty_parts_cost_nothing():
@@ -145,16 +148,6 @@ def test_groups_stay_whole_and_empty_parts_cost_nothing():
     # NaN in what an empty part would compute shows that it does not
     broken = rows._replace(old_logp=jnp.where(rows.mask, rows.old_logp, jnp.nan), ref_logp=rows.ref_logp * jnp.nan)
     np.testing.assert_array_equal(run(laid(broken, layout)), run(laid(rows, layout)))
-
-
-def test_nothing_masked_is_nothing():
-    rows = batch()._replace(mask=jnp.zeros(batch().mask.shape, bool))
-    for parts in (1, 4):
-        layout = planned(rows, parts=parts)
-        assert (layout.place == -1).all()
-        slot = make_policy_loss(small_model()[0], clipped_policy_loss)
-        grads, value, _ = accumulate(slot, small_model()[1], laid(rows, layout), parts)
-        assert value == 0 and not any(np.asarray(x).any() for x in jax.tree.leaves(grads))
 
 
 def test_few_shapes_for_all_lengths():
