@@ -98,8 +98,12 @@ def token_collision(
     """
     _check_temperature(temperature)
     scaled = _scaled(logits[:, :-1], temperature)
-    twice = jax.nn.logsumexp(2.0 * scaled, axis=-1) - 2.0 * jax.nn.logsumexp(scaled, axis=-1)
-    return _aligned(jnp.exp(twice), segment_ids)
+    return _aligned(collision(scaled), segment_ids)
+
+
+def collision(logits: Float[Array, "*N V"]) -> Float[Array, "*N"]:
+    """``sum_v p_v^2`` of each distribution; in ``chunked`` as ``figure``."""
+    return jnp.exp(jax.nn.logsumexp(2.0 * logits, axis=-1) - 2.0 * jax.nn.logsumexp(logits, axis=-1))
 
 
 def mean_logprobs(
@@ -127,6 +131,7 @@ def chunked(
     chunk: int = 128,
     segment_ids: Int[Array, "B T"] | None = None,
     beside: Int[Array, "B T"] | None = None,
+    figure: Callable[[Array], Array] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
 
@@ -137,6 +142,7 @@ def chunked(
       unembed: hidden states ``[..., D]`` to logits ``[..., V]``.
       chunk: time steps whose logits exist at once.
       beside: a number of each time step that ``unembed`` gets, too: ``unembed(hidden, beside)``.
+      figure: what is taken of the scaled logits ``[..., V]`` in place of the entropy, for example ``collision``.
     """
     _check_temperature(temperature)
     if chunk < 1:
@@ -149,7 +155,7 @@ def chunked(
     @jax.checkpoint
     def score(h: Array, targets: Array, *more: Array) -> tuple[Array, Array]:
         logits = _scaled(unembed(h, *more), temperature)
-        return _pick(logits, targets), _entropy(logits)
+        return _pick(logits, targets), (figure or _entropy)(logits)
 
     h = jnp.pad(hidden[:, :-1], ((0, 0), (0, pad), (0, 0)))
     given = [tokens[:, 1:], *([] if beside is None else [beside[:, :-1]])]

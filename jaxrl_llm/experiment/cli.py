@@ -18,7 +18,7 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
@@ -444,10 +444,12 @@ def main(name: str, arguments: list[str] | None = None) -> None:
     quiet.quieten()
     host_memory.keep_freed_pages()
     seeds.use_all_cores()
+    words = "stopped; the same command goes on"
     try:
-        run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        with stop.interruptible(words):
+            run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        print(stopped if isinstance(stopped, Stopped) else words, file=sys.stderr)
         sys.exit(130)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

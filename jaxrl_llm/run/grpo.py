@@ -240,7 +240,7 @@ def train(
     tracker: track.Tracker = track.nothing,
 ) -> TrainState | None:
     """Runs to the last step with records, evaluations and checkpoints; None when stopped by Ctrl-C."""
-    stop, watch = Stop(), health.Health()
+    stop, watch = Stop(f"stopped; {record.how_to_resume(run)}"), health.Health()
     used = with_spread if settings.filter_groups else None
     if hosts.is_first():
         record.rewind(run / "metrics.jsonl", int(state.step))
@@ -279,6 +279,9 @@ def train(
             if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
                 hosts.say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
+        if hosts.anywhere(stop.asked):  # while the last step was kept
+            hosts.say(f"stopped at step {settings.steps}; {record.how_to_resume(run)}")
+            return None
     return state
 
 
@@ -395,15 +398,16 @@ def main(settings: Settings) -> int:
     )
     online = make_online(settings, model, tables, mesh)
     run = run_folder(settings)
+    stopped = f"stopped; {record.how_to_resume(run)}"
     try:
-        with record.resumable(run), contextlib.ExitStack() as stack:
+        with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
                 stack.enter_context(record.locked(run))
             if pool := parts.shared_pool(tables.verifier, tables.heldout_verifier or tables.verifier):
                 stack.enter_context(pool)
             return execute(settings, model, tables, online, mesh, run, parts.digest(problems), pool)
     except KeyboardInterrupt:
-        print(f"stopped; {record.how_to_resume(run)}")
+        print(stopped)
         return 130
     except NotFinite as error:
         good = checkpoint.latest(run / "checkpoints")
