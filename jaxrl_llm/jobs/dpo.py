@@ -33,9 +33,9 @@ PAIRED = (
     "chosen_tokens", "rejected_tokens", "gold_mean_logp", "chosen_kl", "rejected_kl", "weights",
 )  # fmt: skip
 ELSEWHERE = {  # arrays that rows of a file do not give
-    "ref_sample_logp": "of each of its pairs the reference wrote one response and the policy of that step the other, and "
-    "rows of a file do not say which; begin a loop from experiments/_template.py with losses.xpo_loss",
-    "judged": "a judge weighs each label, and the reference draws more pairs; experiments/preference/robust_rlhf.py does",
+    "ref_sample_logp": "of each of its pairs the reference wrote one response and the policy of that step the other, "
+    "and rows of a file do not say which; begin a loop from experiments/_template.py with losses.xpo_loss",
+    "judged": "a judge weighs each label, the reference draws more pairs: experiments/preference/robust_rlhf.py does",
 }
 SINGLE = ("logp", "ref_logp", "desirable", "kl", "shift")
 WHOLE_BATCH = ("aot_loss", "aot_unpaired_loss", "kto_loss", "bco_loss")  # whose rows know of each other

@@ -242,11 +242,11 @@ def train(
     """Runs to the last step with records, evaluations and checkpoints; None when stopped by Ctrl-C."""
     stop, watch = Stop(f"stopped; {record.how_to_resume(run)}"), health.Health()
     used = with_spread if settings.filter_groups else None
-    if hosts.is_first():
-        record.rewind(run / "metrics.jsonl", int(state.step))
-        record.rewind(run / view.FILE, int(state.step))
-    clock = time.monotonic()
     with stop.listening(), progress(settings.steps, start=int(state.step)) as shown:
+        if hosts.is_first():
+            record.rewind(run / "metrics.jsonl", int(state.step))
+            record.rewind(run / view.FILE, int(state.step))
+        clock = time.monotonic()
         for iteration in host.iterations(loop, state, settings.steps):
             state, now = iteration.state, time.monotonic()
             step, drawn = int(state.step), iteration.drawn.trajectories
