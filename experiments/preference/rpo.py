@@ -78,6 +78,8 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/unseen", "eval/style", "pair/chosen_drift")
 CURVES = (*METRICS, "pair/rejected_drift", "pair/accuracy")
+# dpo peaks and falls by the paper's own claim; whether the pairs teach anything shows on its released objective
+BED = experiment.Bed(baseline="rpo_mean")
 
 
 def build(settings: Settings) -> experiment.Plan:

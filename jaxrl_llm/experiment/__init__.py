@@ -2,10 +2,11 @@
 
 from jaxrl_llm.experiment.claims import Claim, Part, above, below, close, conclude, greater, grows_more, smaller
 from jaxrl_llm.experiment.cli import main
+from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
-    "ArmResult", "Claim", "Part", "Plan", "Results", "Stage", "above", "below", "close", "conclude", "greater",
+    "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "above", "below", "close", "conclude", "greater",
     "grows_more", "main", "smaller",
 ]  # fmt: skip

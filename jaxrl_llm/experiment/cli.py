@@ -59,6 +59,7 @@ class Options:
     fresh: bool = False  # do not reuse the finished seeds of earlier runs
     record: bool = False  # pilot, wide evaluation, fresh seeds; also copy results and plot to results/<family>/
     force_record: bool = False  # a record although its pilot says no, and marked so
+    controls: bool = True  # of a record: arms of the harness that must help, or must not, see evidence.controls
     tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
     bed: str = ""  # with --record on another task or base model: its name, beside the file's own record
     add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
