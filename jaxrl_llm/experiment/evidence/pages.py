@@ -42,6 +42,7 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         lines += ["", f"Registered {proof['registered_on']} as `{proof['registered']}` before the first seed "
                       f"({proof['first_seed']}); earlier records of this file: {proof['tries']}; commit "
                       f"`{proof['commit']}`."]  # fmt: skip
+        lines += [f"- seen before and not kept: {what}" for what in proof.get("withheld") or ()]
     if proof.get("tuned"):
         tuned = proof["tuned"]
         lines += ["", f"Sensitivity ({tuned['metric']}, second half of training, {tuned['seeds']} seeds of their own):",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, claims, loop, results
+from jaxrl_llm.experiment import arms, claims, locate, loop, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.evidence import (
     beds,
@@ -124,12 +124,13 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
     if options.bed:
         path = path.with_stem(f"{path.stem}@{options.bed}")
     earlier = results.read(path)[0] if path.is_file() else None
-    first, tries = provenance.first_seed(earlier, registration)
+    unkept = provenance.withheld(locate.root()).get(f"{path.parent.name}/{path.stem}", [])
+    first, tries = provenance.first_seed(earlier, registration, unkept=len(unkept))
     tail, day = tail_of(job.built, job.resolved), provenance.today()
     identities = store.identities(module, job.resolved, job.built, tail=tail)
     instrument = {
         "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent),
-        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first,
+        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first, "withheld": unkept,
         "code": {name: store.code(module, job.built[name], arms.trace(job.built[name])) for name in job.built},
         "identities": identities, "tail": tail, "pilot": tried, "tuned": tuned, "forced": bool(tried["problems"]),
     }  # fmt: skip
