@@ -105,6 +105,9 @@ class Policy(NamedTuple):
     * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.
     * ``hidden_groups(params, prompts, responses) -> (hidden[P, L, D], hidden[P * G, N, D])`` where the model has it:
       both are ``(tokens, positions, segment_ids)``, and the ``G`` responses beside each other follow one prompt.
+    * ``hidden_pages(params, tokens, positions, segment_ids, pages[B, N, M]) -> [B, T, D]`` where the model has it: rows
+      in ``N`` equal blocks, each of which sees itself and the ``M`` blocks that are named for it (-1: none), by the
+      rule of all attention. Sequences that begin alike then share the blocks of their beginning.
     * ``unstack(params) -> params`` where the model has it: the same for ``extend`` and ``unembed`` alone, so laid out
       that a loop of many steps reads them where they lie; see ``for_steps``.
     """
@@ -118,6 +121,7 @@ class Policy(NamedTuple):
     vocab_size: int
     hidden_groups: Callable[..., tuple[Array, Array]] | None = None
     unstack: Callable[[Params], Params] | None = None
+    hidden_pages: Callable[..., Array] | None = None
 
     def for_steps(self, params: Params) -> Params:
         """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""

@@ -41,8 +41,8 @@ class Options:
     # fused: one compiled program for all seeds; host: one seed after another, kept in folders that survive kill -9;
     # async: as host, rollouts and scores beside the updates. Empty: host for a model of your own or a mesh, else fused
     loop: Literal["", "fused", "host", "async"] = ""
-    # how updates on the host compute their rows: padded as they stand, or packed into fewer. Empty: packed for a model
-    # of your own, else padded
+    # how updates on the host compute their rows: padded as they stand, packed into fewer, or as a tree of what the rows
+    # of a group share (packed where that is little). Empty: tree for a model of your own, else padded
     layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
     workers: str = "threads:1"  # with --loop async: threads:N that score
@@ -183,8 +183,8 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
-        if options.layout == "packed":
-            raise UserError("--layout packed is planned on the host: give --loop host with it, or drop it")
+        if options.layout in ("packed", "tree"):
+            raise UserError(f"--layout {options.layout} is planned on the host: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
         if options.track:

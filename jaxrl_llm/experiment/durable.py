@@ -28,7 +28,7 @@ from jaxrl_llm.train import checkpoint, host, offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.host import HostLoop
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.packing import Planner
+from jaxrl_llm.train.packing import Planner, packed_rows
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Key, Params, TrainState
 
@@ -278,7 +278,11 @@ class SeedRun:
             steps = min(end - at, self.keeping.checkpoint_every)
             if (index, steps) not in self.offline:
                 self.offline[index, steps] = offline.make_run(
-                    stage.method, steps, place=self.place, planner=self.keeping.planner, shards=self.shards
+                    stage.method,
+                    steps,
+                    place=self.place,
+                    shards=self.shards,
+                    planner=None if self.keeping.planner is None else packed_rows,  # rows of a table have no groups
                 )
             state, metrics = self.offline[index, steps](state)
             host_side = {name: np.asarray(hosts.gathered(x), np.float64) for name, x in metrics.items()}

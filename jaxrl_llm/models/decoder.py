@@ -33,6 +33,7 @@ from jaxrl_llm.models.attention import (
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
+from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
@@ -129,16 +130,20 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 
 
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
-def _run(config, how, keep_router, params, tokens, positions, segment_ids):
+def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages=None):
     """Final hidden states and, where kept, the router logits of all layers."""
-    mask = (visible if how.cached_fn is None else seen)(config, positions, segment_ids, positions, segment_ids)
+    look, distances, segments = how.attend_fn, (positions, positions), (segment_ids, segment_ids)
+    if pages is not None:
+        look, distances, segments = paged(look, pages), seen_by(positions, pages, 0), seen_by(segment_ids, pages, 0)
+    places = (distances[0], segments[0], distances[1], segments[1])
+    mask = (visible if how.cached_fn is None else seen)(config, *places)
 
     def step(x, layer):
         layer = opened(layer)
 
         def attend(normed):
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            return attention(config, layer, q, k, v, mask, (positions, positions), how.attend_fn)
+            return attention(config, layer, q, k, v, mask, distances, look)
 
         x, router = block(config, how, layer, x, attend)
         return x, router if keep_router else None
@@ -151,6 +156,10 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
 
 def _hidden(config, how, params, tokens, positions, segment_ids):
     return _run(config, how, False, params, tokens, positions, segment_ids)[0]
+
+
+def _hidden_pages(config, how, params, tokens, positions, segment_ids, pages):
+    return _run(config, how, False, params, tokens, positions, segment_ids, pages)[0]
 
 
 def _hidden_groups(config, how, params, prompts, responses):
@@ -319,4 +328,5 @@ def make_policy(
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),
+        hidden_pages=partial(_hidden_pages, config, how),
     )

@@ -10,6 +10,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
 from jaxrl_llm.run import flags, lora_state, parts
 from jaxrl_llm.train import packing
+from jaxrl_llm.train.methods import prefixes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,17 +44,19 @@ class SamplingSettings:
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
 
 
-LayoutName = Literal["", "padded", "packed"]
+LayoutName = Literal["", "padded", "packed", "tree"]
 
 
 def planner_of(layout: LayoutName, *, own: bool) -> packing.Planner | None:
     """Who arranges the rows of an update; None: they are computed as they stand.
 
     Args:
-      own: of a model of one's own rows are packed where nothing is asked for. Those of a bundled one stay as they are:
-        another order of sums would change the last digits of embedded records.
+      own: of a model of one's own what sequences share is computed once where nothing is asked for. Rows of a bundled
+        one stay as they are: another order of sums would change the last digits of embedded records.
     """
-    return packing.packed_rows if layout == "packed" or (not layout and own) else None
+    if layout == "tree" or (not layout and own):
+        return prefixes.prefix_trees
+    return packing.packed_rows if layout == "packed" else None
 
 
 class Sampling(NamedTuple):

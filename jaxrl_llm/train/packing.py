@@ -80,7 +80,7 @@ def row_count(needed: int, rows: int, shards: int = 1) -> int:
     ([4, 8, 24, 32], 8)
     """
 
-    def up(count: float) -> int:
+    def up(count: int) -> int:
         return math.ceil(count / shards) * shards
 
     counts = (up(math.ceil(rows * k / 8)) for k in EIGHTHS)
@@ -149,7 +149,7 @@ def packed_rows(rows: Rows, *, parts: int = 1, shards: int = 1) -> Layout:
     held, height = _in_bins(rows, parts, shards)
     width = rows.tokens.shape[1]
     source, segments = (np.full((parts, height, width), fill, np.int32) for fill in (-1, 0))
-    links = _Links(rows, (parts, height, width))
+    links = Links(rows, (parts, height, width))
     for part, bins in enumerate(held):
         for row, inside in enumerate(bins):
             at = 0
@@ -162,7 +162,7 @@ def packed_rows(rows: Rows, *, parts: int = 1, shards: int = 1) -> Layout:
     return Layout(source, segments, *links.made())
 
 
-class _Links:
+class Links:
     """Which computed columns are targets, from which they are predicted, and the place of each token."""
 
     def __init__(self, rows: Rows, shape: tuple[int, int, int]):

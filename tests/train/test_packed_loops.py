@@ -14,6 +14,7 @@ from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.train import host, offline, packing
 from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.train.methods.prefixes import prefix_trees
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 from tests.models_for_tests import nano, small_model
@@ -35,26 +36,33 @@ def longer(method):
     return method._replace(rollout=rollout)
 
 
+def trained(parts, planner=None):
+    method = longer(test_loops.online())._replace(microbatches=parts)
+    return list(host.iterations(host.make_host_loop(method, planner=planner), test_loops.start(), 2))
+
+
+padded = functools.cache(trained)
+
+
 @pytest.mark.parametrize("parts", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_packed_host_loop_trains_as_the_padded_one(parts):
+@pytest.mark.parametrize("plan", [packing.packed_rows, functools.partial(prefix_trees, block=8)])
+def test_a_host_loop_in_layouts_trains_as_the_padded_one(plan, parts):
     seen = []
 
     def planner(rows, **settings):
-        layout = packing.packed_rows(rows, **settings)
-        seen.append(layout.source.shape + layout.target.shape)
-        return layout
+        seen.append(plan(rows, **settings))
+        return seen[-1]
 
-    method = longer(test_loops.online())._replace(microbatches=parts)
-    loops = (host.make_host_loop(method, planner=planner), host.make_host_loop(method))
-    found, want = (list(host.iterations(loop, test_loops.start(), 2)) for loop in loops)
+    found, want = trained(parts, planner), padded(parts)
     test_loops._close(found[-1].state, want[-1].state, 2e-5)
-    for packed, padded in zip(found, want, strict=True):
-        assert packed.metrics["update/columns"] < 0.8
+    for laid, flat in zip(found, want, strict=True):
+        assert laid.metrics["update/columns"] < 0.8
         for name in ("loss/total", "grad/norm", "policy/entropy", "reward/mean"):
-            np.testing.assert_allclose(packed.metrics[name], padded.metrics[name], rtol=2e-4, atol=1e-5)
+            np.testing.assert_allclose(laid.metrics[name], flat.metrics[name], rtol=2e-4, atol=1e-5)
     # drawing and sampling, advantages, and an update for every shape: the later steps of a shape compile nothing
-    assert found[-1].compiled == 2 + len(set(seen))
-    assert parts == 1 or len(set(seen)) == 1
+    shapes = {tuple(jax.tree.leaves(jax.tree.map(np.shape, layout))) for layout in seen}
+    assert found[-1].compiled == 2 + len(shapes)
+    assert all((layout.pages is None) == (plan is packing.packed_rows) for layout in seen)
 
 
 @functools.cache

@@ -25,6 +25,8 @@ def hidden_of(policy: Policy, params: Params, rows: Any, layout: Layout) -> tupl
     tokens, positions = taken(rows.tokens), taken(rows.positions)
     if layout.pages is None:
         return tokens, policy.hidden(params, tokens, positions, layout.segments)
+    if policy.hidden_pages is None:
+        raise ValueError("this policy has no hidden_pages, which trees of prefixes need; give --layout packed")
     return tokens, policy.hidden_pages(params, tokens, positions, layout.segments, layout.pages)
 
 
