@@ -168,13 +168,14 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
 def make_rows(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]:
     """The ``rows_fn`` of ``models.decoder.make_policy``: each device repeats the rows that it has."""
 
-    def repeat(x: Array, repeats: int) -> Array:
+    def repeat(x: Array, repeats: int, columns: int) -> Array:
         if x.shape[1] % batch_parts(mesh):
-            return jnp.repeat(x, repeats, axis=1)
+            more = [(0, columns - x.shape[3] if axis == 3 else 0) for axis in range(x.ndim)]
+            return jnp.pad(jnp.repeat(x, repeats, axis=1), more)
         heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
         stacked = P(None, BATCH, heads, None, None)
         run = jax.shard_map(
-            lambda x: inner(x, repeats), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
+            lambda x: inner(x, repeats, columns), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
         )
         return run(x)
 

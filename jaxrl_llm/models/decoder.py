@@ -232,17 +232,22 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
     few = tokens.shape[1] == 1
     first = in_place is not None and not few and isinstance(column, int) and column == 0  # nothing is in the cache
+    room = -tokens.shape[1] % TILE  # a cache with no other columns is made out of the layers' keys and values
+    made = first and cache["k"].shape[3] == tokens.shape[1] + room
     keys = (positions, segment_ids) if first else (key_positions, key_segments)
     mask = (visible if how.cached_fn is None or few else seen)(config, positions, segment_ids, *keys)
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
-        layer, index = opened(item[0]), item[1]
+        layer, index, new = opened(item[0]), item[1], None
 
         def attend(normed):
-            nonlocal stored
+            nonlocal stored, new
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            if in_place:
+            if made:
+                new = [caches.with_room(x, room).astype(cache["k"].dtype) for x in (k, v)]
+                read = how.attend_fn
+            elif in_place:
                 stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
                 read = how.attend_fn
                 if not first:
@@ -255,16 +260,21 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
             return attention(config, layer, q, k, v, mask, (positions, keys[0]), read)
 
         x, _ = block(config, how, layer, x, attend)
-        return (x, stored), None
+        return (x, stored), new
 
     x = embed(config, how, params, tokens, positions, segment_ids)
-    stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
+    stored = {} if made else {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
     if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
+        (x, stored), new = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
+        layers = []
         for index, layer in enumerate(_unstacked(config, how, params)["layers"]):
-            (x, stored), _ = step((x, stored), (layer, index))
+            (x, stored), new = step((x, stored), (layer, index))
+            layers.append(new)
+        new = [jnp.stack(parts) for parts in zip(*layers, strict=True)] if made else None
+    if made:
+        stored = dict(zip(("k", "v"), new, strict=True))
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 
@@ -312,7 +322,8 @@ def make_policy(
         off what trains, and ``sampler_logp`` is of what sampled.
       cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
         layer's part is cut out and given to ``attend_fn``.
-      rows_fn: how rows of such a cache are repeated for a group, ``models.kernels.attention_kernels.make_rows``.
+      rows_fn: how rows of such a cache are repeated for a group into one with more columns,
+        ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     rotate_fn = rotate if cached_fn is None else rotate_by_product
@@ -324,7 +335,8 @@ def make_policy(
         unembed=partial(_unembed, config, how),
         init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
-        repeat_cache=partial(caches.repeat_cache, rows_fn),
+        repeat_cache=caches.repeat_cache,
+        grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),

@@ -1,5 +1,6 @@
 """Who computes attention: XLA everywhere, a Pallas kernel on TPUs, cuDNN on NVIDIA GPUs; the same function."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -79,7 +80,7 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
     if make_cached(name, platform=platform) is None:
         return None
     interpret = (platform or jax.default_backend()) != "tpu"
-    return lambda x, repeats: attention_cached.repeat_rows(x, repeats, interpret=interpret)
+    return partial(attention_cached.repeat_rows, interpret=interpret)
 
 
 def cudnn(
