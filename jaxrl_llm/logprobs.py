@@ -1,10 +1,13 @@
 """Log-probabilities and entropies aligned with the token that they describe: the only place with a shift by one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+SCORED = "scored"  # what a ``scored`` of ``chunked`` keeps of each token for its backward pass
 
 
 def _check_temperature(temperature: float) -> None:
@@ -132,6 +135,7 @@ def chunked(
     segment_ids: Int[Array, "B T"] | None = None,
     beside: Int[Array, "B T"] | None = None,
     figure: Callable[[Array], Array] | None = None,
+    scored: Callable[..., tuple[Array, Array]] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
 
@@ -143,6 +147,8 @@ def chunked(
       chunk: time steps whose logits exist at once.
       beside: a number of each time step that ``unembed`` gets, too: ``unembed(hidden, beside)``.
       figure: what is taken of the scaled logits ``[..., V]`` in place of the entropy, for example ``collision``.
+      scored: ``(hidden [B, S, D], targets [B, S], temperature) -> (logp, entropy)`` in the place of ``unembed`` where
+        nothing is ``beside`` and no other ``figure`` is asked for: ``Policy.scored`` with its parameters.
     """
     _check_temperature(temperature)
     if chunk < 1:
@@ -152,8 +158,10 @@ def chunked(
     count = -(-steps // size)
     pad = count * size - steps
 
-    @jax.checkpoint
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(SCORED))
     def score(h: Array, targets: Array, *more: Array) -> tuple[Array, Array]:
+        if scored is not None and beside is None and figure is None:
+            return scored(h, targets, temperature)
         logits = _scaled(unembed(h, *more), temperature)
         return _pick(logits, targets), (figure or _entropy)(logits)
 

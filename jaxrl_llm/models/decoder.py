@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxrl_llm.logprobs import SCORED
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import (
     AttendFn,
@@ -30,6 +32,7 @@ from jaxrl_llm.models.attention import (
     seen,
     visible,
 )
+from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
@@ -294,6 +297,42 @@ def _unembed(config, how, params, hidden):
     return jnp.where(jnp.reshape(real, (1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
 
 
+def _scored(config, how, sums_fn, params, hidden, targets, temperature):
+    """``Policy.scored``: sums of a kernel forward; backward the logits are made again, and with what was kept of each
+    token, its normaliser and entropy, their gradient needs no further pass over them.
+    """
+    name = "embed" if config.tie_embeddings else "head"
+    head = vocabulary.Head(config.vocab_size, config.tie_embeddings, config.final_softcap, float(temperature))
+
+    @jax.custom_vjp
+    def run(table, hidden, targets):
+        return forward(table, hidden, targets)[0]
+
+    def forward(table, hidden, targets):
+        placed = how.place(table, "table" if config.tie_embeddings else "head").astype(hidden.dtype)
+        sums = sums_fn(head, how.place(hidden, "unembedded"), placed, targets)
+        logp, entropy = vocabulary.logp_and_entropy(sums)
+        kept = (checkpoint_name(x, SCORED) for x in (sums.top + jnp.log(sums.total), entropy))
+        return (logp, entropy), (table, hidden, targets, *kept)
+
+    def backward(kept, slopes):
+        table, hidden, targets, normaliser, entropy = kept
+
+        def logits_of(table, hidden):
+            return _unembed(config, how, {name: table}, hidden) / temperature
+
+        logits, pull = jax.vjp(logits_of, table, hidden)
+        logp = logits - normaliser[..., None]
+        weights, logp = jnp.exp(logp), jnp.where(jnp.isfinite(logp), logp, 0.0)
+        of_logp, of_entropy = (x[..., None] for x in slopes)
+        picked = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+        slope = jnp.where(picked, of_logp, 0.0) - weights * (of_logp + of_entropy * (logp + entropy[..., None]))
+        return (*pull(slope), None)
+
+    run.defvjp(forward, backward)
+    return run(params[name], hidden, targets)
+
+
 def make_policy(
     config: ModelConfig,
     *,
@@ -305,6 +344,7 @@ def make_policy(
     int8_cache: bool = False,
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
+    sums_fn: vocabulary.SumsFn | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -324,6 +364,8 @@ def make_policy(
         layer's part is cut out and given to ``attend_fn``.
       rows_fn: how rows of such a cache are repeated for a group into one with more columns,
         ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
+      sums_fn: how tokens are scored without their logits, ``models.kernels.attention_kernels.make_sums``; None: by
+        ``unembed``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     rotate_fn = rotate if cached_fn is None else rotate_by_product
@@ -336,6 +378,7 @@ def make_policy(
         init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
         repeat_cache=caches.repeat_cache,
+        scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),
         grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),

@@ -27,6 +27,9 @@ _READS_PARAMS = (
     "hidden_pages",
     "unembed",
     "extend",
+    "unembed",
+    "extend",
+    "scored",
 )  # functions of a policy: parameters come first
 _PREFIX = "base_model.model."
 # what adapter_config.json may say only in this way: anything else is another computation

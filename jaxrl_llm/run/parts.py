@@ -34,7 +34,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows
+from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows, make_sums
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -106,11 +106,11 @@ class Tables(NamedTuple):
 def policy_maker(mesh: Mesh | None, *, int8_cache: bool = False, attention: str = "xla") -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
-    cached_fn, rows_fn = make_cached(attention), make_rows(attention)
+    kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
     if mesh is None:
-        return partial(make, attend_fn=attend_fn, cached_fn=cached_fn, rows_fn=rows_fn)
+        return partial(make, attend_fn=attend_fn, **kernels)
     otherwise = None if attend_fn is attend else attend
-    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn))
+    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, **kernels))
 
 
 def load_model(

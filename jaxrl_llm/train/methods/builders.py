@@ -1,6 +1,7 @@
 """Builders for the ``estimate`` and ``loss`` slots: they compose functions that are passed in."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ def score_tokens(
         temperature=temperature,
         chunk=chunk,
         segment_ids=rows.segment_ids,
+        scored=policy.scored and partial(policy.scored, params),
     )
 
 

@@ -1,6 +1,7 @@
 """Scoring that runs each prompt once for its whole group, forward and backward."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -41,6 +42,7 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
             temperature=temperature,
             chunk=chunk,
             segment_ids=rows.segment_ids[:, width - 1 :],
+            scored=policy.scored and partial(policy.scored, params),
         )
         logp, entropy = (jnp.pad(x, ((0, 0), (width - 1, 0))) for x in found)
         return logp, entropy
