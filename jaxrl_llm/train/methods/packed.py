@@ -1,5 +1,6 @@
 """Scoring in another arrangement of the tokens: packed rows, or trees of shared prefixes."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,6 +48,7 @@ def score_laid_out(
         jnp.pad(targets, ((0, 0), (1, 0))),
         temperature=temperature,
         chunk=chunk,
+        scored=policy.scored and partial(policy.scored, params),
     )
     asked = layout.place >= 0
 
