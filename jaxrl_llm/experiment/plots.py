@@ -203,7 +203,7 @@ def plot_certificate(path: pathlib.Path, kept: dict) -> None:
     right.legend(fontsize=7)
     for axis in (left, middle, right):
         axis.grid(alpha=0.3)
-    state = "certified" if kept["certified"] else f"not certified ({len(kept['problems'])} problems)"
+    state = "certified" if kept["certified"] else f"not certified (problems: {len(kept['problems'])})"
     settings, budget = kept["settings"], kept["budget"]
     text = f"{kept['bed']}: {state}; {kept['seeds']} seeds, {settings['eval_problems']} problems x "
     text += f"{settings['eval_samples']} samples, mean of the last {kept['tail']} evaluations, "
