@@ -1,21 +1,23 @@
 """A campaign of faults: what a run loses when it is killed, starved, damaged or doubled, as a table.
 
 Every case compares the final weights with those of an undisturbed run, bit for bit, and keeps the line that the user
-reads. Three subjects: the main job, an experiment, and an asynchronous run; ``--command`` takes any other command that
-goes on when it is started again with the same words.
+reads. Four subjects: the main job, the same with rewards of a model behind an endpoint, an experiment, and an
+asynchronous run; ``--command`` takes any other command that goes on when it is started again with the same words.
 
     python benchmarks/faults.py --out docs/faults.md                      # everything
     python benchmarks/faults.py --case kill --subject main --kills 20     # one
     python benchmarks/faults.py --case kill --command "python train.py --out {out}" --result "{out}/model/*"
 
 Mounting small and read-only file systems needs privileges; without them those cases say so. Where the clock cannot be
-set, the clock of the process jumps. Cases run one after another; on two cores all of them take about an hour.
+set, the clock of the process jumps. Cases run one after another; all of them take about MINUTES minutes of a core.
 """
 
 import argparse
 import dataclasses
+import functools
 import glob
 import hashlib
+import http.server
 import json
 import os
 import pathlib
@@ -24,12 +26,13 @@ import resource
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 STEPS = 12
@@ -43,6 +46,7 @@ EXPERIMENT = [
     "--group-size", "4", "--max-new-tokens", "12", "--loop", "host", "--checkpoint-every", "1",
 ]  # fmt: skip
 PYTHON = [sys.executable, "-u"]
+ENDPOINT = "JAXRL_FAULTS_ENDPOINT"
 PATIENCE_S = 900.0
 HANG_S = 60.0
 
@@ -116,14 +120,18 @@ def _newest(out: pathlib.Path) -> str:
 
 
 def subjects() -> dict[str, Subject]:
-    """The three of the table."""
+    """The four of the table."""
     python, script = " ".join(PYTHON), f"{ROOT}/benchmarks/faults.py"
     main = f"{python} -m jaxrl_llm"
     papers = f"{python} -m jaxrl_llm run dr_grpo {' '.join(EXPERIMENT)} --out {{out}}"
     steps = f"{python} {script} --asynchronous {{out}}"
+    asked = f"{main} {' '.join(SMALL)} --reward benchmarks.faults:by_endpoint --out {{out}}"
     return {
         "main": Subject(
             "main job", f"{main} {' '.join(SMALL)} --out {{out}}", f"{main} --resume {{out}}", "settings.json", _model
+        ),
+        "endpoint": Subject(
+            "main job, rewards of an endpoint", asked, f"{main} --resume {{out}}", "settings.json", _model
         ),
         "experiment": Subject("experiment", papers, papers, "", _seeds),
         "async": Subject("asynchronous run", steps, steps, "", _newest),
@@ -216,13 +224,74 @@ def two_nodes() -> Iterator[dict]:
         made.shutdown()
 
 
+# a model behind an endpoint: this file again, as its server and as the reward of the run that asks it
+
+
+class Judge(http.server.BaseHTTPRequestHandler):
+    """Speaks the OpenAI protocol; its reply is a number that a text always gets."""
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        digest = hashlib.sha256(request["messages"][-1]["content"].encode()).digest()
+        message = {"role": "assistant", "content": str(digest[0] / 255)}
+        body = {
+            "id": "1", "object": "chat.completion", "created": 0, "model": request["model"],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+        }  # fmt: skip
+        raw = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *_):
+        """Silent."""
+
+
+class Server:
+    """A process that answers at one address, and may be killed and come back there."""
+
+    def __init__(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+
+    def __enter__(self):
+        os.environ[ENDPOINT] = f"http://127.0.0.1:{self.port}/v1"
+        self.up()
+        return self
+
+    def up(self) -> None:
+        self.process = subprocess.Popen([*PYTHON, __file__, "--serve", str(self.port)], start_new_session=True)
+
+    def __exit__(self, *_):
+        end(self.process)
+
+
+@functools.cache
+def _chat():
+    """Asks for every text once in the life of a process; what an earlier one was told is asked again."""
+    from jaxrl_llm.tools import endpoints
+
+    folder = tempfile.TemporaryDirectory(prefix="jaxrl_faults_")
+    return endpoints.make_chat(os.environ[ENDPOINT], "judge", cache=f"{folder.name}/replies.jsonl"), folder
+
+
+def by_endpoint(answer, response: str) -> float:
+    """The reward of the subject that asks."""
+    return float(_chat()[0]([{"role": "user", "content": response}]))
+
+
 # running
 
 
 def environment() -> dict[str, str]:
     """One processor, little output; programs of an earlier process are taken up."""
-    ours = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
-    return dict(os.environ) | ours
+    ours = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1"}
+    # Ray kills workers of its own accord where other programs fill the memory
+    return dict(os.environ) | ours | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
 
 
 def start(subject: Subject, out: pathlib.Path, log: pathlib.Path, **more) -> subprocess.Popen:
@@ -473,6 +542,24 @@ def on_ray(victim: str) -> Callable[..., Found]:
     return case
 
 
+GONE_S = 20.0
+
+
+def gone(subject: Subject, folder: pathlib.Path, kills: int, seconds: float, server: Server) -> Found:
+    """``kill -9`` of the server in the middle; it comes back at the same address."""
+    out, log = folder / "run", folder / "log"
+    process = start(subject, out, log)
+    wait_for(lambda: trained(out, 3), process)
+    end(server.process)
+    time.sleep(GONE_S)
+    before = trained(out, STEPS)
+    server.up()
+    code = process.wait(PATIENCE_S)
+    said = [line for line in log.read_text(errors="replace").splitlines() if " is lost " in line]
+    did = f"gone for {GONE_S:.0f} s, {'before' if not before else 'after'} the last step; exit {code}"
+    return did, said[-1] if said else last_line(log), subject.outcome(out)
+
+
 CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
     "kill": (("main", "experiment", "async"), kill),
     "full disk": (("main",), full_disk),
@@ -482,36 +569,54 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
     "memory limit": (("main",), memory),
     "clock": (("main",), clock),
     "verifier": (("main",), verifier),
+    "endpoint gone": (("endpoint",), gone),
     "ray rollout worker": (("async",), on_ray("roll")),
     "ray learner": (("async",), on_ray("learn")),
 }
 OTHER = {"verifier": "rows judged invalid train nothing; no more is lost"}
 
 
-def campaign(chosen: list[Subject | str], cases: list[str], kills: int, keep: Callable[[str], None]) -> None:
+def undisturbed(subject: Subject) -> tuple[str, float]:
+    """The outcome of a run that nothing happens to, and its seconds."""
+    with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as calm:
+        began = time.monotonic()
+        code = finish(subject, pathlib.Path(calm) / "run", pathlib.Path(calm) / "log")
+        if code:
+            raise SystemExit(f"{subject.name} fails undisturbed: {last_line(pathlib.Path(calm) / 'log')}")
+        return subject.outcome(pathlib.Path(calm) / "run"), time.monotonic() - began
+
+
+def campaign(chosen: list[tuple[str, Subject]], cases: list[str], kills: int, keep: Callable[[str], None]) -> None:
     """Runs the cases; ``keep`` gets a line of the table as soon as there is one."""
-    for key, subject in ((k, s) for k, s in chosen):
-        with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as calm:
-            began = time.monotonic()
-            code = finish(subject, pathlib.Path(calm) / "run", pathlib.Path(calm) / "log")
-            seconds, want = time.monotonic() - began, subject.outcome(pathlib.Path(calm) / "run")
-            if code:
-                raise SystemExit(f"{subject.name} fails undisturbed: {last_line(pathlib.Path(calm) / 'log')}")
-        for case in cases:
-            of, run = CASES[case]
-            if key not in of and key != "other":
-                continue
-            with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as folder:
-                try:
-                    did, said, outcome = run(subject, pathlib.Path(folder), kills, seconds)
-                except subprocess.CalledProcessError as error:
-                    did, said, outcome = "not possible here", f"{error.cmd[0]}: needs privileges", "-"
-                said = said.replace(folder, "...")
-            same = "bitwise equal" if outcome == want else OTHER.get(case, f"DIFFERENT ({outcome})")
-            same = "-" if outcome == "-" else same
-            loses = subject.loses if case == "kill" else "nothing"
-            what = (run.__doc__ or "").split(";")[0].strip().rstrip(".") if case == "kill" else case
-            keep(f"| {subject.name} | {what} | {did} | {same} | {loses} | `{said[:160]}` |")
+    for key, subject in chosen:
+        mine = [case for case in cases if key == "other" or key in CASES[case][0]]
+        if not mine:
+            continue
+        with Server() if key == "endpoint" else nullcontext() as server:
+            want, seconds = undisturbed(subject)
+            if "kill" in mine:  # with programs that are compiled: the moments spread over the whole of a life
+                again, seconds = undisturbed(subject)
+                if again != want:
+                    raise SystemExit(f"{subject.name} ends otherwise when it is run again: {want}, {again}")
+            for case in mine:
+                more = () if server is None else (server,)
+                with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as folder:
+                    keep(row(key, subject, case, want, pathlib.Path(folder), kills, seconds, *more))
+
+
+def row(key: str, subject: Subject, case: str, want: str, folder: pathlib.Path, kills: int, seconds: float, *more):
+    """A line of the table."""
+    run = CASES[case][1]
+    try:
+        did, said, outcome = run(subject, folder, kills, seconds, *more)
+    except subprocess.CalledProcessError as error:
+        did, said, outcome = "not possible here", f"{error.cmd[0]}: needs privileges", "-"
+    said = said.replace(str(folder), "...")
+    same = "bitwise equal" if outcome == want else OTHER.get(case, f"DIFFERENT ({outcome})")
+    same = "-" if outcome == "-" else same
+    loses = subject.loses if case == "kill" else "nothing"
+    what = (run.__doc__ or "").split(";")[0].strip().rstrip(".") if case == "kill" else case
+    return f"| {subject.name} | {what} | {did} | {same} | {loses} | `{said[:160]}` |"
 
 
 HEAD = """| run | fault | what happened | final outcome | lost | what the user reads |
@@ -529,7 +634,10 @@ def main() -> None:
     parser.add_argument("--out", default="", help="file whose table of this campaign is written anew; empty: none")
     parser.add_argument("--asynchronous", default="", help=argparse.SUPPRESS)
     parser.add_argument("--victim", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.serve:
+        http.server.ThreadingHTTPServer(("127.0.0.1", given.serve), Judge).serve_forever()
     if given.asynchronous:
         asynchronous(given.asynchronous, given.victim)
         return
@@ -544,7 +652,10 @@ def main() -> None:
         lines.append(line)
         print(line, flush=True)
 
-    campaign(chosen, given.case, given.kills, keep)
+    with tempfile.TemporaryDirectory(prefix="jaxrl_faults_") as compiled:  # a start again takes up what was compiled
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled
+        campaign(chosen, given.case, given.kills, keep)
+    print(f"{sum(os.times()[2:4]) / 60:.0f} minutes of a core", flush=True)
     if given.out:
         command = " ".join(["python benchmarks/faults.py", *sys.argv[1:]])
         with open(given.out, "a") as file:

@@ -5,12 +5,15 @@
 ``sandbox``: ``verifiers.gym.verify`` and ``verifiers.math.verify`` as a job asks them, in a ``VerifierPool`` of as many
 workers as cores, each with a warm worker of the sandbox. ``bare``: the same scorers called in the pool's own processes,
 as this user and without any protection. The responses are the reference answers of every reasoning-gym family, those
-of the family's next problem, and one number; for math-verify, forms of numbers and polynomials. Start-up is left out.
+of the family's next problem, and one number; for math-verify, numbers, fractions and polynomials, no two alike.
+Start-up is left out. ``..._cpu``: verdicts per second of processor time of all processes concerned, times the cores:
+what a machine reaches that does nothing else, whatever else this one does.
 The record goes to results/benchmarks/foreign_scorers.json.
 """
 
 import argparse
 import base64
+import contextlib
 import functools
 import json
 import os
@@ -20,6 +23,8 @@ import platform
 import sys
 import time
 from typing import Any
+
+import psutil
 
 from jaxrl_llm.metrics.intervals import mean_interval
 from jaxrl_llm.verifiers import gym, math
@@ -78,21 +83,38 @@ def gym_items(each: int) -> Items:
 
 def math_items(count: int) -> Items:
     """Numbers, fractions and polynomials, every second one wrong."""
-    forms = [("1/2", "So it is $\\frac{{{a}}}{{{b}}}$."), ("x^2+2x+1", "It is $(x+{c})^2$"), ("7", "\\boxed{{{d}}}")]
     answers, responses = [], []
-    for k in range(count):
-        value, form = forms[k % 3]
+    for k in range(3, 3 + count):
         wrong = k // 3 % 2
-        responses.append(form.format(a=k + 1, b=2 * k + 2 + wrong, c=1 + wrong, d=7 + wrong))
+        value, response = (
+            (f"{k}/{k + 1}", f"So it is $\\frac{{{2 * k}}}{{{2 * k + 2 + wrong}}}$."),
+            (f"x^2+{2 * k}x+{k * k}", f"It is $(x+{k + wrong})^2$"),
+            (f"{k}", f"\\boxed{{{k + wrong}}}"),
+        )[k % 3]
         answers.append({"value": value})
+        responses.append(response)
     return answers, responses
 
 
-def rate(pool: VerifierPool, verifier: Any, items: Items) -> tuple[float, list[float]]:
-    """Verdicts per second, and the values."""
+def processor_s() -> float:
+    """Seconds of a processor that this process and all that it started have had."""
+    this = psutil.Process()
+    spent = 0.0
+    for process in (this, *this.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            spent += times.user + times.system
+    return spent
+
+
+def rate(pool: VerifierPool, verifier: Any, items: Items, cores: int) -> tuple[float, float, list[float]]:
+    """Verdicts per second, the same of processor time on all cores, and the values."""
+    before = processor_s()
     judged = pool.judge(verifier, *items)
+    spent = processor_s() - before
     assert all(verdict.valid for verdict in judged.verdicts), [v for v in judged.verdicts if not v.valid][:1]
-    return len(items[0]) / judged.metrics["verifier/seconds"], [verdict.value for verdict in judged.verdicts]
+    count, values = len(items[0]), [verdict.value for verdict in judged.verdicts]
+    return count / judged.metrics["verifier/seconds"], cores * count / spent, values
 
 
 def main() -> None:
@@ -116,7 +138,8 @@ def main() -> None:
         load, rates, values = os.getloadavg()[0], {}, {}
         for name, (sandboxed, unprotected, items) in work.items():
             for kind, verifier in (("sandbox", sandboxed), ("bare", unprotected)):
-                rates[f"{name}_{kind}"], values[kind] = rate(pools[name, kind], verifier, items)
+                label = f"{name}_{kind}"
+                rates[label], rates[f"{label}_cpu"], values[kind] = rate(pools[name, kind], verifier, items, workers)
             assert values["sandbox"] == values["bare"], name
         if turn >= 0:
             turns.append(rates | {"load_before": load})
@@ -124,7 +147,10 @@ def main() -> None:
     for pool in pools.values():
         pool.close()
     summary = {name: mean_interval([t[name] for t in turns])._asdict() for name in turns[0] if name != "load_before"}
-    ratios = {name: mean_interval([t[f"{name}_sandbox"] / t[f"{name}_bare"] for t in turns])._asdict() for name in work}
+    ratios = {
+        name: mean_interval([t[f"{name}_sandbox_cpu"] / t[f"{name}_bare_cpu"] for t in turns])._asdict()
+        for name in work
+    }
     record = {
         "command": f"python benchmarks/foreign_scorers.py --repeats {arguments.repeats} --each {arguments.each}",
         "what": "verdicts of scorers of other packages per second, warm",

@@ -25,7 +25,15 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
     quiet.quieten()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        with stop.interruptible("stopped"):
+            return _command(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _command(words: list[str]) -> int:
     # a command loads what it needs and no more: half of the seconds of a short one are imports
     match words:
         case ["--version"]:
@@ -72,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with stop.before_the_run():
         from jaxrl_llm.run import grpo
 
-    return grpo.cli(words[1:] if words[:1] == ["train"] else words)
+        return grpo.cli(words[1:] if words[:1] == ["train"] else words)
 
 
 if __name__ == "__main__":

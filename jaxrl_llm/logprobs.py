@@ -1,10 +1,13 @@
 """Log-probabilities and entropies aligned with the token that they describe: the only place with a shift by one."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
+
+SCORED = "scored"  # what a ``scored`` of ``chunked`` keeps of each token for its backward pass
 
 
 def _check_temperature(temperature: float) -> None:
@@ -98,8 +101,12 @@ def token_collision(
     """
     _check_temperature(temperature)
     scaled = _scaled(logits[:, :-1], temperature)
-    twice = jax.nn.logsumexp(2.0 * scaled, axis=-1) - 2.0 * jax.nn.logsumexp(scaled, axis=-1)
-    return _aligned(jnp.exp(twice), segment_ids)
+    return _aligned(collision(scaled), segment_ids)
+
+
+def collision(logits: Float[Array, "*N V"]) -> Float[Array, "*N"]:
+    """``sum_v p_v^2`` of each distribution; in ``chunked`` as ``figure``."""
+    return jnp.exp(jax.nn.logsumexp(2.0 * logits, axis=-1) - 2.0 * jax.nn.logsumexp(logits, axis=-1))
 
 
 def mean_logprobs(
@@ -127,6 +134,8 @@ def chunked(
     chunk: int = 128,
     segment_ids: Int[Array, "B T"] | None = None,
     beside: Int[Array, "B T"] | None = None,
+    figure: Callable[[Array], Array] | None = None,
+    scored: Callable[..., tuple[Array, Array]] | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """``(token_logprobs, token_entropy)`` from hidden states, ``chunk`` time steps at a time.
 
@@ -137,6 +146,9 @@ def chunked(
       unembed: hidden states ``[..., D]`` to logits ``[..., V]``.
       chunk: time steps whose logits exist at once.
       beside: a number of each time step that ``unembed`` gets, too: ``unembed(hidden, beside)``.
+      figure: what is taken of the scaled logits ``[..., V]`` in place of the entropy, for example ``collision``.
+      scored: ``(hidden [B, S, D], targets [B, S], temperature) -> (logp, entropy)`` in the place of ``unembed`` where
+        nothing is ``beside`` and no other ``figure`` is asked for: ``Policy.scored`` with its parameters.
     """
     _check_temperature(temperature)
     if chunk < 1:
@@ -146,10 +158,12 @@ def chunked(
     count = -(-steps // size)
     pad = count * size - steps
 
-    @jax.checkpoint
+    @partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(SCORED))
     def score(h: Array, targets: Array, *more: Array) -> tuple[Array, Array]:
+        if scored is not None and beside is None and figure is None:
+            return scored(h, targets, temperature)
         logits = _scaled(unembed(h, *more), temperature)
-        return _pick(logits, targets), _entropy(logits)
+        return _pick(logits, targets), (figure or _entropy)(logits)
 
     h = jnp.pad(hidden[:, :-1], ((0, 0), (0, pad), (0, 0)))
     given = [tokens[:, 1:], *([] if beside is None else [beside[:, :-1]])]

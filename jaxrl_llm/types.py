@@ -103,8 +103,15 @@ class Policy(NamedTuple):
       run ``S`` further tokens, written at cache columns ``column .. column + S`` (prefill and decode alike); the plain
       number 0 as ``column`` says that the cache is empty.
     * ``repeat_cache(cache, repeats) -> cache``: each row ``repeats`` times, side by side.
+    * ``grow_cache(cache, repeats, length) -> cache`` where the model has it: ``repeat_cache`` into one with room for
+      ``length`` columns, so that a prompt's cache needs no room for what follows.
+    * ``scored(params, hidden[B, S, D], targets[B, S], temperature) -> (logp[B, S], entropy[B, S])`` where the model has
+      it: what ``unembed`` says of each target, without the logits; None in a policy whose ``unembed`` is replaced.
     * ``hidden_groups(params, prompts, responses) -> (hidden[P, L, D], hidden[P * G, N, D])`` where the model has it:
       both are ``(tokens, positions, segment_ids)``, and the ``G`` responses beside each other follow one prompt.
+    * ``hidden_pages(params, tokens, positions, segment_ids, pages[B, N, M]) -> [B, T, D]`` where the model has it: rows
+      in ``N`` equal blocks, each of which sees itself and the ``M`` blocks that are named for it (-1: none), by the
+      rule of all attention. Sequences that begin alike then share the blocks of their beginning.
     * ``unstack(params) -> params`` where the model has it: the same for ``extend`` and ``unembed`` alone, so laid out
       that a loop of many steps reads them where they lie; see ``for_steps``.
     """
@@ -118,6 +125,9 @@ class Policy(NamedTuple):
     vocab_size: int
     hidden_groups: Callable[..., tuple[Array, Array]] | None = None
     unstack: Callable[[Params], Params] | None = None
+    hidden_pages: Callable[..., Array] | None = None
+    grow_cache: Callable[[Cache, int, int], Cache] | None = None
+    scored: Callable[..., tuple[Array, Array]] | None = None
 
     def for_steps(self, params: Params) -> Params:
         """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,8 @@ from jaxrl_llm.distributed.mesh import parse_mesh
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.grpo import cli, count_microbatches, make_rollout
-from jaxrl_llm.run.settings import Settings
+from jaxrl_llm.run.records import track
+from jaxrl_llm.run.settings import Settings, parse
 
 SMALL = [
     "--model", "nano", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8", "--steps", "2",
@@ -54,6 +56,66 @@ def test_run_folder(tmp_path, capsys):
     norms = {name for name in moved["layers"] if "norm" in name}
     assert all(value for name, value in moved["layers"].items() if name not in norms) and moved["embed"]
     assert trained.tokenizer.encode("m10 1+2=>") == base.tokenizer.encode("m10 1+2=>")
+
+
+def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    texts, opened = [], track.open_trackers
+
+    def watched(names, folder, *, begin=0):
+        found = opened(names, folder, begin=begin)
+        return found._replace(text=lambda *said: (texts.append(said), found.text(*said)))
+
+    monkeypatch.setattr(track, "open_trackers", watched)
+    measured = tmp_path / "measured.jsonl"
+    rows = [{"question": f"{i}+1=", "answer": f"#### {i + 1}"} for i in range(1, 7)]
+    measured.write_text("\n".join(map(json.dumps, rows)))
+    run = tmp_path / "run"
+    words = ["--data", "chain", "--eval-data", str(measured), "--eval-format", "gsm8k", "--eval-every", "1"]
+    words += ["--track", "tensorboard", "--prompt-tokens", "80", "--out", str(run)]
+    assert cli([*SMALL, *words]) == 0
+    assert "step 1  pass@1" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert "eval/pass@1" in lines[0] and "eval/pass@2/low" in lines[0] and "eval/pass@1" not in lines[1]
+    results = json.loads((run / "results.json").read_text())
+    assert results["before"]["pass@1"]["n"] == 6  # of the file alone
+    assert list(results["while_training"]) == ["1"]
+    assert list((run / "tensorboard").iterdir())
+    assert [step for step, name, _ in texts] == [1, 2] and texts[0][1] == "samples"
+    assert texts[0][2].count("reward") == 8  # two groups of four
+    # it goes on with another number of evaluations, and not with other rows
+    assert cli(["--resume", str(run), "--eval-every", "2"]) == 0
+    assert cli(["--resume", str(run), "--eval-data", "chain"]) == 2
+
+
+def test_rows_to_be_measured_on_do_not_train(tmp_path):
+    data = _rows(tmp_path / "rows.jsonl")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join((tmp_path / "rows.jsonl").read_text().splitlines()[:5]))
+    evaluated, verify = parts.load_evaluated(str(few), most=4, layout="plain")
+    with pytest.warns(UserWarning, match="4 of 60 rows are rows of --eval-data"):
+        train, held, _ = parts.load_problems(data, train=0, heldout=9, seed=0, evaluated=evaluated)
+    assert held == evaluated and len(train) == 56 and not {p.prompt for p in train} & {p.prompt for p in held}
+    assert verify is parts.VERIFIERS["any"]
+
+
+def test_presets_by_size(tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(weights.bundled("nano"), model)
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 600, "max_position_embeddings": 200}))
+    found = parse(["--model", str(model)])
+    said = capsys.readouterr().out
+    assert "where no flag says otherwise: --learning-rate 0.0001 --max-new-tokens 100 --compute float32" in said
+    assert (found.learning_rate, found.max_new_tokens, found.remat) == (1e-4, 100, False)
+    found = parse([f"--model={model}", "--lora", "4", "--max_new_tokens=7"])
+    assert (found.learning_rate, found.max_new_tokens) == (1e-3, 7)
+    assert "--max-new-tokens" not in capsys.readouterr().out
+    (model / "config.json").write_text(json.dumps(raw | {"num_hidden_layers": 9000, "max_position_embeddings": 9999}))
+    found = parse(["--model", str(model), "--remat"])
+    assert (found.compute, found.remat, found.max_new_tokens) == ("bfloat16", True, 1024)
+    assert parse([]) == parse(["--model", "nano"]) == Settings()  # the bundled ones are the quickstart's
+    assert "--learning-rate 0.0006" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -255,6 +317,14 @@ def _bad(tmp_path, case):
         "no folder to resume": (["--resume", ""], "--resume '' names no run folder"),
         "strict slots": (["--strict", "--slots", "4"], "drop --slots 4"),
         "negative gap": (["--most-gap", "-0.1"], "--most-gap -0.1"),
+        "evaluation format alone": (["--eval-format", "gsm8k"], "--eval-format gsm8k belongs to --eval-data"),
+        "evaluation": (["--eval-every", "-1"], "--eval-every -1"),
+        "no rows to measure": (["--eval-data", str(tmp_path / "none.jsonl")], "does not exist"),
+        "only rows to measure": (
+            ["--data", _rows(tmp_path / "both.jsonl", 8), "--eval-data", str(tmp_path / "both.jsonl")],
+            "every row is a row of --eval-data",
+        ),
+        "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]
 
@@ -268,6 +338,7 @@ CASES = (
     "rollout mesh alone", "rollout mesh of others", "rollout mesh axis", "rollout mesh rows",
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
+    "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

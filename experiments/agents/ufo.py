@@ -79,6 +79,8 @@ ARMS = {
 }
 METRICS = (*(f"eval/success@{k}" for k in range(1, 6)), "eval/answers", "eval/distinct")
 CURVES = ("eval/success@1", "eval/success@5", "eval/answers", "eval/distinct", "policy/entropy")
+# single loses later answers by design: it must learn what it trains, the first answer
+BED = experiment.Bed(metric="eval/success@1", baseline="single", chance=0.2, ceiling=0.4)
 
 
 def build(settings: Settings) -> Plan:

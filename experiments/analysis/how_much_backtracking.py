@@ -24,7 +24,6 @@ from experiments.analysis.parts import search_traces_task as toy
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ ARMS = {
     "line_1": {"task": toy.LINE, "back": 1},
     "line_3": {"task": toy.LINE},
 }
-BED = Bed(
+BED = experiment.Bed(
     metric="eval/accuracy", baseline="sudoku_0",
     judges=(("sudoku_0", "eval/accuracy", 0.2), ("countdown_0", "eval/accuracy", 0.2)),
 )  # fmt: skip

@@ -25,7 +25,6 @@ from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ METRICS = (
     "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/correlation",
 )  # fmt: skip
 CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
-BED = Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/correlation", 0.5)))
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -25,7 +25,6 @@ from experiments.analysis.parts import search_traces_task as toy
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +63,7 @@ ARMS = {
 BUDGETS = tuple(f"budget{b}/solved" for b in search_traces.BUDGETS)
 METRICS = (*BUDGETS, "eval/accuracy", "eval/pass@8", "eval/backs", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "rows/kept")
-BED = Bed(
+BED = experiment.Bed(
     metric="eval/accuracy", baseline="sudoku_direct",
     judges=(("sudoku_direct", "eval/accuracy", 0.2), ("countdown_direct", "eval/accuracy", 0.2)),
 )  # fmt: skip

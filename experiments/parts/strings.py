@@ -33,12 +33,21 @@ from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
 class World(NamedTuple):
-    """A decoder and the shape of its strings; an ``end`` beyond the vocabulary means that no token ends a response."""
+    """A decoder and the shape of its strings; an ``end`` beyond the vocabulary means that no token ends a response.
+
+    A world of text has ``start``, the weights that were loaded: there a prompt is filled up on its left with ``PAD``,
+    which is no token, and what lies behind the end of a response belongs to no row.
+    """
 
     policy: Policy
     prompt_tokens: int
     response_tokens: int
     end: int
+    start: Callable[[], Params] | None = None
+    ends: tuple[int, ...] = ()  # all tokens that end a response, of which ``end`` is one
+
+
+PAD = -1  # in the columns before a prompt of text
 
 
 class Rows(NamedTuple):
@@ -62,9 +71,17 @@ def make_world(
     return World(make_policy(config), prompt_tokens, response_tokens, vocabulary if end is None else end)
 
 
+def first_params(world: World, key: Key) -> Params:
+    """The weights that were loaded, or fresh ones."""
+    return world.policy.init(key) if world.start is None else jax.tree.map(jnp.copy, world.start())
+
+
 def whole(world: World, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Rows:
-    """Prompt and response side by side; all prompts are of full length."""
+    """Prompt and response side by side; prompts of generated strings are all of full length."""
     tokens = jnp.concatenate([prompts, responses], axis=1)
+    if world.start is not None:
+        real = jnp.concatenate([prompts != PAD, counted(responses, world.end)], axis=1).astype(jnp.int32)
+        return Rows(jnp.where(real > 0, tokens, world.end), jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0), real)
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :], tokens.shape)
     return Rows(tokens, positions, jnp.ones_like(tokens))
 
@@ -82,31 +99,60 @@ def counted(responses: Int[Array, "N T"], end: int) -> Bool[Array, "N T"]:
 def rollout(world: World, params: Params, prompts: Array, keys: Key, *, samples: int, temperature: float = 1.0,
             problem_ids: Array | None = None, grammar: Grammar | None = None) -> Trajectories:  # fmt: skip
     """``samples`` responses to each prompt, side by side, with everything that training needs."""
+    valid = jnp.ones(prompts.shape, bool) if world.start is None else prompts != PAD
     return generate(
-        world.policy, params, prompts, jnp.ones(prompts.shape, bool), keys, group_size=samples,
-        max_new_tokens=world.response_tokens, eos_ids=(world.end,), pad_id=world.end, temperature=temperature,
-        problem_ids=problem_ids, early_exit=seed_axis.in_turn(), grammar=grammar,
+        world.policy, params, prompts if world.start is None else jnp.where(valid, prompts, world.end), valid, keys,
+        group_size=samples, max_new_tokens=world.response_tokens, eos_ids=world.ends or (world.end,),
+        pad_id=world.end, temperature=temperature, problem_ids=problem_ids, early_exit=seed_axis.in_turn(),
+        grammar=grammar,
     )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _text_rollout(world: World, samples: int, temperature: float) -> Callable[..., Trajectories]:
+    """Compiled once: what is measured of a text is no program of its own."""
+
+    def roll(params, prompts, keys):
+        return rollout(world, params, prompts, keys, samples=samples, temperature=temperature)
+
+    return jax.jit(roll)
 
 
 def sample(world: World, params: Params, prompts: Int[Array, "N P"], key: Key, *, samples: int = 1,
            temperature: float = 1.0) -> Int[Array, "R T"]:  # fmt: skip
     """Only the responses of ``rollout``."""
     keys = sample_keys(key, 0, jnp.arange(prompts.shape[0]), samples)
+    if world.start is not None:
+        return responses_of(world, _text_rollout(world, samples, temperature)(params, prompts, keys))[1]
     return rollout(world, params, prompts, keys, samples=samples, temperature=temperature).tokens[:, prompts.shape[1] :]
 
 
 def responses_of(world: World, rows: Trajectories) -> tuple[Int[Array, "B P"], Int[Array, "B T"]]:
-    """``(prompts, responses)`` of rollouts, for a judge of strings."""
-    return rows.tokens[:, : world.prompt_tokens], rows.tokens[:, world.prompt_tokens :]
+    """``(prompts, responses)`` of rollouts, for a judge of strings; whatever ends a text becomes ``end``."""
+    asked, said = rows.tokens[:, : world.prompt_tokens], rows.tokens[:, world.prompt_tokens :]
+    if world.start is None:
+        return asked, said
+    ended = ~rows.mask[:, world.prompt_tokens :] | jnp.isin(said, jnp.asarray(world.ends, jnp.int32))
+    return jnp.where(rows.segment_ids[:, : world.prompt_tokens] > 0, asked, PAD), jnp.where(ended, world.end, said)
 
 
 def token_logp(
     world: World, params: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, "N T"]:
     """Log-probability of each response token; 0 behind the end."""
+    if world.start is not None:
+        return _text_logp(world)(params, prompts, responses)
     logp, _ = builders.score_tokens(world.policy, params, whole(world, prompts, responses))
     return jnp.where(counted(responses, world.end), logp[:, world.prompt_tokens :], 0.0)
+
+
+@lru_cache(maxsize=4)
+def _text_logp(world: World) -> Callable[..., Array]:
+    def logp_of(params, prompts, responses):
+        logp, _ = builders.score_tokens(world.policy, params, whole(world, prompts, responses))
+        return jnp.where(counted(responses, world.end), logp[:, world.prompt_tokens :], 0.0)
+
+    return jax.jit(logp_of)
 
 
 def sum_logp(
@@ -173,7 +219,7 @@ def make_base(
     def init(key):
         first, data, run = jax.random.split(key, 3)
         rows = {"rows": draw(data, table)}
-        state = offline.init_state(method, world.policy.init(first), run, extras=rows)
+        state = offline.init_state(method, first_params(world, first), run, extras=rows)
         return offline.scan_steps(method, state, steps)[0].params
 
     return init
@@ -205,7 +251,8 @@ def make_online(
 ) -> Online:  # fmt: skip
     """The ``Online`` of a world: uniform draws from a table of prompts; ``score(answers, trajectories)``."""
     rows = prompts.shape[0]
-    table = Problems(prompts, jnp.ones(prompts.shape, bool), {}, jnp.zeros((rows,), jnp.int32))
+    valid = jnp.ones(prompts.shape, bool) if world.start is None else prompts != PAD
+    table = Problems(prompts, valid, {}, jnp.zeros((rows,), jnp.int32))
 
     def roll(params, tokens, valid, keys, problem_ids):
         return rollout(

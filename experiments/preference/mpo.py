@@ -29,7 +29,6 @@ from experiments.parts import preference_strings
 from experiments.parts import preference_task as toy
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
 
 
@@ -66,7 +65,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "rm/accuracy", "rm/correlation")
 CURVES = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "pair/accuracy", "reward/mean")
-BED = Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/correlation", 0.5)))
 JUDGED_AT = experiment.at("eval/kl", 4.0)
 UPDATES = 2  # of PPO a rollout
 

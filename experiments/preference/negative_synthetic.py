@@ -27,7 +27,6 @@ from experiments.parts import strings
 from experiments.preference.parts import spurious_steps as toy
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
 
 WORLD = toy.WORLD
@@ -61,7 +60,7 @@ ARMS = {
     "base": {"rounds": 0},
 }
 METRICS = ("eval/accuracy", "eval/broken", "eval/cued", "eval/plain", "eval/gap")
-BED = Bed(metric="eval/broken", judges=(("base", "eval/gap", 0.1), ("base", "eval/accuracy", 0.3)))
+BED = experiment.Bed(metric="eval/broken", judges=(("base", "eval/gap", 0.1), ("base", "eval/accuracy", 0.3)))
 CURVES = (*METRICS, "pair/kept", "loss/total")
 
 

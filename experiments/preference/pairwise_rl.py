@@ -26,7 +26,6 @@ from experiments.parts import preference_strings
 from experiments.preference.parts import pair_judges
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import ranking
 
 
@@ -57,7 +56,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/beats_anchor", "judge/accuracy", "judge/inconsistency", "eval/kl")
 CURVES = ("eval/gold", "eval/beats_anchor", "eval/kl", "reward/mean", "policy/entropy")
-BED = Bed(judges=(("generative", "judge/accuracy", 0.75), ("bt", "judge/accuracy", 0.75)))
+BED = experiment.Bed(judges=(("generative", "judge/accuracy", 0.75), ("bt", "judge/accuracy", 0.75)))
 UPDATES = 2  # a rollout, of the arms with a critic
 
 

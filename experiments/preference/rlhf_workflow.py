@@ -31,7 +31,6 @@ from experiments.preference.parts import pair_judges, varied_lengths
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
 
 
@@ -74,7 +73,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/length", "eval/kl", "judge/accuracy")
 CURVES = ("eval/gold", "eval/length", "eval/kl", "pair/accuracy", "pair/chosen_drift")
-BED = Bed(judges=(("iterative", "judge/accuracy", 0.75), ("round_robin", "judge/accuracy", 0.75)))
+BED = experiment.Bed(judges=(("iterative", "judge/accuracy", 0.75), ("round_robin", "judge/accuracy", 0.75)))
 ROUNDS = 3  # in which the budget of every arm is counted
 SCORES = {"bt": varied_lengths.by_scalar, "generative": varied_lengths.by_round_robin}
 

@@ -26,7 +26,6 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.models import heads
 from jaxrl_llm.models.merging import soup
 from jaxrl_llm.train import offline
@@ -65,7 +64,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/correlation")
 CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
-BED = Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/correlation", 0.5)))
 NAMES = ("a", "b", "c", "other")
 
 

@@ -28,7 +28,6 @@ from experiments.parts import preference_task as toy
 from jaxrl_llm import experiment
 from jaxrl_llm.curriculum import active
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.losses import preference
 
 
@@ -60,7 +59,7 @@ ARMS = {
 }
 METRICS = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "rm/accuracy")
 CURVES = ("eval/gold", "eval/kl", "eval/unseen", "pair/chosen_drift", "pair/accuracy")
-BED = Bed(judges=(("w_sharp", "rm/accuracy", 0.6),))
+BED = experiment.Bed(judges=(("w_sharp", "rm/accuracy", 0.6),))
 
 
 @lru_cache(maxsize=16)

@@ -26,7 +26,6 @@ from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 
 
 def as_it_is(rewards, group_ids, *, valid):
@@ -95,7 +94,7 @@ ARMS = {
 METHOD = "small_soft"
 METRICS = ("eval/accuracy", "eval/pass@2", "reward/mean", "judge/false_positives", "judge/accuracy")
 CURVES = ("eval/accuracy", "reward/mean", "judge/false_positives", "judge/accuracy", "policy/entropy", "eval/tokens")
-BED = Bed(judges=(("small_soft", "judge/accuracy", 0.75),))
+BED = experiment.Bed(judges=(("small_soft", "judge/accuracy", 0.75),))
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -25,7 +25,6 @@ from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.rewards import shaping
 
 
@@ -77,7 +76,7 @@ ARMS = {
 METHOD = "cot"
 METRICS = ("eval/accuracy", "eval/pass@2", "judge/false_positives", "judge/accuracy", "reward/mean")
 CURVES = ("eval/accuracy", "judge/false_positives", "judge/accuracy", "reward/mean", "policy/entropy", "eval/tokens")
-BED = Bed(judges=(("cot", "judge/accuracy", 0.75),))
+BED = experiment.Bed(judges=(("cot", "judge/accuracy", 0.75),))
 
 
 def digits(numbers):

@@ -56,6 +56,8 @@ ARMS = {
 QUALITIES = tuple(f"eval/{name}" for name in text.NAMES[:LABELS])
 METRICS = ("eval/utility", *QUALITIES, "eval/benign_actionable", "eval/proxy")
 CURVES = ("eval/utility", "eval/safe", "eval/benign_actionable", "eval/length", "kl/ref")
+# base is not trained by design; whether the reward can be learned shows on the ordinary learner
+BED = experiment.Bed(metric="eval/utility", baseline="ppo")
 
 
 def draw(key, n):

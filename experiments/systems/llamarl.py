@@ -83,6 +83,8 @@ ARMS = {
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/weight_spread", "policy/entropy")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "grad/norm")
+# reinforce on stale samples is the disease; the task must be learned from fresh ones
+BED = experiment.Bed(baseline="sync")
 
 
 def build(settings: Settings) -> experiment.Plan:

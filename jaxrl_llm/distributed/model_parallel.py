@@ -1,5 +1,6 @@
 """Parts of a decoder that say themselves which device computes what: experts and long attention."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,7 +15,9 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
+from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import cut_out
+from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 
 
 def on_mesh(
@@ -24,6 +27,7 @@ def on_mesh(
     otherwise: Callable[..., Array] | None = None,
     cached_fn: Callable[..., Array] | None = None,
     rows_fn: Callable[..., Array] | None = None,
+    sums_fn: SumsFn | None = None,
 ) -> dict[str, Callable[..., Any] | None]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
@@ -32,8 +36,10 @@ def on_mesh(
       otherwise: as in ``make_attend``.
       rows_fn: ``models.kernels.attention_kernels.make_rows``; None: none.
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
+      sums_fn: ``models.kernels.attention_kernels.make_sums``; None: none.
     """
     return {
+        "sums_fn": None if sums_fn is None else make_sums(mesh, sums_fn),
         "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
@@ -168,14 +174,43 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
 def make_rows(mesh: Mesh, inner: Callable[..., Array]) -> Callable[..., Array]:
     """The ``rows_fn`` of ``models.decoder.make_policy``: each device repeats the rows that it has."""
 
-    def repeat(x: Array, repeats: int) -> Array:
+    def repeat(x: Array, repeats: int, columns: int) -> Array:
         if x.shape[1] % batch_parts(mesh):
-            return jnp.repeat(x, repeats, axis=1)
+            more = [(0, columns - x.shape[3] if axis == 3 else 0) for axis in range(x.ndim)]
+            return jnp.pad(jnp.repeat(x, repeats, axis=1), more)
         heads = "tensor" if x.shape[2] % mesh.shape["tensor"] == 0 else None
         stacked = P(None, BATCH, heads, None, None)
         run = jax.shard_map(
-            lambda x: inner(x, repeats), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
+            lambda x: inner(x, repeats, columns), mesh=mesh, in_specs=stacked, out_specs=stacked, check_vma=False
         )
         return run(x)
 
     return repeat
+
+
+def make_sums(mesh: Mesh, inner: SumsFn) -> SumsFn:
+    """The ``sums_fn`` of ``models.decoder.make_policy``: each device its part of the vocabulary, and the sums of all.
+
+    Where rows or vocabulary do not divide every device has all of them.
+    """
+    axes = rules.ACTIVATIONS["logits"][2]
+    parts = math.prod(mesh.shape[a] for a in axes)
+
+    def sums(head: Head, hidden: Array, table: Array, targets: Array) -> Sums:
+        others = rules.ACTIVATIONS["logits"][0]
+        rows = others if targets.shape[0] % math.prod(mesh.shape[a] for a in others) == 0 else None
+        cut = axes if table.shape[0 if head.tied else 1] % parts == 0 else ()
+        spec = P(cut or None, None) if head.tied else P(None, cut or None)
+
+        def local(hidden: Array, table: Array, targets: Array) -> Sums:
+            size = table.shape[0 if head.tied else 1]
+            found = inner(head, hidden, table, targets, jax.lax.axis_index(cut) * size if cut else 0)
+            return vocabulary.added(found, cut) if cut else found
+
+        run = jax.shard_map(
+            local, mesh=mesh, in_specs=(P(rows, None, None), spec, P(rows, None)), out_specs=P(rows, None),
+            check_vma=False,  # a kernel does not say along which axes its results differ
+        )  # fmt: skip
+        return run(hidden, table, targets)
+
+    return sums

@@ -15,11 +15,11 @@ from jaxrl_llm.experiment.claims import (
 )
 from jaxrl_llm.experiment.cli import main
 from jaxrl_llm.experiment.evidence.along import at, up_to
+from jaxrl_llm.experiment.evidence.beds import Bed
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
-    "ArmResult", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude", "gains_more",
-    "greater",
-    "grows_more", "main", "smaller", "steadier", "up_to",
+    "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude",
+    "gains_more", "greater", "grows_more", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from jaxrl_llm.run import quiet
 USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
   doctor FILE              checks an experiment file, its claim on made-up results, its arms and its record
   pilot FILE [flags]       two minutes before a record: room, difference of the updates, expected interval
+  certify FILE [flags]     a test bed: gates, controls and response to the dose, kept under results/ with --record
   sweep FILE [--help]      one setting over every arm
   compare FAMILY [--help]  the methods of a family on one task and budget
   systems                  writes docs/SYSTEMS.md
@@ -28,6 +29,10 @@ def main(arguments: list[str]) -> int:
                 from jaxrl_llm.experiment.evidence import standard  # which needs the command line of the experiments
 
                 return standard.pilot_command(path, rest)
+            case ["certify", path, *rest] if not path.startswith("-"):
+                from jaxrl_llm.experiment.evidence import certificates  # as above
+
+                return certificates.command(path, rest)
             case ["systems"]:
                 print(f"written: {systems.write()}")
                 return 0

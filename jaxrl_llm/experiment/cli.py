@@ -18,7 +18,8 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.results import ArmResult, Results
-from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet
+from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
+from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
@@ -40,6 +41,9 @@ class Options:
     # fused: one compiled program for all seeds; host: one seed after another, kept in folders that survive kill -9;
     # async: as host, rollouts and scores beside the updates. Empty: host for a model of your own or a mesh, else fused
     loop: Literal["", "fused", "host", "async"] = ""
+    # how updates on the host compute their rows: padded as they stand, packed into fewer, or as a tree of what the rows
+    # of a group share (packed where that is little). Empty: tree for a model of your own, else padded
+    layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
     workers: str = "threads:1"  # with --loop async: threads:N that score
     checkpoint_every: int = 50  # steps, on the host
@@ -55,6 +59,7 @@ class Options:
     fresh: bool = False  # do not reuse the finished seeds of earlier runs
     record: bool = False  # pilot, wide evaluation, fresh seeds; also copy results and plot to results/<family>/
     force_record: bool = False  # a record although its pilot says no, and marked so
+    controls: bool = True  # of a record: arms of the harness that must help, or must not, see evidence.controls
     tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
     bed: str = ""  # with --record on another task or base model: its name, beside the file's own record
     add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
@@ -178,8 +183,14 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
+        if options.layout in ("packed", "tree"):
+            raise UserError(f"--layout {options.layout} is planned on the host: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
+        if options.track:
+            raise UserError(
+                f"--track {' '.join(options.track)} follows one seed after another: give --loop host with it"
+            )
         return None
     return Keeping(
         folder=out / "seeds" / arm,
@@ -189,6 +200,7 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
+        planner=planner_of(options.layout, own=not arms.bundled(settings.model)),
     )
 
 
@@ -433,10 +445,12 @@ def main(name: str, arguments: list[str] | None = None) -> None:
     quiet.quieten()
     host_memory.keep_freed_pages()
     seeds.use_all_cores()
+    words = "stopped; the same command goes on"
     try:
-        run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
+        with stop.interruptible(words):
+            run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        print(stopped if isinstance(stopped, Stopped) else words, file=sys.stderr)
         sys.exit(130)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

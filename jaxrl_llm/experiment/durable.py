@@ -28,6 +28,7 @@ from jaxrl_llm.train import checkpoint, host, offline
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.host import HostLoop
 from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.packing import Planner, packed_rows
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Key, Params, TrainState
 
@@ -47,6 +48,7 @@ class Keeping(NamedTuple):
     export: bool = False  # write the trained model of every seed
     most_gap: float = 0.0  # see ``train.host.make_host_loop``
     most_skipped: int = 0
+    planner: Planner | None = None  # arranges the rows of updates, see ``train.packing``
 
 
 class Stopped(Exception):
@@ -120,6 +122,7 @@ class SeedRun:
         self.plan, self.every, self.keeping, self.temperature = plan, every, keeping, temperature
         self.mesh = meshes.parse_mesh(mesh) if mesh else None
         self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
+        self.shards = 1 if self.mesh is None else meshes.batch_parts(self.mesh)
         self.measure = plan.measure if plan.on_host else jax.jit(plan.measure)
         self.loops: dict[int, HostLoop] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
@@ -221,7 +224,7 @@ class SeedRun:
         if index not in self.loops:
             self.loops[index] = host.make_host_loop(
                 method, self.plan.host_score, place=self.place, world=self.plan.world, most_gap=self.keeping.most_gap,
-                most_skipped=self.keeping.most_skipped,
+                most_skipped=self.keeping.most_skipped, planner=self.keeping.planner, shards=self.shards,
             )  # fmt: skip
         return self.loops[index]
 
@@ -274,7 +277,13 @@ class SeedRun:
         while at < end:
             steps = min(end - at, self.keeping.checkpoint_every)
             if (index, steps) not in self.offline:
-                self.offline[index, steps] = offline.make_run(stage.method, steps, place=self.place)
+                self.offline[index, steps] = offline.make_run(
+                    stage.method,
+                    steps,
+                    place=self.place,
+                    shards=self.shards,
+                    planner=None if self.keeping.planner is None else packed_rows,  # rows of a table have no groups
+                )
             state, metrics = self.offline[index, steps](state)
             host_side = {name: np.asarray(hosts.gathered(x), np.float64) for name, x in metrics.items()}
             yield {at + 1 + k: {n: float(x[k]) for n, x in host_side.items()} for k in range(steps)}, state
@@ -292,9 +301,11 @@ class SeedRun:
                 method, model.tokenizer.decode, rows=rows, temperature=self.temperature
             )
         rollouts = iteration.drawn.trajectories
-        for line in self.looks[index](iteration.state, rollouts, iteration.rewards, step):
-            if hosts.is_first():
+        lines = self.looks[index](iteration.state, rollouts, iteration.rewards, step)
+        if hosts.is_first():
+            for line in lines:
                 record.append_line(logs.folder / view.FILE, line)
+            logs.track.text(step, "samples", track.samples(lines))
 
     def _export(self, logs: _Logs, params: Params) -> None:
         """The trained model as a model folder, once."""

@@ -162,3 +162,52 @@ def plot(
     figure.suptitle(f"{title}\n{caption}" if caption else title, fontsize=10)
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def plot_certificate(path: pathlib.Path, kept: dict) -> None:
+    """The figure of a bed: the response to the dose, its controls in units of d*, and the curves."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14.5, 4.2), layout="constrained")
+    rows = kept["dose_response"]
+    for row in rows:
+        low, high = (np.nan if row[k] is None else row[k] for k in ("low", "high"))
+        ends = np.nan_to_num([[row["mean"] - low], [high - row["mean"]]])
+        left.errorbar([row["dose"]], [row["mean"]], yerr=ends, fmt="o", color="black", capsize=3)
+        left.annotate(row["arm"], (row["dose"], row["mean"]), fontsize=7, xytext=(4, 4), textcoords="offset points")
+    left.plot([row["dose"] for row in rows], [row["mean"] for row in rows], lw=1, color="black")
+    left.axhline(kept["base"].get(kept["metric"], np.nan), ls=":", color="tab:grey", label="before training")
+    left.set(xlabel=kept["knob"], title=f"{kept['metric']} by dose")
+    left.legend(fontsize=7)
+    for k, one in enumerate(kept["controls"]):
+        mean, low, high = (np.nan if one["bounds"][x] is None else one["bounds"][x] / kept["d_star"]
+                           for x in ("mean", "low", "high"))  # fmt: skip
+        ends = np.nan_to_num([[mean - low], [high - mean]])
+        colour = "tab:red" if one["problem"] else "black"
+        middle.errorbar([mean], [k], xerr=ends, fmt="D", capsize=3, color=colour)
+        middle.annotate(f"{one['name']}: {one['kind'].replace('_', ' ')}", (0.02, k - 0.12), fontsize=7,
+                        xycoords=("axes fraction", "data"), va="bottom")  # fmt: skip
+    middle.axvspan(-1, 1, color="tab:grey", alpha=0.15, lw=0)
+    middle.axvline(0, color="black", lw=1)
+    middle.set(ylim=(len(kept["controls"]) - 0.5, -0.8), yticks=[], xlabel="units of d*", title="controls (red: fails)")
+    for name, curves in kept["curves"].items():
+        curve = curves[kept["metric"]]
+        values = np.asarray([[np.nan if v is None else v for v in row] for row in curve["values"]], float)
+        mean, half = _band(values)
+        line = right.plot(curve["step"], mean, lw=1.6, label=name)[0]
+        right.fill_between(curve["step"], mean - half, mean + half, alpha=0.12, lw=0, color=line.get_color())
+    right.set(xlabel="step", title=kept["metric"])
+    right.legend(fontsize=7)
+    for axis in (left, middle, right):
+        axis.grid(alpha=0.3)
+    state = "certified" if kept["certified"] else f"not certified (problems: {len(kept['problems'])})"
+    settings, budget = kept["settings"], kept["budget"]
+    text = f"{kept['bed']}: {state}; {kept['seeds']} seeds, {settings['eval_problems']} problems x "
+    text += f"{settings['eval_samples']} samples, mean of the last {kept['tail']} evaluations, "
+    text += f"{budget['updates']} updates and {budget['rollouts']:,} rollouts a seed"
+    figure.suptitle(text, fontsize=9)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)

@@ -1,9 +1,12 @@
 """Training on preferences: any pair or single-response loss of ``jaxrl_llm.losses``.
 
 Run: jaxrl dpo --model DIR --data FILE.jsonl [--format plain|hh-rlhf|ultrafeedback|tldr|unpaired] [--loss simpo_loss]
+
+Not here are losses on responses that are drawn while the policy trains, which a file cannot hold: ``ELSEWHERE``.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,11 +15,12 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import losses, reduce
+from jaxrl_llm import logprobs, losses, reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import rows
+from jaxrl_llm.losses import distill
 from jaxrl_llm.run import named
 from jaxrl_llm.run.bench import open_model
 from jaxrl_llm.train.methods.builders import score_tokens
@@ -26,10 +30,16 @@ from jaxrl_llm.train.plan import Plan, Stage
 
 PAIRED = (
     "chosen_logp", "rejected_logp", "ref_chosen_logp", "ref_rejected_logp", "chosen_mean_logp", "rejected_mean_logp",
-    "chosen_tokens", "rejected_tokens", "gold_mean_logp",
+    "chosen_tokens", "rejected_tokens", "gold_mean_logp", "chosen_kl", "rejected_kl", "weights",
 )  # fmt: skip
+ELSEWHERE = {  # arrays that rows of a file do not give
+    "ref_sample_logp": "of each of its pairs the reference wrote one response and the policy of that step the other, "
+    "and rows of a file do not say which; begin a loop from experiments/_template.py with losses.xpo_loss",
+    "judged": "a judge weighs each label, the reference draws more pairs: experiments/preference/robust_rlhf.py does",
+}
 SINGLE = ("logp", "ref_logp", "desirable", "kl", "shift")
 WHOLE_BATCH = ("aot_loss", "aot_unpaired_loss", "kto_loss", "bco_loss")  # whose rows know of each other
+REFERENCE = "reference"  # its weights, kept for losses that want more of it than the figures of each row
 CHUNK = 16  # rows that the reference scores at once
 
 
@@ -70,11 +80,39 @@ def _mean(value: Array, tokens: Array) -> Array:
     return value / jnp.maximum(tokens, 1.0)
 
 
-def pair_arrays(policy: Any, params: Any, part: dict[str, Any]) -> dict[str, Array]:
-    """All that a loss on pairs may ask for, by name."""
+def sequence_kl(policy: Any, params: Any, reference: Any, some: SupervisedRows) -> Array:
+    """``sum_t KL(ref || pi)`` over the next-token distributions along every response ``[B]``; no ``[B, T, V]``.
+
+    The distributions of column ``t`` are those of token ``t + 1``: the mask moves one column to the left.
+    """
+    before = jnp.pad(some.mask[:, 1:], ((0, 0), (0, 1)))
+    mine, its = (policy.hidden(x, some.tokens, some.positions, some.segment_ids) for x in (params, reference))
+    terms = distill.chunked_forward_kl_loss(
+        mine, lambda h: policy.unembed(params, h), its, lambda h: policy.unembed(reference, h), before
+    )
+    return reduce.sequences(terms.loss, before)
+
+
+def own_weights(policy: Any, params: Any, some: SupervisedRows) -> Array:
+    """``losses.preference.wpo_weights`` of every response ``[B]``."""
+    frozen = jax.lax.stop_gradient(params)
+    hidden = policy.hidden(frozen, some.tokens, some.positions, some.segment_ids)
+    logp, collision = logprobs.chunked(
+        hidden, lambda h: policy.unembed(frozen, h), some.tokens, segment_ids=some.segment_ids,
+        figure=logprobs.collision,
+    )  # fmt: skip
+    return losses.wpo_weights(logp, collision, some.mask)
+
+
+def pair_arrays(policy: Any, params: Any, part: dict[str, Any], wanted: Sequence[str], reference: Any):
+    """All that a loss on pairs may ask for, by name; what costs a pass of its own where it is ``wanted``."""
     found = {}
+    if "weights" in wanted:
+        found["weights"] = own_weights(policy, params, part["chosen"]) * own_weights(policy, params, part["rejected"])
     for side in ("chosen", "rejected"):
         some = part[side]
+        if f"{side}_kl" in wanted:
+            found[f"{side}_kl"] = sequence_kl(policy, params, reference, some)
         found[f"{side}_logp"] = sequence_logp(policy, params, some)
         found[f"{side}_tokens"] = jnp.sum(some.mask.astype(jnp.float32), axis=1)
         found[f"{side}_mean_logp"] = _mean(found[f"{side}_logp"], found[f"{side}_tokens"])
@@ -103,7 +141,10 @@ def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float):
     paired = "desirable" not in wanted
 
     def slot(params, extras, part, total):
-        found = pair_arrays(policy, params, part) if paired else single_arrays(policy, params, part, beta)
+        if paired:
+            found = pair_arrays(policy, params, part, wanted, extras.get(REFERENCE))
+        else:
+            found = single_arrays(policy, params, part, beta)
         terms = loss(*(found[name] for name in wanted))
         value = jnp.sum(terms.loss) / total
         masks = [some.mask for some in part.values() if isinstance(some, SupervisedRows)]
@@ -133,6 +174,8 @@ def build(settings: Settings) -> Plan:
     """One stage of minibatches of preferences; the reference scores all rows once, before the first step."""
     loss = named.with_settings(named.find(losses, settings.loss, "--loss"), settings.loss_args, "--loss-args", losses)
     single = "desirable" in named.arrays(loss)
+    for name in set(named.arrays(loss)) & set(ELSEWHERE):
+        raise UserError(f"--loss {settings.loss} takes {name}: {ELSEWHERE[name]}")
     wanted = named.check_arrays(loss, SINGLE if single else PAIRED, f"--loss {settings.loss}")
     if settings.format == "unpaired" and not single and settings.data != rows.GENERATED:
         raise UserError(f"--format unpaired: --loss {settings.loss} takes pairs; choose kto_loss, bco_loss or "
@@ -147,7 +190,8 @@ def build(settings: Settings) -> Plan:
     more = {"desirable": rows.labels(kept)} if single else {}
 
     def extras(params, key):
-        return {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+        kept = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
+        return kept | {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
 
     beta = named.settings(loss).get("beta", 0.1)
 
@@ -158,7 +202,7 @@ def build(settings: Settings) -> Plan:
     size = min(settings.rows_per_step, len(kept))
     slot = make_loss(model.policy, loss, wanted, beta)
     method = Offline(
-        rows=lambda kept_extras: train | more | kept_extras,
+        rows=lambda extras: train | more | {name: x for name, x in extras.items() if name != REFERENCE},
         sampler=make_uniform(),
         rows_per_step=size,
         loss=slot if whole is not None else lambda *given: slot(*given, jnp.asarray(size, jnp.float32)),

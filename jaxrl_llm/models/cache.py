@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Cache
 
-RowsFn = Callable[[Array, int], Array]  # every row of a stacked cache so many times, side by side
+RowsFn = Callable[[Array, int, int], Array]  # rows of a stacked cache so many times, side by side, with more columns
 
 ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
@@ -46,12 +46,28 @@ def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, le
     return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
 
 
-def repeat_cache(rows_fn: RowsFn | None, cache: Cache, repeats: int) -> Cache:
-    """Each row ``repeats`` times, side by side; ``rows_fn``: as ``make_policy`` has it, for a stack."""
+def grow_cache(rows_fn: RowsFn, tile: int, cache: Cache, repeats: int, length: int) -> Cache:
+    """``repeat_cache`` of a stack into one with room for ``length`` columns.
+
+    ``rows_fn``: as ``make_policy`` has it; new columns of keys and values may hold anything, their segments are 0.
+    """
+    length = -(-length // tile) * tile
+
+    def grown(name: str, x: Array) -> Array:
+        if name in ("k", "v"):
+            return rows_fn(x, repeats, length)
+        axis = 0 if name in ROWS_FIRST else 1
+        last = x.ndim - 1
+        more = [(0, length - x.shape[last] if a == last else 0) for a in range(x.ndim)]
+        return jnp.pad(jnp.repeat(x, repeats, axis=axis), more)
+
+    return {name: grown(name, x) for name, x in cache.items()}
+
+
+def repeat_cache(cache: Cache, repeats: int) -> Cache:
+    """Each row ``repeats`` times, side by side."""
 
     def repeated(name: str, x: Array | tuple[Array, ...]) -> Array | tuple[Array, ...]:
-        if rows_fn is not None and name in ("k", "v") and not isinstance(x, tuple):
-            return rows_fn(x, repeats)
         axis = 0 if name in ROWS_FIRST or isinstance(x, tuple) else 1
         return jax.tree.map(lambda array: jnp.repeat(array, repeats, axis=axis), x)
 
@@ -90,6 +106,11 @@ def put(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | in
     """``write`` into layers that are stacked, without a copy of the layer."""
     start = (layer, 0, 0, column, 0)
     return cache | {name: jax.lax.dynamic_update_slice(cache[name], new.astype(cache[name].dtype)[None], start)}
+
+
+def with_room(x: Float[Array, "B G S K"], columns: int) -> Float[Array, "B G C K"]:
+    """Keys or values with so many empty columns behind them."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, columns), (0, 0))) if columns else x
 
 
 def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, turned: bool):

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxrl_llm.logprobs import SCORED
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.attention import (
     AttendFn,
@@ -30,9 +32,11 @@ from jaxrl_llm.models.attention import (
     seen,
     visible,
 )
+from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
+from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
@@ -129,16 +133,20 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 
 
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
-def _run(config, how, keep_router, params, tokens, positions, segment_ids):
+def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages=None):
     """Final hidden states and, where kept, the router logits of all layers."""
-    mask = (visible if how.cached_fn is None else seen)(config, positions, segment_ids, positions, segment_ids)
+    look, distances, segments = how.attend_fn, (positions, positions), (segment_ids, segment_ids)
+    if pages is not None:
+        look, distances, segments = paged(look, pages), seen_by(positions, pages, 0), seen_by(segment_ids, pages, 0)
+    places = (distances[0], segments[0], distances[1], segments[1])
+    mask = (visible if how.cached_fn is None else seen)(config, *places)
 
     def step(x, layer):
         layer = opened(layer)
 
         def attend(normed):
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            return attention(config, layer, q, k, v, mask, (positions, positions), how.attend_fn)
+            return attention(config, layer, q, k, v, mask, distances, look)
 
         x, router = block(config, how, layer, x, attend)
         return x, router if keep_router else None
@@ -151,6 +159,10 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids):
 
 def _hidden(config, how, params, tokens, positions, segment_ids):
     return _run(config, how, False, params, tokens, positions, segment_ids)[0]
+
+
+def _hidden_pages(config, how, params, tokens, positions, segment_ids, pages):
+    return _run(config, how, False, params, tokens, positions, segment_ids, pages)[0]
 
 
 def _hidden_groups(config, how, params, prompts, responses):
@@ -223,17 +235,22 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
     few = tokens.shape[1] == 1
     first = in_place is not None and not few and isinstance(column, int) and column == 0  # nothing is in the cache
+    room = -tokens.shape[1] % TILE  # a cache with no other columns is made out of the layers' keys and values
+    made = first and cache["k"].shape[3] == tokens.shape[1] + room
     keys = (positions, segment_ids) if first else (key_positions, key_segments)
     mask = (visible if how.cached_fn is None or few else seen)(config, positions, segment_ids, *keys)
 
     def step(carry, item):
         x, stored = carry  # the whole cache is carried, so that only the new columns are written
-        layer, index = opened(item[0]), item[1]
+        layer, index, new = opened(item[0]), item[1], None
 
         def attend(normed):
-            nonlocal stored
+            nonlocal stored, new
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            if in_place:
+            if made:
+                new = [caches.with_room(x, room).astype(cache["k"].dtype) for x in (k, v)]
+                read = how.attend_fn
+            elif in_place:
                 stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
                 read = how.attend_fn
                 if not first:
@@ -246,16 +263,21 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
             return attention(config, layer, q, k, v, mask, (positions, keys[0]), read)
 
         x, _ = block(config, how, layer, x, attend)
-        return (x, stored), None
+        return (x, stored), new
 
     x = embed(config, how, params, tokens, positions, segment_ids)
-    stored = {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
+    stored = {} if made else {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
     if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, stored), _ = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
+        (x, stored), new = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
+        layers = []
         for index, layer in enumerate(_unstacked(config, how, params)["layers"]):
-            (x, stored), _ = step((x, stored), (layer, index))
+            (x, stored), new = step((x, stored), (layer, index))
+            layers.append(new)
+        new = [jnp.stack(parts) for parts in zip(*layers, strict=True)] if made else None
+    if made:
+        stored = dict(zip(("k", "v"), new, strict=True))
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 
@@ -275,6 +297,42 @@ def _unembed(config, how, params, hidden):
     return jnp.where(jnp.reshape(real, (1,) * (logits.ndim - 1) + (-1,)), logits, -jnp.inf)
 
 
+def _scored(config, how, sums_fn, params, hidden, targets, temperature):
+    """``Policy.scored``: sums of a kernel forward; backward the logits are made again, and with what was kept of each
+    token, its normaliser and entropy, their gradient needs no further pass over them.
+    """
+    name = "embed" if config.tie_embeddings else "head"
+    head = vocabulary.Head(config.vocab_size, config.tie_embeddings, config.final_softcap, float(temperature))
+
+    @jax.custom_vjp
+    def run(table, hidden, targets):
+        return forward(table, hidden, targets)[0]
+
+    def forward(table, hidden, targets):
+        placed = how.place(table, "table" if config.tie_embeddings else "head").astype(hidden.dtype)
+        sums = sums_fn(head, how.place(hidden, "unembedded"), placed, targets)
+        logp, entropy = vocabulary.logp_and_entropy(sums)
+        kept = (checkpoint_name(x, SCORED) for x in (sums.top + jnp.log(sums.total), entropy))
+        return (logp, entropy), (table, hidden, targets, *kept)
+
+    def backward(kept, slopes):
+        table, hidden, targets, normaliser, entropy = kept
+
+        def logits_of(table, hidden):
+            return _unembed(config, how, {name: table}, hidden) / temperature
+
+        logits, pull = jax.vjp(logits_of, table, hidden)
+        logp = logits - normaliser[..., None]
+        weights, logp = jnp.exp(logp), jnp.where(jnp.isfinite(logp), logp, 0.0)
+        of_logp, of_entropy = (x[..., None] for x in slopes)
+        picked = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == targets[..., None]
+        slope = jnp.where(picked, of_logp, 0.0) - weights * (of_logp + of_entropy * (logp + entropy[..., None]))
+        return (*pull(slope), None)
+
+    run.defvjp(forward, backward)
+    return run(params[name], hidden, targets)
+
+
 def make_policy(
     config: ModelConfig,
     *,
@@ -286,6 +344,7 @@ def make_policy(
     int8_cache: bool = False,
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
+    sums_fn: vocabulary.SumsFn | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -303,7 +362,10 @@ def make_policy(
         off what trains, and ``sampler_logp`` is of what sampled.
       cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
         layer's part is cut out and given to ``attend_fn``.
-      rows_fn: how rows of such a cache are repeated for a group, ``models.kernels.attention_kernels.make_rows``.
+      rows_fn: how rows of such a cache are repeated for a group into one with more columns,
+        ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
+      sums_fn: how tokens are scored without their logits, ``models.kernels.attention_kernels.make_sums``; None: by
+        ``unembed``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     rotate_fn = rotate if cached_fn is None else rotate_by_product
@@ -315,8 +377,11 @@ def make_policy(
         unembed=partial(_unembed, config, how),
         init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
-        repeat_cache=partial(caches.repeat_cache, rows_fn),
+        repeat_cache=caches.repeat_cache,
+        scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),
+        grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),
+        hidden_pages=partial(_hidden_pages, config, how),
     )

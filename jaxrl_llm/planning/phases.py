@@ -101,7 +101,8 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     otherwise = None if attend_fn is attend else attend
     cached_fn = attention_kernels.make_cached("auto", platform=platform)
     rows_fn = attention_kernels.make_rows("auto", platform=platform)
-    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn)
+    sums_fn = attention_kernels.make_sums("auto", platform=platform)
+    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn, sums_fn)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:

@@ -172,7 +172,14 @@ def _parts(rest: str) -> int:
     if listed:
         return len(listed[1].split(","))
     shaped = re.search(r"replica_groups=\[(\d+),(\d+)\]", rest)
-    return int(shaped[2]) if shaped else 2
+    if shaped:
+        return int(shaped[2])
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", rest)  # mesh['a'=2,'b'=4] {'b'}
+    if not named:
+        return 2
+    sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+    axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])  # 'a':(2)3 is a part of an axis, of three
+    return math.prod(int(part) if part else sizes[name] for name, part in axes)
 
 
 def collective_seconds(op: str, size: float, parts: int, chip: Chip) -> float:

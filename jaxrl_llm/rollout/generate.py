@@ -22,7 +22,8 @@ def prefill(
     """
     positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
     segments = valid.astype(jnp.int32)
-    cache, width = policy.init_cache(tokens.shape[0], length), tokens.shape[1]
+    width, grow = tokens.shape[1], policy.grow_cache
+    cache = policy.init_cache(tokens.shape[0], length if grow is None else width)
     rest = width % columns if 0 < columns < width else width
     hidden = None
     if rest:  # what does not fill a chunk comes first: there is the padding
@@ -39,8 +40,11 @@ def prefill(
         hidden = last[-1]
     logits = policy.unembed(params, hidden)
     following = jnp.sum(segments, axis=1)
-    if group_size > 1:
+    if grow is not None:
+        cache = grow(cache, group_size, length)
+    elif group_size > 1:
         cache = policy.repeat_cache(cache, group_size)
+    if group_size > 1:
         logits, following = (jnp.repeat(x, group_size, axis=0) for x in (logits, following))
     return cache, logits, positions, segments, following
 

@@ -26,6 +26,22 @@ class Evaluation(NamedTuple):
     by_level: dict[int, Interval]  # pass@1 of the problems of each level
 
 
+def figures(found: Evaluation) -> dict[str, float]:
+    """An evaluation while training as figures of its step, by name."""
+    shown = {"eval/pass@1": found.pass_at_1, f"eval/pass@{found.k}": found.pass_at_k}
+    ends = {f"{name}/{side}": getattr(x, side) for name, x in shown.items() for side in ("low", "high")}
+    means = {name: x.mean for name, x in shown.items()}
+    rest = {"eval/mean_tokens": found.mean_tokens, "eval/truncated": found.truncated, "eval/invalid": found.invalid}
+    return {name: float(x) for name, x in (means | ends | rest).items()}
+
+
+def while_training(lines: list[dict]) -> dict[int, tuple[float, float, float]]:
+    """Of the steps that ``figures`` were measured at: pass@1 with its interval."""
+    names = ("eval/pass@1", "eval/pass@1/low", "eval/pass@1/high")
+    measured = [line for line in lines if all(isinstance(line.get(name), int | float) for name in names)]
+    return {line["step"]: tuple(line[name] for name in names) for line in measured}
+
+
 def summarize(value: np.ndarray, valid: np.ndarray) -> tuple[Interval, Interval]:
     """pass@1 and pass@k (k = samples) over problems; intervals over per-problem values, see ``score_interval``.
 

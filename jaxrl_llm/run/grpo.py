@@ -25,8 +25,8 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, host_memory, lora_state, method, parts
-from jaxrl_llm.run.evaluate import Evaluation, evaluate
-from jaxrl_llm.run.records import health, record, report, transcripts, view
+from jaxrl_llm.run.evaluate import Evaluation, evaluate, figures
+from jaxrl_llm.run.records import health, record, report, track, transcripts, view
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop, interruptible
@@ -39,6 +39,7 @@ from jaxrl_llm.train.plan import most_parts
 from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
+from jaxrl_llm.verifiers.verdict import Verifier
 
 SHOWN = {
     "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
@@ -235,40 +236,52 @@ def train(
     note: dict[str, Any],
     look: Callable[..., list[dict[str, Any]]],
     roof: Callable[..., dict[str, float]],
+    measure: Callable[[Params], Evaluation],
+    tracker: track.Tracker = track.nothing,
 ) -> TrainState | None:
-    """Runs to the last step with records and checkpoints; None when stopped by Ctrl-C."""
-    stop, watch = Stop(), health.Health()
+    """Runs to the last step with records, evaluations and checkpoints; None when stopped by Ctrl-C."""
+    stop, watch = Stop(f"stopped; {record.how_to_resume(run)}"), health.Health()
     used = with_spread if settings.filter_groups else None
-    if hosts.is_first():
-        record.rewind(run / "metrics.jsonl", int(state.step))
-        record.rewind(run / view.FILE, int(state.step))
-    clock = time.monotonic()
     with stop.listening(), progress(settings.steps, start=int(state.step)) as shown:
+        if hosts.is_first():
+            record.rewind(run / "metrics.jsonl", int(state.step))
+            record.rewind(run / view.FILE, int(state.step))
+        clock = time.monotonic()
         for iteration in host.iterations(loop, state, settings.steps):
             state, now = iteration.state, time.monotonic()
             step, drawn = int(state.step), iteration.drawn.trajectories
-            figures = health.without_empty(iteration.metrics, drawn, iteration.rewards, used)
-            figures |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
-            figures["tokens/per_s"] = figures["tokens/generated"] / (now - clock)
+            values = health.without_empty(iteration.metrics, drawn, iteration.rewards, used)
+            values |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
+            values["tokens/per_s"] = values["tokens/generated"] / (now - clock)
             clock = now
-            figures |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
-            figures |= roof(iteration.drawn.trajectories, iteration.rewards, iteration.seconds)
+            values |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
+            values |= roof(iteration.drawn.trajectories, iteration.rewards, iteration.seconds)
+            if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
+                values |= figures(measure(state.params))
+                hosts.say(f"step {step}: pass@1 {values['eval/pass@1']:.3f}")
+                clock = time.monotonic()  # what is measured is no time of training
             if hosts.is_first():
-                record.append_line(run / "metrics.jsonl", {"step": step} | figures)
+                record.append_line(run / "metrics.jsonl", {"step": step} | values)
+                tracker.write(step, values)
             stopping = hosts.anywhere(stop.asked)
-            shown.step(step, {name: figures[key] for name, key in SHOWN.items() if key in figures})
-            for line in watch.see(figures):
+            shown.step(step, {name: values[key] for name, key in SHOWN.items() if key in values})
+            for line in watch.see(values):
                 hosts.say(f"step {step}: {line}")
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
             if keep or step == 1:
-                for line in look(state.params, iteration.drawn.trajectories, iteration.rewards, step):
-                    if hosts.is_first():
-                        record.append_line(run / view.FILE, line)
+                lines = look(state.params, iteration.drawn.trajectories, iteration.rewards, step)
+                for line in lines if hosts.is_first() else ():
+                    record.append_line(run / view.FILE, line)
+                if hosts.is_first():
+                    tracker.text(step, "samples", track.samples(lines))
             if keep:
                 checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
             if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
                 hosts.say(f"stopped at step {step}; {record.how_to_resume(run)}")
                 return None
+        if hosts.anywhere(stop.asked):  # while the last step was kept
+            hosts.say(f"stopped at step {settings.steps}; {record.how_to_resume(run)}")
+            return None
     return state
 
 
@@ -284,8 +297,12 @@ def execute(
 ) -> int:
     """Evaluates, trains, evaluates again, reports; the exit code."""
     started = time.monotonic()
-    scorer = partial(parts.make_scorer, model.tokenizer, verifier=tables.verifier, pool=pool)
-    measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout))
+
+    def scorer(problems: list[parts.Problem], other: Verifier | None = None) -> host.Scorer:
+        verifier = other or tables.verifier
+        return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
+
+    measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier))
     before = measure(model.params)
     hosts.say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     state = start_state(settings, online, model, run, mesh, digest)
@@ -303,7 +320,9 @@ def execute(
     dtype = jnp.dtype(settings.compute)
     layout = rollout_layout(settings, mesh)  # which an update's roof knows by its number of chips alone
     roof = utilisation.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
-    state = train(settings, loop, state, run, {"problems": digest}, look, roof)
+    tracker = track.open_trackers(settings.track if hosts.is_first() else (), run, begin=int(state.step))
+    with contextlib.closing(tracker):
+        state = train(settings, loop, state, run, {"problems": digest}, look, roof, measure, tracker)
     if state is None:
         return 130
     after = measure(state.params)
@@ -313,6 +332,20 @@ def execute(
         report.report(dataclasses.asdict(settings), model, tables, run, before, after, time.monotonic() - started)
     hosts.barrier("report")
     return 0
+
+
+def evaluated_on(settings: Settings) -> tuple[list[parts.Problem] | None, Verifier | None]:
+    """The rows of ``--eval-data`` and their verifier; without the flag neither.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if not settings.eval_data:
+        return None, None
+    return parts.load_evaluated(
+        settings.eval_data, most=settings.eval_problems, layout=settings.eval_format or settings.format,
+        verifier="" if settings.eval_format else settings.verifier, bad_rows=settings.bad_rows, chat=settings.chat,
+    )  # fmt: skip
 
 
 def main(settings: Settings) -> int:
@@ -330,6 +363,7 @@ def main(settings: Settings) -> int:
     if settings.rollout_mesh:
         name = f"--rollout-mesh {settings.rollout_mesh}: --prompts-per-step"
         meshes.check_rows(rollout_layout(settings, mesh), settings.prompts_per_step, name)
+    evaluated, verifier = evaluated_on(settings)
     problems = parts.load_problems(
         settings.data,
         train=settings.train_problems,
@@ -339,9 +373,10 @@ def main(settings: Settings) -> int:
         layout=settings.format,
         bad_rows=settings.bad_rows,
         chat=settings.chat,
+        evaluated=evaluated,
     )
     if settings.reward:
-        problems = (*problems[:2], method.own_reward(settings.reward))
+        problems, verifier = (*problems[:2], method.own_reward(settings.reward)), None
     model = parts.load_model(
         settings.model,
         mesh=mesh,
@@ -359,18 +394,20 @@ def main(settings: Settings) -> int:
         prompt_tokens=settings.prompt_tokens,
         max_new_tokens=settings.max_new_tokens,
         chat=settings.chat,
+        heldout_verifier=verifier,
     )
     online = make_online(settings, model, tables, mesh)
     run = run_folder(settings)
+    stopped = f"stopped; {record.how_to_resume(run)}"
     try:
-        with record.resumable(run), contextlib.ExitStack() as stack:
+        with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
                 stack.enter_context(record.locked(run))
-            if pool := parts.make_pool(tables.verifier):
+            if pool := parts.shared_pool(tables.verifier, tables.heldout_verifier or tables.verifier):
                 stack.enter_context(pool)
             return execute(settings, model, tables, online, mesh, run, parts.digest(problems), pool)
     except KeyboardInterrupt:
-        print(f"stopped; {record.how_to_resume(run)}")
+        print(stopped)
         return 130
     except NotFinite as error:
         good = checkpoint.latest(run / "checkpoints")

@@ -9,6 +9,8 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
 from jaxrl_llm.run import flags, lora_state, parts
+from jaxrl_llm.train import packing
+from jaxrl_llm.train.methods import prefixes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,21 @@ class SamplingSettings:
     int8_cache: bool = False  # rollouts keep keys and values in a byte
     # samples from weights in few bits, made anew at every step: correct for them by the sampler's log-probs
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
+
+
+LayoutName = Literal["", "padded", "packed", "tree"]
+
+
+def planner_of(layout: LayoutName, *, own: bool) -> packing.Planner | None:
+    """Who arranges the rows of an update; None: they are computed as they stand.
+
+    Args:
+      own: of a model of one's own what sequences share is computed once where nothing is asked for. Rows of a bundled
+        one stay as they are: another order of sums would change the last digits of embedded records.
+    """
+    if layout == "tree" or (not layout and own):
+        return prefixes.prefix_trees
+    return packing.packed_rows if layout == "packed" else None
 
 
 class Sampling(NamedTuple):

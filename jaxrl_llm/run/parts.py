@@ -34,7 +34,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows
+from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows, make_sums
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -57,6 +57,9 @@ SHOWN_BAD_ROWS = 10
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
     "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
+]
+EvalFormat = Literal[
+    "", "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
 ]
 VerifierName = Literal[
     "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research",
@@ -97,16 +100,17 @@ class Tables(NamedTuple):
     train_table: Problems
     heldout_table: Problems
     verifier: Verifier
+    heldout_verifier: Verifier | None = None  # where held-out rows have one of their own
 
 
 def policy_maker(mesh: Mesh | None, *, int8_cache: bool = False, attention: str = "xla") -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
-    cached_fn, rows_fn = make_cached(attention), make_rows(attention)
+    kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
     if mesh is None:
-        return partial(make, attend_fn=attend_fn, cached_fn=cached_fn, rows_fn=rows_fn)
+        return partial(make, attend_fn=attend_fn, **kernels)
     otherwise = None if attend_fn is attend else attend
-    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn))
+    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, **kernels))
 
 
 def load_model(
@@ -176,6 +180,7 @@ def load_problems(
     layout: str = "plain",
     bad_rows: int = 0,
     chat: bool = True,
+    evaluated: Sequence[Problem] | None = None,
 ) -> tuple[list[Problem], list[Problem], Verifier]:
     """Train and held-out problems of ``countdown``, ``chain`` or a source of rows (10 % held out by hash).
 
@@ -184,6 +189,7 @@ def load_problems(
       layout: a name in ``formats.FORMATS``: what the columns of a file mean.
       bad_rows: how many rows of a file may be unreadable.
       chat: prompts that are text go through the chat template too; where they do not, rows of both kinds are noted.
+      evaluated: rows of ``load_evaluated``, which are the held-out ones then: no other row is held out.
     """
     if data == "countdown":
         # two-number problems are few: three and four numbers fill the tables
@@ -192,23 +198,67 @@ def load_problems(
     elif data == "chain":
         make, verify = partial(problem_tables.make_split, chain), answers.verify_chain
     else:
-        found, bad = formats.read_problems(data, layout=layout, bad_rows=bad_rows)
-        if bad:
-            shown = "; ".join(f"{row.where}: {row.reason}" for row in bad[:SHOWN_BAD_ROWS])
-            more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
-            warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=2)
+        found = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
+        verify = VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+        if evaluated is not None:
+            return apart_from(found, evaluated, data), list(evaluated), verify
         rows, held = problem_tables.hash_split(found, lambda row: row.identity, data, give="distinct prompts")
         if len(held) < heldout:
             fewer = f"--eval-problems {heldout}: {data} has only {len(held)} held out (10 % by hash); all are used"
             warnings.warn(fewer, stacklevel=2)
-        if told := [] if chat else note_messages(found, data):
-            warnings.warn(told[0], stacklevel=2)
-        return rows, held[:heldout], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
-    return (
-        make(split="train", n=train, seed=seed),
-        make(split="heldout", n=heldout, seed=0),  # the same held-out problems for every seed
-        verify,
-    )
+        return rows, held[:heldout], verify
+    # the same held-out problems for every seed
+    held = list(evaluated) if evaluated is not None else make(split="heldout", n=heldout, seed=0)
+    return make(split="train", n=train, seed=seed), held, verify
+
+
+def apart_from(rows: Sequence[Problem], evaluated: Sequence[Problem], data: str) -> list[Problem]:
+    """Rows to train on: those that are not measured on; how many are left out is said.
+
+    Raises:
+      UserError: where none is left.
+    """
+    measured = {row.identity for row in evaluated}
+    kept = [row for row in rows if row.identity not in measured]
+    if not kept:
+        raise UserError(f"--data {data}: every row is a row of --eval-data too; give other rows to train on, or drop "
+                        "--eval-data")  # fmt: skip
+    if left := len(rows) - len(kept):
+        warnings.warn(f"{data}: {left} of {len(rows)} rows are rows of --eval-data and do not train", stacklevel=3)
+    return kept
+
+
+def load_evaluated(
+    data: str, *, most: int, layout: str, verifier: str = "", bad_rows: int = 0, chat: bool = True
+) -> tuple[list[Problem], Verifier]:
+    """Rows of ``--eval-data``, at most so many, all of them measured on; and the verifier of their answers.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    if data in TASKS:
+        _, held, verify = load_problems(data, train=1, heldout=most, seed=0)
+        return held, verify
+    rows = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
+    if len(rows) > most:
+        warnings.warn(f"--eval-problems {most}: the first of {len(rows)} rows of {data} are measured on", stacklevel=2)
+    return rows[:most], VERIFIERS[verifier or formats.FORMATS[layout].verifier]
+
+
+def read_rows(data: str, *, layout: str, bad_rows: int, chat: bool = True) -> list[Problem]:
+    """All problems of a source of rows; of unreadable ones that may be left out it is said which.
+
+    Raises:
+      UserError: for a source that cannot be read.
+    """
+    found, bad = formats.read_problems(data, layout=layout, bad_rows=bad_rows)
+    if bad:
+        shown = "; ".join(f"{row.where}: {row.reason}" for row in bad[:SHOWN_BAD_ROWS])
+        more = ", the first of them" if len(bad) > SHOWN_BAD_ROWS else ""
+        warnings.warn(f"{data}: {len(bad)} of {len(found) + len(bad)} rows left out{more}: {shown}", stacklevel=3)
+    if told := [] if chat else note_messages(found, data):
+        warnings.warn(told[0], stacklevel=3)
+    return found
 
 
 def make_tables(
@@ -218,6 +268,7 @@ def make_tables(
     prompt_tokens: int,
     max_new_tokens: int,
     chat: bool = False,
+    heldout_verifier: Verifier | None = None,
 ) -> Tables:
     """Encodes both splits to one width; checks that prompt and response fit the model's context.
 
@@ -240,6 +291,7 @@ def make_tables(
         jax.tree.map(lambda x: x[:split], both),
         jax.tree.map(lambda x: x[split:], both),
         verifier,
+        heldout_verifier,
     )
 
 
@@ -345,6 +397,13 @@ def make_pool(verifier: Verifier) -> VerifierPool | None:
     if not needs_pool(verifier):
         return None
     return VerifierPool(workers=max(1, (os.cpu_count() or 1) - 1), timeout_s=pool_timeout_s(verifier))
+
+
+def shared_pool(*verifiers: Verifier) -> VerifierPool | None:
+    """One pool for those of the verifiers that need one, with the longest of their times."""
+    return next(
+        (make_pool(v) for v in sorted(verifiers, key=pool_timeout_s, reverse=True) if needs_pool(v)), None
+    )  # fmt: skip
 
 
 def pool_timeout_s(verifier: Verifier) -> float:

@@ -11,9 +11,10 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
+from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
-from jaxrl_llm.run.records import record
+from jaxrl_llm.run.records import record, track
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Settings(MethodSettings):
     train_problems: int = 10240  # size of the generated training set
     eval_problems: int = 1024  # held-out problems, never trained on
     eval_samples: int = 8
+    eval_data: str = ""  # rows to be measured on, as --data; all of --data then trains. Empty: a tenth of --data
+    eval_format: parts.EvalFormat = ""  # the columns of --eval-data; empty: --format
+    eval_every: int = 0  # steps between evaluations while training; 0: only before and after
+    track: tuple[str, ...] = ()  # also write figures and samples for tensorboard, wandb
     checkpoint_every: int = 50  # steps
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
     # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
@@ -75,7 +80,7 @@ def check(settings: Settings) -> None:
     """Raises UserError for a number out of range."""
     least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
-    least |= {"cache_stages": 1, "row_stages": 1}
+    least |= {"cache_stages": 1, "row_stages": 1, "eval_every": 0}
     least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0, "schedule_steps": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
@@ -100,6 +105,7 @@ def check(settings: Settings) -> None:
         other = "--strict, which has no cache" if settings.strict else f"--slots {settings.slots}"
         if (settings.strict or settings.slots) and (value := getattr(settings, name)) > 1:
             raise UserError(f"{flags.spell(name)} {value} is of rollouts in lock-step; drop it, or {other}")
+    check_measured(settings)
     if settings.optimiser == "muon" and settings.lora:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
     if settings.rollout_weights:
@@ -110,6 +116,13 @@ def check(settings: Settings) -> None:
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+
+
+def check_measured(settings: Settings) -> None:
+    """Raises UserError for rows to be measured on, or trackers, that do not serve."""
+    if settings.eval_format and not settings.eval_data:
+        raise UserError(f"--eval-format {settings.eval_format} belongs to --eval-data, which is not given")
+    track.check(settings.track)
 
 
 def check_layouts(settings: Settings) -> None:
@@ -140,11 +153,20 @@ def by_device(settings: Settings) -> bool:
 
 def located(settings: Settings) -> Settings:
     """Folders and files as absolute paths: a run is resumed from anywhere."""
-    model, data = pathlib.Path(settings.model), pathlib.Path(settings.data)
+    model = pathlib.Path(settings.model)
+
+    def file(name: str) -> str:
+        return (
+            str(pathlib.Path(name).resolve())
+            if name not in ("", *parts.TASKS) and pathlib.Path(name).is_file()
+            else name
+        )
+
     return dataclasses.replace(
         settings,
         model=str(model.resolve()) if model.is_dir() else settings.model,
-        data=str(data.resolve()) if data.is_file() and settings.data not in parts.TASKS else settings.data,
+        data=file(settings.data),
+        eval_data=file(settings.eval_data),
     )
 
 
@@ -182,15 +204,51 @@ def _from_flags(arguments: list[str], default: Settings) -> Settings:
     return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
 
 
-CHANGEABLE = ("resume", "steps", "hosts", "compile_cache", "most_skipped")  # none of them changes what a step computes
+CHANGEABLE = (  # none of them changes what a step computes
+    "resume", "steps", "hosts", "compile_cache", "most_skipped", "eval_every", "track",
+)  # fmt: skip
+
+
+def value_of(flag: str, arguments: list[str], otherwise: str) -> str:
+    """What a command line says of a flag with one value, before it is read as a whole."""
+    found = otherwise
+    for k, word in enumerate(arguments):
+        name, given, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            found = value if given else "".join(arguments[k + 1 : k + 2])
+    return found
+
+
+def by_size(arguments: list[str]) -> tuple[Settings, str]:
+    """What stands where no flag is given, and a line that says so for a model of one's own.
+
+    The quickstart's numbers are those of the bundled models; another model has the presets of its size.
+    """
+    default = Settings()
+    model, lora = value_of("--model", arguments, default.model), value_of("--lora", arguments, "0")
+    adapter = int(lora) if lora.isdigit() else 0
+    values, size = presets.for_model(model, lora=adapter)
+    if not values:
+        return default, ""
+    flagged = {word.partition("=")[0].replace("_", "-").replace("--no-", "--") for word in arguments}
+    shown = [
+        (flags.spell(name) if value is True else f"{flags.spell(name)} {value}")
+        for name, value in values.items()
+        if flags.spell(name) not in flagged and value is not False
+    ]
+    told = f"{model}: {size:,} parameters; for this size, where no flag says otherwise: {' '.join(shown)}"
+    return dataclasses.replace(default, **values), told if shown else ""
 
 
 def parse(arguments: list[str]) -> Settings:
     """Settings from flags; with ``--resume`` those of the run, where only ``CHANGEABLE`` ones may change."""
-    settings = _from_flags(arguments, Settings())
+    default, told = by_size(arguments)
+    settings = _from_flags(arguments, default)
     if not settings.resume:
         if any(word.partition("=")[0] == "--resume" for word in arguments):
             raise UserError("--resume '' names no run folder; give the folder of the run to go on with")
+        if told:
+            print(told, flush=True)
         return settings
     stored = stored_settings(settings.resume)
     given = located(_from_flags(arguments, stored))

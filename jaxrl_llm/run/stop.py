@@ -3,11 +3,17 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a scheduler, a terminal that is gone
+GRACE_S = 10.0  # after an interruption: so long may the closing of pools and files take, and no longer
+AGAIN_S = 0.1  # after an interruption that was lost
+
+# A child of a fork shares the pipe of ``Interruption``: its signals are not its parent's.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 @contextlib.contextmanager
@@ -38,14 +44,84 @@ def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
             signal.signal(number, previous)
 
 
-def interrupt(number: int, frame: Any) -> None:
-    """Any of the signals as what Ctrl-C raises."""
-    raise KeyboardInterrupt
+class Interruption:
+    """Signals of a block, from the ``patience``-th on as KeyboardInterrupt, which ends the block in bounded time.
+
+    An exception that a signal raises is not certain to arrive. In a callback of the garbage collector (JAX has one,
+    most of the signals of a compilation fall into it: jax-ml/jax#18246), a weak reference or a finaliser Python prints
+    it and drops it; C++ that calls Python may hand on another one (#9082); and inside a compilation no Python runs at
+    all. So a dropped one is raised again, another one that follows it counts as it, and a thread that the kernel wakes,
+    whatever the main thread does, ends the process ``GRACE_S`` later. What is on the disk is then what ``kill -9``
+    leaves, from which every run goes on.
+    """
+
+    def __init__(self, words: str, patience: int = 1):
+        self.words, self.patience = words, patience
+        self.seen, self.last, self.over = 0, signal.SIGINT, threading.Event()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        self.seen, self.last = self.seen + 1, number
+        if self.seen >= self.patience and not self.over.is_set():
+            raise KeyboardInterrupt
+
+    def _end(self, signals: int) -> None:
+        """Reads the bytes of the signals, which the kernel's side of Python writes; ends what does not end."""
+        left = self.patience
+        while left and (number := os.read(signals, 1)):  # empty: the block is over
+            left -= number[0] in SIGNALS
+        if not left and not self.over.wait(GRACE_S):
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                os.write(2, f"\n{self.words}\n".encode())
+            os._exit(130)
+
+    def _dropped(self, hook: Callable[[Any], None], unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            hook(unraisable)
+            return
+        again = threading.Timer(AGAIN_S, self._again)  # not from here: this, too, is a place that drops it
+        again.daemon = True
+        again.start()
+
+    def _again(self) -> None:
+        if not self.over.is_set():
+            signal.pthread_kill(threading.main_thread().ident, self.last)
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Signals reach this object inside the block, and whoever had them before outside it."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.over.clear()
+        signals, theirs = os.pipe()
+        os.set_blocking(theirs, False)
+        hook, watch = sys.unraisablehook, threading.Thread(target=self._end, args=(signals,), daemon=True)
+        watch.start()
+        with _handled(self._handle):
+            before = signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+            sys.unraisablehook = lambda unraisable: self._dropped(hook, unraisable)
+            try:
+                yield
+            except Exception as error:
+                if self.seen >= self.patience:
+                    raise KeyboardInterrupt from error
+                raise
+            finally:
+                self.over.set()
+                signal.set_wakeup_fd(before)
+                sys.unraisablehook = hook
+                os.close(theirs)
+                watch.join()
+                os.close(signals)
 
 
-def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Inside this block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does: nothing is left half done."""
-    return _handled(interrupt)
+def interruptible(words: str = "stopped before the run began") -> contextlib.AbstractContextManager[None]:
+    """Inside this block Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt: nothing is left half done.
+
+    Args:
+      words: the line of a process that had to be ended, ``GRACE_S`` after its signal.
+    """
+    return Interruption(words).listening()
 
 
 def leave(number: int, frame: Any) -> None:
@@ -59,17 +135,13 @@ def before_the_run() -> contextlib.AbstractContextManager[None]:
     return _handled(leave)
 
 
-class Stop:
+class Stop(Interruption):
     """Ctrl-C, SIGTERM or SIGHUP asks the loop to stop after the current step; a second one interrupts at once."""
 
-    def __init__(self):
-        self.asked = False
+    def __init__(self, words: str = "stopped"):
+        super().__init__(words, patience=2)
 
-    def _ask(self, number, frame):
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def listening(self) -> contextlib.AbstractContextManager[None]:
-        """Signals reach this object inside the block, and whoever had them before outside it."""
-        return _handled(self._ask)
+    @property
+    def asked(self) -> bool:
+        """Whether there was a signal."""
+        return self.seen > 0

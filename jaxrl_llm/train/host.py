@@ -3,17 +3,19 @@
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.rollout.host.driver import HostEpisodes
-from jaxrl_llm.train import parity, skipped
-from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, finish, prompted
-from jaxrl_llm.types import Metrics, Rewards, TrainState, Trajectories
+from jaxrl_llm.train import packing, parity, skipped
+from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, estimated, finish, learn, prompted
+from jaxrl_llm.train.packing import Planner
+from jaxrl_llm.types import Batch, Metrics, Rewards, TrainState, Trajectories
 
 Scorer = Callable[[Trajectories], Rewards]
 
@@ -49,6 +51,8 @@ def make_host_loop(
     move: Move | None = None,
     most_gap: float = 0.0,
     most_skipped: int = skipped.MOST,
+    planner: Planner | None = None,
+    shards: int = 1,
 ) -> HostLoop:
     """Compiles lazily.
 
@@ -62,6 +66,9 @@ def make_host_loop(
       most_gap: a step whose sampler lies further from the trainer, in nats at the worst token, stops the run with a
         UserError; 0: none does.
       most_skipped: so many updates in a row that are not finite stop the run with a UserError; 0: none does.
+      planner: arranges the rows of every update, for example ``packing.packed_rows``, where the method's loss takes a
+        layout; None: rows are computed as they stand.
+      shards: that the rows of a layout divide over.
     """
     if score is None:
         device_score = jax.jit(lambda trajectories: online.score(answers_of(online, trajectories), trajectories))
@@ -72,10 +79,12 @@ def make_host_loop(
         return (state if place is None else place(state)), metrics
 
     apart = world is not None or move is not None
-    first, last = (
-        jax.jit(partial(prompted if apart else begin, online)),
-        jax.jit(end, donate_argnums=0, compiler_options=options_of()),
-    )
+    first = jax.jit(partial(prompted if apart else begin, online))
+    if planner is None or not packing.takes(online.loss):
+        last = jax.jit(end, donate_argnums=0, compiler_options=options_of())
+        ends = [last]
+    else:
+        last, ends = _in_layouts(online, planner, shards, place)
     roll = jax.jit(online.rollout)
 
     def begun(state: TrainState) -> Drawn:
@@ -87,10 +96,44 @@ def make_host_loop(
         return Drawn(ids, sampler, out.trajectories, out.figures | figures)
 
     def compiled() -> int:
-        programs = [first, last, roll, *([] if move is None else [move.program])]
+        programs = [first, *ends, roll, *([] if move is None else [move.program])]
         return sum(program._cache_size() for program in programs) + (0 if world is None else world.compiled())
 
     return HostLoop(begun if apart else first, last, judged(score), compiled, most_gap, most_skipped)
+
+
+def _in_layouts(
+    online: Online, planner: Planner, shards: int, place: Callable[[TrainState], TrainState] | None
+) -> tuple[Callable[..., Any], list[Any]]:
+    """The second half of an iteration with its rows in layouts that are planned in between, and its programs.
+
+    The layout of an update is planned when its mask is known: rows that train nothing are not computed.
+    """
+
+    def updated(state: TrainState, drawn: Drawn, rewards: Rewards, batch: Batch, layout: Any) -> Any:
+        state, metrics = learn(online, state, drawn, rewards, batch, layout)
+        return (state if place is None else place(state)), metrics
+
+    estimate = jax.jit(partial(estimated, online))
+    update = jax.jit(updated, donate_argnums=0, compiler_options=options_of())
+
+    def planned(rows: Any, parts: int) -> tuple[Any, float]:
+        names = ("tokens", "segment_ids", "positions", "mask", "group_ids")
+        found = packing.Rows(**hosts.gathered({name: getattr(rows, name) for name in names}))
+        layout = planner(found, parts=parts, shards=shards)
+        return layout, packing.share(layout, found.mask.size)
+
+    def last(state: TrainState, drawn: Drawn, rewards: Rewards) -> tuple[TrainState, Metrics]:
+        trajectories = drawn.trajectories
+        if packing.takes(online.estimate):
+            layout = packing.only_part(planned(trajectories, 1)[0])
+            trajectories = trajectories._replace(extras=trajectories.extras | {packing.LAYOUT: layout})
+        batch = estimate(state, trajectories, rewards)
+        layout, share = planned(batch, online.microbatches)
+        state, metrics = update(state, drawn, rewards, batch, layout)
+        return state, metrics | {"update/columns": share}
+
+    return last, [estimate, update]
 
 
 def judged(score: Scorer) -> Scorer:

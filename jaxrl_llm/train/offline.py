@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed.compiler_options import options_of
+from jaxrl_llm.train import packing
 from jaxrl_llm.train.seed_axis import over_seeds
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import Key, Metrics, Params, Sampler, TrainState
@@ -43,16 +45,26 @@ def init_state(offline: Offline, params: Params, key: Key, *, extras: dict[str, 
     )
 
 
-def iterate(offline: Offline, state: TrainState) -> tuple[TrainState, Metrics]:
+def draw(offline: Offline, state: TrainState) -> tuple[Array, Any]:
+    """The rows of a minibatch, and the curriculum after the draw."""
+    return offline.sampler.draw(state.sampler, jax.random.fold_in(state.key, state.step), offline.rows_per_step)
+
+
+def iterate(offline: Offline, state: TrainState, layouts: Any = None) -> tuple[TrainState, Metrics]:
     """Draws a minibatch and updates once.
+
+    Args:
+      layouts: of ``packing.with_layouts`` for the rows that are drawn; None: they are computed as they stand.
 
     Raises:
       ValueError: for parts of a minibatch whose losses do not add up.
     """
     if offline.microbatches > 1 and offline.whole is None:
         raise ValueError(f"microbatches={offline.microbatches} needs whole=, what the loss divides by")
-    ids, sampler = offline.sampler.draw(state.sampler, jax.random.fold_in(state.key, state.step), offline.rows_per_step)
+    ids, sampler = draw(offline, state)
     batch = jax.tree.map(lambda x: x[ids], offline.rows(state.extras))
+    if layouts is not None:
+        batch = packing.put(batch, layouts)
     total = () if offline.whole is None else (offline.whole(batch),)
     update = make_update(
         lambda params, rows: offline.loss(params, state.extras, rows, *total),
@@ -76,18 +88,62 @@ def make_run(
     *,
     seeds: bool = False,
     place: Callable[[TrainState], TrainState] | None = None,
+    planner: packing.Planner | None = None,
+    shards: int = 1,
 ) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
     """A compiled function that advances a state by ``steps`` updates; the state is donated.
 
     Args:
       seeds: every leaf of the state has a leading seed axis, and so have the metrics.
       place: inside ``jit``, keeps the new state where it was, see ``host.make_host_loop``.
+      planner, shards: as there, for rows that have a place for a layout; of one seed.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
+    if planner is not None:
+        return _in_layouts(offline, steps, place, planner, shards)
 
     def body(state: TrainState) -> tuple[TrainState, Metrics]:
         state, metrics = scan_steps(offline, state, steps)
         return (state if place is None else place(state)), metrics
 
     return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of())
+
+
+def _in_layouts(
+    offline: Offline,
+    steps: int,
+    place: Callable[[TrainState], TrainState] | None,
+    planner: packing.Planner,
+    shards: int,
+) -> Callable[[TrainState], tuple[TrainState, Metrics]]:
+    """``make_run`` whose minibatches are drawn ahead, so that the host can arrange their rows."""
+
+    def drawn(state: TrainState) -> Array:
+        def one(state: TrainState, _: None) -> tuple[TrainState, Array]:
+            ids, sampler = draw(offline, state)
+            return state._replace(step=state.step + 1, sampler=sampler), ids
+
+        return jax.lax.scan(one, state._replace(params=(), opt_state=(), extras={}), None, steps)[1]
+
+    def body(state: TrainState, layouts: list[Any]) -> tuple[TrainState, Metrics]:
+        state, metrics = jax.lax.scan(lambda s, laid: iterate(offline, s, laid), state, layouts)
+        return (state if place is None else place(state)), metrics
+
+    ahead, whole = jax.jit(drawn), jax.jit(body, donate_argnums=0, compiler_options=options_of())
+    table: list[Any] = []  # on the host: it does not change
+
+    def run(state: TrainState) -> tuple[TrainState, Metrics]:
+        if not table:
+            nodes = jax.tree.leaves(offline.rows(state.extras), is_leaf=packing.is_laid)
+            table.append([hosts.gathered(node) for node in nodes if packing.is_laid(node)])
+        ids = hosts.gathered(ahead(state))
+        each = [jax.tree.map(lambda x, at=at: x[at], table[0]) for at in ids]
+        layouts = packing.of_one_shape(
+            [packing.with_layouts(rows, planner, parts=offline.microbatches, shards=shards) for rows in each]
+        )
+        state, metrics = whole(state, layouts)
+        return state, metrics
+
+    run._cache_size = lambda: ahead._cache_size() + whole._cache_size()
+    return run

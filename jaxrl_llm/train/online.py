@@ -17,6 +17,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.packing import LAYOUT, Layout
 from jaxrl_llm.train.step import make_update, trained_part
 from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Problems, Rewards, Sampler, TrainState, Trajectories
 
@@ -121,11 +122,27 @@ def answers_of(online: Online, trajectories: Trajectories) -> Any:
 
 def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) -> tuple[TrainState, Metrics]:
     """Advantages, updates and the curriculum's lesson; advances the step counter."""
-    trajectories = drawn.trajectories
+    return learn(online, state, drawn, rewards, estimated(online, state, drawn.trajectories, rewards))
+
+
+def estimated(online: Online, state: TrainState, trajectories: Trajectories, rewards: Rewards) -> Batch:
+    """The batch of an update."""
     # where functions of others meet: a column [B, 1] of rewards would broadcast against the rows and train on noise
     chex.assert_shape((rewards.value, rewards.valid), (online.prompts_per_step * online.group_size,))
     chex.assert_equal_shape((trajectories.tokens, trajectories.mask))
-    batch = online.estimate(state.params, state.extras, trajectories, rewards)
+    return online.estimate(state.params, state.extras, trajectories, rewards)
+
+
+def learn(
+    online: Online, state: TrainState, drawn: Drawn, rewards: Rewards, batch: Batch, layout: Layout | None = None
+) -> tuple[TrainState, Metrics]:
+    """Updates on a batch and the curriculum's lesson; advances the step counter.
+
+    Args:
+      layout: in which the rows of the batch are computed; its parts are those of the update. None: as they stand.
+    """
+    trajectories = drawn.trajectories
+    rows = batch if layout is None else batch._replace(extras=batch.extras | {LAYOUT: layout})
     update = make_update(
         online.loss,
         online.tx,
@@ -135,9 +152,9 @@ def finish(online: Online, state: TrainState, drawn: Drawn, rewards: Rewards) ->
         trained=online.trained,
     )
     if online.updates_per_rollout == 1:
-        state, metrics = update(state, batch)
+        state, metrics = update(state, rows)
     else:
-        state, stacked = jax.lax.scan(lambda s, _: update(s, batch), state, None, online.updates_per_rollout)
+        state, stacked = jax.lax.scan(lambda s, _: update(s, rows), state, None, online.updates_per_rollout)
         metrics = {k: jnp.max(x, axis=0) if k.endswith("_max") else jnp.mean(x, axis=0) for k, x in stacked.items()}
     values, valid = _prompt_means(online, rewards)
     sampler = online.sampler.update(drawn.sampler, drawn.ids, values, valid)

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float
 
 from jaxrl_llm.train import parity
+from jaxrl_llm.train.packing import LAYOUT
 from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Batch, Metrics, Params, TrainState
 
@@ -25,7 +26,7 @@ def split_rows(tree: Any, parts: int) -> Any:
     def split(x: Array) -> Array:
         if x.ndim == 0:
             return jnp.broadcast_to(x, (parts,))
-        return x.reshape(parts, rows // parts, *x.shape[1:])
+        return x.reshape(parts, x.shape[0] // parts, *x.shape[1:])  # a layout has rows of its own
 
     return jax.tree.map(split, tree)
 
@@ -72,12 +73,18 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
     Of another tree of rows than a ``Batch`` the parts' metrics are added up as the losses are.
     """
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    if isinstance(batch, Batch) and LAYOUT in batch.extras:
+        return _laid_out(grad_fn, params, batch)
     if microbatches == 1:
         (loss, metrics), grads = grad_fn(params, batch)
         return grads, loss, parity.finished(metrics)
     if not isinstance(batch, Batch):
         return _added(grad_fn, params, split_rows(batch, microbatches))
-    parts = split_batch(trained_first(batch), microbatches)
+    return _in_turn(grad_fn, params, batch, split_batch(trained_first(batch), microbatches))
+
+
+def _in_turn(grad_fn: Callable[..., Any], params: Params, batch: Batch, parts: Any, cut: Any = lambda part: part):
+    """The parts one after another; ``cut`` makes a part of the batch of one of ``parts``, just before it is used."""
     whole = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32)), 1.0)
 
     def one(carry, part):
@@ -87,15 +94,43 @@ def accumulate(loss_fn: LossFn, params: Params, batch: Any, microbatches: int) -
         return _add(carry, (grads, loss, metrics))
 
     def body(carry, part):
+        part = cut(part)
         return jax.lax.cond(jnp.any(part.mask), one, lambda carry, part: carry, carry, part), None
 
-    (grads, loss, metrics), _ = jax.lax.scan(body, _nothing(grad_fn, params, parts), parts)
+    nothing = _nothing(grad_fn, params, jax.eval_shape(lambda x: cut(jax.tree.map(lambda leaf: leaf[0], x)), parts))
+    (grads, loss, metrics), _ = jax.lax.scan(body, nothing, parts)
     return grads, loss, parity.finished(metrics)
 
 
-def _nothing(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Params, Array, Metrics]:
+def _laid_out(grad_fn: Callable[..., Any], params: Params, batch: Batch) -> tuple[Params, Array, Metrics]:
+    """A batch whose rows the host has arranged: of each part of the arrangement the rows that are in it.
+
+    A part is the whole batch with the mask of its rows: what is computed for ``[B, T]`` beside the model is small.
+    """
+    layout = batch.extras[LAYOUT]
+    parts, targets = layout.source.shape[0], layout.target.shape[1] * layout.target.shape[2]
+    at = jnp.maximum(jnp.max(layout.place, axis=1), 0) // targets
+
+    def cut(item: tuple[Array, Any]) -> Batch:
+        index, arrays = item
+        mine = at == index
+        place = jnp.where((layout.place >= 0) & mine[:, None], layout.place - index * targets, -1)
+        extras = batch.extras | {LAYOUT: layout._replace(**arrays, place=place)}
+        return batch._replace(mask=batch.mask & mine[:, None], extras=extras)
+
+    items = (
+        jnp.arange(parts, dtype=jnp.int32),
+        {k: x for k, x in layout._asdict().items() if k != "place" and x is not None},
+    )
+    if parts == 1:
+        (loss, metrics), grads = grad_fn(params, cut(jax.tree.map(lambda x: x[0], items)))
+        return grads, loss, parity.finished(metrics)
+    return _in_turn(grad_fn, params, batch, items, cut)
+
+
+def _nothing(grad_fn: Callable[..., Any], params: Params, part: Any) -> tuple[Params, Array, Metrics]:
     """Gradient, loss and metrics of no part at all."""
-    (loss, metrics), grads = jax.eval_shape(grad_fn, params, jax.tree.map(lambda x: x[0], parts))
+    (loss, metrics), grads = jax.eval_shape(grad_fn, params, part)
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), (grads, loss, metrics))
 
 
@@ -104,7 +139,8 @@ def _added(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Par
         (loss, metrics), grads = grad_fn(params, part)
         return _add(carry, (grads, loss, metrics)), None
 
-    return jax.lax.scan(body, _nothing(grad_fn, params, parts), parts)[0]
+    first = jax.tree.map(lambda x: x[0], parts)
+    return jax.lax.scan(body, _nothing(grad_fn, params, first), parts)[0]
 
 
 def chosen(finite: Array, new: Any, old: Any) -> Any:

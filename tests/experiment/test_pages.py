@@ -34,6 +34,20 @@ def test_a_page_says_claim_arms_verdict_interval_and_cost(slug, tmp_path):
         assert (ROOT / "docs" / "papers" / "family" / link).resolve().exists(), link
 
 
+def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
+    record = systems.records_of("agents", "igpo", ROOT)[0]
+    bounds = {"mean": -0.01, "low": -0.03, "high": 0.01, "n": 8}
+    record["instrument"] |= {
+        "withheld": ["-0.1, 8 seeds"],
+        "neighbours": [{"side": "lower", "rates": {"igpo": 3e-4, "grpo": 1e-3}, "verdict": "undecided", **bounds}],
+        "controls": [{"name": "scrambled", "text": "eval/success, end - start", "bounds": bounds}],
+    }
+    text = "\n".join(pages._judged(record, "figure.png"))
+    assert "- at the next lower rates (igpo 0.0003, grpo 0.001): undecided, -0.01 [-0.03, +0.01] (n=8)" in text
+    assert "- control scrambled, eval/success, end - start: -0.01 [-0.03, +0.01] (n=8)" in text
+    assert "- seen before and not kept: -0.1, 8 seeds" in text
+
+
 def test_withdrawn_verdicts_say_why():
     reasons = records.withdrawn(ROOT)
     slugs = {"nsr", "spa_rl", "deepresearcher", "tricks_or_traps", "cyclealign", "pairwise_rl", "agro", "l2s_merging"}

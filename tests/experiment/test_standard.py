@@ -72,8 +72,20 @@ def test_more_seeds_train_only_those_and_a_change_takes_fresh_ones(place, capsys
 def test_a_record_of_the_old_instrument_counts_as_a_try():
     assert provenance.first_seed(None, "a") == (0, 0)
     assert provenance.first_seed({"instrument": None}, "a") == (100, 1)
-    assert provenance.first_seed({"instrument": {"registered": "a", "tries": 2}}, "a") == (200, 2)
+    same = {"instrument": {"registered": "a", "tries": 2, "first_seed": 200}}
+    assert provenance.first_seed(same, "a") == (200, 2)
     assert provenance.first_seed({"instrument": {"registered": "b", "tries": 2}}, "a") == (300, 3)
+
+
+def test_a_run_that_was_seen_and_not_kept_counts_as_a_try(tmp_path):
+    assert provenance.withheld(tmp_path) == {}
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "withheld.tsv").write_text("name\twhat was seen\nfamily/slug\t-0.1, 8 seeds\n")
+    assert provenance.withheld(tmp_path) == {"family/slug": ["-0.1, 8 seeds"]}
+    assert provenance.first_seed(None, "a", unkept=1) == (100, 1)
+    assert provenance.first_seed({"instrument": None}, "a", unkept=1) == (200, 2)
+    later = {"instrument": {"registered": "b", "tries": 2, "first_seed": 200}}
+    assert provenance.first_seed(later, "a", unkept=1) == (300, 3), "a record after it has counted it"
 
 
 @pytest.mark.slow

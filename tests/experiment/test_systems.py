@@ -17,7 +17,11 @@ def test_the_page_is_up_to_date():
 def test_the_list_names_every_system_once_and_every_experiment():
     listed = systems.listed()
     assert len(listed) == 172 and len({s.slug for s in listed}) == 172
-    files = {p.stem for p in (ROOT / "experiments").glob("*/*.py") if p.stem != "__init__" and p.parent.name != "parts"}
+    files = {
+        p.stem
+        for p in (ROOT / "experiments").glob("*/*.py")
+        if p.stem != "__init__" and p.parent.name not in ("parts", "beds")  # test beds are of no paper
+    }
     assert files <= {s.slug for s in listed}, "add the system to experiments/systems.tsv"
 
 
@@ -74,3 +78,19 @@ def test_write_puts_the_page_where_the_test_looks(tmp_path):
     root = _tree(tmp_path)
     assert systems.write(root) == root / "docs" / "SYSTEMS.md"
     assert (root / "docs" / "SYSTEMS.md").read_text() == systems.render(root)
+
+
+def test_certificates_of_beds_are_on_the_page(tmp_path):
+    root = _tree(tmp_path)
+    assert "## Test beds" not in systems.render(root)
+    (root / "results" / "beds").mkdir()
+    control = {"name": "scrambled", "bounds": {"mean": 0.01, "low": -0.01, "high": 0.03}}
+    kept = {
+        "bed": "stale", "knob": "lag", "metric": "eval/accuracy", "base": {"eval/accuracy": 0.15}, "end": 0.26,
+        "certified": False, "problems": ["control again, x: too wide"], "seeds": 8, "controls": [control],
+        "dose_response": [{"dose": 0.0, "mean": 0.26}, {"dose": 8.0, "mean": 0.17}],
+    }  # fmt: skip
+    (root / "results" / "beds" / "stale.certificate.json").write_text(json.dumps(kept))
+    page = systems.render(root)
+    assert "| lag | 0.150 to 0.260 | 0: 0.260, 8: 0.170 | scrambled +0.010 [-0.010, +0.030] |" in page
+    assert "**not certified** on 8 seeds; control again, x: too wide |" in page

@@ -45,6 +45,9 @@ def arm(module, words, out):
         (sft, "texts", []),
         (dpo, "pairs", ["--lora", "2"]),
         (dpo, "pairs", ["--loss", "simpo_loss", "--loss-args", "beta=1.5"]),
+        (dpo, "pairs", ["--loss", "tdpo2_loss"]),
+        (dpo, "pairs", ["--loss", "tdpo1_loss", "--lora", "2"]),
+        (dpo, "pairs", ["--loss", "wpo_loss"]),
         (dpo, "single", ["--format", "unpaired", "--loss", "kto_loss"]),
         (reward_model, "pairs", ["--centering", "0.01"]),
     ],
@@ -79,15 +82,42 @@ def test_every_loss_on_preferences_is_reached_or_says_what_it_lacks():
                                                        or "desirable" in wanted):  # fmt: skip
             reached.append(name)
     known = """dpo_loss ipo_loss kto_loss bco_loss orpo_loss simpo_loss cpo_loss exo_loss nca_loss aot_loss
-    discopop_loss alphapo_loss dpop_loss cal_dpo_loss"""
+    discopop_loss alphapo_loss dpop_loss cal_dpo_loss tdpo1_loss tdpo2_loss wpo_loss"""
     assert set(known.split()) <= set(reached)
+
+
+def test_arrays_of_the_whole_vocabulary_are_those_of_the_definitions():
+    """In chunks and from hidden states: as from logits, with the reference's weights and for both responses."""
+    model = options.open_model(dpo.Settings(model="nano"))
+    ours = jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(x.size), x.shape), model.params)
+    tokens = jax.random.randint(jax.random.key(1), (3, 150), 0, model.config.vocab_size)  # two chunks
+    lengths = jnp.asarray([150, 140, 20])
+    column = jnp.broadcast_to(jnp.arange(150, dtype=jnp.int32), (3, 150))
+    there = column < lengths[:, None]
+    some = SupervisedRows(tokens, there.astype(jnp.int32), column, (column >= 10) & there)
+
+    def logits(params):
+        return model.policy.unembed(params, model.policy.hidden(params, tokens, some.positions, some.segment_ids))
+
+    mine, its = (jax.nn.log_softmax(logits(params), axis=-1)[:, :-1] for params in (ours, model.params))
+    trained = some.mask[:, 1:]
+    each = jnp.sum(jnp.exp(its) * (its - mine), axis=-1)
+    found = dpo.pair_arrays(model.policy, ours, {"chosen": some, "rejected": some, "ref_chosen": 0, "ref_rejected": 0},
+                            ("chosen_kl", "rejected_kl", "weights"), model.params)  # fmt: skip
+    np.testing.assert_allclose(found["chosen_kl"], jnp.sum(jnp.where(trained, each, 0), axis=1), rtol=1e-4)
+    picked = jnp.take_along_axis(mine, tokens[:, 1:, None], axis=-1)[..., 0]
+    ratio = picked - jnp.log(jnp.sum(jnp.exp(2 * mine), axis=-1))
+    weight = jnp.exp(jnp.mean(ratio, axis=1, where=trained))
+    np.testing.assert_allclose(found["weights"], weight**2, rtol=1e-4)
+    assert float(jnp.min(found["chosen_kl"])) > 0.1
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--loss", "dpo_los"], "did you mean dpo_loss"),
-        (["--loss", "tdpo1_loss"], "takes chosen_kl, rejected_kl"),
+        (["--loss", "xpo_loss"], "takes ref_sample_logp: of each of its pairs the reference wrote one"),
+        (["--loss", "vrpo_loss"], "experiments/preference/robust_rlhf.py does"),
         (["--loss", "dpo_loss", "--loss-args", "gamma=1"], "the settings of dpo_loss are beta"),
         (["--loss", "nothing:here"], "No module named 'nothing'"),
         (["--format", "unpaired", "--data", "x.jsonl"], "takes pairs; choose kto_loss"),

@@ -1,5 +1,7 @@
 """Attention to a layer of a stacked cache: the kernel in interpret mode against the plain path, alone, in a decoder."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,22 +52,23 @@ def test_in_bfloat16():
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
 
 
-def test_what_lies_beyond_the_filled_columns_is_not_read():
-    """Blocks beyond are not fetched: not even a NaN there reaches the sums."""
-    q, k, v, mask, filled = _case()
-    whole = attention_cached.attend_layer(q, k, v, mask, jnp.int32(2), jnp.int32(filled), block=8, interpret=True)
-    beyond = -(-filled // 8) * 8
-    k, v = (x.at[:, :, :, beyond:].set(jnp.nan) for x in (k, v))
-    again = attention_cached.attend_layer(q, k, v, mask, jnp.int32(2), jnp.int32(filled), block=8, interpret=True)
-    np.testing.assert_array_equal(whole, again)
-
-
 def test_who_sees_nobody_gets_zeros():
     q, k, v, mask, filled = _case()
     out = attention_cached.attend_layer(
         q, k, v, mask.at[2].set(False), jnp.int32(0), jnp.int32(filled), block=16, interpret=True
     )
     assert not out[2].any() and np.isfinite(out).all() and out[0].any()
+
+
+@pytest.mark.parametrize("run", [partial(attention_cached.attend_layer, block=16, interpret=True),
+                                 attention_cached.cut_out(attention.attend)])  # fmt: skip
+def test_what_lies_behind_the_filled_columns_may_be_anything(run):
+    """Neither in the block in which they end nor in those that follow, and whatever the mask says."""
+    q, k, v, mask, filled = _case()
+    mask = mask & (jnp.arange(k.shape[3]) < filled)[None, None]
+    want = run(q, k, v, mask, jnp.int32(1), jnp.int32(filled))
+    k, v = (x.at[:, :, :, filled:].set(jnp.nan) for x in (k, v))
+    np.testing.assert_array_equal(run(q, k, v, mask, jnp.int32(1), jnp.int32(filled)), want)
 
 
 def test_blocks_divide_the_columns_and_fit():
@@ -78,12 +81,14 @@ def test_blocks_divide_the_columns_and_fit():
 def test_rows_are_repeated_side_by_side():
     x = jax.random.normal(jax.random.key(0), (3, 4, 2, 24, 8), jnp.float32)
     want = jnp.repeat(x, 3, axis=1)
-    np.testing.assert_array_equal(attention_cached.repeat_rows(x, 3, interpret=True), want)
+    np.testing.assert_array_equal(attention_cached.repeat_rows(x, 3, 24, interpret=True), want)
     run = attention_kernels.make_rows("pallas", platform="cpu")
     mesh = meshes.parse_mesh("data=4,tensor=2")
-    np.testing.assert_array_equal(jax.jit(lambda x: model_parallel.make_rows(mesh, run)(x, 3))(x), want)
+    got = jax.jit(lambda x: model_parallel.make_rows(mesh, run)(x, 3, 72))(x)
+    assert got.shape == (3, 12, 2, 72, 8)
+    np.testing.assert_array_equal(got[:, :, :, :24], want)
     few = x[:, :3]  # do not divide over four devices
-    np.testing.assert_array_equal(model_parallel.make_rows(mesh, run)(few, 3), want[:, :9])
+    np.testing.assert_array_equal(model_parallel.make_rows(mesh, run)(few, 3, 72)[:, :, :, :24], want[:, :9])
     assert attention_kernels.make_rows("auto", platform="cpu") is None
 
 

@@ -70,6 +70,18 @@ ENTRY %main (a: f32[10], b: f32[100]) -> f32[10] {
 """  # noqa: E501
 
 
+@pytest.mark.parametrize(
+    ("groups", "devices"),
+    [("{{0,1,2,3},{4,5,6,7}}", 4), ("[2,8]<=[16]", 8), ("mesh['axis_0'=8] {'axis_0'}", 8),
+     ("mesh['a'=2,'b'=4,'c'=3] {'a','c'}", 6), ("mesh['a'=2,'b'=16] {'b':(4)2}", 2)],
+)  # fmt: skip
+def test_how_many_devices_meet(groups, devices):
+    gather = f"%g = f32[40]{{0}} all-gather(%p), channel_id=1, replica_groups={groups}, dimensions={{0}}"
+    program = f"ENTRY %main (p: f32[10]) -> f32[40] {{\n  %p = f32[10]{{0}} parameter(0)\n  {gather}\n}}\n"
+    found = schedule.of_text(program, CHIP)
+    assert found.collectives == pytest.approx(160 * (devices - 1) / devices / 2e3)
+
+
 def test_a_program_by_hand():
     found = schedule.of_text(PROGRAM, CHIP)
     assert found.computing == pytest.approx(4 * 0.030 + 0.020)

@@ -134,4 +134,4 @@ def make_latent_policy(policy: Policy, *, sharpness: float = 1.0) -> Policy:
     def unembed(params, hidden):
         return token_logits(policy, params, hidden, sharpness=sharpness)
 
-    return policy._replace(hidden=hidden, extend=extend, unembed=unembed, unstack=None)
+    return policy._replace(hidden=hidden, extend=extend, unembed=unembed, scored=None, unstack=None)

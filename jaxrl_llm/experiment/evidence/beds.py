@@ -31,6 +31,7 @@ class Bed(NamedTuple):
     positive: str = ""
     negative: str = ""
     judges: tuple[tuple[str, str, float], ...] = ()  # arm, metric, least value
+    knob: str = ""  # the setting that is the dose of the disease
 
 
 def learned_metric(results: Results, primary: Judged, bed: Bed) -> tuple[str, str]:

@@ -42,6 +42,7 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         lines += ["", f"Registered {proof['registered_on']} as `{proof['registered']}` before the first seed "
                       f"({proof['first_seed']}); earlier records of this file: {proof['tries']}; commit "
                       f"`{proof['commit']}`."]  # fmt: skip
+        lines += [f"- seen before and not kept: {what}" for what in proof.get("withheld") or ()]
     if proof.get("tuned"):
         tuned = proof["tuned"]
         lines += ["", f"Sensitivity ({tuned['metric']}, second half of training, {tuned['seeds']} seeds of their own):",
@@ -50,6 +51,14 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
         for arm, row in tuned["curves"].items():
             cells = " | ".join(f"{sum(v) / len(v):.4g}" for v in row.values())
             lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g} |")
+    for near in proof.get("neighbours") or ():
+        rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
+        lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "
+                     f"[{near['low']:+.4g}, {near['high']:+.4g}] (n={near['n']})")  # fmt: skip
+    for one in proof.get("controls") or ():
+        seen = one["bounds"]
+        lines.append(f"- control {one['name']}, {one['text']}: {seen['mean']:+.4g} [{seen['low']:+.4g}, "
+                     f"{seen['high']:+.4g}] (n={seen['n']})")  # fmt: skip
     return [*lines, "", f"Command: `{record['command']}`"]
 
 

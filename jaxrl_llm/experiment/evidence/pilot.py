@@ -100,7 +100,9 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
       Numbers and ``problems``: each a sentence why a record would show nothing.
     """
     method, baseline = compared(module, claim)
-    pair = {name: resolved[name] for name in dict.fromkeys((method, baseline))}
+    bed = getattr(module, "BED", None) or beds.Bed()
+    healthy = bed.baseline or baseline  # a file whose baseline is sick by design says on which arm the bed is judged
+    pair = {name: resolved[name] for name in dict.fromkeys((method, baseline, healthy))}
     identities = store.identities(module, pair, built)
     found: dict[str, Any] = {"method": method, "baseline": baseline, "metric": claim.primary.metric}
     problems: list[str] = []
@@ -118,8 +120,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
         fresh = False
 
     ran = store.run_arms(Options, pair, built, identities, list(SEEDS), folder)
-    bed = getattr(module, "BED", None) or beds.Bed()
-    metric, learner = beds.learned_metric(ran, claim.primary, bed._replace(baseline=baseline))
+    metric, learner = beds.learned_metric(ran, claim.primary, bed._replace(baseline=healthy))
     if metric:
         steps, values = ran.curve(learner, metric)
         ceiling = beds.ceiling_of(metric, bed)
@@ -139,7 +140,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     widths = {n: half_width(noise, n) for n in verdicts.LOOKS}
     found |= {"d_star": d_star, "noise": noise, "noise_from": source, "half_widths": widths,
               "seconds_a_seed": sum(a.seconds / len(a.seeds) for a in ran.arms.values()) / len(ran.arms),
-              "evaluations": loop.evaluations(built[baseline], resolved[baseline].eval_every)}  # fmt: skip
+              "evaluations": loop.evaluations(built[healthy], resolved[healthy].eval_every)}  # fmt: skip
     if math.isfinite(noise) and math.isfinite(d_star) and widths[verdicts.LOOKS[-1]] > d_star:
         last = verdicts.LOOKS[-1]
         problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than d* {d_star:.3g}")

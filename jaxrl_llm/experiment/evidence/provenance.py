@@ -42,16 +42,24 @@ def registered(module: ModuleType, resolved: dict[str, Any], d_star: dict[str, f
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def first_seed(earlier: dict[str, Any] | None, registration: str) -> tuple[int, int]:
+def withheld(root: pathlib.Path) -> dict[str, list[str]]:
+    """What was seen of runs whose record was not kept, by ``family/slug``: each counts as a try."""
+    path, found = root / "results" / "withheld.tsv", {}
+    for line in path.read_text().splitlines()[1:] if path.is_file() else ():
+        name, what = line.split("\t")
+        found.setdefault(name, []).append(what)
+    return found
+
+
+def first_seed(earlier: dict[str, Any] | None, registration: str, *, unkept: int = 0) -> tuple[int, int]:
     """``(first seed, earlier records of this file)``: fresh seeds after any change of claim or settings.
 
     Args:
       earlier: the committed record, if any; one of the old instrument counts as a try.
+      unkept: runs that were seen and not recorded, see ``withheld``.
     """
-    if earlier is None:
-        return 0, 0
-    proof = earlier.get("instrument") or {}
-    tries = proof.get("tries", 0)
-    if proof.get("registered") != registration:
-        tries += 1
+    proof = (earlier or {}).get("instrument") or {}
+    if proof.get("registered") == registration:
+        return proof["first_seed"], proof["tries"]
+    tries = max(proof.get("tries", 0) + 1 if earlier is not None else 0, unkept + (earlier is not None and not proof))
     return TRY * tries, tries

@@ -8,9 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, loop, results
+from jaxrl_llm.experiment import arms, claims, locate, loop, results
 from jaxrl_llm.experiment.claims import Claim
-from jaxrl_llm.experiment.evidence import beds, pilot, provenance, records, rehearsal, store, tuning, verdicts
+from jaxrl_llm.experiment.evidence import (
+    beds,
+    certificates,
+    pilot,
+    provenance,
+    records,
+    rehearsal,
+    store,
+    tuning,
+    verdicts,
+)
+from jaxrl_llm.experiment.evidence.controls import Seen
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.run import bench
 from jaxrl_llm.train.plan import Plan
@@ -113,26 +124,67 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
     if options.bed:
         path = path.with_stem(f"{path.stem}@{options.bed}")
     earlier = results.read(path)[0] if path.is_file() else None
-    first, tries = provenance.first_seed(earlier, registration)
+    unkept = provenance.withheld(locate.root()).get(f"{path.parent.name}/{path.stem}", [])
+    first, tries = provenance.first_seed(earlier, registration, unkept=len(unkept))
     tail, day = tail_of(job.built, job.resolved), provenance.today()
     identities = store.identities(module, job.resolved, job.built, tail=tail)
     instrument = {
         "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent),
-        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first,
+        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first, "withheld": unkept,
         "code": {name: store.code(module, job.built[name], arms.trace(job.built[name])) for name in job.built},
         "identities": identities, "tail": tail, "pilot": tried, "tuned": tuned, "forced": bool(tried["problems"]),
     }  # fmt: skip
     print(f"registered {registration} (d* {d_star}, seeds from {first}, {tries} earlier records)", flush=True)
-    found, claim = _looked(job, chosen, identities, first, looks, d_star, tail)
+    seen, broken = controlled(job, planned, identities, first, looks, tail)
+    found, claim = _looked(job, chosen, identities, first, looks, d_star, tail, broken)
     equal = same_outcomes(found)
     if equal:
         claim = claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
-    seen = records.precision(found, claim.primary.arm, claim.primary.than) if claim.primary else None
-    return found, claim, instrument | {"finished_on": provenance.today(), "precision": seen}
+    precise = records.precision(found, claim.primary.arm, claim.primary.than) if claim.primary else None
+    near = tuning.neighbours(job, chosen, tuned, found, first, tail) if tuned is not None else []
+    return found, claim, instrument | {
+        "finished_on": provenance.today(), "precision": precise, "neighbours": near,
+        "controls": [one._asdict() | {"bounds": one.bounds._asdict()} for one in seen],
+    }  # fmt: skip
 
 
-def _looked(job: Job, chosen: list[str], identities, first: int, looks, d_star, tail: int) -> tuple[Results, Claim]:
-    """Seeds of the primary part's arms look by look until the verdict is there; the other arms take the first look."""
+def controlled(
+    job: Job, planned: Claim, identities: dict[str, str], first: int, looks: tuple[int, ...], tail: int
+) -> tuple[list[Seen], list[str]]:
+    """The controls of the arm on which the bed is judged, on the seeds of the first look, before the claim is seen.
+
+    Returns:
+      What they did, and what is wrong with the bed by them. Nothing where no arm has a curve that training raises.
+    """
+    if not job.options.controls:
+        return [], []
+    bed = getattr(job.module, "BED", None) or beds.Bed()
+    seeds = list(range(first, first + (looks[0] if looks else job.options.seeds)))
+    names = (planned.primary.arm, planned.primary.than) if planned.primary.than else tuple(job.resolved)
+    healthy = bed.baseline or next(name for name in reversed(names) if name)
+    own = {healthy: job.resolved[healthy]}
+    ran = store.run_arms(job.options, own, job.built, identities, seeds, job.folder, tail=tail)
+    metric, _ = beds.learned_metric(ran, planned.primary, bed._replace(baseline=healthy))
+    if not metric:
+        return [], []
+    ran = dataclasses.replace(ran, d_star=getattr(job.module, "D_STAR", {}))
+    _, seen = certificates.run_controls(
+        job.module, job.options, job.built[healthy], own[healthy], ran.arms[healthy], job.folder, metric=metric,
+        d_star=claims.rule(ran, metric, healthy), tail=tail, strict=False, positive=not bed.positive,
+    )  # fmt: skip
+    for one in seen:
+        print(f"control {one.name}, {one.text}: {one.bounds.mean:+.3g} [{one.bounds.low:+.3g}, {one.bounds.high:+.3g}]")
+    return seen, [one.problem for one in seen if one.problem]
+
+
+def _looked(
+    job: Job, chosen: list[str], identities, first: int, looks, d_star, tail: int, broken: list[str]
+) -> tuple[Results, Claim]:
+    """Seeds of the primary part's arms look by look until the verdict is there; the other arms take the first look.
+
+    Args:
+      broken: what the controls say against the bed: then the first look is the last.
+    """
     found: dict[str, Any] = {}
     for number in looks or (job.options.seeds,):
         now = job.resolved if not found else {name: job.resolved[name] for name in chosen}
@@ -140,6 +192,7 @@ def _looked(job: Job, chosen: list[str], identities, first: int, looks, d_star, 
         found |= store.run_arms(job.options, now, job.built, identities, seeds, job.folder, tail=tail).arms
         whole = Results({name: found[name] for name in job.resolved}, tuple(looks), d_star)
         claim = beds.judge(job.module, whole, smoke=False)
+        claim = claims.on_bed(claim, [*claim.bed, *broken])
         print(f"{number} seeds: {claim.verdict}; {claim.primary}", flush=True)
         if claim.verdict != verdicts.UNDECIDED:
             break

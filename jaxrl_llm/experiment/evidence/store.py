@@ -131,6 +131,7 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
         keeping, own = (keepings or {}).get(name), identities[name]
         if keeping is not None:  # who is late or early changes what an asynchronous run computes
             own += "" if keeping.staleness is None else f"-async{keeping.staleness}"
+            own += "" if keeping.planner is None else f"-{keeping.planner.__name__}"  # another order of sums
             keeping = keeping._replace(identity=own)
         place = folder / own
         most = getattr(options, "most_skipped", 0)  # of comparisons and sweeps there is no such flag

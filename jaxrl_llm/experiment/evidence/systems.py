@@ -98,6 +98,30 @@ def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
     return f"| {name} | {title}{link} | {said} |"
 
 
+def certified(root: pathlib.Path = ROOT) -> list[str]:
+    """The certificates of test beds as a table; nothing where there is none."""
+    rows = []
+    for path in sorted((root / "results" / "beds").glob("*.certificate.json")):
+        kept = json.loads(path.read_text())
+        state = "certified" if kept["certified"] else "not certified"
+        metric, file = kept["metric"], f"experiments/beds/{kept['bed']}.py"
+        doses = ", ".join(f"{row['dose']:g}: {row['mean']:.3f}" for row in kept["dose_response"]) or "none"
+        controls = "; ".join(
+            f"{one['name']} {one['bounds']['mean']:+.3f} [{one['bounds']['low']:+.3f}, {one['bounds']['high']:+.3f}]"
+            for one in kept["controls"]
+        )
+        problem = "".join(f"; {text}" for text in kept["problems"][:1])
+        rows.append(
+            f"| [`{kept['bed']}`](../{file}) | {kept['knob']} | {kept['base'][metric]:.3f} to {kept['end']:.3f} | "
+            f"{doses} | {controls} | **{state}** on {kept['seeds']} seeds{problem} |"
+        )
+    if not rows:
+        return []
+    head = "Made by `python -m jaxrl_llm.experiment certify`: the healthy arm, the response to the dose, the controls."
+    columns = "| bed | knob | healthy, start to end | mean by dose | controls | certificate |"
+    return ["", "## Test beds", "", head, "", columns, "|---|---|---|---|---|---|", *rows]
+
+
 def render(root: pathlib.Path = ROOT) -> str:
     """The whole page as Markdown."""
     tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
@@ -110,7 +134,7 @@ def render(root: pathlib.Path = ROOT) -> str:
     for family in dict.fromkeys(system.family for system in systems):
         lines += ["", f"## {family.replace('_', ' ').capitalize()}", "", "| system | paper | status |", "|---|---|---|"]
         lines += [_row(s, *states[s.slug], root) for s in systems if s.family == family]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *certified(root)]) + "\n"
 
 
 def write(root: pathlib.Path = ROOT) -> pathlib.Path:

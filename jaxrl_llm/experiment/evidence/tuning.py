@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, results, sweep
 from jaxrl_llm.experiment.evidence import store
+from jaxrl_llm.experiment.results import Results
 
 FIRST_SEED, SEEDS = 1000, 3  # no seed of a record is used, and no evaluation problem is looked at
 METRIC = "reward/mean"
@@ -49,3 +50,28 @@ def applied(job: Any, tuned: dict[str, Any]) -> Any:
     }
     built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
     return job._replace(resolved=resolved, built=built)
+
+
+def neighbours(job: Any, chosen: list[str], tuned: dict[str, Any], found: Results, first: int,
+               tail: int) -> list[dict[str, Any]]:  # fmt: skip
+    """Whether the verdict holds where every arm of the primary part takes the next lower, or the next higher, rate.
+
+    An arm whose best rate is the last of the grid stays there. On the seeds of the first look of the other arms.
+    """
+    rates, rows = sorted(float(r) for r in next(iter(tuned["curves"].values()))), []
+    number = min(len(arm.seeds) for arm in found.arms.values())
+    for side, move in (("lower", -1), ("higher", 1)):
+        at = {name: rates.index(tuned["best"][name]) + move for name in chosen}
+        own = {name: rates[min(max(k, 0), len(rates) - 1)] for name, k in at.items()}
+        if own == {name: tuned["best"][name] for name in chosen}:
+            continue
+        resolved = {name: dataclasses.replace(job.resolved[name], learning_rate=rate) for name, rate in own.items()}
+        built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
+        identities = store.identities(job.module, resolved, built, tail=tail)
+        seeds = list(range(first, first + number))
+        ran = store.run_arms(job.options, resolved, built, identities, seeds, job.folder, tail=tail)
+        part = job.module.claim(Results(found.arms | ran.arms, (), found.d_star)).primary
+        rows.append({"side": side, "rates": own, "verdict": part.verdict, "mean": part.mean, "low": part.low,
+                     "high": part.high, "n": part.n})  # fmt: skip
+        print(f"at the next {side} rates {own}: {part.verdict}; {part}", flush=True)
+    return results.plain(rows)

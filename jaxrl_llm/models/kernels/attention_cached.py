@@ -41,7 +41,7 @@ def attend_layer(
     """``models.attention.attend`` of layer ``layer`` of a stacked cache; a query that sees nobody gets zeros.
 
     Args:
-      filled: columns from here on hold nothing and are not read, whatever the mask says.
+      filled: columns from here on hold nothing, or anything, and are not read, whatever the mask says.
       block: columns at a time; less where the heads of so many do not fit into fast memory.
       interpret: run the kernel as plain operations, on any device.
     """
@@ -53,7 +53,8 @@ def attend_layer(
     queries = jnp.pad(queries, ((0, 0), (0, 0), (0, rows - r * s), (0, 0)))
     seen = jnp.broadcast_to(mask[:, None], (b, r, s, c)).reshape(b, r * s, c).astype(jnp.int8)
     seen = jnp.pad(seen, ((0, 0), (0, rows - r * s), (0, 0)))
-    numbers = jnp.stack([jnp.asarray(layer, jnp.int32), (jnp.asarray(filled, jnp.int32) - 1) // block])
+    filled = jnp.asarray(filled, jnp.int32)
+    numbers = jnp.stack([jnp.asarray(layer, jnp.int32), (filled - 1) // block, filled])
 
     def last(j, numbers):
         return jnp.minimum(j, numbers[1])
@@ -101,16 +102,33 @@ def _kernel(scale, softcap, numbers, q, k, v, seen, out, top, total, acc):
         total[...] = jnp.zeros(total.shape, jnp.float32)
         acc[...] = jnp.zeros(acc.shape, jnp.float32)
 
-    @pl.when(j <= numbers[1])
-    def _():
+    def add(ends: bool):
         here = seen[0].astype(jnp.int32) != 0
+        here = here & (_from(j, here, 1) < numbers[2]) if ends else here
         for head in range(q.shape[1]):
-            _add(scale, softcap, q[0, head], k[0, 0, head], v[0, 0, head], here,
-                 top.at[head], total.at[head], acc.at[head])  # fmt: skip
+            value = v[0, 0, head]
+            if ends:  # what lies behind the filled columns may be NaN
+                value = jnp.where(_from(j, value, 0) < numbers[2], value.astype(jnp.float32), jnp.float32(0)).astype(
+                    v.dtype
+                )
+            _add(scale, softcap, q[0, head], k[0, 0, head], value, here, top.at[head], total.at[head], acc.at[head])
+
+    @pl.when(j < numbers[1])
+    def _():
+        add(ends=False)
+
+    @pl.when(j == numbers[1])
+    def _():
+        add(ends=True)
 
     @pl.when(j == pl.num_programs(1) - 1)
     def _():
         out[0] = (acc[...] / jnp.maximum(total[:, :, :1], jnp.float32(1e-30))).astype(out.dtype)
+
+
+def _from(j, like: Array, axis: int) -> Array:
+    """Columns of block ``j``, which lie along ``axis``."""
+    return jax.lax.broadcasted_iota(jnp.int32, like.shape, axis) + j * like.shape[axis]
 
 
 def _add(scale, softcap, q, k, v, here, top, total, acc):
@@ -129,12 +147,18 @@ def _add(scale, softcap, q, k, v, here, top, total, acc):
     top[...] = jnp.broadcast_to(highest, top.shape)
 
 
-def repeat_rows(x: Float[Array, "N B G C K"], repeats: int, *, interpret: bool = False) -> Float[Array, "N R G C K"]:
+def repeat_rows(
+    x: Float[Array, "N B G C K"], repeats: int, columns: int, *, interpret: bool = False
+) -> Float[Array, "N R G L K"]:
     """Each row of a stacked cache ``repeats`` times, side by side: read once, written as often as needed.
 
     XLA broadcasts at a seventh of the memory's bandwidth (65 ms of the 168 of a prefill, see ``docs/performance.md``).
+
+    Args:
+      columns: of what comes out, at least those of ``x``; the others are not written and hold anything, NaN included.
     """
     n, b, g, c, d = x.shape
+    whole = columns
     heads = max(h for h in range(1, g + 1) if g % h == 0 and (h == 1 or h * c * d * x.dtype.itemsize <= _VMEM // 2))
     columns = _columns(c, c, 2 * heads * d * x.dtype.itemsize)
     block = (1, 1, heads, columns, d)
@@ -143,7 +167,7 @@ def repeat_rows(x: Float[Array, "N B G C K"], repeats: int, *, interpret: bool =
         grid=(n, b, g // heads, c // columns, repeats),
         in_specs=[pl.BlockSpec(block, lambda n, b, g, c, r: (n, b, g, c, 0))],
         out_specs=pl.BlockSpec(block, lambda n, b, g, c, r: (n, b * repeats + r, g, c, 0)),
-        out_shape=jax.ShapeDtypeStruct((n, b * repeats, g, c, d), x.dtype),
+        out_shape=jax.ShapeDtypeStruct((n, b * repeats, g, whole, d), x.dtype),
         cost_estimate=pl.CostEstimate(
             flops=0, transcendentals=0, bytes_accessed=(1 + repeats) * x.size * x.dtype.itemsize
         ),
@@ -161,6 +185,7 @@ def cut_out(attend_fn: attention.AttendFn) -> CachedFn:
 
     def run(q, k, v, mask, layer, filled, **settings):
         k, v = (jax.lax.dynamic_index_in_dim(x, layer, 0, keepdims=False).astype(q.dtype) for x in (k, v))
+        v = jnp.where((jnp.arange(v.shape[2]) < filled)[None, None, :, None], v, 0)  # what is not seen may be NaN
         return attend_fn(q, k, v, mask, **settings)
 
     return run

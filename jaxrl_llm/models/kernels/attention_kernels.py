@@ -1,5 +1,9 @@
-"""Who computes attention: XLA everywhere, a Pallas kernel on TPUs, cuDNN on NVIDIA GPUs; the same function."""
+"""Who computes attention, and log-probabilities over the vocabulary: XLA everywhere, a Pallas kernel on TPUs.
 
+On NVIDIA GPUs attention is cuDNN's; the functions are the same.
+"""
+
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -9,8 +13,9 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
 from jaxrl_llm.models.cache import RowsFn
-from jaxrl_llm.models.kernels import attention_cached, attention_pallas
+from jaxrl_llm.models.kernels import attention_cached, attention_pallas, vocabulary
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
+from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
 OF_PLATFORM = {"tpu": "pallas", "gpu": "cudnn"}
@@ -79,7 +84,22 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
     if make_cached(name, platform=platform) is None:
         return None
     interpret = (platform or jax.default_backend()) != "tpu"
-    return lambda x, repeats: attention_cached.repeat_rows(x, repeats, interpret=interpret)
+    return partial(attention_cached.repeat_rows, interpret=interpret)
+
+
+def make_sums(name: str = "auto", *, platform: str | None = None) -> SumsFn | None:
+    """The ``sums_fn`` of ``models.decoder.make_policy`` that belongs to ``make_cached`` of the same arguments."""
+    if make_cached(name, platform=platform) is None:
+        return None
+    interpret = (platform or jax.default_backend()) != "tpu"
+
+    def sums(head: Head, hidden: Array, table: Array, targets: Array, first: Any = 0) -> Sums:
+        found = vocabulary.sums_by_kernel(
+            head, hidden.reshape(-1, hidden.shape[-1]), table, targets.reshape(-1), first, interpret=interpret
+        )
+        return Sums(*(x.reshape(targets.shape) for x in found))
+
+    return sums
 
 
 def cudnn(

@@ -39,7 +39,8 @@ def swapping_policy(policy: Policy, version_of: Callable[[Array], Array]) -> Pol
         hidden, cache = policy.extend(params, cache, tokens, positions, segment_ids, column)
         return policy.unembed(params, hidden), cache  # here the version is still known
 
-    return policy._replace(extend=extend, unembed=lambda versions, logits: logits, hidden_groups=None, unstack=None)
+    replaced = {"extend": extend, "unembed": lambda versions, logits: logits}
+    return policy._replace(**replaced, scored=None, hidden_groups=None, unstack=None)
 
 
 def with_staleness(rows: Trajectories, version_of: Callable[[Array], Array], newest: int) -> Trajectories:

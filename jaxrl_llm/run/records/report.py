@@ -13,7 +13,7 @@ from jaxrl_llm.distributed import rollout_weights
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.run import compile_cache, parts
-from jaxrl_llm.run.evaluate import Evaluation
+from jaxrl_llm.run.evaluate import Evaluation, while_training
 from jaxrl_llm.run.records import health, record
 from jaxrl_llm.train.skipped import SKIPPED
 from jaxrl_llm.types import Params
@@ -91,13 +91,16 @@ def report(
     lines = record.read_lines(run / "metrics.jsonl")
     pairs = parts.side_by_side(model.tokenizer, tables.heldout, before, after)
     template = model.tokenizer.chat_template
-    gain = after.pass_at_1.mean - before.pass_at_1.mean
+    gain, between = after.pass_at_1.mean - before.pass_at_1.mean, while_training(lines)
     results = {
         "command": " ".join(["python -m jaxrl_llm", *sys.argv[1:]]),
         "settings": settings,
         "versions": record.versions(),
         "chat_template_sha256": None if template is None else template_hash(template),
         "before": _as_dict(before),
+        "while_training": {
+            str(step): dict(zip(("mean", "low", "high"), p, strict=True)) for step, p in between.items()
+        },
         "after": _as_dict(after),
         "gain": gain,
         "sampler_trainer_gap": {
@@ -116,13 +119,16 @@ def report(
     }
     record.write_json(run / "results.json", results)
     record.write_lines(run / "samples.jsonl", [dict(zip(("prompt", "before", "after"), p, strict=True)) for p in pairs])
-    points = {0: before.pass_at_1[:3], settings["steps"]: after.pass_at_1[:3]}
+    points = {0: before.pass_at_1[:3], **between, settings["steps"]: after.pass_at_1[:3]}
     record.plot_curves(run / "curve.png", lines, f"GRPO, {settings['model']}, {settings['data']}", points)
-    print(f"\nheld-out {settings['data']}, {before.pass_at_1.n} problems x {before.k} samples, 95 % intervals")
+    measured = settings["eval_data"] or f"held-out {settings['data']}"
+    print(f"\n{measured}, {before.pass_at_1.n} problems x {before.k} samples, 95 % intervals")
     print(f"  pass@1  before {before.pass_at_1}   after {after.pass_at_1}   gain {gain:+.3f}")
     print(f"  pass@{before.k}  before {before.pass_at_k}   after {after.pass_at_k}")
     for level, new in after.by_level.items():
         print(f"    level {level}  pass@1  before {before.by_level.get(level)}   after {new}")
+    for step, (mean, low, high) in between.items():
+        print(f"    step {step}  pass@1  {mean:.3f} [{low:.3f}, {high:.3f}]")
     print(f"  {len(lines)} steps in {results['training_seconds']:.0f} s of training")
     gap = results["sampler_trainer_gap"]
     print(f"  sampler/trainer log-prob gap: mean {shown(gap['mean'], '.2g')}, max {shown(gap['max'], '.2g')}", end="")

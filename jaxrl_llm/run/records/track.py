@@ -25,6 +25,19 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {name: float(x) for name, x in values.items() if isinstance(x, int | float) and x == x}
 
 
+def samples(lines: Sequence[dict[str, Any]]) -> str:
+    """Lines of a transcript as one text to read: what each was worth, and all of its tokens.
+
+    >>> print(samples([{"problem": 3, "reward": 1.0, "truncated": False, "tokens": ["1+1=", "2"]}]))
+    problem 3, reward 1
+    1+1=2
+    """
+    heads = (
+        f"problem {x['problem']}, reward {x['reward']:g}{', truncated' if x.get('truncated') else ''}" for x in lines
+    )
+    return "\n\n".join(f"{head}\n{''.join(x['tokens'])}" for head, x in zip(heads, lines, strict=True))
+
+
 def check(names: Sequence[str]) -> None:
     """Refuses an unknown tracker, and one whose package is missing.
 

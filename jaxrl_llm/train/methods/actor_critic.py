@@ -5,6 +5,7 @@ The parameters are ``{"model": the policy's tree, "value": head, ...}`` (``model
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ def score_with_values(
         rows.tokens,
         temperature=temperature,
         segment_ids=rows.segment_ids,
+        scored=policy.scored and partial(policy.scored, params["model"]),
     )
     return logp, entropy, heads.state_values(params[head], hidden, rows.segment_ids), hidden
 

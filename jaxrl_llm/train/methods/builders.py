@@ -1,6 +1,7 @@
 """Builders for the ``estimate`` and ``loss`` slots: they compose functions that are passed in."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,14 +11,21 @@ from jaxtyping import Array
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses import correction, kl
-from jaxrl_llm.train import parity
+from jaxrl_llm.train import packing, parity
+from jaxrl_llm.train.methods import packed
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
 def score_tokens(
     policy: Policy, params: Params, rows: Any, *, temperature: float = 1.0, chunk: int = 128
 ) -> tuple[Array, Array]:
-    """``(logp, entropy)`` of the tokens of ``rows`` (trajectories or a batch), never forming ``[B, T, V]``."""
+    """``(logp, entropy)`` of the tokens of ``rows`` (trajectories or a batch), never forming ``[B, T, V]``.
+
+    Where the host has planned a layout for the rows, they are computed in it: then only of the tokens in the mask.
+    """
+    layout = packed.layout_of(rows)
+    if layout is not None:
+        return packed.score_laid_out(policy, params, rows, layout, temperature=temperature, chunk=chunk)
     hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
     return logprobs.chunked(
         hidden,
@@ -26,6 +34,7 @@ def score_tokens(
         temperature=temperature,
         chunk=chunk,
         segment_ids=rows.segment_ids,
+        scored=policy.scored and partial(policy.scored, params),
     )
 
 
@@ -131,7 +140,7 @@ def make_estimate(
             extras={} if row_extras is None else row_extras(extras, trajectories, rewards),
         )
 
-    return estimate
+    return packing.reads_layouts(estimate) if recompute_old or reference is not None else estimate
 
 
 def make_policy_loss(
@@ -218,4 +227,4 @@ def make_batch_loss(
             metrics |= {k: reduce.tokens(jax.lax.stop_gradient(x), batch.mask) for k, x in figures.items()}
         return value, metrics | parity.metrics_of(gap, batch.mask)
 
-    return loss
+    return packing.reads_layouts(loss)

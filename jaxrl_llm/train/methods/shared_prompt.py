@@ -1,12 +1,14 @@
 """Scoring that runs each prompt once for its whole group, forward and backward."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.train.methods import packed
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Params, Policy
 
@@ -18,7 +20,7 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
     the responses: what ``rollout.generate`` returns, in whole or in micro-batches of whole groups. Keys and values of
     a prompt are computed once and every response of the group attends to them, so a step costs ``P / G + N`` columns a
     row where it costs ``P + N`` without. Rows that are no whole number of groups, and policies without
-    ``hidden_groups``, are scored in full.
+    ``hidden_groups``, are scored in full; rows with a layout in it.
     """
     if group_size < 1 or new_tokens < 1:
         raise ValueError(f"group_size={group_size} and new_tokens={new_tokens} must be at least 1")
@@ -28,7 +30,7 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
         width = columns - new_tokens
         if width < 1:
             raise ValueError(f"rows of {columns} columns hold no prompt before {new_tokens} new tokens")
-        if number % group_size or policy.hidden_groups is None:
+        if number % group_size or policy.hidden_groups is None or packed.layout_of(rows) is not None:
             return score_tokens(policy, params, rows, temperature=temperature, chunk=chunk)
         whole = (rows.tokens, rows.positions, rows.segment_ids)
         prompts, responses = [x[::group_size, :width] for x in whole], [x[:, width:] for x in whole]
@@ -40,6 +42,7 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
             temperature=temperature,
             chunk=chunk,
             segment_ids=rows.segment_ids[:, width - 1 :],
+            scored=policy.scored and partial(policy.scored, params),
         )
         logp, entropy = (jnp.pad(x, ((0, 0), (width - 1, 0))) for x in found)
         return logp, entropy

@@ -26,6 +26,7 @@ class SupervisedRows(NamedTuple):
     segment_ids: Int[Array, "N T"]
     positions: Int[Array, "N T"]
     mask: Bool[Array, "N T"]
+    layout: Any = None  # of a minibatch, where the host arranges its rows: ``train.packing``
 
 
 def supervised_rows(model: Any, pairs: Sequence[tuple[str, str]], *, width: int) -> SupervisedRows:

@@ -1,0 +1,163 @@
+"""Controls that the harness makes, certificates of test beds, and the beds themselves."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.beds import noisy_verifier, sparse_search, stale_sampler
+from experiments.beds.parts import rare_answers
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, cli, loop, recipes
+from jaxrl_llm.experiment.evidence import beds, certificates, controls, verdicts
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.types import Rewards
+from tests.experiment import tiny
+from tests.experiment.made import made_module
+
+BEDS = (sparse_search, noisy_verifier, stale_sampler)
+
+
+def test_every_row_is_paid_for_a_row_of_another_group():
+    rewards = controls.shifted(Rewards(jnp.arange(8.0), jnp.arange(8) != 5))
+    assert rewards.value.tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert rewards.valid.tolist() == [True, False, True, True, True, True, True, True]
+
+
+@pytest.mark.slow
+def test_scrambled_rewards_teach_nothing_where_the_arm_learns():
+    settings = tiny.Settings(steps=30, eval_every=15)
+    plan = tiny.build(settings)
+    ran = {name: loop.run_arm(p, settings, list(range(8))) for name, p in
+           (("arm", plan), ("scrambled", controls.scrambled(plan)))}  # fmt: skip
+    gain = {name: np.diff(np.asarray(one.curves["eval/accuracy"]["values"])[:, [0, -1]])[:, 0]
+            for name, one in ran.items()}  # fmt: skip
+    assert gain["arm"].mean() > 0.3 > 3 * abs(gain["scrambled"].mean())
+
+
+def test_a_plan_that_nobody_pays_has_no_scrambled_control():
+    plan = tiny.build(tiny.Settings(steps=2))
+    assert controls.scrambled(plan._replace(stages=())) is None
+    assert controls.oracle(plan, tiny.Settings()) is None and controls.more(tiny.build, tiny.Settings()) is None
+    on_host = plan._replace(on_host=True, host_score=lambda rows: Rewards(jnp.arange(4.0), jnp.ones(4, bool)))
+    assert controls.scrambled(on_host).host_score(None).value.tolist() == [2, 3, 0, 1]
+
+
+def test_shown_solutions_and_more_problems():
+    base = arms.preset(stale_sampler, smoke=True, model="nano")
+    settings = dataclasses.replace(arms.resolve(stale_sampler, base, ("fresh",))["fresh"], max_new_tokens=18)
+    plan = stale_sampler.build(settings)
+    shown = controls.oracle(plan, settings).stages[0].method
+    found = recipes.bench(settings)
+    ids = jnp.arange(2, dtype=jnp.int32)
+    keys = sample_keys(jax.random.key(0), 0, ids, settings.group_size)
+    rows = jax.eval_shape(shown.rollout, found.model.params, found.train.tokens[ids], found.train.valid[ids], keys, ids)
+    assert rows.tokens.shape[0] == 2 * settings.group_size
+    assert controls.more(stale_sampler.build, settings).stages[0].method.prompts_per_step == 8
+    assert store_differs(plan, controls.scrambled(plan))
+
+
+def store_differs(left, right):
+    return arms.update_fingerprint(left) != arms.update_fingerprint(right)
+
+
+def test_a_control_that_does_not_do_as_it_must_is_a_problem():
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(0.5, 0.01, 32), rng.normal(0.6, 0.01, 32)
+    assert controls.helps("oracle", "x", far - near).problem == ""
+    assert "does not beat" in controls.helps("oracle", "x", near - far).problem
+    assert controls.same("again", "x", near, rng.normal(0.5, 0.01, 32), 0.02, strict=True).problem == ""
+    assert "is not within d* 0.02" in controls.same("again", "x", near, far, 0.02, strict=True).problem
+    # few seeds: wide, so not shown to be the same, and not shown to differ
+    few, other = [0.48, 0.52, 0.5], [0.49, 0.53, 0.51]
+    assert "is not within" in controls.same("again", "x", few, other, 0.02, strict=True).problem
+    assert controls.same("again", "x", few, other, 0.02, strict=False).problem == ""
+    assert "is not within" in controls.same("again", "x", near, far, 0.02, strict=False).problem
+    assert controls.gains_nothing("scrambled", "x", near - 0.5, 0.02).problem == ""
+    assert controls.gains_nothing("scrambled", "x", near - 0.9, 0.02).problem == "", "a fall is no gain"
+    assert "is not below d*" in controls.gains_nothing("scrambled", "x", far - 0.5, 0.02).problem
+
+
+def test_one_positive_control_that_helps_is_enough():
+    lost, won = controls.helps("oracle", "x", [-0.1, -0.11]), controls.helps("more", "x", [0.1, 0.11])
+    assert [one.problem for one in controls.one_helps([lost, won])] == ["", ""]
+    assert controls.one_helps([lost])[0].problem
+
+
+def test_the_interval_of_two_means_has_its_stated_level():
+    rng, inside = np.random.default_rng(1), 0
+    for _ in range(2000):
+        seen = controls.same("again", "x", rng.normal(0, 1, 8), rng.normal(0, 2, 8), 9.0, strict=True).bounds
+        inside += seen.low <= 0 <= seen.high
+    assert 0.94 <= inside / 2000 <= 0.965
+    assert verdicts.ALPHA == 0.05
+
+
+@pytest.mark.slow
+def test_a_certificate_is_written_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    module = made_module(BED=beds.Bed(metric="eval/accuracy", baseline="method"))
+    path = tmp_path / "results" / "experiment" / "tiny.json"
+    monkeypatch.setattr(arms, "record_path", lambda module: path)
+    monkeypatch.setattr("jaxrl_llm.experiment.doctor.load", lambda path: module)
+    certificates.command("tiny.py", ["--steps", "20", "--seeds", "4", "--record"])
+    kept = json.loads(certificates.path_of(module).read_text())
+    assert certificates.path_of(module).with_suffix(".png").is_file()
+    assert {one["name"] for one in kept["controls"]} == {"scrambled", "again"}
+    assert kept["healthy"] == kept["sick"] == "method" and kept["seeds"] == 4 and len(kept["base"]) == 1
+    assert kept["certified"] == (not kept["problems"]) and "scrambled" in capsys.readouterr().out
+    trained = []
+    monkeypatch.setattr(loop, "run_arm", lambda *a, _run=loop.run_arm, **k: trained.append(a[2]) or _run(*a, **k))
+    certificates.command("tiny.py", ["--steps", "20", "--seeds", "6"])
+    assert trained == [[4, 5], [4, 5], [controls.OTHER_SEEDS + 4, controls.OTHER_SEEDS + 5]]
+
+
+@pytest.mark.slow
+def test_a_record_looks_at_its_controls_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verdicts, "LOOKS", (4, 8))
+    monkeypatch.setattr(arms, "record_path", lambda module: tmp_path / "tiny.json")
+    words = ["--record", "--until-decided", "--force-record", "--steps", "20", "--tune", "0.05", "0.1", "0.2"]
+    cli.run(tiny, words)
+    proof = json.loads((tmp_path / "results" / "experiment" / "tiny.json").read_text())["instrument"]
+    assert {one["name"] for one in proof["controls"]} == {"scrambled", "again"}
+    said = capsys.readouterr().out
+    assert said.index("registered") < said.index("control scrambled, eval/accuracy") < said.index("4 seeds: ")
+    assert proof["neighbours"] and all(row["side"] in ("lower", "higher") for row in proof["neighbours"])
+    # a control that fails is the verdict, and ends the looks
+    monkeypatch.setattr(controls, "gains_nothing", lambda name, text, gains, d_star: controls.Seen(
+        name, text, "gains_nothing", verdicts.bounds(gains), "scrambled rewards teach"))  # fmt: skip
+    cli.run(tiny, [*words[:-5], "21"])
+    record = json.loads((tmp_path / "results" / "experiment" / "tiny.json").read_text())
+    assert record["claim"]["verdict"] == "test bed invalid" and "scrambled rewards teach" in record["claim"]["bed"]
+    assert len(record["arms"]["method"]["seeds"]) == 4
+
+
+def test_the_same_answer_meets_the_same_verdict_and_a_fifth_is_turned():
+    ids = jnp.arange(20000, dtype=jnp.int32)
+    luck = np.asarray(rare_answers.share(1, ids, ids * 7))
+    assert abs(np.mean(luck < 0.2) - 0.2) < 0.01 and 0 <= luck.min() and luck.max() < 1
+    np.testing.assert_array_equal(luck, rare_answers.share(1, ids, ids * 7))
+    other = np.asarray(rare_answers.share(2, ids, ids * 7))
+    assert abs(np.corrcoef(luck, other)[0, 1]) < 0.03 and abs(np.corrcoef(luck[:-1], luck[1:])[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("module", BEDS, ids=lambda m: m.__name__.split(".")[-1])
+def test_beds_share_their_healthy_arm_and_their_dose_does_something(module):
+    base = arms.preset(module, smoke=True, model="nano")
+    resolved = arms.resolve(module, base, ())
+    healthy = module.BED.positive
+    fresh = stale_sampler.build(
+        arms.resolve(stale_sampler, arms.preset(stale_sampler, smoke=True, model="nano"), ())["fresh"]
+    )
+    assert arms.update_fingerprint(module.build(resolved[healthy])) == arms.update_fingerprint(fresh)
+    assert not arms.same_updates({name: module.build(settings) for name, settings in resolved.items()})
+    assert getattr(resolved[healthy], module.BED.knob) == 0.0 < getattr(resolved[module.BED.baseline], module.BED.knob)
+
+
+def test_a_bed_needs_a_judge_on_the_device():
+    with pytest.raises(UserError, match="this bed judges on the device"):
+        rare_answers.judge(recipes.bench(arms.preset(stale_sampler, smoke=True, model="nano"))._replace(score=None))

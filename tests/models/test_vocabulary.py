@@ -1,0 +1,147 @@
+"""Log-probabilities without logits: the kernel in interpret mode against all logits at once, alone and in a decoder."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.distributed import model_parallel, rules
+from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import attention
+from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_kernels, vocabulary
+from jaxrl_llm.models.kernels.vocabulary import Head
+from jaxrl_llm.models.lora import Lora
+from jaxrl_llm.models.lora import make_policy as adapt
+from jaxrl_llm.models.mlp import grouped_experts
+from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
+from jaxrl_llm.types import Batch
+from tests.models_for_tests import small_config
+
+KERNEL = attention_kernels.make_sums("pallas", platform="cpu")
+
+
+def _case(tied=True, size=300, dtype=jnp.float32):
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(keys[0], (150, 24), dtype)
+    table = jax.random.normal(keys[1], (size, 24) if tied else (24, size), dtype)
+    return hidden, table, jax.random.randint(keys[2], (150,), 0, 290)
+
+
+@pytest.mark.parametrize(
+    "head", [Head(300, True), Head(290, True, 3.0, 0.7), Head(290, False), Head(300, False, None, 2.0)]
+)
+def test_the_kernel_is_the_reference(head):
+    """The last blocks of tokens and of the vocabulary are not full, and the table is longer than the vocabulary."""
+    given = _case(head.tied)
+    want = vocabulary.sums_of_logits(head, *given)
+    got = vocabulary.sums_by_kernel(head, *given, tokens=128, words=128, interpret=True)
+    for name, a, b in zip(want._fields, got, want, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-4, err_msg=name)
+    hidden, table, targets = given
+    logits = hidden @ (table.T if head.tied else table)
+    logits = logits if head.softcap is None else head.softcap * jnp.tanh(logits / head.softcap)
+    logp = jax.nn.log_softmax(logits[:, : head.vocab] / head.temperature)
+    of_target, entropy = vocabulary.logp_and_entropy(got)
+    np.testing.assert_allclose(of_target, jnp.take_along_axis(logp, targets[:, None], 1)[:, 0], atol=1e-4)
+    np.testing.assert_allclose(entropy, -jnp.sum(jnp.exp(logp) * logp, axis=1), atol=1e-4)
+
+
+def test_in_bfloat16():
+    given = _case(dtype=jnp.bfloat16)
+    want = vocabulary.sums_of_logits(Head(290, True), *given)
+    got = vocabulary.sums_by_kernel(Head(290, True), *given, tokens=128, words=128, interpret=True)
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
+def test_parts_of_the_vocabulary_add_up():
+    """One part holds nothing but padding."""
+    hidden, table, targets = _case(size=400)
+    mesh = meshes.parse_mesh("data=2,fsdp=4", jax.devices()[:8])
+    want = vocabulary.sums_of_logits(Head(290, True), hidden, table, targets)
+    run = model_parallel.make_sums(mesh, KERNEL)
+    rows = (hidden.reshape(10, 15, 24), table, targets.reshape(10, 15))
+    for given, size in ((rows, 400), ((rows[0], table[:399], rows[2]), 399)):  # 399 do not divide: all on every device
+        assert given[1].shape[0] == size
+        got = jax.jit(lambda *x: run(Head(290, True), *x))(*given)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a.reshape(-1), b, atol=2e-4)
+
+
+def _batch(tokens):
+    shape, ones = tokens.shape, jnp.ones(tokens.shape, jnp.float32)
+    advantages = ones * jnp.arange(1.0, 9.0)[:, None]
+    positions = jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape)
+    mask = jnp.arange(shape[1]) >= 3
+    return Batch(
+        tokens, jnp.ones(shape, jnp.int32), positions, jnp.broadcast_to(mask, shape), advantages,
+        -4 * ones, -4 * ones, -4 * ones, jnp.zeros(shape[:1], jnp.int32), jnp.float32(40.0), {},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "spec"), [("qwen3", ""), ("gemma2", ""), ("llama", "data=2,fsdp=2,tensor=2")])
+def test_a_decoder_scores_and_learns_as_it_does_by_its_logits(family, spec):
+    """Values, entropies and all gradients, of the loss and of the entropy; on a mesh the vocabulary is split."""
+    config = small_config(family)
+    plain = make_policy(config)
+    params = plain.init(jax.random.key(1))
+    options = {"sums_fn": KERNEL}
+    if spec:
+        mesh = meshes.parse_mesh(spec)
+        options = model_parallel.on_mesh(mesh, attention.attend, grouped_experts, sums_fn=KERNEL)
+    policy = make_policy(config, **options)
+    batch = _batch(jax.random.randint(jax.random.key(2), (8, 11), 0, config.vocab_size))
+
+    def loss(policy):
+        def score(*given, **settings):
+            return score_tokens(*given, **settings, chunk=4)
+
+        return make_policy_loss(
+            policy, clipped_policy_loss, temperature=0.9, score=score,
+            extra_terms=lambda logp, entropy, batch: -0.3 * entropy,
+        )  # fmt: skip
+
+    def run(policy, params):
+        return jax.jit(jax.value_and_grad(loss(policy), has_aux=True))(params, batch)
+
+    (want, _), slopes = run(plain, params)
+    (got, metrics), found = run(policy, rules.shard(params, mesh) if spec else params)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert metrics["policy/entropy"] > 0
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(slopes), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, err_msg=jax.tree_util.keystr(path))
+
+
+def test_no_logits_are_written_forward():
+    """Of all that the scores' program makes nothing has the size of a chunk's logits."""
+    config = small_config("qwen3", vocab_size=1024)
+    policy = make_policy(config, sums_fn=KERNEL)
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    batch = _batch(jnp.ones((8, 11), jnp.int32))
+    text = {name: str(jax.make_jaxpr(lambda p, who=who: score_tokens(who, p, batch, chunk=5))(params))
+            for name, who in (("kernel", policy), ("plain", make_policy(config)))}  # fmt: skip
+    assert "8,5,1024" in text["plain"] and "8,5,1024" not in text["kernel"]
+
+
+def test_an_adapter_is_scored_by_the_kernel_and_logits_with_something_beside_are_not():
+    config = small_config("qwen3")
+    alone, lora = make_policy(config, sums_fn=KERNEL), Lora(rank=2)
+    policy, plain = adapt(alone, config, lora), adapt(make_policy(config), config, lora)
+    params = plain.init(jax.random.key(3))
+    batch = _batch(jnp.arange(88, dtype=jnp.int32).reshape(8, 11) % config.vocab_size)
+    want, got = (score_tokens(who, params, batch)[0] for who in (plain, policy))
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+    def refuse(*given):
+        raise AssertionError("scored")
+
+    hidden = jnp.ones((8, 11, config.hidden_size))
+
+    def unembed(h, *beside):
+        return policy.unembed(params, h)
+
+    beside = logprobs.chunked(hidden, unembed, batch.tokens, beside=batch.tokens, scored=refuse)[0]
+    np.testing.assert_array_equal(beside, logprobs.chunked(hidden, unembed, batch.tokens)[0])
