@@ -269,7 +269,7 @@ def train(
                 hosts.say(f"step {step}: {line}")
             keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
             if keep or step == 1:
-                lines = look(state.params, iteration.drawn.trajectories, iteration.rewards, step)
+                lines = look(state, iteration.drawn.trajectories, iteration.rewards, step)
                 for line in lines if hosts.is_first() else ():
                     record.append_line(run / view.FILE, line)
                 if hosts.is_first():
@@ -310,9 +310,8 @@ def execute(
         hosts.say(told)
     loop = make_loop(settings, model, online, mesh, scorer(tables.train))
     look = transcripts.make_look(
-        online.policy,
+        online,
         model.tokenizer.decode,
-        method.estimator(settings),
         rows=settings.group_size * min(SHOWN_GROUPS, settings.prompts_per_step),
         temperature=settings.temperature,
     )
