@@ -198,3 +198,13 @@ def test_nothing_in_the_core_jits_or_makes_keys_or_averages():
             assert "jax.jit" not in text and "random.key(" not in text and "with_sharding_constraint" not in text, path
             if room in ("losses", "advantages"):
                 assert "jnp.mean(" not in text, f"{path}: averages belong to reduce"
+
+
+def test_one_loop_runs_every_training():
+    """Who walks through the iterations of the host loop, or looks at its rollouts: the run of a seed, nobody beside."""
+    calls = collections.defaultdict(set)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("iterations", "make_look", "make_host_loop"):
+                calls[node.attr].add(_name(path).removeprefix("jaxrl_llm."))
+    assert calls == {name: {"experiment.durable"} for name in ("iterations", "make_look", "make_host_loop")}

@@ -120,7 +120,7 @@ class _Logs:
         hosts.barrier(f"rewound {self.folder}")
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
-        self.track = track.open_trackers(self.keeping.trackers, self.folder, begin=step)
+        self.track = track.open_trackers(self.keeping.trackers if hosts.is_first() else (), self.folder, begin=step)
 
     def add(self, name: str, step: int, values: dict[str, Any]) -> None:
         if self.folder is not None and hosts.is_first():
@@ -179,21 +179,28 @@ class SeedRun:
           RunStopped: where the run's world says so, after a checkpoint of the last step.
           UserError: for a folder of another run, or a disk that is full.
         """
+        logs = _Logs(self.keeping, seed)
+        try:
+            yield from self._run(seed, stop, logs)
+        finally:
+            logs.track.close()
+
+    def _run(self, seed: int, stop: Stop, logs: _Logs) -> Iterator[tuple[int, dict | None, dict]]:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
-        logs, params = _Logs(self.keeping, seed), self.plan.init(key)
+        params = self.plan.init(key)
         at, state = self._resume(logs, params, key)
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
-        end = 0
+        end, total = 0, sum(stage.steps for stage in self.plan.stages)
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
-            if end < at and end not in logs.measured:
-                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
-                                "are gone; give --fresh to begin again")  # fmt: skip
-            if end < at or end == at and end in logs.measured:
+            if end <= at and end in logs.measured:
                 yield end, self._logged(logs, begin, end), _arrays(logs.measured[end])
                 params = params if state is None else state.params
                 continue
+            if end < min(at, total):
+                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
+                                "are gone; give --fresh to begin again")  # fmt: skip
             if state is None or begin >= at and done == 0:
                 params = params if state is None else state.params
                 state = self._begin(index, params, key)
@@ -208,7 +215,6 @@ class SeedRun:
                 raise self._wanting(error, logs, index, begin - done, state) from error
             yield end, self._logged(logs, begin, end), measured
         self._export(logs, params)
-        logs.track.close()
 
     def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
         """The error of a run that lacks something, behind a checkpoint of its last whole step."""
@@ -249,6 +255,10 @@ class SeedRun:
             path = checkpoint.latest(self._checkpoints(logs.folder, index))
             if path is None:
                 continue
+            for name, value in self.keeping.note.items():
+                if checkpoint.note(path).get(name) != value:
+                    raise UserError(f"checkpoint {path} belongs to other {name} than this run has; give what it was "
+                                    "made with, or another folder")  # fmt: skip
             before = sum(stage.steps for stage in self.plan.stages[:index])
             like = self._begin(index, params, key)
             kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
