@@ -17,6 +17,7 @@ Run:       python -m experiments.reward_models.deepseek_grm
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,16 +32,38 @@ from jaxrl_llm.rewards import judgements
 VOTES = 8
 
 
+def correct(tagged, scored, scores, prompts):
+    return jnp.where(scored & judgements.picks_best(scores, task.gold_scores(prompts)), 1.0, -1.0)
+
+
+def reinforced(settings):
+    """RL on whether a report picks the best answer."""
+    stage = report_judges.rl_stage(
+        correct,
+        steps=settings.steps,
+        prompts_per_step=settings.prompts_per_step,
+        group_size=settings.group_size,
+        learning_rate=settings.learning_rate,
+        kl_weight=settings.kl_weight,
+    )
+    return (stage,)
+
+
+def nothing(settings):
+    """No RL."""
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """Group size and weight of the KL are the paper's; the judge is a small decoder made here."""
 
     steps: int = 150  # of RL
-    rl: bool = True
+    then: Callable[..., tuple[experiment.Stage, ...]] = reinforced  # what follows the rejection
     learning_rate: float = 1e-3
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
-    reasons: bool = True
+    reports: Callable = task.draw_reports  # of the careless judge at the start
     rejection_steps: int = 100
     meta_steps: int = 150
     prompts_per_step: int = 16
@@ -50,18 +73,14 @@ class Settings(recipes.Settings):
 
 SMOKE = {"steps": 2, "eval_every": 8, "base_steps": 2, "rejection_steps": 2, "meta_steps": 2, "prompts_per_step": 2}
 ARMS = {
-    "base": {"rl": False, "rejection_steps": 0},
+    "base": {"then": nothing, "rejection_steps": 0},
     "rl": {},
-    "rejected": {"rl": False},
+    "rejected": {"then": nothing},
     "no_rejection": {"rejection_steps": 0},
-    "direct": {"reasons": False},
+    "direct": {"reports": task.draw_bare_reports},
 }
 METRICS = ("eval/vote_1", "eval/vote_8", "eval/meta_8", "eval/vote_gain", "eval/meta_gain")
 CURVES = ("eval/vote_1", "eval/vote_8", "eval/meta_8", "reward/mean")
-
-
-def correct(tagged, scored, scores, prompts):
-    return jnp.where(scored & judgements.picks_best(scores, task.gold_scores(prompts)), 1.0, -1.0)
 
 
 def measure(params, key):
@@ -93,19 +112,9 @@ def measure(params, key):
 
 def build(settings: Settings) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
+    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
     stages = [report_judges.rejection_stage(steps=settings.rejection_steps)] if settings.rejection_steps else []
-    if settings.rl:
-        stages.append(
-            report_judges.rl_stage(
-                correct,
-                steps=settings.steps,
-                prompts_per_step=settings.prompts_per_step,
-                group_size=settings.group_size,
-                learning_rate=settings.learning_rate,
-                kl_weight=settings.kl_weight,
-            )
-        )
+    stages += settings.then(settings)
     stages.append(report_judges.meta_stage(steps=settings.meta_steps))
     return experiment.Plan(start, tuple(stages), measure)
 

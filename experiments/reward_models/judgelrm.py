@@ -51,7 +51,7 @@ class Settings(recipes.Settings):
     eval_every: int = 50
     base_steps: int = 600
     reward: Callable | None = full  # None: supervised training goes on
-    reasons: bool = True
+    reports: Callable = task.draw_reports  # of the careless judge at the start
     prompts_per_step: int = 8
     group_size: int = 8
     kl_weight: float = 0.001
@@ -63,7 +63,7 @@ ARMS = {
     "judgelrm": {},
     "no_scores": {"reward": no_scores},
     "outcome": {"reward": outcome},
-    "direct": {"reasons": False},
+    "direct": {"reports": task.draw_bare_reports},
 }
 METRICS = ("eval/accuracy", "eval/reasoned", "eval/surface", "eval/consistent", "eval/readable")
 CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/ref")
@@ -71,7 +71,7 @@ CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/r
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge that has seen careless reports, then GRPO on the arm's reward."""
-    start = report_judges.make_start(steps=settings.base_steps, reasons=settings.reasons)
+    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
         stage = report_judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)

@@ -27,13 +27,18 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
 
 
+def as_scored(score, before):
+    """No correction."""
+    return score
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values for Qwen; see EMBEDDED for the small model."""
 
     prompts_per_step: int = 768
     how: Callable | None = free_answers.mean_probability  # None: the rule
-    debias: bool = True
+    correct: Callable = free_answers.debiased  # for what the base gives the reference without reasoning
     beta: float = 0.5  # of the filter; 0: none
     forget: float = 0.99
     filter_from: int = 11
@@ -52,7 +57,7 @@ ARMS = {
     "rule": {"how": None, "beta": 0.0},
     "rlpr": {},
     "product": {"how": free_answers.product_probability},
-    "biased": {"debias": False},
+    "biased": {"correct": as_scored},
     "unfiltered": {"beta": 0.0},
 }
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
@@ -68,9 +73,8 @@ def build(settings: Settings) -> experiment.Plan:
         if settings.how is None:
             return rewards.value
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
-        if settings.debias:
-            before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
-            score = free_answers.debiased(score, before)
+        before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
+        score = settings.correct(score, before)
         return 0.9 * score + 0.1 * free.read(rows)[1].astype(jnp.float32)
 
     def estimate(params, extras, rows, rewards):

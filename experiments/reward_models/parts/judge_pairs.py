@@ -107,6 +107,11 @@ def draw_reports(
     return prompts, report([checked] if reasons else [], scores_of(checked, prompts))
 
 
+def draw_bare_reports(key: Array, n: int) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    """``draw_reports`` with the scores alone: their thoughts are empty."""
+    return draw_reports(key, n, reasons=False)
+
+
 def draw_reflections(
     key: Array, n: int, *, first_error: float = 0.3, second_error: float = 0.1
 ) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:

@@ -37,19 +37,12 @@ WORLD = strings.make_world(
 
 
 @lru_cache(maxsize=8)
-def make_start(*, steps: int, reasons: bool = True, second_thoughts: bool = False) -> Callable[[Key], Params]:
+def make_start(*, steps: int, draw: Callable[..., Any] = task.draw_reports) -> Callable[[Key], Params]:
     """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
 
     Args:
-      reasons: whether the reports have their checks.
-      second_thoughts: whether half of them check everything twice.
+      draw: ``(key, n) -> prompts and reports``.
     """
-
-    def draw(key, n):
-        if second_thoughts:
-            return task.draw_reflections(key, n)
-        return task.draw_reports(key, n, reasons=reasons)
-
     base = strings.make_base(WORLD, draw, steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(jax.random.fold_in(key, 7))}
 
