@@ -101,7 +101,7 @@ def build(settings: Settings) -> Plan:
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
     stages = (Stage(online, settings.steps, strings.keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return settings.then(Plan(base, stages, retail.make_measure(arena, samples=8)))
+    return settings.then(Plan(base, stages, arenas.make_measure(arena, samples=8, figures=retail.figures)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
