@@ -116,7 +116,8 @@ class _Logs:
             return
         if hosts.is_first():
             for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
-                record.rewind(self.folder / name, step)
+                if (self.folder / name).exists():  # there are no lines before the first one
+                    record.rewind(self.folder / name, step)
         hosts.barrier(f"rewound {self.folder}")
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
