@@ -210,6 +210,8 @@ class SeedRun:
                     for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
                         state = now
                         logs.metrics |= row
+                    if hosts.anywhere(stop.asked):  # while the last step was kept
+                        raise Stopped(end)
                 params = state.params
                 measured = self._measured(logs, end, params, eval_key)
             except RunStopped as error:
