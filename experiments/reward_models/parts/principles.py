@@ -69,7 +69,8 @@ def draw_judgements(
     principles = draw_principles(keys[1], n)
     wrong = jax.random.uniform(keys[2], (n, annotators)) < error_rate
     votes = satisfied(prompts, replies, principles)[:, None] ^ wrong
-    return principles, prompts, replies, votes[:, 0].astype(jnp.float32), keep(votes).astype(jnp.float32)
+    weight = keep(votes)
+    return principles, prompts, replies, votes[:, 0].astype(jnp.float32), weight.astype(jnp.float32)
 
 
 def verdict_logits(
