@@ -149,7 +149,8 @@ def program():
     import jax.numpy as jnp
 
     from jaxrl_llm.asynchronous.roles import make_program
-    from jaxrl_llm.run import grpo, parts, settings
+    from jaxrl_llm.jobs import grpo
+    from jaxrl_llm.run import parts, settings
     from jaxrl_llm.train.online import init_state
 
     given = settings.parse([*SMALL, "--out", "unused"])

@@ -35,8 +35,7 @@ from jaxrl_llm.metrics.intervals import score_interval, wilson_interval
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import parts
-from jaxrl_llm.run.evaluate import evaluate
+from jaxrl_llm.run import evaluate, parts
 from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -167,7 +166,7 @@ def measure(folder: pathlib.Path, n: int) -> dict[str, dict]:
     for task in corpus.MIXTURE:
         levels = [heldout(task, level, n) for level in task.LEVELS]
         rows = [p for level in levels for p in level]
-        found = evaluate(
+        found = evaluate.sampled(
             rollout,
             parts.make_scorer(model.tokenizer, rows, VERIFIERS.get(task, answers.verify_exact)),
             model.params,
@@ -177,8 +176,8 @@ def measure(folder: pathlib.Path, n: int) -> dict[str, dict]:
             chunk=32,
         )
         name, of_level = task.__name__.rsplit(".", 1)[1], np.array([p.level for p in rows])
-        table[name] = summary(found.value) | {"truncated_fraction": found.truncated}
-        table[name]["levels"] = {str(level): summary(found.value[of_level == level]) for level in task.LEVELS}
+        table[name] = summary(found["eval/value"]) | {"truncated_fraction": found["eval/truncated"]}
+        table[name]["levels"] = {str(level): summary(found["eval/value"][of_level == level]) for level in task.LEVELS}
         for label, row in ((name, table[name]), *((f"  level {k}", v) for k, v in table[name]["levels"].items())):
             one, some = row["pass@1"], row[f"pass@{SAMPLES}"]
             print(f"{label:12s} n={one['n']:<4d} pass@1 {one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]  "

@@ -78,7 +78,7 @@ def _command(words: list[str]) -> int:
 
             return papers.main(rest)
     with stop.before_the_run():
-        from jaxrl_llm.run import grpo
+        from jaxrl_llm.jobs import grpo
 
         return grpo.cli(words[1:] if words[:1] == ["train"] else words)
 

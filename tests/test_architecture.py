@@ -198,3 +198,36 @@ def test_nothing_in_the_core_jits_or_makes_keys_or_averages():
             assert "jax.jit" not in text and "random.key(" not in text and "with_sharding_constraint" not in text, path
             if room in ("losses", "advantages"):
                 assert "jnp.mean(" not in text, f"{path}: averages belong to reduce"
+
+
+def test_one_loop_runs_every_training():
+    """Who walks through the iterations of the host loop, or looks at its rollouts: the run of a seed, nobody beside."""
+    calls = collections.defaultdict(set)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("iterations", "make_look", "make_host_loop"):
+                calls[node.attr].add(_name(path).removeprefix("jaxrl_llm."))
+    assert calls == {name: {"experiment.durable"} for name in ("iterations", "make_look", "make_host_loop")}
+
+
+# Settings of experiments that are switches; an arm names a function in their place. The list only shrinks.
+SWITCHES = {
+    "agents.loop": {"rejection"}, "agents.mua_rl": {"openly"}, "agents.supo": {"drop"}, "agents.tool_star": {"imitate"},
+    "curriculum.sec": {"decay_unsampled"},
+    "policy_gradient.critique_grpo": {"expert", "only_right"}, "preference.mpo": {"own_reference"},
+    "preference.negative_synthetic": {"own"}, "preference.safe_constraints": {"pairs"},
+    "preference.salsa": {"from_soup"}, "preference.u2a": {"implicit", "pairs"}, "systems.asyncflow": {"streamed"},
+}  # fmt: skip
+
+
+def _fields(path, kind):
+    """Fields of that annotation of the settings that a file declares."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Settings":
+            fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
+            yield from (x.target.id for x in fields if isinstance(x.annotation, ast.Name) and x.annotation.id == kind)
+
+
+def test_an_arm_names_a_function_not_a_switch():
+    found = {_name(p).removeprefix("experiments."): set(_fields(p, "bool")) for p in PAPERS}
+    assert {name: fields for name, fields in found.items() if fields} == SWITCHES

@@ -12,9 +12,9 @@ import pytest
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import parse_mesh
+from jaxrl_llm.jobs.grpo import cli, count_microbatches, make_rollout
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
-from jaxrl_llm.run.grpo import cli, count_microbatches, make_rollout
 from jaxrl_llm.run.records import track
 from jaxrl_llm.run.settings import Settings, parse
 

@@ -93,7 +93,7 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=multi_hop.make_score(reward, formed=noisy_web.well_formed))
     stage = Stage(online, settings.steps, strings.keep_reference)
-    measure = multi_hop.make_measure(noisy, samples=4, formed=noisy_web.well_formed)
+    measure = arenas.make_measure(noisy, samples=4, figures=noisy_web.figures)
     return Plan(arenas.make_base(noisy_web.make_arena(), steps=settings.base_steps), (stage,), measure)
 
 

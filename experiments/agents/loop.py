@@ -104,7 +104,7 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         return multi_turn_plan.make_plan(settings, method, start=first, part=part, **catalog.APPWORLD)
     arena = apis.make_arena()
-    measure = apis.make_measure(arena, samples=4, part=part)
+    measure = arenas.make_measure(arena, samples=4, part=part, figures=apis.figures)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
         stage = imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)

@@ -43,6 +43,16 @@ def everybody(new_tokens: int, rows: Trajectories) -> Trajectories:
     return multi_turn.with_observations(rows, prompt_tokens=rows.tokens.shape[1] - new_tokens)
 
 
+def reinforced(plan):
+    """RL."""
+    return plan
+
+
+def nothing(plan):
+    """No training."""
+    return plan._replace(stages=())
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's group and KL weight, for --data and a model of one's own, or a decoder made here."""
@@ -58,7 +68,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     user_model: str = ""
     base_steps: int = 300
     kl_weight: float = 0.001
-    rl: bool = True
+    then: Callable[[Plan], Plan] = reinforced  # what follows the cold start
     openly: bool = False  # users who say everything in the first message
     bonus: float = 0.0  # for every call that a tool could answer
     trained: Callable[..., Trajectories] = agent_only
@@ -67,7 +77,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
 EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "cold_start": {"rl": False},
+    "cold_start": {"then": nothing},
     "static": {"openly": True},
     "mua_rl": {},
     "process": {"bonus": 0.1},
@@ -85,13 +95,13 @@ def build(settings: Settings) -> Plan:
                  "score": partial(catalog.served, bonus=settings.bonus)}  # fmt: skip
         more = {"opened": partial(catalog.desk, openly=settings.openly), "more": catalog.passed(settings)}
         plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
-        return plan if settings.rl else plan._replace(stages=())
+        return settings.then(plan)
     arena = retail.make_arena()
     ground = retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, strings.keep_reference),) if settings.rl else ()
+    stages = (Stage(online, settings.steps, strings.keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(base, stages, retail.make_measure(arena, samples=8))
+    return settings.then(Plan(base, stages, arenas.make_measure(arena, samples=8, figures=retail.figures)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -90,7 +90,7 @@ def build(settings: Settings) -> Plan:
     online = method(arena, rollout=rollout, score=multi_hop.make_score(reward))
     base = arenas.make_base(multi_hop.make_arena(hops=(1, 2, 3)), steps=settings.base_steps)
     stage = Stage(online, settings.steps, strings.keep_reference)
-    return Plan(base, (stage,), multi_hop.make_measure(arena, samples=4))
+    return Plan(base, (stage,), arenas.make_measure(arena, samples=4, figures=multi_hop.figures))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

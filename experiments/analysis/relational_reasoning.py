@@ -44,19 +44,19 @@ class Settings(recipes.OnlineSettings):
     group_size: int = 8
     base_steps: int = 1500
     calculus: Callable = qualitative_calculi.rcc8
-    worked: bool = True  # the sets are written out
-    solver: bool = False
+    text: Callable = relations.worked  # what is imitated, of the calculus
+    measured: Callable = relations.make_measure  # of the calculus
     further: str = ""  # what follows: nothing, "sft" or "rl"
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "direct": {"worked": False},
+    "direct": {"text": relations.direct},
     "scratchpad": {},
     "longer": {"further": "sft"},
     "rl": {"further": "rl"},
-    "solver": {"solver": True},
-    "allen_direct": {"calculus": qualitative_calculi.allen, "worked": False},
+    "solver": {"measured": relations.make_solver_measure, "base_steps": 1},
+    "allen_direct": {"calculus": qualitative_calculi.allen, "text": relations.direct},
     "allen_scratchpad": {"calculus": qualitative_calculi.allen},
     "allen_rl": {"calculus": qualitative_calculi.allen, "further": "rl"},
 }
@@ -69,7 +69,7 @@ def further(settings: Settings) -> tuple[experiment.Stage, ...]:
     world = relations.world(settings.calculus)
     if settings.further == "sft":
         sizes = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-        return (strings.supervised_stage(world, relations.make_draw(settings.calculus, settings.worked), **sizes),)
+        return (strings.supervised_stage(world, settings.text(settings.calculus), **sizes),)
     if settings.further == "":
         return ()
     table = relations.make_table(settings.calculus, relations.TRAINED, relations.TABLE, 0)
@@ -90,10 +90,9 @@ def further(settings: Settings) -> tuple[experiment.Stage, ...]:
 
 def build(settings: Settings) -> experiment.Plan:
     """A base that imitates, and what follows."""
-    draw, world = relations.make_draw(settings.calculus, settings.worked), relations.world(settings.calculus)
+    draw, world = settings.text(settings.calculus), relations.world(settings.calculus)
     base = strings.make_base(world, draw, steps=settings.base_steps, table=4096, learning_rate=3e-3)
-    init = world.policy.init if settings.solver else base  # the solver reads no parameters
-    return experiment.Plan(init, further(settings), relations.make_measure(settings.calculus, solver=settings.solver))
+    return experiment.Plan(base, further(settings), settings.measured(settings.calculus))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

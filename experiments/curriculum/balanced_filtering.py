@@ -15,6 +15,8 @@ Run:       python -m experiments.curriculum.balanced_filtering
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import optax
@@ -26,6 +28,25 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.reduce import scalars
 from jaxrl_llm.train import refill
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import no_extras
+
+
+def full_batches(settings, make, keep, width):
+    """An update waits until a full batch has passed."""
+
+    def pool(params, key):
+        return {refill.POOL: refill.empty_pool(settings.prompts_per_step * settings.group_size, width)}
+
+    return refill.make_refill(make(), keep, settings.group_size), pool
+
+
+def what_passed(settings, make, keep, width):
+    """An update trains on what passed, however little."""
+
+    def kept(extras, trajectories, rewards):
+        return {"kept": keep(trajectories, rewards)}
+
+    return {"estimate": make(keep=keep, row_extras=kept)}, no_extras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +57,7 @@ class Settings(recipes.OnlineSettings):
     group_size: int = 16
     low: float = 0.25  # share of right answers in a group that trains, at least
     high: float = 0.75  # and at most
-    refill: bool = True  # wait for a full batch; else train on what passed, however little
+    fill: Callable[..., tuple[dict, Callable]] = full_batches  # what becomes of groups outside the bounds
 
 
 EMBEDDED = {
@@ -53,7 +74,7 @@ ARMS = {
     "balanced": {},
     "easy": {"low": 0.5, "high": 1.0},
     "hard": {"low": 0.0, "high": 0.5},
-    "no_refill": {"refill": False},
+    "no_refill": {"fill": what_passed},
 }
 METHOD = "balanced"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/kept_fraction", "filter/updated")
@@ -76,23 +97,14 @@ def build(settings: Settings) -> experiment.Plan:
         kept, updated = scalars(batch.extras["kept"].astype(float)), (batch.total > 0).astype(float)
         return {"filter/kept_fraction": kept, "filter/updated": updated}
 
-    def pool(params, key):
-        width = bench.train.tokens.shape[1] + settings.max_new_tokens
-        return {refill.POOL: refill.empty_pool(settings.prompts_per_step * settings.group_size, width)}
-
     policy, temperature = bench.model.policy, settings.temperature
     loss = builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature)
-    if settings.refill:
-        estimate = builders.make_estimate(policy, advantages, temperature=temperature)
-        slots = refill.make_refill(estimate, keep, settings.group_size)
-    else:
-        slots = {"estimate": builders.make_estimate(
-            policy, advantages, temperature=temperature, keep=keep,
-            row_extras=lambda extras, trajectories, rewards: {"kept": keep(trajectories, rewards)},
-        )}  # fmt: skip
+    width = bench.train.tokens.shape[1] + settings.max_new_tokens
+    make = partial(builders.make_estimate, policy, advantages, temperature=temperature)
+    slots, extras = settings.fill(settings, make, keep, width)
     tx = refill.skip_empty(optax.adam(settings.learning_rate))
     online = recipes.make_online(settings, bench, loss=loss, tx=tx, figures=figures, **slots)
-    return recipes.one_stage(settings, bench, online, **({"extras": pool} if settings.refill else {}))
+    return recipes.one_stage(settings, bench, online, extras=extras)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

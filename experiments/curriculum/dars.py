@@ -30,6 +30,16 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 
 
+def first_stage(group_size: int, capacity: int) -> int:
+    """A group; more are drawn for those that turn out to be hard."""
+    return group_size
+
+
+def all_at_once(group_size: int, capacity: int) -> int:
+    """As many for every prompt."""
+    return capacity
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -39,7 +49,7 @@ class Settings(recipes.OnlineSettings):
     learning_rate: float = 5e-6
     group_size: int = 8  # responses of the first stage, N
     most: int = 64  # responses of both stages; 0: there is no second one
-    at_once: bool = False  # all of them in the first stage
+    begin: Callable[[int, int], int] = first_stage  # responses before the second draw
     wish: Callable[..., Array] = pools.hardness_weighted
     breadth: int = 1  # times as many prompts, in as many full-batch updates
 
@@ -55,7 +65,7 @@ SMOKE = {
 }  # fmt: skip
 ARMS = {
     "grpo": {"most": 0},
-    "naive": {"at_once": True},
+    "naive": {"begin": all_at_once},
     "dars_et": {"wish": pools.equal_treatment},
     "dars_hw": {},
     "breadth": {"most": 0, "breadth": 2},
@@ -70,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage: a second draw for hard prompts, centred advantages of the merged group, full-batch passes."""
     found = recipes.bench(settings)
     capacity = settings.most or settings.group_size
-    first = capacity if settings.at_once else settings.group_size
+    first = settings.begin(settings.group_size, capacity)
 
     def drawn(right):
         accuracy = jnp.sum(right[:, :first].astype(jnp.float32), axis=1) / first

@@ -31,6 +31,16 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 
 
+def all_drawn(drawn: Array, trained: Array) -> Array:
+    """All responses of the pool."""
+    return drawn
+
+
+def the_trained(drawn: Array, trained: Array) -> Array:
+    """Those that train."""
+    return trained
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -41,7 +51,7 @@ class Settings(recipes.OnlineSettings):
     per_round: int = 8
     keep: int = 4  # responses of a pool that train
     done: Callable[..., Array] = pools.positive_exit
-    whole_pool: bool = True  # statistics of all drawn responses, or of the trained ones
+    among: Callable[[Array, Array], Array] = all_drawn  # whose rewards a response is compared with
 
 
 EMBEDDED = {
@@ -55,11 +65,11 @@ SMOKE = {
 }  # fmt: skip
 BALANCED = pools.make_balanced_exit(4)
 ARMS = {
-    "grpo_4": {"group_size": 4, "per_round": 4, "done": pools.never_exit, "whole_pool": False},
-    "grpo_16": {"keep": 16, "done": pools.never_exit, "whole_pool": False},
+    "grpo_4": {"group_size": 4, "per_round": 4, "done": pools.never_exit, "among": the_trained},
+    "grpo_16": {"keep": 16, "done": pools.never_exit, "among": the_trained},
     "ada_pos": {},
     "ada_balanced": {"done": BALANCED},
-    "ada_local": {"done": BALANCED, "whole_pool": False},
+    "ada_local": {"done": BALANCED, "among": the_trained},
 }
 METHOD = "ada_balanced"
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "reward/valid_fraction")
@@ -80,7 +90,7 @@ def build(settings: Settings) -> experiment.Plan:
         return pools.earliest(right, drawn, *pools.balanced_counts(*counts, keep))
 
     def advantages(trajectories, rewards):
-        base = grid(rewards.valid) if settings.whole_pool else members(rewards)
+        base = settings.among(grid(rewards.valid), members(rewards))
         values = pools.pool_advantages(grid(rewards.value), base).reshape(-1)
         return group.per_token(values, trajectories.mask)
 

@@ -14,15 +14,38 @@ Run:       python -m experiments.efficiency.concise_rl
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import builders
+
+
+def as_judged(value):
+    """What the task says."""
+    return value
+
+
+def all_wrong(value):
+    """Every answer is labelled wrong."""
+    return jnp.minimum(value, -0.5)
+
+
+def by_token(value, valid, trajectories, lam):
+    """PPO's returns without a critic."""
+    return returns.terminal_advantages(value, trajectories.mask, lam=lam)
+
+
+def by_group(value, valid, trajectories, lam):
+    """GRPO's."""
+    values = group.group_normalized_advantages(value, trajectories.group_ids, valid=valid)
+    return group.per_token(values, trajectories.mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +58,8 @@ class Settings(recipes.OnlineSettings):
     few: int = 8  # problems of the second phase
     lam: float = 0.95
     second: str = "easy"  # easy: the few solvable problems; hard: the first phase goes on
-    solvable: bool = True  # False: every answer of the second phase is labelled wrong
-    grouped: bool = False  # True: GRPO in the second phase
+    label: Callable[[Array], Array] = as_judged  # of the second phase's answers
+    credit: Callable[..., Array] = by_token  # in the second phase
 
 
 EMBEDDED = {
@@ -51,8 +74,8 @@ ARMS = {
     "phase1": {"second": "hard"},
     "ppo": {},
     "ppo_lambda1": {"lam": 1.0},
-    "unsolvable": {"solvable": False},
-    "grpo": {"grouped": True},
+    "unsolvable": {"label": all_wrong},
+    "grpo": {"credit": by_group},
 }
 METRICS = ("eval/accuracy", "eval/tokens", "eval/right_tokens", "eval/wrong_tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "group/degenerate_fraction")
@@ -67,13 +90,9 @@ def build(settings: Settings) -> experiment.Plan:
         value = shaping.answered_rewards(rewards.value > 0.5, read(trajectories)[1])
         return rewards._replace(value=value)
 
-    def make(rows, lam, solvable, grouped):
+    def make(rows, lam, label, credit):
         def advantages(trajectories, rewards):
-            value = rewards.value if solvable else jnp.minimum(rewards.value, -0.5)
-            if grouped:
-                values = group.group_normalized_advantages(value, trajectories.group_ids, valid=rewards.valid)
-                return group.per_token(values, trajectories.mask)
-            return returns.terminal_advantages(value, trajectories.mask, lam=lam)
+            return credit(label(rewards.value), rewards.valid, trajectories, lam)
 
         slots = {"sampler": curricula.make_chosen(rows, f"of level {settings.hard_level} or more, or easy and solved,")}
         if found.score is not None:
@@ -89,8 +108,8 @@ def build(settings: Settings) -> experiment.Plan:
         rows = easy[np.argsort(-(rates > 0).astype(int), kind="stable")[: settings.few]]  # solved at least sometimes
     else:
         rows = np.flatnonzero(hard)
-    first = experiment.Stage(make(np.flatnonzero(hard), 1.0, True, False), settings.first_steps)
-    second = experiment.Stage(make(rows, settings.lam, settings.solvable, settings.grouped), settings.steps)
+    first = experiment.Stage(make(np.flatnonzero(hard), 1.0, as_judged, by_token), settings.first_steps)
+    second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
     return curricula.make_plan(settings, found, (first, second), host_score=host_score)
 

@@ -18,6 +18,7 @@ Run:       python -m experiments.policy_gradient.cola
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,21 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 
 
+def trained(plan):
+    """The policy over codes learns."""
+    return plan
+
+
+def even(plan):
+    """All codes are equally likely, and nothing is trained."""
+
+    def init(key):
+        params = plan.init(key)
+        return params | {"policy": jax.tree.map(jnp.zeros_like, params["policy"])}
+
+    return plan._replace(init=init, stages=())
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -41,7 +57,7 @@ class Settings(recipes.OnlineSettings):
     usage: float = 0.001  # weight of the term that keeps codes in use
     sharpness: float = 4.0  # factor of the world model's logits
     learn_steps: int = 10000  # of the world model
-    even: bool = False  # all codes equally likely, nothing is trained
+    then: Callable[[experiment.Plan], experiment.Plan] = trained
 
 
 EMBEDDED = {
@@ -52,7 +68,7 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 18, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 4, "codes": 3, "learn_steps": 2,
 }  # fmt: skip
-ARMS = {"token": {"codes": 0}, "cola": {}, "no_usage": {"usage": 0.0}, "random_codes": {"even": True}}
+ARMS = {"token": {"codes": 0}, "cola": {}, "no_usage": {"usage": 0.0}, "random_codes": {"then": even}}
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/distinct", "eval/kept", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "grad/norm")
 
@@ -70,9 +86,7 @@ def build(settings: Settings) -> experiment.Plan:
         if not settings.codes:
             return found.model.params
         numbers = {"codes": settings.codes, "steps": settings.learn_steps, "usage": settings.usage}
-        params = codes.learned_codes(settings, SOURCES, **numbers)
-        even = jax.tree.map(jnp.zeros_like, params["policy"])
-        return params | {"policy": even if settings.even else params["policy"]}
+        return codes.learned_codes(settings, SOURCES, **numbers)
 
     online = recipes.make_online(
         settings,
@@ -83,7 +97,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     plan = recipes.one_stage(settings, found, online)
     measure = codes.make_measure(settings, SOURCES[1:], sharpness=sharpness)
-    return plan._replace(init=init, measure=measure, stages=() if settings.even else plan.stages)
+    return settings.then(plan._replace(init=init, measure=measure))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -19,6 +19,7 @@ Run:       python -m experiments.policy_gradient.dr_grpo
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -31,6 +32,28 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import actor_critic, builders
 
 
+class Compared(NamedTuple):
+    """What a response is compared with: its estimate and loss, further slots, and the plan with what they train."""
+
+    estimate: Callable
+    make_loss: Callable
+    slots: dict[str, Callable]
+    finish: Callable[..., experiment.Plan]
+
+
+def with_group(policy, advantages, token_loss, same) -> Compared:
+    """The rewards of its group."""
+    estimate = builders.make_estimate(policy, builders.per_response(advantages), **same)
+    return Compared(estimate, partial(builders.make_policy_loss, policy, token_loss), {}, lambda bench, plan: plan)
+
+
+def with_critic(policy, advantages, token_loss, same) -> Compared:
+    """The prediction of a value head: PPO."""
+    make_loss = partial(actor_critic.make_actor_critic_loss, policy, token_loss=token_loss)
+    estimate, finish = actor_critic.make_value_estimate(policy, **same), partial(recipes.with_heads, value=1)
+    return Compared(estimate, make_loss, {"actor": recipes.model_of}, finish)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -39,7 +62,7 @@ class Settings(recipes.OnlineSettings):
     advantages: Callable[..., Array] = group.group_normalized_advantages
     reduction: str = "seq_mean"  # see reduce.tokens
     clip: float = 0.2
-    critic: bool = False  # PPO with a value head in place of a group's mean
+    compare: Callable[..., Compared] = with_group  # or PPO's with_critic, a value head
 
 
 EMBEDDED = {
@@ -55,26 +78,20 @@ ARMS = {
     "no_length": {"reduction": "constant"},
     "no_std": {"advantages": group.dr_grpo_advantages},
     "dr_grpo": {"reduction": "constant", "advantages": group.dr_grpo_advantages},
-    "ppo": {"critic": True},
-    "ppo_constant": {"critic": True, "reduction": "constant"},
+    "ppo": {"compare": with_critic},
+    "ppo_constant": {"compare": with_critic, "reduction": "constant"},
 }
 METRICS = ("eval/accuracy", "eval/wrong_tokens", "eval/right_tokens", "eval/tokens", "credit/extreme")
 CURVES = (*METRICS, "policy/entropy", "grad/norm")
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """One online stage: advantages, reduction and whether there is a critic come from the arm."""
+    """One online stage: advantages, reduction and what a response is compared with come from the arm."""
     bench = recipes.bench(settings)
-    policy, critic = bench.model.policy, settings.critic
     same = {"reduction": settings.reduction, "temperature": settings.temperature}
     token_loss = partial(clipped_policy_loss, clip_low=settings.clip, clip_high=settings.clip)
-    if critic:
-        plain = actor_critic.make_value_estimate(policy, **same)
-        make_loss = partial(actor_critic.make_actor_critic_loss, policy, token_loss=token_loss)
-    else:
-        plain = builders.make_estimate(policy, builders.per_response(settings.advantages), **same)
-        make_loss = partial(builders.make_policy_loss, policy, token_loss)
-    loss = make_loss(length_tokens=settings.max_new_tokens, **same)
+    compared = settings.compare(bench.model.policy, settings.advantages, token_loss, same)
+    plain, loss = compared.estimate, compared.make_loss(length_tokens=settings.max_new_tokens, **same)
 
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
@@ -88,10 +105,8 @@ def build(settings: Settings) -> experiment.Plan:
         return {"credit/extreme": extreme / jnp.maximum(jnp.sum(size), 1e-9)}
 
     slots = {"estimate": estimate, "loss": loss, "figures": figures, "tx": optax.adam(settings.learning_rate)}
-    if not critic:
-        return recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots))
-    online = recipes.make_online(settings, bench, actor=recipes.model_of, **slots)
-    return recipes.with_heads(bench, recipes.one_stage(settings, bench, online), value=1)
+    online = recipes.make_online(settings, bench, **compared.slots, **slots)
+    return compared.finish(bench, recipes.one_stage(settings, bench, online))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -18,6 +18,7 @@ Run:       python -m experiments.policy_gradient.pf_ppo
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,16 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.train.methods import actor_critic, builders
 
 
+def fitted(model, features, rows, rewards):
+    """What the reward model says."""
+    return model.scores(features(rows))
+
+
+def true_reward(model, features, rows, rewards):
+    """What the task says."""
+    return rewards.value
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -42,7 +53,7 @@ class Settings(recipes.OnlineSettings):
     group_size: int = 5
     weigh: Callable[..., Array] = selection.equal_weights
     kl_weight: float = 0.05  # of the base at every token, in the reward
-    oracle: bool = False  # the true reward in place of the model's
+    judge: Callable[..., Array] = fitted
     fit_problems: int = 512  # that the reward model is fitted on
 
 
@@ -55,7 +66,7 @@ SMOKE = {"steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "m
 ARMS = {
     "ppo": {}, "bon": {"weigh": selection.best_weights}, "bw": {"weigh": selection.best_worst_weights},
     "br": {"weigh": selection.best_random_weights}, "power": {"weigh": selection.power_weights},
-    "oracle": {"oracle": True},
+    "oracle": {"judge": true_reward},
 }  # fmt: skip
 METHOD = "br"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "policy/entropy", "eval/tokens")
@@ -88,7 +99,7 @@ def build(settings: Settings) -> experiment.Plan:
     plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
-        scores = rewards.value if settings.oracle else extras["reward_model"].scores(features(extras["base"], rows))
+        scores = settings.judge(extras["reward_model"], partial(features, extras["base"]), rows, rewards)
         weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=rewards.valid))
         kept = selection.reliability(scores, rewards.value, weights)
         batch = plain(params, extras, rows, rewards._replace(value=scores))

@@ -17,6 +17,7 @@ Run:       python -m experiments.policy_gradient.rlgf
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -30,41 +31,9 @@ from jaxrl_llm.train.methods import actor_critic
 from jaxrl_llm.train.plan import Plan
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
-    """The paper's values; see EMBEDDED for the small model."""
-
-    steps: int = 50
-    updates_per_rollout: int = 5
-    share: float = 0.6  # beta: responses that keep a part of their roll-in
-    own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
-    switch: int = 0  # iterations of AggreVaTeD before that
-    guide_steps: int = 1000  # of supervised fine-tuning
-    alone: bool = False  # measure the guide, train nothing
-
-
-EMBEDDED = {
-    "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 18,
-    "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 2048, "guide_steps": 60,
-}  # fmt: skip
-SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
-    "eval_samples": 4, "guide_steps": 2,
-}  # fmt: skip
-ARMS = {
-    "ppo": {"share": 0.0}, "ppo_pp": {}, "aggrevated": {"own": 0.0, "share": 0.8}, "lols": {"own": 0.8, "share": 0.8},
-    "d2lols": {"switch": 40, "share": 0.8}, "guide": {"alone": True},
-}  # fmt: skip
-METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "eval/tokens")
-CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
-
-
-def build(settings: Settings) -> experiment.Plan:
-    """One online stage of PPO; a coin in the state's extras says who begins and who ends the next responses."""
-    bench, new = recipes.bench(settings), settings.max_new_tokens
-    guide = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
-    if settings.alone:
-        return Plan(lambda key: guide(), (), recipes.make_measure(settings))
+def guided(settings, bench, guide):
+    """PPO; a coin in the state's extras says who begins and who ends the next responses."""
+    new = settings.max_new_tokens
     make, judge = partial(recipes.make_rollout, bench.model, max_new_tokens=new), curricula.train_score(bench)
     parts = [make(group_size=n, temperature=settings.temperature) for n in (settings.group_size, 1)]
     pad, whole = bench.model.tokenizer.pad_id, partial(roll_in_out.whole, new_tokens=new)
@@ -105,6 +74,46 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(settings, bench, updates_per_rollout=settings.updates_per_rollout, **slots)
     first = {"extras": lambda params, key: {"guide": guide(), "own": toss(key, 0)}}
     return recipes.with_heads(bench, recipes.one_stage(settings, bench, online, **first), value=1, of_guide=1)
+
+
+def guide_alone(settings, bench, guide):
+    """The guide is measured, nothing is trained."""
+    return Plan(lambda key: guide(), (), recipes.make_measure(settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(recipes.OnlineSettings):
+    """The paper's values; see EMBEDDED for the small model."""
+
+    steps: int = 50
+    updates_per_rollout: int = 5
+    share: float = 0.6  # beta: responses that keep a part of their roll-in
+    own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
+    switch: int = 0  # iterations of AggreVaTeD before that
+    guide_steps: int = 1000  # of supervised fine-tuning
+    learn: Callable[..., Plan] = guided
+
+
+EMBEDDED = {
+    "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 18,
+    "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 2048, "guide_steps": 60,
+}  # fmt: skip
+SMOKE = {
+    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
+    "eval_samples": 4, "guide_steps": 2,
+}  # fmt: skip
+ARMS = {
+    "ppo": {"share": 0.0}, "ppo_pp": {}, "aggrevated": {"own": 0.0, "share": 0.8}, "lols": {"own": 0.8, "share": 0.8},
+    "d2lols": {"switch": 40, "share": 0.8}, "guide": {"learn": guide_alone},
+}  # fmt: skip
+METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "eval/tokens")
+CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
+
+
+def build(settings: Settings) -> experiment.Plan:
+    """One online stage, or none; the guide is imitated when it is asked for."""
+    guide = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
+    return settings.learn(settings, recipes.bench(settings), guide)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

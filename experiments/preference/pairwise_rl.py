@@ -28,6 +28,23 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import ranking
 
+UPDATES = 2  # a rollout, of the arms with a critic
+
+
+def with_critic(reward, settings):
+    """PPO: critic, GAE, clip."""
+    return preference_strings.ppo_stage(
+        reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
+        rollouts_per_step=64, updates_per_rollout=UPDATES,
+    )  # fmt: skip
+
+
+def with_group(reward, settings):
+    """Four responses a prompt, compared with each other."""
+    return preference_strings.reward_stage(
+        reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
@@ -40,7 +57,7 @@ class Settings(recipes.Settings):
     judge_steps: int = 800
     judge: str = "generative"
     worth: Callable | None = ranking.win_logit  # None: the scalar itself, with what its labels leave open
-    critic: bool = True
+    learn: Callable = with_critic  # the stage, of a reward and the settings
     beta: float = 0.05
 
 
@@ -52,12 +69,11 @@ ARMS = {
     "discriminative": {"judge": "discriminative"},
     "no_consistency": {"judge": "no_consistency"},
     "probability": {"worth": ranking.win_probability},
-    "generative_group": {"critic": False},
+    "generative_group": {"learn": with_group},
 }
 METRICS = ("eval/gold", "eval/beats_anchor", "judge/accuracy", "judge/inconsistency", "eval/kl")
 CURVES = ("eval/gold", "eval/beats_anchor", "eval/kl", "reward/mean", "policy/entropy")
 BED = experiment.Bed(judges=(("generative", "judge/accuracy", 0.75), ("bt", "judge/accuracy", 0.75)))
-UPDATES = 2  # a rollout, of the arms with a critic
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -71,13 +87,7 @@ def build(settings: Settings) -> experiment.Plan:
         both = [score(params["judge"], prompts, *x) for x in ((responses, anchor), (anchor, responses))]
         return settings.worth(*both)
 
-    common = {"beta": settings.beta, "learning_rate": settings.learning_rate}
-    if settings.critic:
-        stage = preference_strings.ppo_stage(
-            reward, steps=settings.steps, rollouts_per_step=64, updates_per_rollout=UPDATES, **common
-        )
-    else:
-        stage = preference_strings.reward_stage(reward, steps=settings.steps, **common)
+    stage = settings.learn(reward, settings)
     start = pair_judges.make_start(settings.judge, settings.reference_steps, settings.judge_steps)
     return experiment.Plan(start, (stage,), pair_judges.make_measure(settings.judge))
 

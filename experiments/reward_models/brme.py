@@ -33,6 +33,27 @@ from jaxrl_llm.experiment import recipes
 BIASED = {"flip_rate": 0.15, "length_bias": 0.3}
 
 
+def fitted(settings, table, loss):
+    return attribute_rewards.fit_stage(table, loss, steps=settings.fit_steps, table=settings.pairs)
+
+
+def from_pairs(settings):
+    """Every head by Bradley-Terry over its own bootstrap."""
+    bootstraps = partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED)
+    return (fitted(settings, bootstraps, attribute_rewards.ensemble_loss),)
+
+
+def one_head(settings):
+    """One head by Bradley-Terry over all pairs."""
+    return (fitted(settings, partial(text.draw_pairs, **BIASED), attribute_rewards.preference_loss),)
+
+
+def by_likelihood(settings):
+    """Another reward model from the pairs, and the heads fitted to what it says."""
+    teacher = fitted(settings, partial(text.draw_pairs, **BIASED), attribute_rewards.teacher_loss)
+    return teacher, attribute_rewards.taught_stage(steps=settings.fit_steps, replies=2 * settings.pairs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """lambda and the number of heads are recalled from the paper; the models are decoders of 32 tokens made here."""
@@ -46,12 +67,12 @@ class Settings(recipes.Settings):
     heads: int = 5
     kl_weight: float = 0.01
     proxy: Callable = partial(robust, share=0.6)
-    likelihood: bool = False  # heads fitted to another reward model
+    fits: Callable = from_pairs  # stages that fit the heads
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "pairs": 16}
 ARMS = {
-    "single": {"proxy": first_output},
+    "single": {"proxy": first_output, "fits": one_head},
     "brme": {},
     "brme_0": {"proxy": partial(robust, share=0.0)},
     "brme_02": {"proxy": partial(robust, share=0.2)},
@@ -60,7 +81,7 @@ ARMS = {
     "lower": {"proxy": partial(lower, weight=1.0)},
     "random": {"proxy": arbitrary},
     "constant": {"proxy": constant},
-    "gaussian": {"likelihood": True},
+    "gaussian": {"fits": by_likelihood},
 }
 EARLY = 150  # step, fixed before any seed
 METRICS = ("eval/utility", "eval/length", "eval/proxy", "pair/accuracy")
@@ -69,25 +90,13 @@ CURVES = ("eval/utility", "eval/length", "eval/proxy", "eval/safe")
 
 def build(settings: Settings) -> experiment.Plan:
     """The reward model of the arm, then PPO on it."""
-    pairs = partial(text.draw_pairs, **BIASED)
-    fitted = partial(attribute_rewards.fit_stage, steps=settings.fit_steps, table=settings.pairs)
-    if settings.likelihood:
-        fits = [
-            fitted(pairs, attribute_rewards.teacher_loss),
-            attribute_rewards.taught_stage(steps=settings.fit_steps, replies=2 * settings.pairs),
-        ]
-    elif settings.proxy is first_output:
-        fits = [fitted(pairs, attribute_rewards.preference_loss)]
-    else:
-        bootstraps = partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED)
-        fits = [fitted(bootstraps, attribute_rewards.ensemble_loss)]
     ppo = partial(attribute_rewards.ppo_stage, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
     start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=2 * settings.heads)
 
     def init(key):
         return start(key) | {"teacher": attribute_rewards.init_reward(jax.random.fold_in(key, 12), outputs=1)}
 
-    stages = (*fits, ppo(settings.proxy, steps=settings.steps))
+    stages = (*settings.fits(settings), ppo(settings.proxy, steps=settings.steps))
     return experiment.Plan(init, stages, attribute_rewards.make_measure(settings.proxy))
 
 

@@ -36,12 +36,34 @@ from jaxrl_llm.rewards import judgements
 VOTES = (1, 2, 4, 8, 16, 32)
 
 
+def correct(tagged, scored, scores, prompts):
+    return jnp.where(scored & judgements.picks_best(scores, task.principled_scores(prompts)), 1.0, -1.0)
+
+
+def reinforced(settings):
+    """RL on whether a report picks the best answer."""
+    stage = report_judges.rl_stage(
+        correct,
+        steps=settings.steps,
+        prompts_per_step=settings.prompts_per_step,
+        group_size=settings.group_size,
+        learning_rate=settings.learning_rate,
+        kl_weight=settings.kl_weight,
+    )
+    return (stage,)
+
+
+def nothing(settings):
+    """No RL."""
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """Group size and weight of the KL are the paper's; the judge is a small decoder made here."""
 
     steps: int = 150  # of RL
-    rl: bool = True
+    then: Callable[..., tuple[experiment.Stage, ...]] = reinforced  # what follows the rejection
     learning_rate: float = 1e-3
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
@@ -55,19 +77,15 @@ class Settings(recipes.Settings):
 
 SMOKE = {"steps": 2, "eval_every": 8, "base_steps": 2, "rejection_steps": 2, "meta_steps": 2, "prompts_per_step": 2}
 ARMS = {
-    "base": {"rl": False, "rejection_steps": 0},
+    "base": {"then": nothing, "rejection_steps": 0},
     "rl": {},
-    "rejected": {"rl": False},
+    "rejected": {"then": nothing},
     "no_rejection": {"rejection_steps": 0},
     "direct": {"reports": partial(task.draw_principled, named=False, reasons=False)},
     "no_principles": {"reports": partial(task.draw_principled, named=False)},
 }
 METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
 CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
-
-
-def correct(tagged, scored, scores, prompts):
-    return jnp.where(scored & judgements.picks_best(scores, task.principled_scores(prompts)), 1.0, -1.0)
 
 
 def of_votes(every, gold):
@@ -115,17 +133,7 @@ def build(settings: Settings) -> experiment.Plan:
     stages = []
     if settings.rejection_steps:
         stages.append(report_judges.rejection_stage(steps=settings.rejection_steps, gold=task.principled_scores))
-    if settings.rl:
-        stages.append(
-            report_judges.rl_stage(
-                correct,
-                steps=settings.steps,
-                prompts_per_step=settings.prompts_per_step,
-                group_size=settings.group_size,
-                learning_rate=settings.learning_rate,
-                kl_weight=settings.kl_weight,
-            )
-        )
+    stages += settings.then(settings)
     stages.append(report_judges.meta_stage(steps=settings.meta_steps, gold=task.principled_scores))
     return experiment.Plan(start, tuple(stages), measure)
 

@@ -50,6 +50,35 @@ def best_rule(key, entropy):
     return jnp.log(jax.nn.one_hot(jnp.argmax(combine.win_rates(*rated)), entropy.shape[0]) + 1e-9)
 
 
+NOISY = partial(text.draw_pairs, flip_rate=0.1)
+
+
+def draw(key, n):
+    """Replies of the behaviour and their ratings."""
+    prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
+    return prompts, responses, rate(jax.random.fold_in(key, 1), prompts, responses) / (LEVELS - 1)
+
+
+def ten_heads():
+    """A head for every rule, fitted to ratings and weighted."""
+    return draw, attribute_rewards.label_loss, attribute_rewards.mixed
+
+
+def one_head():
+    """One head, fitted to pairs."""
+    return NOISY, attribute_rewards.preference_loss, attribute_rewards.first_output
+
+
+def as_given(steps):
+    """The weights stay what the arm's ``mix`` made them."""
+    return ()
+
+
+def from_pairs(steps):
+    """The weights are fitted to pairs."""
+    return (attribute_rewards.fit_stage(NOISY, attribute_rewards.mix_loss, steps=steps),)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """tau is the paper's; the models are decoders of 32 tokens made here."""
@@ -60,8 +89,8 @@ class Settings(recipes.Settings):
     base_steps: int = 150
     fit_steps: int = 200
     mix: Callable = by_entropy(2.0)  # logarithms of the weights
-    heads: bool = True  # ten heads fitted to ratings; else one, fitted to pairs
-    learned: bool = False  # the weights are fitted to pairs
+    judge: Callable = ten_heads  # how heads are fitted, and what they say together
+    weigh: Callable[[int], tuple[experiment.Stage, ...]] = as_given  # how the weights are fitted
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2}
@@ -73,17 +102,11 @@ ARMS = {
     "anti": {"mix": by_entropy(-2.0)},
     "random": {"mix": random},
     "best_rule": {"mix": best_rule},
-    "learned": {"mix": equal, "learned": True},
-    "single": {"heads": False},
+    "learned": {"mix": equal, "weigh": from_pairs},
+    "single": {"judge": one_head},
 }
 METRICS = ("pair/accuracy", "eval/utility", "rule/correlation", "eval/safe")
 CURVES = ("pair/accuracy", "eval/utility", "eval/proxy", "kl/ref")
-
-
-def draw(key, n):
-    """Replies of the behaviour and their ratings."""
-    prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
-    return prompts, responses, rate(jax.random.fold_in(key, 1), prompts, responses) / (LEVELS - 1)
 
 
 def correlation(params, key):
@@ -101,14 +124,13 @@ def build(settings: Settings) -> experiment.Plan:
         entropy = combine.rating_entropy(rated, levels=LEVELS)
         return start(key) | {"entropy": entropy, "mix": settings.mix(jax.random.fold_in(key, 4), entropy)}
 
-    noisy = partial(text.draw_pairs, flip_rate=0.1)
-    table, fit = (draw, attribute_rewards.label_loss) if settings.heads else (noisy, attribute_rewards.preference_loss)
-    stages = [attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps)]
-    if settings.learned:
-        stages.append(attribute_rewards.fit_stage(noisy, attribute_rewards.mix_loss, steps=settings.fit_steps))
-    proxy = attribute_rewards.mixed if settings.heads else attribute_rewards.first_output
-    stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate))
-    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(proxy, correlation))
+    table, fit, proxy = settings.judge()
+    stages = (
+        attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps),
+        *settings.weigh(settings.fit_steps),
+        attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate),
+    )
+    return experiment.Plan(init, stages, attribute_rewards.make_measure(proxy, correlation))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

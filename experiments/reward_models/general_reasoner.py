@@ -44,6 +44,16 @@ def oracle(settings):
     return answer_judges.without_fitting(free_answers.equivalent)
 
 
+def mixed(rates: np.ndarray) -> np.ndarray:
+    """Which problems have right and wrong samples; all of them where none has.
+
+    >>> mixed(np.array([0.0, 0.5, 1.0])).tolist(), mixed(np.array([0.0, 1.0])).tolist()
+    ([False, True, False], [True, True])
+    """
+    found = (rates > 0) & (rates < 1)
+    return found if found.any() else np.ones(rates.shape, bool)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -54,7 +64,7 @@ class Settings(recipes.OnlineSettings):
     examples: int = 100_000  # that the verifier is distilled from
     length_weight: float = 0.05
     warm_steps: int = 0
-    filtered: bool = True  # problems of which all or none of 8 samples are right stay out
+    keep: Callable | None = mixed  # which problems train, by the shares of 8 samples that are right; None: all
 
 
 EMBEDDED = {
@@ -70,7 +80,7 @@ ARMS = {
     "cot": {},
     "direct": {"compare": direct},
     "no_length": {"length_weight": 0.0},
-    "all_problems": {"filtered": False},
+    "all_problems": {"keep": None},
     "oracle": {"compare": oracle},
 }
 METHOD = "cot"
@@ -82,16 +92,6 @@ BED = experiment.Bed(judges=(("cot", "judge/accuracy", 0.75),))
 def digits(numbers):
     """Tokens of a whole number."""
     return 1.0 + sum((numbers >= 10**k).astype(jnp.float32) for k in (1, 2, 3))
-
-
-def mixed(rates: np.ndarray) -> np.ndarray:
-    """Which problems have right and wrong samples; all of them where none has.
-
-    >>> mixed(np.array([0.0, 0.5, 1.0])).tolist(), mixed(np.array([0.0, 1.0])).tolist()
-    ([False, True, False], [True, True])
-    """
-    found = (rates > 0) & (rates < 1)
-    return found if found.any() else np.ones(rates.shape, bool)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -108,10 +108,10 @@ def build(settings: Settings) -> experiment.Plan:
         )
 
     slots = {}
-    if settings.filtered:
+    if settings.keep is not None:
         rows = np.arange(settings.train_problems)
         rates = curricula.sample_pass_rates(free.bench, settings, rows, samples=8)
-        slots["sampler"] = curricula.make_chosen(mixed(rates), "solved in some and not in all of its samples")
+        slots["sampler"] = curricula.make_chosen(settings.keep(rates), "solved in some and not in all of its samples")
     stage = answer_judges.judged_stage(
         settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth, **slots
     )

@@ -18,6 +18,7 @@ Run:       python -m experiments.reward_models.j1
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,27 @@ def over_the_batch(rewards, group_ids, *, valid):
     return group.reinforce_pp_advantages(rewards, valid=valid)
 
 
+def reinforced(settings):
+    """REINFORCE++ on the judge's verdicts."""
+    return report_judges.rl_stage(
+        verdict,
+        steps=settings.steps,
+        prompts_per_step=settings.rollouts_per_step,
+        group_size=1,
+        learning_rate=settings.learning_rate,
+        kl_weight=settings.kl_weight,
+        advantages=over_the_batch,
+        world=report_judges.LONG,
+    )
+
+
+def imitated(settings):
+    """More reports of the careless judge."""
+    return report_judges.supervised_stage(
+        settings.reports, steps=settings.steps, rows_per_step=settings.rollouts_per_step
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """The judge is a small decoder made here; the paper's has 7B."""
@@ -48,18 +70,18 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     eval_every: int = 75
     base_steps: int = 600
-    second_thoughts: bool = True
-    reinforce: bool = True
+    reports: Callable = task.draw_reflections  # of the careless judge at the start, some in several rounds
+    learn: Callable[..., experiment.Stage] = reinforced
     rollouts_per_step: int = 64
     kl_weight: float = 0.001
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rollouts_per_step": 4}
 ARMS = {
-    "sft": {"reinforce": False},
+    "sft": {"learn": imitated},
     "j1": {},
-    "sft_plain": {"reinforce": False, "second_thoughts": False},
-    "rl_plain": {"second_thoughts": False},
+    "sft_plain": {"learn": imitated, "reports": task.draw_reports},
+    "rl_plain": {"reports": task.draw_reports},
 }
 METRICS = ("eval/accuracy_r0", "eval/accuracy_r4", "eval/slope", "eval/majority_4", "eval/put_right", "eval/spoilt")
 CURVES = ("eval/accuracy_r0", "eval/accuracy_r1", "eval/accuracy_r4", "eval/slope", "eval/tokens_r0", "reward/mean")
@@ -91,22 +113,8 @@ def measure(params, key):
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge from careless reports, then more of them or REINFORCE++ on its verdicts."""
-    draw = task.draw_reflections if settings.second_thoughts else task.draw_reports
-    start = report_judges.make_start(steps=settings.base_steps, draw=draw)
-    if settings.reinforce:
-        stage = report_judges.rl_stage(
-            verdict,
-            steps=settings.steps,
-            prompts_per_step=settings.rollouts_per_step,
-            group_size=1,
-            learning_rate=settings.learning_rate,
-            kl_weight=settings.kl_weight,
-            advantages=over_the_batch,
-            world=report_judges.LONG,
-        )
-    else:
-        stage = report_judges.supervised_stage(draw, steps=settings.steps, rows_per_step=settings.rollouts_per_step)
-    return experiment.Plan(start, (stage,), measure)
+    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
+    return experiment.Plan(start, (settings.learn(settings),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -17,7 +17,6 @@ Run:       python -m experiments.reward_models.judgelrm
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 
 import jax.numpy as jnp
 
@@ -26,8 +25,6 @@ from experiments.reward_models.parts import report_judges
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import judgements
-
-direct = partial(task.draw_reports, reasons=False)
 
 
 def full(tagged, scored, scores, prompts):
@@ -55,7 +52,7 @@ class Settings(recipes.Settings):
     eval_every: int = 50
     base_steps: int = 600
     reward: Callable | None = full  # None: supervised training goes on
-    reasons: bool = True
+    reports: Callable = task.draw_reports  # of the careless judge at the start
     prompts_per_step: int = 8
     group_size: int = 8
     kl_weight: float = 0.001
@@ -67,7 +64,7 @@ ARMS = {
     "judgelrm": {},
     "no_scores": {"reward": no_scores},
     "outcome": {"reward": outcome},
-    "direct": {"reasons": False},
+    "direct": {"reports": task.draw_bare_reports},
 }
 METRICS = ("eval/accuracy", "eval/reasoned", "eval/surface", "eval/consistent", "eval/readable")
 CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/ref")
@@ -75,8 +72,7 @@ CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/r
 
 def build(settings: Settings) -> experiment.Plan:
     """A judge that has seen careless reports, then GRPO on the arm's reward."""
-    draw = task.draw_reports if settings.reasons else direct
-    start = report_judges.make_start(steps=settings.base_steps, draw=draw)
+    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
         stage = report_judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)

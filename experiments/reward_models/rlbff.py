@@ -18,10 +18,12 @@ Run:       python -m experiments.reward_models.rlbff
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from experiments.reward_models.parts import attribute_rewards, principles
 from experiments.reward_models.parts import attribute_text as text
@@ -44,14 +46,14 @@ class Settings(recipes.Settings):
     fit_steps: int = 400
     judgements: int = 4096
     judge: str = "reader"  # reader, bt, regressor
-    consensus: bool = True
+    keep: Callable[..., Array] = principles.agreed  # which judgements are fitted
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "judgements": 64}
 ARMS = {
     "bt": {"judge": "bt"},
     "rlbff": {},
-    "no_consensus": {"consensus": False},
+    "no_consensus": {"keep": principles.anyhow},
     "regressor": {"judge": "regressor"},
 }
 METRICS = ("rank/known", "rank/held_out", "rank/longer_is_worse", "eval/polite", "eval/utility")
@@ -86,7 +88,7 @@ def head(params, prompts, responses, *, quality, wanted):
 def build(settings: Settings) -> experiment.Plan:
     """The arm's judge fitted, then the policy trained on what it says of one principle."""
     start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=len(principles.QUALITIES))
-    judged = partial(principles.draw_judgements, consensus=settings.consensus)
+    judged = partial(principles.draw_judgements, keep=settings.keep)
     table, loss, proxy_of = {
         "reader": (judged, principles.judgement_loss, lambda q, w: partial(principles.score, quality=q, wanted=w)),
         "bt": (draw_ordered, attribute_rewards.preference_loss, lambda q, w: attribute_rewards.first_output),

@@ -32,22 +32,26 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
 
 
+def as_scored(score, before):
+    """No correction."""
+    return score
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values for Qwen; see EMBEDDED for the small model."""
 
     prompts_per_step: int = 768
     how: Callable | None = free_answers.mean_probability  # None: the rule
-    debias: bool = True
+    correct: Callable = free_answers.debiased  # for what the base gives the reference without reasoning
     beta: float = 0.5  # of the filter; 0: none
     forget: float = 0.99
     filter_from: int = 11
     warm_steps: int = 0
     draw: int = 1  # times as many prompts as train; those that pass the filter fill the batch
     penalty: float = 0.0  # of 4-grams that were said before
-    verifree: bool = False  # the reference's own likelihood is raised, too
-    verifier: bool = False  # a generative judge in the place of probabilities
-    examples: int = 2000  # that it is trained on
+    raised: float = 0.0  # weight with which the reference's own likelihood is raised, and nothing is corrected
+    examples: int = 0  # that a generative judge is trained on, in the place of probabilities
 
 
 EMBEDDED = {
@@ -56,18 +60,18 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "filter_from": 1, "examples": 32,
+    "eval_problems": 8, "eval_samples": 2, "warm_steps": 2, "filter_from": 1,
 }  # fmt: skip
 ARMS = {
     "rule": {"how": None, "beta": 0.0},
     "rlpr": {},
     "product": {"how": free_answers.product_probability},
-    "biased": {"debias": False},
+    "biased": {"correct": as_scored},
     "unfiltered": {"beta": 0.0},
     "refill": {"draw": 2},
     "penalty": {"penalty": 0.2},
-    "verifree": {"how": free_answers.product_probability, "debias": False, "beta": 0.0, "verifree": True},
-    "verifier": {"verifier": True, "beta": 0.0},
+    "verifree": {"how": free_answers.product_probability, "beta": 0.0, "raised": 1.0},
+    "verifier": {"examples": 2000, "beta": 0.0},
 }
 METHOD = "rlpr"
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
@@ -90,21 +94,19 @@ def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
     free, size = free_answers.make_free(settings), settings.group_size
     found, policy, base = free.bench, free.bench.model.policy, free.bench.model.params
-    judge = answer_judges.make_generative(settings.examples, error_rate=0.0, worked=False, soft=False)
+    judge = answer_judges.make_generative(max(settings.examples, 1), error_rate=0.0, worked=False, soft=False)
 
     def reward(params, extras, rows, rewards):
         if settings.how is None:
             return rewards.value
-        if settings.verifier:
+        if settings.examples:
             answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
             return jax.lax.stop_gradient(judge.judge(extras["verifier"], *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
-        if settings.verifree:
-            return score
-        if settings.debias:
+        if not settings.raised:
             before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
-            score = free_answers.debiased(score, before)
-        return 0.9 * score + 0.1 * free.read(rows)[1].astype(jnp.float32)
+            return 0.9 * settings.correct(score, before) + 0.1 * free.read(rows)[1].astype(jnp.float32)
+        return score
 
     def estimate(params, extras, rows, rewards):
         value = reward(params, extras, rows, rewards)
@@ -114,9 +116,9 @@ def build(settings: Settings) -> experiment.Plan:
         keep = (spread >= settings.beta * extras["spread"]) | (extras["step"] < settings.filter_from)
         keep = filled(keep, size, settings.prompts_per_step)
         own = {"spread": spread, "kept": keep.astype(jnp.float32)}
-        if settings.verifree:
+        if settings.raised:
             shown = free_answers.with_reference(free, rows)
-            own |= {f"reference/{name}": x for name, x in shown._asdict().items()} | {"weight": value}
+            own |= {f"reference/{name}": x for name, x in shown._asdict().items()} | {"weight": settings.raised * value}
         inner = builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
@@ -139,12 +141,12 @@ def build(settings: Settings) -> experiment.Plan:
         drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact),
         figures=figures,
     )  # fmt: skip
-    if settings.verifree:
+    if settings.raised:
         online = online._replace(loss=free_answers.with_likelihood(policy, online.loss))
 
     def extras(params, key):
         start = {"spread": jnp.zeros((), jnp.float32), "step": jnp.zeros((), jnp.int32)}
-        return start | ({"verifier": judge.fit(key)} if settings.verifier else {})
+        return start | ({"verifier": judge.fit(key)} if settings.examples else {})
 
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)

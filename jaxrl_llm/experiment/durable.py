@@ -33,7 +33,7 @@ from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Key, Params, TrainState
 
 EVAL_KEY = 20_000
-SHOWN_ROWS = 16  # of a rollout, written to be read
+SHOWN_ROWS = 8  # of a rollout, written to be read; two groups at least
 
 
 class Keeping(NamedTuple):
@@ -49,10 +49,33 @@ class Keeping(NamedTuple):
     most_gap: float = 0.0  # see ``train.host.make_host_loop``
     most_skipped: int = 0
     planner: Planner | None = None  # arranges the rows of updates, see ``train.packing``
+    of_seed: str = (
+        "seed_{}"  # where a seed lies in ``folder``, and where the checkpoints of a stage; empty: right there
+    )
+    of_stage: str = "stage_{}"
+    note: dict[str, Any] = {}  # what its checkpoints hold beside the step
 
 
 class Stopped(Exception):
-    """The run was asked to stop and is safe in its folder."""
+    """The run was asked to stop and is safe in its folder, at ``step``."""
+
+    def __init__(self, step: int):
+        super().__init__(f"stopped at step {step}; the same command goes on")
+        self.step = step
+
+
+def shared_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
+    """The state at the beginning of a stage; the first parameters belong to all seeds, so that a copy is trained."""
+    return jax.tree.map(jnp.copy, plans.start(stage, params, jax.random.fold_in(key, index)))
+
+
+def metrics_of(iteration: host.Iteration) -> dict[str, float]:
+    """What the compiled step says of itself."""
+    return dict(iteration.metrics)
+
+
+def unseen(step: int, row: dict[str, float]) -> None:
+    """Nobody watches the steps of a run."""
 
 
 def stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stage, int, int]]:
@@ -66,12 +89,12 @@ class _Logs:
     """What a seed wrote before, and what it writes now; with no folder nothing."""
 
     def __init__(self, keeping: Keeping, seed: int):
-        self.folder = None if keeping.folder is None else keeping.folder / f"seed_{seed}"
+        self.folder = None if keeping.folder is None else keeping.folder / keeping.of_seed.format(seed)
         self.keeping = keeping
         self.metrics: dict[int, dict[str, float]] = {}
         self.measured: dict[int, dict[str, Any]] = {}
         self.track = track.nothing
-        if self.folder is not None:
+        if self.folder is not None and keeping.identity:
             self._open(self.folder)
 
     def _open(self, folder: pathlib.Path) -> None:
@@ -93,11 +116,12 @@ class _Logs:
             return
         if hosts.is_first():
             for name in ("metrics.jsonl", "measured.jsonl", view.FILE):
-                record.rewind(self.folder / name, step)
+                if (self.folder / name).exists():  # there are no lines before the first one
+                    record.rewind(self.folder / name, step)
         hosts.barrier(f"rewound {self.folder}")
         self.metrics = {row.pop("step"): row for row in record.read_lines(self.folder / "metrics.jsonl")}
         self.measured = {row.pop("step"): row for row in record.read_lines(self.folder / "measured.jsonl")}
-        self.track = track.open_trackers(self.keeping.trackers, self.folder, begin=step)
+        self.track = track.open_trackers(self.keeping.trackers if hosts.is_first() else (), self.folder, begin=step)
 
     def add(self, name: str, step: int, values: dict[str, Any]) -> None:
         if self.folder is not None and hosts.is_first():
@@ -118,8 +142,28 @@ def _arrays(values: dict[str, Any]) -> dict[str, np.ndarray]:
 class SeedRun:
     """The programs of an arm, compiled once for all its seeds, and the loop of one seed."""
 
-    def __init__(self, plan: Plan, every: int, mesh: str, keeping: Keeping, *, temperature: float = 1.0):
+    def __init__(
+        self,
+        plan: Plan,
+        every: int,
+        mesh: str,
+        keeping: Keeping,
+        *,
+        temperature: float = 1.0,
+        start: Callable[[Stage, Params, Key, int], TrainState] = shared_start,
+        figures: Callable[[host.Iteration], dict[str, float]] = metrics_of,
+        see: Callable[[int, dict[str, float]], None] = unseen,
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          every: steps between measurements.
+          start: makes the state of a stage from the parameters before it, the seed's key and the stage's number.
+          figures: of a step of the host loop, for its line in ``metrics.jsonl``.
+          see: is told every step with its line.
+        """
         self.plan, self.every, self.keeping, self.temperature = plan, every, keeping, temperature
+        self.start, self.figures, self.see = start, figures, see
         self.mesh = meshes.parse_mesh(mesh) if mesh else None
         self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
         self.shards = 1 if self.mesh is None else meshes.batch_parts(self.mesh)
@@ -136,35 +180,44 @@ class SeedRun:
           RunStopped: where the run's world says so, after a checkpoint of the last step.
           UserError: for a folder of another run, or a disk that is full.
         """
+        logs = _Logs(self.keeping, seed)
+        try:
+            yield from self._run(seed, stop, logs)
+        finally:
+            logs.track.close()
+
+    def _run(self, seed: int, stop: Stop, logs: _Logs) -> Iterator[tuple[int, dict | None, dict]]:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
-        logs, params = _Logs(self.keeping, seed), self.plan.init(key)
+        params = self.plan.init(key)
         at, state = self._resume(logs, params, key)
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
-        end = 0
+        end, total = 0, sum(stage.steps for stage in self.plan.stages)
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
-            if end < at and end not in logs.measured:
-                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
-                                "are gone; give --fresh to begin again")  # fmt: skip
-            if end < at or end == at and end in logs.measured:
+            if end <= at and end in logs.measured:
                 yield end, self._logged(logs, begin, end), _arrays(logs.measured[end])
                 params = params if state is None else state.params
                 continue
+            if end < min(at, total):
+                raise UserError(f"{logs.folder}/measured.jsonl has lost the measurement of step {end}, and its weights "
+                                "are gone; give --fresh to begin again")  # fmt: skip
             if state is None or begin >= at and done == 0:
                 params = params if state is None else state.params
-                state = self._begin(stage, params, jax.random.fold_in(key, index))
+                state = self._begin(index, params, key)
             try:
-                for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
-                    state = now
-                    logs.metrics |= row
+                with stop.listening():
+                    for row, now in self._advance(index, stage, state, begin, end, max(begin, at), done, logs, stop):
+                        state = now
+                        logs.metrics |= row
+                    if hosts.anywhere(stop.asked):  # while the last step was kept
+                        raise Stopped(end)
                 params = state.params
                 measured = self._measured(logs, end, params, eval_key)
             except RunStopped as error:
                 raise self._wanting(error, logs, index, begin - done, state) from error
             yield end, self._logged(logs, begin, end), measured
         self._export(logs, params)
-        logs.track.close()
 
     def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
         """The error of a run that lacks something, behind a checkpoint of its last whole step."""
@@ -189,10 +242,9 @@ class SeedRun:
         names = [name for name in names if name != "tokens/per_s"]
         return {name: np.asarray([row.get(name) for row in rows], np.float64) for name in names}
 
-    def _begin(self, stage: Stage, params: Params, key: Key) -> TrainState:
+    def _begin(self, index: int, params: Params, key: Key) -> TrainState:
         """The state of a stage, all of it split over the mesh: parameters, moments, and the copies in its extras."""
-        # the state is donated at every step: the first parameters belong to all seeds, so a copy goes in
-        state = jax.tree.map(jnp.copy, plans.start(stage, params, key))
+        state = self.start(self.plan.stages[index], params, key, index)
         return state if self.mesh is None else rules.shard(state, self.mesh)
 
     def _trained(self, index: int) -> str:
@@ -202,29 +254,36 @@ class SeedRun:
         """``(steps done, state)`` of the newest intact checkpoint; ``(0, None)`` where there is none."""
         if logs.folder is None:
             return 0, None
-        folder = logs.folder / "checkpoints"
         for index in reversed(range(len(self.plan.stages))):
-            path = checkpoint.latest(folder / f"stage_{index}")
+            path = checkpoint.latest(self._checkpoints(logs.folder, index))
             if path is None:
                 continue
-            note, stage = checkpoint.note(path), self.plan.stages[index]
-            like = self._begin(stage, params, jax.random.fold_in(key, index))
+            for name, value in self.keeping.note.items():
+                if checkpoint.note(path).get(name) != value:
+                    raise UserError(f"checkpoint {path} belongs to other {name} than this run has; give what it was "
+                                    "made with, or another folder")  # fmt: skip
+            before = sum(stage.steps for stage in self.plan.stages[:index])
+            like = self._begin(index, params, key)
             kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
             state = lora_state.whole(kept, like.params, bool(self._trained(index)))
-            hosts.say(f"resuming {logs.folder} at step {note['step']}")
-            return int(note["step"]), state
+            hosts.say(f"resuming {logs.folder} at step {before + int(state.step)}")
+            return before + int(state.step), state
         return 0, None
+
+    def _checkpoints(self, folder: pathlib.Path, index: int) -> pathlib.Path:
+        return folder / "checkpoints" / self.keeping.of_stage.format(index)
 
     def _save(self, logs: _Logs, index: int, step: int, state: TrainState) -> None:
         if logs.folder is not None:
             kept = lora_state.kept(state, bool(self._trained(index)))
-            checkpoint.save(logs.folder / "checkpoints" / f"stage_{index}", kept, note={"step": step})
+            checkpoint.save(self._checkpoints(logs.folder, index), kept, note={"step": step} | self.keeping.note)
 
     def _loop(self, index: int, method: Online) -> HostLoop:
         if index not in self.loops:
             self.loops[index] = host.make_host_loop(
-                method, self.plan.host_score, place=self.place, world=self.plan.world, most_gap=self.keeping.most_gap,
-                most_skipped=self.keeping.most_skipped, planner=self.keeping.planner, shards=self.shards,
+                method, self.plan.host_score, place=self.place, world=self.plan.world, move=self.plan.move,
+                most_gap=self.keeping.most_gap, most_skipped=self.keeping.most_skipped, planner=self.keeping.planner,
+                shards=self.shards,
             )  # fmt: skip
         return self.loops[index]
 
@@ -238,16 +297,20 @@ class SeedRun:
             pieces = self._online(index, stage, state, offset, at, end, logs)
         else:
             pieces = self._offline(index, stage, state, at, end)
-        for rows, now in pieces:
+        for rows, now, iteration in pieces:
             for step, row in rows.items():
                 logs.add("metrics.jsonl", step, row)
+                self.see(step, row)
             step, stopping = max(rows), hosts.anywhere(stop.asked)
             every = self.keeping.checkpoint_every
-            if (step - offset) % every == 0 or step == offset + stage.steps or stopping:
+            keep = (step - offset) % every == 0 or step == offset + stage.steps or stopping
+            if iteration is not None and (keep or step == 1):
+                self._look(index, iteration, step, logs)
+            if keep:
                 self._save(logs, index, step, now)
             yield rows, now
-            if stopping:
-                raise Stopped(f"stopped at step {step}; the same command goes on")
+            if stopping:  # after the last step too: what follows may be longer than whoever asks will wait
+                raise Stopped(step)
 
     def _online(self, index, stage, state, offset, at, end, logs):
         loop = self._loop(index, stage.method)
@@ -258,20 +321,18 @@ class SeedRun:
                 state, history = threads.run(
                     loop, state, upto - offset, staleness=self.keeping.staleness, scorers=self.keeping.scorers
                 )
-                yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state
+                yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
             return
         clock = time.monotonic()
         for iteration in host.iterations(loop, state, end - offset):
-            step, now = offset + int(iteration.state.step), time.monotonic()
-            row = dict(iteration.metrics) | {"time/step_s": now - clock, "compile/count": iteration.compiled}
+            step, took = offset + int(iteration.state.step), time.monotonic() - clock
+            row = self.figures(iteration) | {"time/step_s": took, "compile/count": iteration.compiled}
             row |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
             if "tokens/generated" in row:
-                row["tokens/per_s"] = row["tokens/generated"] / (now - clock)
-            clock = now
-            if (step - offset) % self.keeping.checkpoint_every == 0 or step == 1:
-                self._look(index, iteration, step, logs)
-            yield {step: row}, iteration.state
+                row["tokens/per_s"] = row["tokens/generated"] / took
+            clock = time.monotonic()  # what is measured for the line is no time of training
+            yield {step: row}, iteration.state, iteration
 
     def _offline(self, index, stage, state, at, end):
         while at < end:
@@ -286,7 +347,7 @@ class SeedRun:
                 )
             state, metrics = self.offline[index, steps](state)
             host_side = {name: np.asarray(hosts.gathered(x), np.float64) for name, x in metrics.items()}
-            yield {at + 1 + k: {n: float(x[k]) for n, x in host_side.items()} for k in range(steps)}, state
+            yield {at + 1 + k: {n: float(x[k]) for n, x in host_side.items()} for k in range(steps)}, state, None
             at += steps
 
     def _look(self, index: int, iteration: host.Iteration, step: int, logs: _Logs) -> None:
@@ -295,10 +356,9 @@ class SeedRun:
         if logs.folder is None or model is None:
             return
         if index not in self.looks:
-            size = method.group_size
-            rows = max(size, SHOWN_ROWS // size * size)
-            self.looks[index] = transcripts.make_method_look(
-                method, model.tokenizer.decode, rows=rows, temperature=self.temperature
+            groups = min(max(2, SHOWN_ROWS // method.group_size), method.prompts_per_step)
+            self.looks[index] = transcripts.make_look(
+                method, model.tokenizer.decode, rows=groups * method.group_size, temperature=self.temperature
             )
         rollouts = iteration.drawn.trajectories
         lines = self.looks[index](iteration.state, rollouts, iteration.rewards, step)
@@ -308,9 +368,9 @@ class SeedRun:
             logs.track.text(step, "samples", track.samples(lines))
 
     def _export(self, logs: _Logs, params: Params) -> None:
-        """The trained model as a model folder, once."""
+        """The trained model as a model folder."""
         model = self.plan.model
-        if logs.folder is None or model is None or not self.keeping.export or (logs.folder / "model").is_dir():
+        if logs.folder is None or model is None or not self.keeping.export:
             return
         found = hosts.gathered(params)
         parts = {name: part for name, part in found.items() if name != "model"} if "model" in found else {}
@@ -325,6 +385,7 @@ class SeedRun:
                 flat = {"/".join(str(k.key) for k in path): x for path, x in jax.tree_util.tree_leaves_with_path(parts)}
                 save_file(flat, scratch / "model" / "heads.safetensors")
             for part in scratch.iterdir():
+                shutil.rmtree(logs.folder / part.name, ignore_errors=True)  # of fewer steps
                 part.rename(logs.folder / part.name)
             scratch.rmdir()
         hosts.barrier("export")

@@ -163,8 +163,7 @@ def run_arm(
         stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
         kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
         seed_run = SeedRun(plan, every, mesh, kept, temperature=temperature)
-        with stop.listening():
-            found = [_follow(seed_run.run(seed, stop), total, alone=True, most_skipped=most_skipped) for seed in seeds]
+        found = [_follow(seed_run.run(seed, stop), total, alone=True, most_skipped=most_skipped) for seed in seeds]
         curves = _Curves()
         for name in found[0].points:
             steps = found[0].points[name]

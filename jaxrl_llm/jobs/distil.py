@@ -16,9 +16,9 @@ from jaxrl_llm import reduce
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
-from jaxrl_llm.jobs import rows
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import parts
+from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
@@ -168,7 +168,7 @@ def build(settings: Settings) -> Plan:
         estimate=make_estimate(policy, nothing, temperature=settings.temperature),
         loss=loss,
         score=unjudged,
-        tx=rows.optimiser(settings, lambda rate: optax.adamw(rate, weight_decay=settings.weight_decay)),
+        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
     )
     plan = recipes.one_stage(settings, bench, online)
     return plan._replace(on_host=True, host_score=None if bench.score is not None else lambda t: unjudged({}, t))

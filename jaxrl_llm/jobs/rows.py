@@ -1,7 +1,7 @@
 """Rows of the supervised commands: texts and preferences of a file, or generated ones, as token arrays."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -166,19 +166,3 @@ def encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str
 def labels(rows: Sequence[Judged]) -> Bool[Array, " N"]:
     """``desirable`` of every row."""
     return jnp.asarray(np.asarray([row.desirable for row in rows], bool))
-
-
-def optimiser(settings: Any, make: Callable[[Any], Any]) -> Any:
-    """``make`` of the schedule of the settings."""
-    import optax
-
-    rate, steps, warmup = settings.learning_rate, settings.steps, min(settings.warmup_steps, settings.steps // 2)
-    if settings.schedule == "constant":
-        after = optax.constant_schedule(rate)
-    elif settings.schedule == "linear":
-        after = optax.linear_schedule(rate, 0.0, max(1, steps - warmup))
-    else:
-        after = optax.cosine_decay_schedule(rate, max(1, steps - warmup))
-    if not warmup:
-        return make(after)
-    return make(optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), after], [warmup]))

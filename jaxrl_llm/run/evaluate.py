@@ -1,7 +1,7 @@
 """pass@1 and pass@k with 95 % intervals over problems."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +10,8 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.metrics.intervals import Interval, pass_at_k, score_interval
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+
+SHOWN = 4  # problems whose first sample is kept to be read
 
 
 class Evaluation(NamedTuple):
@@ -22,7 +24,7 @@ class Evaluation(NamedTuple):
     truncated: float
     invalid: int
     value: np.ndarray
-    first: list[np.ndarray]  # token rows of the first sample of each problem
+    first: list[np.ndarray]  # token rows of the first sample of the first problems
     by_level: dict[int, Interval]  # pass@1 of the problems of each level
 
 
@@ -70,7 +72,7 @@ def levels(value: np.ndarray, valid: np.ndarray, level: np.ndarray) -> dict[int,
     return found
 
 
-def evaluate(
+def sampled(
     rollout: Callable[..., Trajectories],
     score: Callable[[Trajectories], Rewards],
     params: Params,
@@ -79,8 +81,8 @@ def evaluate(
     *,
     samples: int,
     chunk: int = 128,
-) -> Evaluation:
-    """Samples every problem ``samples`` times, ``chunk`` problems to a compiled call.
+) -> dict[str, Any]:
+    """Samples every problem ``samples`` times, ``chunk`` problems to a compiled call; numbers for ``of_samples``.
 
     Args:
       rollout: compiled ``(params, tokens, valid, keys, problem_ids) -> Trajectories`` with groups of ``samples``.
@@ -102,14 +104,26 @@ def evaluate(
         lengths.append(trajectories.mask.sum(1)[: real * samples])
         truncated.append(trajectories.truncated[: real * samples])
         first.extend(np.where(trajectories.mask, trajectories.tokens, -1)[: real * samples : samples])
-    value, valid = np.concatenate(values), np.concatenate(valids)
+    return {
+        "eval/value": np.concatenate(values),
+        "eval/valid": np.concatenate(valids),
+        "eval/mean_tokens": float(np.concatenate(lengths).mean()),
+        "eval/truncated": float(np.concatenate(truncated).mean()),
+        "eval/first": np.stack(first[:SHOWN]),
+    }
+
+
+def of_samples(found: dict[str, Any], problems: Problems) -> Evaluation:
+    """The scores of what ``sampled`` gave, also where it was written as numbers and read again."""
+    value, valid = np.asarray(found["eval/value"]), np.asarray(found["eval/valid"]).astype(bool)
+    first = np.asarray(found["eval/first"]).astype(np.int64)
     at_1, at_k = summarize(value, valid)
     return Evaluation(
         pass_at_1=at_1,
         pass_at_k=at_k,
-        k=samples,
-        mean_tokens=float(np.concatenate(lengths).mean()),
-        truncated=float(np.concatenate(truncated).mean()),
+        k=value.shape[1],
+        mean_tokens=float(found["eval/mean_tokens"]),
+        truncated=float(found["eval/truncated"]),
         invalid=int((~valid).sum()),
         value=value,
         first=[row[row >= 0] for row in first],

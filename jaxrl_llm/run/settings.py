@@ -10,18 +10,17 @@ from typing import Literal
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import quantised
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
+from jaxrl_llm.run.options import ModelSettings, SamplingSettings, sampling_of
 from jaxrl_llm.run.records import record, track
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(MethodSettings):
+class Settings(MethodSettings, SamplingSettings, ModelSettings):
     """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
 
-    model: parts.ModelName = "nano"
     # countdown, chain, FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "countdown"
     # the columns of a file; see data.formats
@@ -37,26 +36,13 @@ class Settings(MethodSettings):
     group_size: int = 16  # samples per prompt
     microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
     filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
-    lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
     learning_rate: float = 6e-4
-    temperature: float = 1.0
-    stop: tuple[str, ...] = ()  # texts that end a response as the model's end tokens do
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
     prompt_tokens: int = 0  # columns for prompts; 0: the longest prompt
     max_new_tokens: int = 28
-    # responses that decode at once, on a mesh of each device, the next takes the place of one that ended; 0: all of
-    # them, in lock-step
-    slots: int = 0
-    cache_stages: int = 1  # steps in which a rollout's cache grows: a token reads the columns there are so far
-    row_stages: int = 1  # steps in which a rollout's batch shrinks as responses end, on a mesh that of each device
-    int8_cache: bool = False  # rollouts keep keys and values in a byte; the table's log-prob gap says what it costs
-    # training samples from weights in few bits, made anew at every step; tokens are then weighted by min(ratio, 2)
-    rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
     strict: bool = False  # sample by the trainer's own pass: its gap is then exactly 0, at many times the work
     most_gap: float = 0.0  # stop where a token's log-probability differs more between sampler and trainer; 0: never
     most_skipped: int = 10  # updates in a row that are not finite, each left out, until the run stops; 0: never
-    compute: Literal["float32", "bfloat16"] = "float32"  # of activations, and of weights where they are used
-    remat: bool = False  # recompute layers in the backward pass, for their memory
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "auto"  # who computes it; auto: a kernel where there is one
     optimiser: Literal["adam", "muon"] = "adam"  # muon: for the matrices of the layers, Adam for the rest
     train_problems: int = 10240  # size of the generated training set
@@ -78,10 +64,9 @@ class Settings(MethodSettings):
 
 def check(settings: Settings) -> None:
     """Raises UserError for a number out of range."""
-    least = {name: 1 for name in ("steps", "prompts_per_step", "max_new_tokens", "eval_problems")}
+    least = {name: 1 for name in ("steps", "prompts_per_step", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
-    least |= {"cache_stages": 1, "row_stages": 1, "eval_every": 0}
-    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "slots": 0, "most_skipped": 0, "schedule_steps": 0}
+    least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "most_skipped": 0, "schedule_steps": 0, "eval_every": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
@@ -92,24 +77,14 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if not (value > 0 and math.isfinite(value)):
             raise UserError(f"{flags.spell(name)} {value} must be positive and finite")
-    if not all(settings.stop):
-        raise UserError("--stop '' would end every response before it begins; give texts")
     if not settings.most_gap >= 0:
         raise UserError(f"--most-gap {settings.most_gap} must not be negative; 0 allows any")
-    for name in ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts") if settings.strict else ():
-        if value := getattr(settings, name):
-            raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
-    if settings.strict and settings.microbatches > 1:
-        raise UserError(f"--strict scores whole batches; drop --microbatches {settings.microbatches}")
-    for name in ("cache_stages", "row_stages"):
-        other = "--strict, which has no cache" if settings.strict else f"--slots {settings.slots}"
-        if (settings.strict or settings.slots) and (value := getattr(settings, name)) > 1:
-            raise UserError(f"{flags.spell(name)} {value} is of rollouts in lock-step; drop it, or {other}")
+    if settings.strict:
+        check_strict(settings)
+    sampling_of(settings)
     check_measured(settings)
     if settings.optimiser == "muon" and settings.lora:
         raise UserError(f"--optimiser muon is for the matrices of layers; drop it, or --lora {settings.lora}")
-    if settings.rollout_weights:
-        quantised.check_extra()
     if settings.rollout_mesh:
         check_layouts(settings)
     method.check(settings, settings.max_new_tokens)
@@ -123,6 +98,20 @@ def check_measured(settings: Settings) -> None:
     if settings.eval_format and not settings.eval_data:
         raise UserError(f"--eval-format {settings.eval_format} belongs to --eval-data, which is not given")
     track.check(settings.track)
+
+
+def check_strict(settings: Settings) -> None:
+    """Raises UserError for what sampling by the trainer's own pass does not know."""
+    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p")
+    for name in without:
+        if (value := getattr(settings, name)) != getattr(Settings, name):
+            raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
+    if settings.microbatches > 1:
+        raise UserError(f"--strict scores whole batches; drop --microbatches {settings.microbatches}")
+    for name in ("cache_stages", "row_stages"):
+        if (value := getattr(settings, name)) > 1:
+            raise UserError(f"{flags.spell(name)} {value} is of rollouts in lock-step; drop it, or --strict, which has "
+                            "no cache")  # fmt: skip
 
 
 def check_layouts(settings: Settings) -> None:

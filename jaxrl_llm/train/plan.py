@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
+from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import offline, online
@@ -43,6 +44,7 @@ class Plan(NamedTuple):
     on_host: bool = False
     host_score: Callable[[Trajectories], Rewards] | None = None
     world: HostEpisodes | None = None
+    move: Move | None = None  # makes the weights of rollouts in a layout of their own, see ``train.host``
     model: Any = None  # the loaded model (``run.parts.Model``) whose policy the parameters are, where there is one
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from jaxrl_llm.data import chat, templates
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run.grpo import cli
 
 TALK = [{"role": "user", "content": "hi"}]
 DOUBLED = "".join("{% set s = " + how + " %}" for how in ["s + s"] * 40)

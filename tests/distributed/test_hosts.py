@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.run.grpo import cli
+from jaxrl_llm.jobs.grpo import cli
 from tests.models_for_tests import byte_model
 
 JOB = [

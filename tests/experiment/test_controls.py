@@ -14,7 +14,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, loop, recipes
 from jaxrl_llm.experiment.evidence import beds, certificates, controls, verdicts
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Rewards, Trajectories
 from tests.experiment import tiny
 from tests.experiment.made import made_module
 
@@ -156,6 +156,47 @@ def test_beds_share_their_healthy_arm_and_their_dose_does_something(module):
     assert arms.update_fingerprint(module.build(resolved[healthy])) == arms.update_fingerprint(fresh)
     assert not arms.same_updates({name: module.build(settings) for name, settings in resolved.items()})
     assert getattr(resolved[healthy], module.BED.knob) == 0.0 < getattr(resolved[module.BED.baseline], module.BED.knob)
+
+
+def _answered(settings):
+    """Two problems with their own solutions and with each other's; the first one's row twice."""
+    bench = recipes.bench(settings)
+    solutions, valid = recipes.demonstrations(settings)
+    ids = jnp.asarray([0, 1, 0, 1, 0], jnp.int32)
+    told = jnp.asarray([0, 1, 1, 0, 0], jnp.int32)  # whose solution is written
+    prompts = bench.train.tokens[ids]
+    tokens = jnp.concatenate([prompts, solutions[told]], axis=1)
+    mask = jnp.concatenate([jnp.zeros(prompts.shape, bool), valid[told]], axis=1)
+    zeros = jnp.zeros(tokens.shape, jnp.float32)
+    rows = Trajectories(tokens, mask.astype(jnp.int32), jnp.zeros(tokens.shape, jnp.int32), mask, zeros,
+                        jnp.zeros(5, bool), jnp.arange(5, dtype=jnp.int32), ids)  # fmt: skip
+    return jax.tree.map(lambda x: x[ids], bench.train.answers), rows
+
+
+@pytest.mark.parametrize(
+    ("module", "changes", "paid"),
+    [
+        (noisy_verifier, {"false_positives": 0.0, "false_negatives": 0.0}, [1, 1, 0, 0, 1]),
+        (noisy_verifier, {"false_positives": 1.0, "false_negatives": 1.0}, [0, 0, 1, 1, 0]),
+        (noisy_verifier, {"false_positives": 1.0, "false_negatives": 0.0}, [1, 1, 1, 1, 1]),
+        (sparse_search, {"sparsity": 0.0}, [1, 1, 0, 0, 1]),
+        (sparse_search, {"sparsity": 0.99}, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_the_dose_decides_what_is_paid(module, changes, paid):
+    base = arms.preset(module, smoke=True, model="nano")
+    settings = dataclasses.replace(base, max_new_tokens=18, **changes)
+    answers, rows = _answered(settings)
+    assert module.build(settings).stages[0].method.score(answers, rows).value.tolist() == paid
+
+
+def test_an_erring_verifier_is_consistent():
+    base = dataclasses.replace(arms.preset(noisy_verifier, smoke=True, model="nano"), max_new_tokens=18)
+    for noise in (0.2, 0.5, 0.8):
+        settings = dataclasses.replace(base, false_positives=noise, false_negatives=noise)
+        answers, rows = _answered(settings)
+        value = noisy_verifier.build(settings).stages[0].method.score(answers, rows).value
+        assert value[0] == value[4], "the same answer to the same problem"
 
 
 def test_a_bed_needs_a_judge_on_the_device():

@@ -46,7 +46,7 @@ def test_consensus_makes_labels_cleaner():
     assert kept.mean() == pytest.approx(0.8**3 + 0.2**3, abs=0.03)
     assert right.mean() == pytest.approx(0.8, abs=0.03)
     assert right[kept].mean() == pytest.approx(0.8**3 / (0.8**3 + 0.2**3), abs=0.02)
-    assert bool((principles.draw_judgements(jax.random.key(0), 50, consensus=False)[4] == 1).all())
+    assert bool((principles.draw_judgements(jax.random.key(0), 50, keep=principles.anyhow)[4] == 1).all())
 
 
 @pytest.mark.slow

@@ -12,15 +12,18 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
 from jaxrl_llm.advantages import group
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run.records import transcripts, view
-from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
+from jaxrl_llm.train.online import Online, init_state
 
 HOSTILE = "</script><script>document.title='taken'</script><b>&amp;"
 
@@ -54,12 +57,18 @@ def played():
     def advantages(rows, rewards):
         return group.per_token(group.dr_grpo_advantages(rewards.value, rows.group_ids), rows.mask)
 
+    method = Online(
+        arena.policy, arena.train, make_uniform(), 2, 4, rollout, multi_turn.episode_rewards,
+        make_estimate(arena.policy, advantages), lambda params, batch: (jnp.zeros(()), {}), optax.sgd(0.0),
+    )  # fmt: skip
+    state = init_state(method, params, jax.random.key(2))
+
     def decode(ids):
         return "".join(lookup.ALPHABET[i] for i in ids)
 
-    look = transcripts.make_look(arena.policy, decode, advantages, rows=4)
+    look = transcripts.make_look(method, decode, rows=4)
     logp, _ = jax.jit(partial(score_tokens, arena.policy))(params, rows)
-    return rows, rewards, np.asarray(logp), look(params, rows, rewards, 7)
+    return rows, rewards, np.asarray(logp), look(state, rows, rewards, 7)
 
 
 def test_records_hold_what_was_sampled_and_judged(played):

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxrl_llm.jobs import grpo
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import grpo, parts
+from jaxrl_llm.run import parts
 from jaxrl_llm.run.records import record, view
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.verifiers.verdict import Verdict

@@ -10,7 +10,8 @@ import safetensors.numpy
 
 from jaxrl_llm.data import formats
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.run import grpo, parts, settings
+from jaxrl_llm.jobs import grpo
+from jaxrl_llm.run import parts, settings
 from jaxrl_llm.run.records import health
 from jaxrl_llm.types import Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -129,13 +130,21 @@ def weights_of(run):
     return safetensors.numpy.load_file(run / "model" / "model.safetensors")
 
 
-def test_more_steps_do_not_bend_the_learning_rate(tmp_path, capsys):
+def test_more_steps_do_not_bend_the_learning_rate(tmp_path, capsys, monkeypatch):
     """Two steps of a schedule of four, resumed to four, are the four steps of a run in one piece."""
     short, long = tmp_path / "short", tmp_path / "long"
+    times, sampled = [], grpo.evaluate.sampled
+
+    def counted(*given, **named):
+        times.append(1)
+        return sampled(*given, **named)
+
     assert grpo.cli([*SMALL, "--steps", "4", "--out", str(long)]) == 0
     assert grpo.cli([*SMALL, "--steps", "2", "--schedule-steps", "4", "--out", str(short)]) == 0
     assert "the run stops at step 2 of the 4 of its learning rate's schedule" in capsys.readouterr().out
+    monkeypatch.setattr(grpo.evaluate, "sampled", counted)
     assert grpo.cli(["--resume", str(short), "--steps", "4"]) == 0
+    assert len(times) == 1  # at the end: what it was before is in its folder
     jax.tree.map(np.testing.assert_array_equal, weights_of(short), weights_of(long))
     assert grpo.cli(["--resume", str(long), "--steps", "5"]) == 0
     assert "comes down to 0 at step 4: what --steps 5 adds changes nothing" in capsys.readouterr().out

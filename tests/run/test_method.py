@@ -12,9 +12,9 @@ import pytest
 from jaxrl_llm import advantages, losses
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.losses import clipped_policy_loss
 from jaxrl_llm.run import method, named
-from jaxrl_llm.run.grpo import cli
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.types import Batch, Rewards, Trajectories
 

@@ -7,10 +7,10 @@ import optax
 import pytest
 import safetensors.numpy
 
+from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.run.grpo import cli
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import TrainState

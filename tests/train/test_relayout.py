@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import pytest
 
 from jaxrl_llm.distributed import rollout_weights, rules
 from jaxrl_llm.distributed.mesh import batch_sharding, parse_mesh
+from jaxrl_llm.jobs import grpo
 from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.lora import Lora
-from jaxrl_llm.run import grpo, lora_state, parts
+from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train import host
 from jaxrl_llm.train.online import init_state
@@ -94,7 +96,8 @@ def _steps(folder, **changes):
         odd = jnp.sum(jnp.where(rows.mask, rows.tokens, 0), axis=1) % 2
         return Rewards(odd.astype(jnp.float32), odd >= 0)
 
-    loop = grpo.make_loop(settings, model, online, mesh, score)
+    move = grpo.make_move(settings, model, mesh, few_bits=settings.rollout_weights)
+    loop = host.make_host_loop(online, score, place=partial(rules.constrain, mesh=mesh), move=move)
     state = rules.shard(init_state(online, model.params, jax.random.key(0)), mesh)
     return [(x.drawn.trajectories, x.metrics) for x in host.iterations(loop, state, 2)]
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxrl_llm.run import grpo
+from jaxrl_llm.jobs import grpo
 from jaxrl_llm.run.records import health, report
 from jaxrl_llm.types import Rewards, Trajectories
 

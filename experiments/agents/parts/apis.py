@@ -9,7 +9,6 @@ of tests that pass: every record to change holds what it should; and nothing els
 it is done.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
-from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 RECORDS, VALUES, VARIANTS, TURNS = 3, 4, 3, 7  # TURNS: a shortest plan has 3 to 6
 ALPHABET = "_CSIDabc0123lswxf=!."  # the first is padding
@@ -170,25 +169,14 @@ def returns(answers: dict[str, Array], rows: Trajectories) -> Rewards:
     return found._replace(value=jnp.maximum(found.value, 0.0))
 
 
-@lru_cache(maxsize=8)
-def make_measure(arena: arenas.Arena, *, samples: int, part: str = "") -> Callable[[Params, Key], dict[str, Array]]:
-    """``samples`` episodes of every held-out task: tasks completed, scenarios of which all variants are, the return.
-
-    Args:
-      part: where the policy lies in the parameters, if they hold more.
-    """
-    heldout = arenas.make_heldout(arena, samples=samples, part=part)
-
-    def measure(params, key):
-        rows = heldout(params, key)
-        turns = multi_turn.turns_of(rows)
-        whole = completed(turns)
-        together = jnp.all(whole.reshape(-1, VARIANTS, samples), axis=1).reshape(-1)
-        return {
-            "eval/completed": reduce.scalars(whole.astype(jnp.float32)),
-            "eval/scenarios": reduce.scalars(together.astype(jnp.float32)),
-            "eval/return": reduce.scalars(returns({}, rows).value),
-            "eval/turns": reduce.scalars(jnp.sum(turns.taken.astype(jnp.float32), axis=1)),
-        }
-
-    return measure
+def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
+    """Tasks completed, scenarios of which all variants are, the return."""
+    turns = multi_turn.turns_of(rows)
+    whole, samples = completed(turns), rows.tokens.shape[0] // held.tokens.shape[0]
+    together = jnp.all(whole.reshape(-1, VARIANTS, samples), axis=1).reshape(-1)
+    return {
+        "eval/completed": reduce.scalars(whole.astype(jnp.float32)),
+        "eval/scenarios": reduce.scalars(together.astype(jnp.float32)),
+        "eval/return": reduce.scalars(returns({}, rows).value),
+        "eval/turns": reduce.scalars(jnp.sum(turns.taken.astype(jnp.float32), axis=1)),
+    }

@@ -199,28 +199,37 @@ def make_valued_base(arena: Arena, *, steps: int) -> Callable[[Key], Params]:
     return lambda key: episode_methods.with_value(base(key), key)
 
 
+def of_episodes(held: Problems, rows: Trajectories) -> dict[str, Array]:
+    """The share of episodes that succeeds, their turns, reward, distinct situations.
+
+    ``eval/turns`` counts those of successes; ``eval/revisits`` is the share of turns in a situation seen before,
+    ``eval/moved`` that of turns which changed it.
+    """
+    return episode_methods.figures(rows)
+
+
 @lru_cache(maxsize=16)
 def make_measure(
     arena: Arena,
     *,
     samples: int,
     part: str = "",
+    figures: Callable[[Problems, Trajectories], dict[str, Array]] = of_episodes,
     more: Callable[[Trajectories, Rewards], dict[str, Array]] | None = None,
 ) -> Callable[[Params, Key], dict[str, Array]]:
-    """``samples`` episodes of every held-out task: the share that succeeds, their turns, reward, distinct situations.
-
-    ``eval/turns`` counts those of successes; ``eval/revisits`` is the share of turns in a situation seen before,
-    ``eval/moved`` that of turns which changed it.
+    """``samples`` episodes of every held-out task, as figures: the ``measure`` of every plan over an embedded world.
 
     Args:
       part: where the policy lies in the parameters, if they hold more.
-      more: further figures of the same episodes; a module-level function, so that arms share the program.
+      figures: of the held-out tasks and their episodes, samples of a task side by side; like ``more`` a function that
+        is made once, so that arms share the program.
+      more: further figures of the same episodes and their rewards.
     """
     heldout = make_heldout(arena, samples=samples, part=part)
 
     def measure(params, key):
         rows = heldout(params, key)
-        found = episode_methods.figures(rows)
+        found = figures(arena.heldout, rows)
         return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
 
     return measure

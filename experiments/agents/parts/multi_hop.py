@@ -16,12 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.agents.parts.arena import Arena, make_heldout
+from experiments.agents.parts.arena import Arena
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.envs.bm25 import best_documents, bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns, turns_of
-from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.overlap import token_bag_f1
 
 ENTITIES, RELATIONS, FAMILIES, HOPS = 6, 3, 4, 3
@@ -240,21 +240,12 @@ def make_score(
     return score
 
 
-@lru_cache(maxsize=16)
-def make_measure(
-    arena: Arena, *, samples: int, formed: Callable[[Array], Array] = well_formed
-) -> Callable[[Params, Key], dict[str, Array]]:
-    """``samples`` episodes of every held-out question: F1, exact answers, form and searches, also by hops."""
-    heldout = make_heldout(arena, samples=samples)
-
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        held, rows = arena.heldout, heldout(params, key)
-        played = read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, formed)
-        figures = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
-        level = held.level[rows.problem_ids]
-        shown = {f"eval/{name}": reduce.scalars(x) for name, x in figures.items()}
-        for n in range(1, HOPS + 1):
-            shown |= {f"eval/{name}_{n}": reduce.scalars(figures[name], level == n) for name in ("f1", "searches")}
-        return shown | {"eval/searches_rise": shown[f"eval/searches_{HOPS}"] - shown["eval/searches_1"]}
-
-    return measure
+def figures(held: Problems, rows: Trajectories, *, formed: Callable[[Array], Array] = well_formed) -> dict[str, Array]:
+    """F1, exact answers, form and searches, also by hops."""
+    played = read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, formed)
+    values = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
+    level = held.level[rows.problem_ids]
+    shown = {f"eval/{name}": reduce.scalars(x) for name, x in values.items()}
+    for n in range(1, HOPS + 1):
+        shown |= {f"eval/{name}_{n}": reduce.scalars(values[name], level == n) for name in ("f1", "searches")}
+    return shown | {"eval/searches_rise": shown[f"eval/searches_{HOPS}"] - shown["eval/searches_1"]}

@@ -22,7 +22,7 @@ from experiments.agents.parts.multi_hop import ANSWER, DOT, ENTITIES, ENTITY, EQ
 from experiments.parts import strings
 from jaxrl_llm.envs.bm25 import bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
-from jaxrl_llm.types import Key, Problems
+from jaxrl_llm.types import Key, Problems, Trajectories
 from jaxrl_llm.verifiers.overlap import token_set_f1
 
 ALPHABET = multi_hop.ALPHABET + ">ABCDEF"
@@ -177,6 +177,11 @@ def make_behaviour(skill: float) -> Callable[[Web, Key], Array]:
         return jnp.where(jax.random.uniform(wise) < skill, next_action(state), other)
 
     return behave
+
+
+def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
+    """Those of ``multi_hop``, of actions in this form."""
+    return multi_hop.figures(held, rows, formed=well_formed)
 
 
 @lru_cache(maxsize=16)

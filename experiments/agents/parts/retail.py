@@ -11,7 +11,6 @@ what it should be and the user was told the price of a cancelled order.
 """
 
 import dataclasses
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.metrics import intervals
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
-from jaxrl_llm.types import Key, Params, Problems
+from jaxrl_llm.types import Key, Problems, Trajectories
 
 ORDERS, SIZES, TURNS = 3, 4, 7  # TURNS: a shortest plan has 2 to 6
 ALPHABET = "_CXLmosekabc0123=!."  # the first is padding
@@ -207,21 +206,14 @@ def to_train(arena: arenas.Arena, *, openly: bool, bonus: float = 0.0) -> arenas
     return dataclasses.replace(arena, env=make_env(bonus=bonus), train=problems(256, int(openly), openly=openly))
 
 
-@lru_cache(maxsize=4)
-def make_measure(arena: arenas.Arena, *, samples: int) -> Callable[[Params, Key], dict[str, Array]]:
-    """``samples`` trials of every held-out request: pass^1, pass^4, how often who changed the mind is served, turns."""
-    heldout = arenas.make_heldout(arena, samples=samples)
-
-    def measure(params, key):
-        rows = heldout(params, key)
-        turns = multi_turn.turns_of(rows)
-        success = (multi_turn.episode_rewards({}, rows).value > 0.5).reshape(-1, samples)
-        right = jnp.sum(success.astype(jnp.float32), axis=1)
-        return {
-            "eval/pass1": reduce.scalars(intervals.pass_hat_k(right, samples, 1)),
-            "eval/pass4": reduce.scalars(intervals.pass_hat_k(right, samples, 4)),
-            "eval/fickle": reduce.scalars(right / samples, arena.heldout.level == 2),
-            "eval/turns": reduce.scalars(jnp.sum(turns.taken.astype(jnp.float32), axis=1)),
-        }
-
-    return measure
+def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
+    """Trials of every request: pass^1, pass^4, how often who changed the mind is served, turns."""
+    turns, samples = multi_turn.turns_of(rows), rows.tokens.shape[0] // held.tokens.shape[0]
+    success = (multi_turn.episode_rewards({}, rows).value > 0.5).reshape(-1, samples)
+    right = jnp.sum(success.astype(jnp.float32), axis=1)
+    return {
+        "eval/pass1": reduce.scalars(intervals.pass_hat_k(right, samples, 1)),
+        "eval/pass4": reduce.scalars(intervals.pass_hat_k(right, samples, 4)),
+        "eval/fickle": reduce.scalars(right / samples, held.level == 2),
+        "eval/turns": reduce.scalars(jnp.sum(turns.taken.astype(jnp.float32), axis=1)),
+    }

@@ -98,10 +98,16 @@ def _direct(make: Maker, key: Key, n: int) -> tuple[Array, Array]:
     return rows.prompts, jnp.concatenate([rows.answers[:, None], fill], axis=1)
 
 
-@lru_cache(maxsize=4)
-def make_draw(make: Maker, worked: bool) -> Callable[[Key, int], tuple[Array, Array]]:
-    """``draw(key, n)``: training puzzles with their scratchpads, or with the answer alone."""
-    return partial(_worked if worked else _direct, make)
+@lru_cache(maxsize=2)
+def worked(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
+    """``draw(key, n)``: training puzzles with their scratchpads."""
+    return partial(_worked, make)
+
+
+@lru_cache(maxsize=2)
+def direct(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
+    """``draw(key, n)``: training puzzles with the answer alone."""
+    return partial(_direct, make)
 
 
 def answer_of(responses: Array) -> Array:
@@ -113,22 +119,13 @@ def answer_of(responses: Array) -> Array:
 
 
 @lru_cache(maxsize=8)
-def make_measure(make: Maker, *, solver: bool = False, draws: int = 48) -> Callable[[Params, Key], Metrics]:
-    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer.
-
-    Args:
-      solver: the answers are those of the solver, not of the parameters.
-    """
+def _measure(make: Maker, given_of: Callable[..., Array], draws: int) -> Callable[[Params, Key], Metrics]:
     tables = [make_table(make, (cell,), draws, 1 + k) for k, cell in enumerate(CELLS)]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *tables)
-    found = [_solved(make, row) for row in np.asarray(whole.prompts)] if solver else []
     size = len(make().names)
 
     def measure(params, key):
-        if solver:
-            given = jnp.asarray(found, jnp.int32)
-        else:
-            given = answer_of(strings.sample(world(make), params, whole.prompts, key, temperature=0.3))
+        given = given_of(make, whole.prompts, params, key)
         right = (given == whole.answers).astype(jnp.float32).reshape(len(CELLS), draws)
         relation = (given >= 0) & (given < size)
         allowed = relation & ((whole.allowed >> jnp.where(relation, given, 0)) & 1 == 1)
@@ -144,6 +141,24 @@ def make_measure(make: Maker, *, solver: bool = False, draws: int = 48) -> Calla
         }
 
     return measure
+
+
+def _sampled(make: Maker, prompts: Array, params: Params, key: Key) -> Array:
+    return answer_of(strings.sample(world(make), params, prompts, key, temperature=0.3))
+
+
+def _folded(make: Maker, prompts: Array, params: Params, key: Key) -> Array:
+    return jnp.asarray([_solved(make, row) for row in np.asarray(prompts)], jnp.int32)
+
+
+def make_measure(make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer."""
+    return _measure(make, _sampled, draws)
+
+
+def make_solver_measure(make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+    """``make_measure`` of the answers of the solver, which reads no parameters."""
+    return _measure(make, _folded, draws)
 
 
 def _solved(make: Maker, prompt: np.ndarray) -> int:

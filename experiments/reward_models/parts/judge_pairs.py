@@ -150,6 +150,11 @@ def draw_reports(
     return prompts, report([checked] if reasons else [], scores_of(checked, prompts))
 
 
+def draw_bare_reports(key: Array, n: int) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    """``draw_reports`` with the scores alone: their thoughts are empty."""
+    return draw_reports(key, n, reasons=False)
+
+
 MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
 
 

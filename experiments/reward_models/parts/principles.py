@@ -55,18 +55,21 @@ def agreed(votes: Bool[Array, "N A"]) -> Bool[Array, " N"]:
     return jnp.all(votes == votes[:, :1], axis=1)
 
 
-def draw_judgements(key: Key, n: int, *, annotators: int = 3, error_rate: float = 0.2, consensus: bool = True):
-    """``(principles, prompts, replies, label, weight)``: the first annotator's label, kept where all agree.
+def anyhow(votes: Bool[Array, "N A"]) -> Bool[Array, " N"]:
+    """Every judgement is kept."""
+    return jnp.ones(votes.shape[:1], bool)
 
-    Args:
-      consensus: False keeps every label.
-    """
+
+def draw_judgements(
+    key: Key, n: int, *, annotators: int = 3, error_rate: float = 0.2, keep: Callable[[Array], Array] = agreed
+):
+    """``(principles, prompts, replies, label, weight)``: the first annotator's label, and weight 1 where it is kept."""
     keys = jax.random.split(key, 3)
     prompts, replies = text.draw_behaviour(keys[0], n)
     principles = draw_principles(keys[1], n)
     wrong = jax.random.uniform(keys[2], (n, annotators)) < error_rate
     votes = satisfied(prompts, replies, principles)[:, None] ^ wrong
-    weight = agreed(votes) if consensus else jnp.ones((n,), bool)
+    weight = keep(votes)
     return principles, prompts, replies, votes[:, 0].astype(jnp.float32), weight.astype(jnp.float32)
 
 

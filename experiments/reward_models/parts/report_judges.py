@@ -41,7 +41,11 @@ LONG = strings.make_world(
 
 @lru_cache(maxsize=8)
 def make_start(*, steps: int, draw: Callable[..., Any] = task.draw_reports) -> Callable[[Key], Params]:
-    """The ``init`` of a plan: a judge trained on the reports of ``draw(key, n)``, and a fresh judge of judgements."""
+    """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
+
+    Args:
+      draw: ``(key, n) -> prompts and reports``.
+    """
     base = strings.make_base(WORLD, draw, steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(jax.random.fold_in(key, 7))}
 

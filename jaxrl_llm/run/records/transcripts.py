@@ -6,12 +6,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.types import Params, Policy, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
 
 BROKEN = "\ufffd"  # half a character; the tokens that complete it follow
 
@@ -79,34 +78,6 @@ def transcribe(
 
 
 def make_look(
-    policy: Policy,
-    decode: Callable[[list[int]], str],
-    advantages: Callable[[Trajectories, Rewards], Array],
-    *,
-    rows: int,
-    temperature: float = 1.0,
-) -> Callable[..., list[dict[str, Any]]]:
-    """``look(params, trajectories, rewards, step) -> records`` of the first ``rows`` sequences; compiles once.
-
-    Args:
-      advantages: what training computes, ``[B, T]``.
-      rows: whole groups, or their advantages mean something else.
-    """
-
-    @jax.jit
-    def compute(params, trajectories, rewards):
-        part, judged = jax.tree.map(lambda x: x[:rows], (trajectories, rewards))
-        logp, _ = score_tokens(policy, params, part, temperature=temperature)
-        return part, judged, advantages(part, judged), logp
-
-    def look(params: Params, trajectories: Trajectories, rewards: Rewards, step: int) -> list[dict[str, Any]]:
-        part, judged, values, logp = hosts.gathered(compute(params, trajectories, rewards))
-        return transcribe(decode, part, judged, advantages=values, logp=logp, step=step)
-
-    return look
-
-
-def make_method_look(
     method: Online, decode: Callable[[list[int]], str], *, rows: int, temperature: float = 1.0
 ) -> Callable[..., list[dict[str, Any]]]:
     """``look(state, trajectories, rewards, step) -> records`` of the first ``rows`` sequences of any online method.

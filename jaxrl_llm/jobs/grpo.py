@@ -1,4 +1,4 @@
-"""The main job: train a language model by GRPO and show that it learned.
+"""The main job, an experiment with one arm and one seed: train a language model by GRPO and show that it learned.
 
 ``python -m jaxrl_llm`` takes the bundled base model and Countdown; ``--model DIR --data FILE.jsonl`` takes your own.
 """
@@ -9,8 +9,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,25 +18,27 @@ from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.epochs import make_epochs
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
-from jaxrl_llm.run import compile_cache, host_memory, lora_state, method, parts
-from jaxrl_llm.run.evaluate import Evaluation, evaluate, figures
-from jaxrl_llm.run.records import health, record, report, track, transcripts, view
+from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
+from jaxrl_llm.run.options import sampling_of
+from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, make_policy_loss, stored_anchor
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
-from jaxrl_llm.train.online import Online, init_state
+from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
-from jaxrl_llm.train.plan import most_parts
+from jaxrl_llm.train.plan import Plan, Stage, most_parts, start
 from jaxrl_llm.train.skipped import NotFinite
-from jaxrl_llm.types import Params, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
 
@@ -45,7 +46,6 @@ SHOWN = {
     "reward": "reward/mean", "tokens": "length/mean_tokens", "gap": "kl/sampler_max", "tokens/s": "tokens/per_s",
     "roof/rollout": "roof/rollout", "roof/update": "roof/update",
 }  # fmt: skip
-SHOWN_GROUPS = 2  # of a batch, written to be read
 
 
 def count_microbatches(settings: Settings, mesh: Mesh | None) -> int:
@@ -127,9 +127,9 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
 
 
 def make_rollout(
-    settings: Settings, model: parts.Model, group_size: int, mesh: Mesh | None, **training: Any
+    settings: Settings, model: parts.Model, group_size: int, mesh: Mesh | None, *, few_bits: str = "", **training: Any
 ) -> Callable[..., Any]:
-    """The rollout of training and of evaluation: they differ in the size of a group, and in ``training``.
+    """The rollout of training and of evaluation: they differ in the size of a group, ``few_bits`` and ``training``.
 
     Where rollouts have a layout of their own, its weights are those of ``make_move``.
     """
@@ -141,17 +141,8 @@ def make_rollout(
         )
         policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
         model = lora_state.computed(model, settings.lora, policy)
-    rollout = parts.make_rollout(
-        model,
-        group_size=group_size,
-        max_new_tokens=settings.max_new_tokens,
-        temperature=settings.temperature,
-        stop=settings.stop,
-        slots=settings.slots,
-        cache_stages=settings.cache_stages,
-        row_stages=settings.row_stages,
-        **training,
-    )
+    sampling = sampling_of(settings)._replace(few_bits=few_bits)
+    rollout = parts.make_rollout(model, group_size=group_size, **sampling._asdict(), **training)
     rollout = per_device(rollout, layout) if apart else parts.split_rows(rollout, layout)
     return rollout if layout == mesh else parts.handed_over(rollout, mesh)
 
@@ -176,160 +167,120 @@ def make_move(
 
 def make_measure(
     settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
-) -> Callable[[Params], Evaluation]:
-    """Evaluation on the held-out problems, in the layout of rollouts."""
+) -> Callable[[Params, Key], dict[str, Any]]:
+    """Samples of the held-out problems, in the layout of rollouts; the same keys at every step and seed."""
     rollout = jax.jit(make_rollout(settings, model, settings.eval_samples, mesh))
     move = make_move(settings, model, mesh)
 
-    def measure(params: Params) -> Evaluation:
-        return evaluate(
+    def measure(params: Params, key: Key) -> dict[str, Any]:
+        return evaluate.sampled(
             rollout,
             score,
             params if move is None else move(params)[0],
             tables.heldout_table,
-            jax.random.key(20_000),
+            jax.random.key(EVAL_KEY),
             samples=settings.eval_samples,
         )
 
     return measure
 
 
-def make_loop(
-    settings: Settings, model: parts.Model, online: Online, mesh: Mesh | None, score: host.Scorer
-) -> host.HostLoop:
-    """The compiled halves of a step."""
-    return host.make_host_loop(
-        online,
-        score,
-        place=None if mesh is None else partial(rules.constrain, mesh=mesh),
-        move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
-        most_gap=settings.most_gap,
-        most_skipped=settings.most_skipped,
-    )
+class Opened(NamedTuple):
+    """What a run stands on: model and problems of the settings."""
+
+    settings: Settings
+    model: parts.Model
+    tables: parts.Tables
+    mesh: Mesh | None
+    digest: str  # of the problems, which a run that goes on must meet again
 
 
-def start_state(
-    settings: Settings, online: Online, model: parts.Model, run: pathlib.Path, mesh: Mesh | None, digest: str
-) -> TrainState:
-    """A fresh state, or the newest intact checkpoint of the run; placed on the mesh where one is given."""
-    extras = {"reference": jax.tree.map(jnp.copy, model.params)} if settings.kl else {}
-    state = init_state(online, model.params, jax.random.key(settings.seed), extras=extras)
-    if mesh is not None:
-        state = rules.shard(state, mesh)
-    path = checkpoint.latest(run / "checkpoints")
-    if path is None:
-        return state
-    if checkpoint.note(path).get("problems") != digest:
-        raise UserError(f"checkpoint {path} belongs to other problems than --data {settings.data} holds now")
-    state = lora_state.whole(
-        checkpoint.restore(path, lora_state.kept(state, settings.lora)), state.params, settings.lora
-    )
-    hosts.say(f"resuming {run} at step {int(state.step)}")
-    return state
+def build(found: Opened, pool: VerifierPool | None) -> Plan:
+    """The one arm: ``steps`` of the method of the flags, measured on the held-out problems."""
+    settings, model, tables, mesh, _ = found
 
-
-def train(
-    settings: Settings,
-    loop: host.HostLoop,
-    state: TrainState,
-    run: pathlib.Path,
-    note: dict[str, Any],
-    look: Callable[..., list[dict[str, Any]]],
-    roof: Callable[..., dict[str, float]],
-    measure: Callable[[Params], Evaluation],
-    tracker: track.Tracker = track.nothing,
-) -> TrainState | None:
-    """Runs to the last step with records, evaluations and checkpoints; None when stopped by Ctrl-C."""
-    stop, watch = Stop(f"stopped; {record.how_to_resume(run)}"), health.Health()
-    used = with_spread if settings.filter_groups else None
-    with stop.listening(), progress(settings.steps, start=int(state.step)) as shown:
-        if hosts.is_first():
-            record.rewind(run / "metrics.jsonl", int(state.step))
-            record.rewind(run / view.FILE, int(state.step))
-        clock = time.monotonic()
-        for iteration in host.iterations(loop, state, settings.steps):
-            state, now = iteration.state, time.monotonic()
-            step, drawn = int(state.step), iteration.drawn.trajectories
-            values = health.without_empty(iteration.metrics, drawn, iteration.rewards, used)
-            values |= {"time/step_s": now - clock, "compile/count": iteration.compiled}
-            values["tokens/per_s"] = values["tokens/generated"] / (now - clock)
-            clock = now
-            values |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
-            values |= roof(iteration.drawn.trajectories, iteration.rewards, iteration.seconds)
-            if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
-                values |= figures(measure(state.params))
-                hosts.say(f"step {step}: pass@1 {values['eval/pass@1']:.3f}")
-                clock = time.monotonic()  # what is measured is no time of training
-            if hosts.is_first():
-                record.append_line(run / "metrics.jsonl", {"step": step} | values)
-                tracker.write(step, values)
-            stopping = hosts.anywhere(stop.asked)
-            shown.step(step, {name: values[key] for name, key in SHOWN.items() if key in values})
-            for line in watch.see(values):
-                hosts.say(f"step {step}: {line}")
-            keep = step % settings.checkpoint_every == 0 or step == settings.steps or stopping
-            if keep or step == 1:
-                lines = look(state.params, iteration.drawn.trajectories, iteration.rewards, step)
-                for line in lines if hosts.is_first() else ():
-                    record.append_line(run / view.FILE, line)
-                if hosts.is_first():
-                    tracker.text(step, "samples", track.samples(lines))
-            if keep:
-                checkpoint.save(run / "checkpoints", lora_state.kept(state, settings.lora), note=note)
-            if stopping:  # after the last step too: evaluation and report may be longer than whoever asks will wait
-                hosts.say(f"stopped at step {step}; {record.how_to_resume(run)}")
-                return None
-        if hosts.anywhere(stop.asked):  # while the last step was kept
-            hosts.say(f"stopped at step {settings.steps}; {record.how_to_resume(run)}")
-            return None
-    return state
-
-
-def execute(
-    settings: Settings,
-    model: parts.Model,
-    tables: parts.Tables,
-    online: Online,
-    mesh: Mesh | None,
-    run: pathlib.Path,
-    digest: str,
-    pool: VerifierPool | None,
-) -> int:
-    """Evaluates, trains, evaluates again, reports; the exit code."""
-    started = time.monotonic()
-
-    def scorer(problems: list[parts.Problem], other: Verifier | None = None) -> host.Scorer:
-        verifier = other or tables.verifier
+    def scorer(problems: list[Problem], verifier: Verifier) -> host.Scorer:
         return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
 
-    measure = make_measure(settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier))
-    before = measure(model.params)
-    hosts.say(f"{settings.model}: {model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
-    state = start_state(settings, online, model, run, mesh, digest)
+    def extras(params: Params, key: Key) -> dict[str, Any]:
+        return {"reference": jax.tree.map(jnp.copy, params)} if settings.kl else {}
+
+    measure = make_measure(
+        settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
+    )
+    return Plan(
+        init=lambda key: model.params,
+        stages=(Stage(make_online(settings, model, tables, mesh), settings.steps, extras),),
+        measure=measure,
+        on_host=True,
+        host_score=scorer(tables.train, tables.verifier),
+        move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
+        model=model,
+    )
+
+
+def only_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
+    """The state of the one seed: the weights that were loaded are those that train, with no copy beside them."""
+    return start(stage, params, key)
+
+
+def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[str, float]]:
+    """Of a step: its metrics but those of empty sets, its shares of the roofs, and the evaluations while training."""
+    settings, model, tables, mesh, _ = found
+    used = with_spread if settings.filter_groups else None
+    roof = utilisation.make_roof(
+        model.config, jnp.dtype(settings.compute), group_size=settings.group_size,
+        mesh=rollout_layout(settings, mesh),  # which an update's roof knows by its number of chips alone
+        keep=method.keep(settings, used),
+    )  # fmt: skip
+
+    def figures(iteration: host.Iteration) -> dict[str, float]:
+        rows, step = iteration.drawn.trajectories, int(iteration.state.step)
+        values = health.without_empty(iteration.metrics, rows, iteration.rewards, used)
+        values |= roof(rows, iteration.rewards, iteration.seconds)
+        if settings.eval_every and step % settings.eval_every == 0 and step < settings.steps:
+            measured = plan.measure(iteration.state.params, jax.random.key(settings.seed))
+            values |= evaluate.figures(evaluate.of_samples(measured, tables.heldout_table))
+            hosts.say(f"step {step}: pass@1 {values['eval/pass@1']:.3f}")
+        return values
+
+    return figures
+
+
+def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
+    """Evaluates, trains, evaluates again, reports; the exit code."""
+    started, settings = time.monotonic(), found.settings
+    plan = build(found, pool)
+    watch, stop = health.Health(), Stop(f"stopped; {record.how_to_resume(run)}")
+
+    def see(step: int, row: dict[str, float]) -> None:
+        bar.step(step, {name: row[key] for name, key in SHOWN.items() if key in row})
+        for line in watch.see(row):
+            hosts.say(f"step {step}: {line}")
+
+    keeping = Keeping(
+        folder=run, checkpoint_every=settings.checkpoint_every, trackers=settings.track, export=True,
+        most_gap=settings.most_gap, most_skipped=settings.most_skipped, of_seed="", of_stage="",
+        note={"problems": found.digest},
+    )  # fmt: skip
+    one = SeedRun(
+        plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature, start=only_start,
+        figures=make_figures(found, plan), see=see,
+    ).run(settings.seed, stop)  # fmt: skip
+    before = after = evaluate.of_samples(next(one)[2], found.tables.heldout_table)
+    hosts.say(f"{settings.model}: {found.model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     if told := about_schedule(settings):
         hosts.say(told)
-    loop = make_loop(settings, model, online, mesh, scorer(tables.train))
-    look = transcripts.make_look(
-        online.policy,
-        model.tokenizer.decode,
-        method.estimator(settings),
-        rows=settings.group_size * min(SHOWN_GROUPS, settings.prompts_per_step),
-        temperature=settings.temperature,
-    )
-    keep = method.keep(settings, with_spread if settings.filter_groups else None)
-    dtype = jnp.dtype(settings.compute)
-    layout = rollout_layout(settings, mesh)  # which an update's roof knows by its number of chips alone
-    roof = utilisation.make_roof(model.config, dtype, group_size=settings.group_size, mesh=layout, keep=keep)
-    tracker = track.open_trackers(settings.track if hosts.is_first() else (), run, begin=int(state.step))
-    with contextlib.closing(tracker):
-        state = train(settings, loop, state, run, {"problems": digest}, look, roof, measure, tracker)
-    if state is None:
+    try:
+        with progress(settings.steps, start=max(checkpoint.steps(run / "checkpoints"), default=0)) as bar:
+            for _, _, measured in one:
+                after = evaluate.of_samples(measured, found.tables.heldout_table)
+    except Stopped as stopped:
+        hosts.say(f"stopped at step {stopped.step}; {record.how_to_resume(run)}")
         return 130
-    after = measure(state.params)
-    params = hosts.gathered(state.params)
     if hosts.is_first():
-        report.save_model(run, model, lora_state.save(run / "adapter", model, params, settings.lora))
-        report.report(dataclasses.asdict(settings), model, tables, run, before, after, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        report.report(dataclasses.asdict(settings), found.model, found.tables, run, before, after, seconds)
     hosts.barrier("report")
     return 0
 
@@ -348,15 +299,12 @@ def evaluated_on(settings: Settings) -> tuple[list[parts.Problem] | None, Verifi
     )  # fmt: skip
 
 
-def main(settings: Settings) -> int:
-    """Loads and checks everything, then makes the run folder and trains; the exit code."""
-    settings = located(settings)
-    check(settings)
-    compile_cache.enable(settings.compile_cache)
-    hosts.connect(settings.hosts)
-    if settings.hosts and not settings.mesh:
-        settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
-        check(settings)
+def opened(settings: Settings) -> Opened:
+    """Loads and checks everything.
+
+    Raises:
+      UserError: for a model, rows or a mesh that do not serve.
+    """
     mesh = meshes.given_mesh(settings.mesh)
     if mesh is not None:
         meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
@@ -396,16 +344,29 @@ def main(settings: Settings) -> int:
         chat=settings.chat,
         heldout_verifier=verifier,
     )
-    online = make_online(settings, model, tables, mesh)
-    run = run_folder(settings)
+    make_online(settings, model, tables, mesh)  # refuses what does not serve, before there is a folder
+    return Opened(settings, model, tables, mesh, parts.digest(problems))
+
+
+def main(settings: Settings) -> int:
+    """Opens everything, then makes the run folder and trains; the exit code."""
+    settings = located(settings)
+    check(settings)
+    compile_cache.enable(settings.compile_cache)
+    hosts.connect(settings.hosts)
+    if settings.hosts and not settings.mesh:
+        settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
+        check(settings)
+    found = opened(settings)
+    run, verifiers = run_folder(settings), (found.tables.verifier, found.tables.heldout_verifier)
     stopped = f"stopped; {record.how_to_resume(run)}"
     try:
         with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
                 stack.enter_context(record.locked(run))
-            if pool := parts.shared_pool(tables.verifier, tables.heldout_verifier or tables.verifier):
+            if pool := parts.shared_pool(*(one for one in verifiers if one is not None)):
                 stack.enter_context(pool)
-            return execute(settings, model, tables, online, mesh, run, parts.digest(problems), pool)
+            return execute(found, run, pool)
     except KeyboardInterrupt:
         print(stopped)
         return 130
