@@ -28,6 +28,11 @@ PAGES = (
     "docs/agents.md",
     "docs/asynchronous.md",
     "docs/traps.md",
+    "docs/faults.md",
+    "docs/foreign-code.md",
+    "docs/parity.md",
+    "docs/reasoning-gym.md",
+    "docs/cpu-linalg.md",
 )
 README = (ROOT / "README.md").read_text()
 
