@@ -28,6 +28,7 @@ PAGES = (
     "docs/agents.md",
     "docs/asynchronous.md",
     "docs/traps.md",
+    "docs/SYSTEMS.md",
     "docs/faults.md",
     "docs/foreign-code.md",
     "docs/parity.md",
