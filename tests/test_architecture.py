@@ -139,7 +139,6 @@ WAITING = {
     ),
     "jaxrl_llm.rollout.partial": "--loop async",
     "jaxrl_llm.train.per_device": "the fused loop of an experiment; benchmarks/fused_vs_trl.py runs it",
-    "jaxrl_llm.tools.mcp_servers": "--tools mcp=COMMAND",
     "jaxrl_llm.train.streamed": "batches larger than the device",
     "jaxrl_llm.data.stream": "batches larger than the device",
     "jaxrl_llm.distributed.offload": "the update that a plan says needs it",

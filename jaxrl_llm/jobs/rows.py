@@ -21,7 +21,7 @@ from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 
 GENERATED = "chain"  # what a command trains on without a file
-PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "unpaired"]
+PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "scores", "unpaired"]
 
 
 @dataclasses.dataclass(frozen=True)
