@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.data import databases
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.sources import Malformed, Row, read, sift
+from jaxrl_llm.data.sources import Malformed, Row, mixture, proportioned, read, sift
 from jaxrl_llm.errors import DataError
 
 BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -407,19 +407,35 @@ def _convert(
     return made, bad
 
 
+def _mixed(spec: str, read: Callable[[str], tuple[list[Any], list[Malformed]]]) -> tuple[list[Any], list[Malformed]]:
+    """``read`` of a source, or of all sources of a mixture in their shares."""
+    parts = mixture(spec)
+    if len(parts) == 1:
+        return read(parts[0][0])
+    found = [read(name) for name, _ in parts]
+    return proportioned([rows for rows, _ in found], [weight for _, weight in parts]), [
+        x for _, bad in found for x in bad
+    ]
+
+
 def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tuple[list[Problem], list[Malformed]]:
     """The problems of a source, and the rows left out.
 
     Args:
-      spec: see ``sources.rows``.
+      spec: see ``sources.rows``; or a mixture of several, see ``sources.mixture``.
       layout: a name in ``FORMATS``.
       bad_rows: how many rows may be unreadable; one more is an error.
 
     Raises:
       DataError: as ``sources.read``, or for a row that lacks a column or does not fit the format.
     """
-    chosen, folder = FORMATS[layout], str(pathlib.Path(spec).parent)
-    return _convert(spec, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
+    chosen = FORMATS[layout]
+
+    def of_one(source: str) -> tuple[list[Problem], list[Malformed]]:
+        folder = str(pathlib.Path(source).parent)
+        return _convert(source, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
+
+    return _mixed(spec, of_one)
 
 
 def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair], list[Malformed]]:
@@ -435,7 +451,7 @@ def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair]
         if not (pairs := paired(judged)):
             raise DataError(f"{spec}: no prompt has a response with label true and one with label false")
         return pairs, bad
-    return _convert(spec, *PAIR_FORMATS[layout], bad_rows)
+    return _mixed(spec, lambda source: _convert(source, *PAIR_FORMATS[layout], bad_rows))
 
 
 def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
@@ -456,4 +472,4 @@ def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
 
 def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
     """Responses with a label, see ``unpaired``, and the rows left out."""
-    return _convert(spec, ("prompt", "completion", "label"), unpaired, bad_rows)
+    return _mixed(spec, lambda source: _convert(source, ("prompt", "completion", "label"), unpaired, bad_rows))
