@@ -75,31 +75,43 @@ class Rows(NamedTuple):
     heldout: Table
     now: Callable[[], Table]
     measuring: Callable[[], contextlib.AbstractContextManager[None]]
+    sources: tuple[Any, ...] = ()  # the rows behind both tables, training ones first
 
 
-def opened(settings: Any) -> Rows:
-    """The model and the pairs of the settings; equal settings share them.
+def pairs_of(settings: Any) -> list[Any]:
+    """The preference pairs of ``--data``."""
+    return job_rows.pairs(settings, settings.format)
+
+
+def opened(settings: Any, kind: type = Settings, read: Callable[[Any], Sequence[Any]] = pairs_of) -> Rows:
+    """The model and the rows of the settings; equal settings share them.
+
+    Args:
+      kind: the flags of rows, which tell one set from another.
+      read: ``settings -> rows`` with ``prompt``, ``chosen`` and ``rejected``.
 
     Raises:
       UserError: for a folder, a source or rows that do not serve.
     """
-    fields = (*options.OF_MODEL, *(f.name for f in dataclasses.fields(Settings)))
-    return _opened(tuple((name, getattr(settings, name)) for name in fields if hasattr(settings, name)))
+    fields = (*options.OF_MODEL, *(f.name for f in dataclasses.fields(kind)))
+    return _opened(tuple((name, getattr(settings, name)) for name in fields if hasattr(settings, name)), read)
 
 
 @lru_cache(maxsize=2)
-def _opened(identity: tuple[tuple[str, Any], ...]) -> Rows:
+def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequence[Any]]) -> Rows:
     settings = SimpleNamespace(**dict(identity))
     if settings.lora:
         raise UserError(f"--lora {settings.lora}: this experiment trains copies of whole models; drop it")
     least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "judge_steps": 1, "bad_rows": 0}
     for name, lowest in least.items():
-        if getattr(settings, name) < lowest:
+        if hasattr(settings, name) and getattr(settings, name) < lowest:
             raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be at least {lowest}")
     model = options.open_model(settings)
-    found = job_rows.pairs(settings, settings.format)
-    kept, held = job_rows.held_out(found, len(found), settings.data)
-    both = [_table(model, part, settings) for part in (kept, held)]
+    found = read(settings)
+    (train, kept), (heldout, held) = (
+        _table(model, part, settings) for part in job_rows.held_out(found, len(found), settings.data)
+    )
+    both = [train, heldout]
     width = max(table.prompts.shape[1] for table in both)
     if width + settings.max_new_tokens > model.config.max_positions:
         raise UserError(
@@ -117,7 +129,7 @@ def _opened(identity: tuple[tuple[str, Any], ...]) -> Rows:
         finally:
             place[0] = train
 
-    return Rows(model, train, heldout, lambda: place[0], measuring)
+    return Rows(model, train, heldout, lambda: place[0], measuring, (*kept, *held))
 
 
 def too_long(columns: int, model: parts.Model) -> UserError:
@@ -130,8 +142,8 @@ def _widened(prompts: Array, width: int) -> Array:
     return jnp.pad(prompts, ((0, 0), (width - prompts.shape[1], 0)), constant_values=strings.PAD)
 
 
-def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> Table:
-    """The pairs that fit, as tokens.
+def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Table, list[Any]]:
+    """The pairs that fit, as tokens and as they are.
 
     Raises:
       UserError: where none fits.
@@ -158,7 +170,7 @@ def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> Table:
         texts = [getattr(pairs[k], name) for k in fits]
         tokens, valid = encode_responses(tokenizer, texts, width=settings.max_new_tokens)
         said.append(jnp.where(valid, tokens, tokenizer.eos_ids[0]).astype(jnp.int32))
-    return Table(prompts.astype(jnp.int32), *said)
+    return Table(prompts.astype(jnp.int32), *said), [pairs[k] for k in fits]
 
 
 def world_maker(rows: Rows) -> Callable[..., strings.World]:
@@ -193,7 +205,7 @@ def finder(table: Int[Array, "N P"]) -> Callable[[Array], Array]:
     weights = jax.random.randint(jax.random.key(1), (width,), 1, 2**30, jnp.int32) * 2 + 1
 
     def marks(prompts: Array) -> Array:
-        return jnp.sum((prompts[:, -width:] + 7) * weights, axis=1)  # wraps around, as a hash does
+        return jnp.sum((prompts[:, -width:] + 7) * weights[None, :], axis=1)  # wraps around, as a hash does
 
     known = marks(table)
     return lambda prompts: jnp.argmax(marks(prompts)[:, None] == known[None, :], axis=1)

@@ -81,8 +81,12 @@ def own_world(module: ModuleType) -> ModuleType | None:
 
 
 def with_rows(module: ModuleType) -> ModuleType:
-    """The file with the flags of rows of one's own among its settings, where it can have such rows; else the file."""
-    if "data" in {f.name for f in dataclasses.fields(module.Settings)} or (world := own_world(module)) is None:
+    """The file with the flags of rows of one's own among its settings, where it can have such rows; else the file.
+
+    A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
+    not read get these in their place.
+    """
+    if getattr(module, "OWN_ROWS", "") is None or (world := own_world(module)) is None:
         return module
     shown = ModuleType(module.__name__)
     shown.__dict__.update(vars(module))
@@ -104,18 +108,21 @@ def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) ->
     """
     if isinstance(base, module.Settings) and type(base) is module.Settings:
         return module, base
-    own = {f.name for f in dataclasses.fields(type(base))} - {f.name for f in dataclasses.fields(module.Settings)}
+    world = own_world(module)
+    own, plain = (
+        {f.name for f in dataclasses.fields(world.Settings)},
+        {f.name for f in dataclasses.fields(module.Settings)},
+    )
     if not base.data:
         if wrong := sorted(given & own):
             raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
-        return module, module.Settings(**{f.name: getattr(base, f.name) for f in dataclasses.fields(module.Settings)})
+        return module, module.Settings(**{name: getattr(base, name) for name in plain - own})
     if not pathlib.Path(base.model).is_dir():
         raise UserError(f"--data {base.data} needs --model FOLDER, a model that reads text")
     values, size = presets.for_model(base.model)
     if "learning_rate" not in given and values:
         base = dataclasses.replace(base, learning_rate=values["learning_rate"])
         print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
-    world = own_world(module)
     found: Own = world.make(base, smoke)
     made = executed(spec_name(module), found.names)
     fields = [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in dataclasses.fields(type(base))
