@@ -60,7 +60,7 @@ def _imports(path):
         elif isinstance(node, ast.Import):
             found += [a.name for a in node.names]
         elif isinstance(node, ast.Assign) and [getattr(x, "id", "") for x in node.targets] == ["OWN_ROWS"]:
-            found.append(node.value.value)  # the same world over rows of one's own, opened by name
+            found.append(str(node.value.value))  # the same world over rows of one's own, opened by name
     return tuple(name if name in MODULES else _shortened(name) for name in found)
 
 
