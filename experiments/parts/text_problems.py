@@ -76,12 +76,12 @@ def make_right(rows: text_rows.Rows, verify: Verifier) -> Callable[[Array, Array
     number_of, tokenizer = text_rows.numbers_of(rows), rows.model.tokenizer
     ends = np.asarray(tokenizer.eos_ids)
 
-    def judged(numbers: np.ndarray, responses: np.ndarray) -> np.ndarray:
+    def judged(numbers: Any, responses: Any) -> np.ndarray:
         texts = []
         for response in np.asarray(responses):
             stop = np.flatnonzero(np.isin(response, ends))
             texts.append(tokenizer.decode(response[: stop[0] if len(stop) else None].tolist()))
-        answers = [rows.sources[int(k)].answer for k in numbers]
+        answers = [rows.sources[int(k)].answer for k in np.asarray(numbers)]
         pool = _pool(verify)
         if pool is None:
             verdicts = [verify(answer, text) for answer, text in zip(answers, texts, strict=True)]

@@ -264,7 +264,7 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
     """A judge of texts, asked from inside compiled programs too."""
     judge, tokenizer = named.own(name, "--judge"), model.tokenizer
 
-    def asked(prompts: np.ndarray, responses: np.ndarray) -> np.ndarray:
+    def asked(prompts: Any, responses: Any) -> np.ndarray:
         ends = set(tokenizer.eos_ids)
         said = []
         for prompt, response in zip(np.asarray(prompts), np.asarray(responses), strict=True):
