@@ -33,6 +33,11 @@ def gradient_sums(config: ModelConfig, rows: int, columns: int) -> int:
     return 2 * forward_sums(config, columns) + rows * columns
 
 
+def attention_sums(rows: int, columns: int, head_dim: int, queries_per_key: int) -> int:
+    """Forward and back through attention: scores, softmax and mix, and the queries that share a key."""
+    return 2 * (head_dim + 2 * columns) + head_dim + rows * queries_per_key
+
+
 def assert_same_forward(got, want, family: str = "qwen3", *, temperature: float = 1.0, columns: int = 0) -> None:
     """Logits or log-probabilities ``[rows, columns, ...]`` of ``models_for_tests.small_model(family)``.
 
@@ -59,4 +64,18 @@ def assert_same_sums(got, want, sums: int, *, magnitude: float | None = None) ->
     if magnitude is None:
         magnitude = max((float(np.abs(x).max(initial=0)) for x in jax.tree.leaves(want)), default=0.0)
     atol = bound(sums, magnitude)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
+
+
+def assert_same_descent(got, want, rate: float, steps: int, sums: int, *, gradient: float) -> None:
+    """Parameters after ``steps`` of plain gradient descent, each within ``rate`` times the bound of its gradient.
+
+    Plain, because Adam divides by the size of the gradient: an element whose gradient is rounding alone moves a whole
+    step, and no tolerance below that step is derived.
+
+    Args:
+      gradient: at least the size of its largest element.
+    """
+    largest = max(float(np.abs(np.asarray(x)).max()) for x in jax.tree.leaves(want))
+    atol = steps * (rate * bound(sums, gradient) + bound(1, largest))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)

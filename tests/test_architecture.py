@@ -59,6 +59,8 @@ def _imports(path):
             found += [f"{node.module}.{a.name}" for a in node.names]
         elif isinstance(node, ast.Import):
             found += [a.name for a in node.names]
+        elif isinstance(node, ast.Assign) and [getattr(x, "id", "") for x in node.targets] == ["OWN_ROWS"]:
+            found.append(str(node.value.value))  # the same world over rows of one's own, opened by name
     return tuple(name if name in MODULES else _shortened(name) for name in found)
 
 
@@ -139,9 +141,6 @@ WAITING = {
     ),
     "jaxrl_llm.rollout.partial": "--loop async",
     "jaxrl_llm.train.per_device": "the fused loop of an experiment; benchmarks/fused_vs_trl.py runs it",
-    "jaxrl_llm.tools.mcp_servers": "--tools mcp=COMMAND",
-    "jaxrl_llm.train.streamed": "batches larger than the device",
-    "jaxrl_llm.data.stream": "batches larger than the device",
     "jaxrl_llm.distributed.offload": "the update that a plan says needs it",
 }
 

@@ -1,7 +1,10 @@
-"""Every command that the README prints is run: as it stands, but for sizes, and for the names of one's own files."""
+"""Every command that the pages for people print is run: as it stands, but for sizes, and for one's own files."""
 
 import importlib
+import io
 import json
+import subprocess
+import sys
 
 import pyarrow
 import pyarrow.parquet
@@ -10,28 +13,54 @@ import pytest
 from jaxrl_llm import __main__ as front
 from jaxrl_llm.experiment import __main__ as papers
 from jaxrl_llm.experiment import cli
+from jaxrl_llm.sandbox import __main__ as statement
 from tests import test_readme
 from tests.models_for_tests import byte_model
+from tests.test_readme import ROOT
 
-COMMANDS = [words for page, words in test_readme.COMMANDS if page == "README.md"]
+COMMANDS = list({tuple(words): words for _, words in test_readme.COMMANDS}.values())
 SMALL = [
     "--steps", "2", "--prompts-per-step", "8", "--group-size", "2", "--max-new-tokens", "4", "--train-problems", "8",
     "--eval-problems", "8", "--eval-samples", "2",
 ]  # fmt: skip
 TINY = ["--prompts-per-step", "2", "--group-size", "2", "--max-new-tokens", "4", "--eval-problems", "4", "--seeds", "1"]
+ROWS = ["--steps", "2", "--eval-every", "2", "--rows-per-step", "4", "--eval-rows", "4", "--max-new-tokens", "16"]
+JOBS = {  # the front door's: sizes, and the rows that take the place of FILE.jsonl
+    "sft": (ROWS, "published.jsonl"),
+    "dpo": (ROWS, "dialogues.jsonl"),
+    "reward-model": (ROWS, "pairs.jsonl"),
+    "distil": ([*TINY, "--steps", "2", "--eval-every", "2"], "rows.jsonl"),
+}
 NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("bash", "launch/test.sh"): "it is this suite",
-    ("jaxrl",): "they want rows of other kinds and a teacher; test_readme.py reads their flags, nothing runs them yet",
     ("python", "-m", "experiments.pretrain_base"): "tests/test_base_models.py: an hour",
+    ("python", "-m", "experiments.agents."): "tests/experiments/test_own_world.py: each with a world made for it",
+    ("python", "-m", "experiments.FAMILY.SLUG"): "tests/experiment/test_standard.py: tuning, registration, looks",
+    ("python", "-m", "jaxrl_llm.experiment", "pilot"): "tests/experiment/test_standard.py",
+    ("python", "-m", "jaxrl_llm.experiment", "systems"): "tests/experiment/test_systems.py: it writes a page of docs",
+    ("python", "docs/make_plans.py"): "tests/planning/test_plan.py compares its page",
+    ("python", "docs/make_reasoning_gym.py"): "tests/verifiers/test_gym.py compares its page",
+    (
+        "python",
+        "benchmarks/",
+    ): "it measures a machine for minutes or hours and writes results; --help is run below",
+    ("python", "-m", "venv"): "it installs another library, to be measured against",
+    ("pip", "install"): "tests/test_packaging.py: launch/ installs",
 }
 
 
+def _begins(words, known):
+    *whole, start = known
+    return list(words[: len(whole)]) == whole and "".join(words[len(whole) : len(known)]).startswith(start)
+
+
 def _known(words):
-    return any(tuple(words[: len(known)]) == known for known in NOT_HERE)
+    return any(_begins(words, known) for known in NOT_HERE)
 
 
 RUN = [words for words in COMMANDS if not _known(words)]
 QUICK = ("plan", "doctor")
+SCRIPTS = sorted({words[1] for words in COMMANDS if words[1].startswith("benchmarks/")})
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +70,24 @@ def own(tmp_path_factory):
     (folder / "model").mkdir()
     byte_model(folder / "model", max_positions=256)
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(200)]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    talk = "\n\nHuman: {0}+1?\n\nAssistant: {1}"
+    kinds = {
+        "rows": rows,
+        "published": [{"question": f"{n}+1=", "answer": f"so #### {n + 1}"} for n in range(200)],
+        "dialogues": [{"chosen": talk.format(n, n + 1), "rejected": talk.format(n, n)} for n in range(60)],
+        "pairs": [{"prompt": f"{n}+1=", "chosen": str(n + 1), "rejected": str(n)} for n in range(60)],
+    }
+    for name, lines in kinds.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     published = [{"question": f"{n}+1=", "answer": f"so #### {n + 1}"} for n in range(200)]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(published), folder / "train.parquet")
     return folder
 
 
 def _filled(words, own):
-    names = {"DIR": "model", "FILE.jsonl": "rows.jsonl", "train.parquet": "train.parquet", "RUN_DIR": "run"}
+    kind = JOBS[words[1]][1] if words[1] in JOBS else "published.jsonl" if "gsm8k" in words else "rows.jsonl"
+    names = {"FILE.jsonl": kind, "train.parquet": "train.parquet", "RUN_DIR": "run"}
+    names |= dict.fromkeys(("DIR", "STUDENT", "TEACHER"), "model")
     words = ["run" if word.startswith("runs/") else word for word in words]
     return [str(own / names.get(word, word)) if word in names or word == "run" else word for word in words]
 
@@ -61,12 +100,21 @@ def _job(words, own, tmp_path):
     return front.main([*words, *SMALL, "--out", str(out / "run")])
 
 
-def _run(words, own, tmp_path):
-    """The exit code of a command of the README, small."""
+def _run(words, own, tmp_path, monkeypatch):
+    """The exit code of a command of the pages, small."""
     words = _filled(words, own)
     match words:
         case ["bash", "launch/quickstart.sh", *rest]:  # which installs, and hands its arguments on
             return _job(rest, own, tmp_path)
+        case ["jaxrl", name, *rest] if name in JOBS:
+            return front.main([name, *rest, *JOBS[name][0], "--out", str(tmp_path / "out")])
+        case ["jaxrl", "eval", *rest]:
+            return front.main(["eval", *rest, "--problems", "2", "--out", str(tmp_path / "eval.json")])
+        case ["jaxrl", "chat", *rest]:
+            monkeypatch.setattr("sys.stdin", io.StringIO("1+1=\n\n"))
+            return front.main(["chat", *rest, "--max-new-tokens", "4"])
+        case ["python", "-m", "jaxrl_llm.sandbox"]:
+            return 0 if statement.main() in (0, 1) else 2  # 1: this machine lacks a means of protection, and it says so
         case ["python", "-m", "jaxrl_llm", "plan", *rest]:
             return front.main(["plan", *rest, "--estimate"])  # tests/planning compile
         case ["python", "-m", "jaxrl_llm"]:
@@ -91,12 +139,20 @@ def _marked(words):
     return pytest.param(words, marks=() if quick else pytest.mark.slow, id=" ".join(words)[:70])
 
 
-def test_the_readme_has_commands_of_every_kind():
-    assert len(RUN) > 8 and all(any(tuple(w[: len(known)]) == known for w in COMMANDS) for known in NOT_HERE)
+def test_the_pages_have_commands_of_every_kind():
+    assert len(RUN) > 20 and {words[1] for words in RUN if words[0] == "jaxrl"} == {*JOBS, "eval", "chat"}
+    assert all(any(_begins(words, known) for words in COMMANDS) for known in NOT_HERE), "a reason for nothing"
 
 
 @pytest.mark.parametrize("words", [_marked(words) for words in RUN])
-def test_the_commands_of_the_readme_run(words, own, tmp_path):
+def test_the_commands_of_the_pages_run(words, own, tmp_path, monkeypatch):
     if any(word == "RUN_DIR" or word.startswith("runs/") for word in words) and not (own / "run").exists():
         assert _job([], own, tmp_path) == 0
-    assert _run(words, own, tmp_path) == 0
+    assert _run(words, own, tmp_path, monkeypatch) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_measurements_say_how_they_are_used(script):
+    done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.experiment import cli
+from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as planning
@@ -26,8 +27,16 @@ PAGES = (
     "docs/performance.md",
     "docs/plans.md",
     "docs/agents.md",
+    "docs/own-env.md",
+    "docs/own-rows.md",
     "docs/asynchronous.md",
     "docs/traps.md",
+    "docs/SYSTEMS.md",
+    "docs/faults.md",
+    "docs/foreign-code.md",
+    "docs/parity.md",
+    "docs/reasoning-gym.md",
+    "docs/cpu-linalg.md",
 )
 README = (ROOT / "README.md").read_text()
 
@@ -70,8 +79,8 @@ def test_commands_exist(page, words):
             assert importlib.util.find_spec(module) is not None
             if module == "jaxrl_llm" and rest[:1] == ["plan"]:
                 flags.read(planning.Settings, rest[1:], prog="")
-            if module.startswith("experiments.agents."):
-                cli.parse(importlib.import_module(module), rest)
+            if module.startswith(("experiments.agents.", "experiments.preference.", "experiments.reward_models.")):
+                cli.parse(rebound.with_rows(importlib.import_module(module)), rest)
         case ["jaxrl", ("sft" | "dpo" | "reward-model" | "distil") as name, *rest]:
             cli.parse(importlib.import_module(f"jaxrl_llm.jobs.{name.replace('-', '_')}"), rest)
         case ["jaxrl", "eval", *rest]:

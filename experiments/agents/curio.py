@@ -40,6 +40,9 @@ log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
 
 
+ONLY = "it guesses the types of users, which an env does not have"
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """For --data and a model of one's own, or a decoder made here; the paper does not give the weight."""
@@ -102,7 +105,12 @@ def build(settings: Settings) -> Plan:
 
             return method(place, believed, **slots)
 
-        more = {"opened": user_simulator.users, "more": user_simulator.figures, "extras": strings.keep_reference}
+        more = {
+            "opened": user_simulator.users,
+            "more": user_simulator.figures,
+            "extras": strings.keep_reference,
+            "only": ONLY,
+        }
         return multi_turn_plan.make_plan(settings, own, start=episode_methods.with_value, part="model", **more)
     arena = dialogue.make_arena()
     online = method(arena, lambda extras, rows, answers: settings.believe(rows))

@@ -53,6 +53,9 @@ def by_situation(settings, rows, rewards) -> Array:
     return episode_methods.by_situation(rows, rewards, gamma=settings.gamma)
 
 
+ONLY = "it scores right answers, which an env does not tell"
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(multi_turn_plan.Settings):
     """Both weights are the paper's, as turns and batch for --data and a model of one's own, or a decoder made here."""
@@ -96,7 +99,7 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         noted, opened = lambda *x, **y: answer_probability.with_chances(method(*x, **y)), catalog.questions
         return multi_turn_plan.make_plan(
-            settings, noted, opened=partial(opened, golds=True), more=tool_question.figures
+            settings, noted, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
         )
     arena = lookup.make_arena()
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)

@@ -51,6 +51,9 @@ def grpo(arena: arenas.Arena, **slots) -> Online:
     return strings.of_part(episode_methods.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
 
 
+ONLY = "it asks a question again after a wrong answer, and an env asks by itself"
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(multi_turn_plan.Settings):
     """The paper's weights, turns and batch, for --data and a model of one's own, or a decoder made here."""
@@ -97,7 +100,7 @@ def build(settings: Settings) -> Plan:
     sizes = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     method = partial(settings.learn, score=score, tx=optax.adam(settings.learning_rate), **sizes)
     if settings.data:
-        more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns}
+        more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns, "only": ONLY}
         return multi_turn_plan.make_plan(settings, method, start=episode_methods.with_value, part="model", **more)
     arena = asked_again.make_arena()
     online = method(arenas.shortened(arena, settings.turns))

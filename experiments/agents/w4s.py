@@ -57,6 +57,9 @@ def nothing(settings, hosted=None) -> tuple[Stage, ...]:
     return ()
 
 
+ONLY = "its programs answer questions, and play no env"
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
@@ -101,7 +104,12 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
             raise UserError("arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best")
-        more = {"opened": workflow_programs.workflows, "more": workflow_programs.figures, "turns": settings.turns}
+        more = {
+            "opened": workflow_programs.workflows,
+            "more": workflow_programs.figures,
+            "turns": settings.turns,
+            "only": ONLY,
+        }
         return multi_turn_plan.make_plan(
             settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more
         )

@@ -34,6 +34,9 @@ from jaxrl_llm.train.methods import builders
 SHORT = skills.SHORT
 
 
+EMBEDDED_ONLY = "skills that nobody has read are functions made for it, and composed by their law"
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """G and the loss are the paper's; sizes fit the small model."""

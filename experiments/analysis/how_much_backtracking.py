@@ -25,6 +25,8 @@ from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
+EMBEDDED_ONLY = "its traces are searches of eight generated tasks with a given share of backtracking"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):

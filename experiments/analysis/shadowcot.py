@@ -22,6 +22,8 @@ from experiments.analysis.parts import planted_behaviour
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
+EMBEDDED_ONLY = "a backdoor is planted to be found, and stays in toy strings on purpose"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):

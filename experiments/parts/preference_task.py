@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+OWN_ROWS = "experiments.parts.text_pairs"  # the same names over rows of one's own
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 4, 12
 FIRST, UNSEEN, STYLE = 4, 24, 31  # first response token; first token that the data lacks; the spurious one
 

@@ -30,6 +30,8 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
+EMBEDDED_ONLY = "which requests are unsafe, and what a refusal is, is planted in its strings"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):

@@ -23,6 +23,8 @@ from experiments.preference.parts import constraints
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
+EMBEDDED_ONLY = "a constraint is learnt from demonstrations in a grid whose cells are known"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):

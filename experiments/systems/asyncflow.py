@@ -37,6 +37,9 @@ from jaxrl_llm.train.methods import builders
 WORLD = running_sums.WORLD
 
 
+OWN_ROWS = None  # build reads --data itself
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """Sizes of the paper's kind, for --data and a model of one's own; the simulated model is a flag of its own."""

@@ -33,6 +33,8 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.planning.phases import Work
 
+EMBEDDED_ONLY = "it places the calls of PPO on simulated devices"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):

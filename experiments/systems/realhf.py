@@ -32,6 +32,8 @@ from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.planning.phases import Work
 
+EMBEDDED_ONLY = "it searches plans of PPO calls by measured costs of small models"
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.data import databases
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.sources import Malformed, Row, read, sift
+from jaxrl_llm.data.sources import Malformed, Row, mixture, proportioned, read, sift
 from jaxrl_llm.errors import DataError
 
 BOXED = "\nReason step by step, and put the final answer within \\boxed{}."
@@ -351,11 +351,34 @@ def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
     return prompt, completion, bool(label)
 
 
+def scores(columns: dict[str, Any]) -> Pair:
+    """``prompt``, ``completions`` (texts, or objects with ``response``) and their ``scores``: the best over the worst.
+
+    As UltraFeedback before it was binarised; its objects may hold ``overall_score`` in place of the column.
+
+    >>> scores({"prompt": "a", "completions": ["b", "c", "d"], "scores": [1, 3, 2]})[1:]
+    ('c', 'b', 2.0)
+    """
+    given = columns["completions"]
+    texts = [x["response"] if isinstance(x, dict) else x for x in given]
+    found = columns.get("scores")
+    values = [float(x) for x in (found if found is not None else [x["overall_score"] for x in given])]
+    if len(texts) != len(values) or len(texts) < 2:
+        raise ValueError(f"{len(texts)} completions with {len(values)} scores; give two at least, and a score for each")
+    if not all(isinstance(text, str) and text for text in texts) or not isinstance(columns["prompt"], str):
+        raise ValueError("prompt and completions must be texts that are not empty")
+    best, worst = (values.index(pick(values)) for pick in (max, min))
+    if values[best] == values[worst]:
+        raise ValueError("all scores are equal: nothing is preferred")
+    return Pair(columns["prompt"], texts[best], texts[worst], values[best] - values[worst])
+
+
 PAIR_FORMATS = {
     "plain": (("prompt", "chosen", "rejected"), plain_pair),
     "hh-rlhf": (("chosen", "rejected"), hh_rlhf),
     "ultrafeedback": (("prompt", "chosen", "rejected"), ultrafeedback),
     "tldr": (("info", "summaries", "choice"), tldr),
+    "scores": (("prompt", "completions"), scores),
 }
 
 
@@ -384,26 +407,69 @@ def _convert(
     return made, bad
 
 
+def _mixed(spec: str, read: Callable[[str], tuple[list[Any], list[Malformed]]]) -> tuple[list[Any], list[Malformed]]:
+    """``read`` of a source, or of all sources of a mixture in their shares."""
+    parts = mixture(spec)
+    if len(parts) == 1:
+        return read(parts[0][0])
+    found = [read(name) for name, _ in parts]
+    return proportioned([rows for rows, _ in found], [weight for _, weight in parts]), [
+        x for _, bad in found for x in bad
+    ]
+
+
 def read_problems(spec: str, *, layout: str = "plain", bad_rows: int = 0) -> tuple[list[Problem], list[Malformed]]:
     """The problems of a source, and the rows left out.
 
     Args:
-      spec: see ``sources.rows``.
+      spec: see ``sources.rows``; or a mixture of several, see ``sources.mixture``.
       layout: a name in ``FORMATS``.
       bad_rows: how many rows may be unreadable; one more is an error.
 
     Raises:
       DataError: as ``sources.read``, or for a row that lacks a column or does not fit the format.
     """
-    chosen, folder = FORMATS[layout], str(pathlib.Path(spec).parent)
-    return _convert(spec, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
+    chosen = FORMATS[layout]
+
+    def of_one(source: str) -> tuple[list[Problem], list[Malformed]]:
+        folder = str(pathlib.Path(source).parent)
+        return _convert(source, chosen.columns, lambda columns: chosen.make(columns | {"folder": folder}), bad_rows)
+
+    return _mixed(spec, of_one)
 
 
 def read_pairs(spec: str, *, layout: str, bad_rows: int = 0) -> tuple[list[Pair], list[Malformed]]:
-    """The preference pairs of a source, and the rows left out; ``layout`` is a name in ``PAIR_FORMATS``."""
-    return _convert(spec, *PAIR_FORMATS[layout], bad_rows)
+    """The preference pairs of a source, and the rows left out; ``layout`` is a name in ``PAIR_FORMATS``.
+
+    Of ``unpaired`` rows every desirable response to a prompt is paired with one that is not, as far as there are both.
+
+    Raises:
+      DataError: as ``read_problems``, or where no prompt has responses of both kinds.
+    """
+    if layout == "unpaired":
+        judged, bad = read_judged(spec, bad_rows=bad_rows)
+        if not (pairs := paired(judged)):
+            raise DataError(f"{spec}: no prompt has a response with label true and one with label false")
+        return pairs, bad
+    return _mixed(spec, lambda source: _convert(source, *PAIR_FORMATS[layout], bad_rows))
+
+
+def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
+    """Responses with a label as pairs: of a prompt the k-th good one over the k-th bad one, in turn.
+
+    >>> [p[:3] for p in paired([("a", "b", True), ("a", "c", False), ("a", "d", True), ("e", "f", True)])]
+    [('a', 'b', 'c'), ('a', 'd', 'c')]
+    """
+    by_prompt: dict[str, tuple[list[str], list[str]]] = {}
+    for prompt, response, label in judged:
+        by_prompt.setdefault(prompt, ([], []))[not label].append(response)
+    found = []
+    for prompt, (good, bad) in by_prompt.items():
+        count = max(len(good), len(bad)) if good and bad else 0
+        found += [Pair(prompt, good[k % len(good)], bad[k % len(bad)], 0.0) for k in range(count)]
+    return found
 
 
 def read_judged(spec: str, *, bad_rows: int = 0) -> tuple[list[tuple[str, str, bool]], list[Malformed]]:
     """Responses with a label, see ``unpaired``, and the rows left out."""
-    return _convert(spec, ("prompt", "completion", "label"), unpaired, bad_rows)
+    return _mixed(spec, lambda source: _convert(source, ("prompt", "completion", "label"), unpaired, bad_rows))

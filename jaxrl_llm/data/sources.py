@@ -6,10 +6,10 @@ A row is a dict of columns, in the order of the source, with the place it came f
 import csv
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import DataError, extra_module
+from jaxrl_llm.errors import DataError, UserError, extra_module
 
 
 class Row(NamedTuple):
@@ -192,6 +192,58 @@ def rows(spec: str) -> Iterator[Row | Malformed]:
         )
     readers = {".parquet": parquet, ".json": json_array, ".csv": separated, ".tsv": separated}
     return readers.get(path.suffix, json_lines)(path)
+
+
+def mixture(spec: str) -> list[tuple[str, float]]:
+    """The parts of ``SOURCE@WEIGHT,SOURCE@WEIGHT`` with weights that add up to 1; of one source itself and 1.
+
+    >>> mixture("a.jsonl@3,tfds:gsm8k:train@1")
+    [('a.jsonl', 0.75), ('tfds:gsm8k:train', 0.25)]
+    >>> mixture("a.jsonl")
+    [('a.jsonl', 1.0)]
+
+    Raises:
+      UserError: for parts of which some have no weight, or one that is no positive number.
+    """
+    words = spec.split(",")
+    if not any("@" in word for word in words) or pathlib.Path(spec).exists():
+        return [(spec, 1.0)]
+    found = []
+    for word in words:
+        name, _, weight = word.rpartition("@")
+        try:
+            value = float(weight)
+        except ValueError:
+            value = 0.0
+        if not (name and 0 < value < float("inf")):
+            raise UserError(f"--data {spec}: {word!r} is no SOURCE@WEIGHT; give every source a weight above 0, for "
+                            "example a.jsonl@0.7,b.jsonl@0.3")  # fmt: skip
+        found.append((name, value))
+    total = sum(value for _, value in found)
+    return [(name, value / total) for name, value in found]
+
+
+MOST_MIXED = 10_000_000  # rows of a mixture
+
+
+def proportioned(sources: Sequence[Sequence[Any]], weights: Sequence[float]) -> list[Any]:
+    """One epoch of a mixture: every row at least once, and of each source its share, by rows that stand again.
+
+    >>> proportioned([["a", "b", "c"], ["x"]], [0.5, 0.5])
+    ['a', 'b', 'c', 'x', 'x', 'x']
+
+    Raises:
+      UserError: where a small source with a large weight would make an epoch of more than ``MOST_MIXED`` rows.
+    """
+    whole = max(len(rows) / weight for rows, weight in zip(sources, weights, strict=True))
+    if whole > MOST_MIXED:
+        raise UserError(f"the weights of the mixture make an epoch of {whole:,.0f} rows, for every row stands in it at "
+                        "least once; raise the smallest weight")  # fmt: skip
+    found = []
+    for rows, weight in zip(sources, weights, strict=True):
+        count = max(len(rows), round(whole * weight))
+        found += [rows[k % len(rows)] for k in range(count)]
+    return found
 
 
 def sift(items: Iterable[Any], bad: list[Malformed], *, bad_rows: int) -> list[Any]:

@@ -1,5 +1,8 @@
-"""Worlds of other packages for ``rollout.host.driver``: Gymnasium environments and reasoning-gym families as text."""
+"""Envs as text for ``rollout.host.driver``: one's own classes, Gymnasium environments, reasoning-gym families."""
 
+import contextlib
+import importlib
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -133,6 +136,84 @@ def named_actions(names: Sequence[str]) -> Callable[[str], int | None]:
     return lambda text: numbers.get(text.strip().lower())
 
 
+class _Live(NamedTuple):
+    """An episode of one's own class, which changes, and what was shown and said in it."""
+
+    episode: Any
+    told: list[str]
+
+
+def own_class(name: str) -> Any:
+    """``module:Class`` (or a function that makes an episode), found beside the command.
+
+    Raises:
+      UserError: for what is no such class.
+    """
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--data {name}: {error}; give MODULE:CLASS of a module beside this command") from error
+    if not callable(found):
+        raise UserError(f"--data {name} is {type(found).__name__}; give a class whose objects have reset and step")
+    return found
+
+
+def own_tasks(name: str, default: int) -> list[Any]:
+    """The ``tasks`` of one's own class: a number of them, or a sequence of what ``reset`` takes; else ``default``.
+
+    Raises:
+      UserError: for objects without ``reset`` and ``step``, or tasks that are neither.
+    """
+    make = own_class(name)
+    made = make if isinstance(make, type) else make()
+    if wrong := [x for x in ("reset", "step") if not callable(getattr(made, x, None))]:
+        raise UserError(f"--data {name} has no {' and no '.join(wrong)}; write reset(task) -> text and "
+                        "step(text) -> (text, reward, done)")  # fmt: skip
+    tasks = getattr(made, "tasks", default)
+    if isinstance(tasks, int) and tasks > 0:
+        return list(range(tasks))
+    if isinstance(tasks, int | str) or not hasattr(tasks, "__len__") or not len(tasks):
+        raise UserError(f"--data {name} has tasks={tasks!r}; give a number above 0, or a list of what reset takes")
+    return list(tasks)
+
+
+def own_world(name: str) -> SpokenWorld:
+    """Episodes of one's own class: ``reset(task) -> text``, ``step(text) -> (text, reward, done)``, one object each.
+
+    Where there is ``close()`` it ends an episode. The situation of an episode is all that was shown and said in it.
+
+    Raises:
+      UserError: as ``own_class``.
+    """
+    make = own_class(name)
+
+    def reset(seed: np.ndarray, task: Any) -> _Live:
+        episode = make()
+        shown = episode.reset(task)
+        if not isinstance(shown, str):
+            raise UserError(f"{name}.reset returned {type(shown).__name__}; return the text that opens the episode")
+        return _Live(episode, [shown])
+
+    def step(live: _Live, text: str) -> Said:
+        found = live.episode.step(text)
+        if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], str):
+            raise UserError(f"{name}.step returned {type(found).__name__}; return (text, reward, done)")
+        shown, reward, done = found
+        live.told.extend([text, shown])
+        return Said(live, shown, float(reward), bool(done))
+
+    return SpokenWorld(
+        reset,
+        step,
+        lambda live: text_identity("\n".join(live.told)),
+        close=lambda live: getattr(live.episode, "close", lambda: None)(),
+        first=lambda live: live.told[0],
+    )
+
+
 class _Place(NamedTuple):
     """An environment, which changes, and what it showed last."""
 
@@ -181,6 +262,32 @@ def gymnasium_world(
         close=lambda place: place.environment.close(),
         first=lambda place: place.text,
     )
+
+
+def plain_gymnasium(name: str) -> SpokenWorld:
+    """A Gymnasium environment of texts or discrete actions, as numbers; observations as Python writes them.
+
+    What it shows first says which numbers there are.
+
+    Raises:
+      UserError: as ``gymnasium_maker``, or for another space of actions, which needs a class of one's own around it.
+    """
+    gymnasium, make = extra_module("gymnasium", "Gymnasium environments need", "envs"), gymnasium_maker(name)
+    with contextlib.closing(make()) as one:
+        space = one.action_space
+    if isinstance(space, gymnasium.spaces.Text):
+        return gymnasium_world(make, read=str.strip, write=lambda seen, info: str(seen))
+    if not isinstance(space, gymnasium.spaces.Discrete):
+        raise UserError(f"--data gymnasium:{name}: actions are {space}, neither texts nor numbers from a list; write a "
+                        "class with reset and step around it and give --data MODULE:CLASS")  # fmt: skip
+    first, last = int(space.start), int(space.start + space.n - 1)
+    hint = f"\nWrite a number from {first} to {last}."
+
+    def read(text: str) -> int | None:
+        word = text.strip()
+        return int(word) if word.lstrip("-").isdigit() and first <= int(word) <= last else None
+
+    return gymnasium_world(make, read=read, write=lambda seen, info: f"{seen}{hint}")
 
 
 def gymnasium_texts(

@@ -17,6 +17,7 @@ from jaxrl_llm.experiment import arms, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
+from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
@@ -138,6 +139,18 @@ def check_model(base: Any, given: set[str]) -> None:
     if "model" in given and getattr(base, "data", None) == "":
         raise UserError(f"--model {base.model} without --data: these arms train a decoder of their own in an embedded "
                         "world; give --data with it, or drop it")  # fmt: skip
+
+
+def check_embedded(module: ModuleType, arguments: list[str]) -> None:
+    """Refuses a model or rows of one's own where a file says that it is about its embedded world alone.
+
+    Raises:
+      UserError: with the file's reason.
+    """
+    why = getattr(module, "EMBEDDED_ONLY", "")
+    wrong = next((w for w in arguments if w.partition("=")[0] in ("--model", "--data")), "") if why else ""
+    if wrong:
+        raise UserError(f"{wrong.partition('=')[0]}: this experiment has its embedded world alone: {why}")
 
 
 def check_sizes(settings: Any, microbatches: int) -> None:
@@ -392,9 +405,11 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
 
     arms.check_slots(module)
-    options, base, given = parse(module, arguments)
+    check_embedded(module, arguments)
+    options, base, given = parse(rebound.with_rows(module), arguments)
     check_options(options, arguments)
     check_model(base, given)
+    module, base = rebound.over_rows(module, base, given, smoke=options.smoke)
     hosts.connect(options.hosts)
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")

@@ -24,7 +24,7 @@ from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.run import lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
-from jaxrl_llm.train import checkpoint, host, offline
+from jaxrl_llm.train import checkpoint, host, offline, streamed
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.host import HostLoop
 from jaxrl_llm.train.online import Online
@@ -170,6 +170,7 @@ class SeedRun:
         self.measure = plan.measure if plan.on_host else jax.jit(plan.measure)
         self.loops: dict[int, HostLoop] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
+        self.streams: dict[int, Any] = {}  # by stage, of the seed that runs
         self.looks: dict[int, Callable[..., Any]] = {}
 
     def run(self, seed: int, stop: Stop) -> Iterator[tuple[int, dict | None, dict]]:
@@ -188,7 +189,7 @@ class SeedRun:
 
     def _run(self, seed: int, stop: Stop, logs: _Logs) -> Iterator[tuple[int, dict | None, dict]]:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
-        params = self.plan.init(key)
+        params, self.streams = self.plan.init(key), {}
         at, state = self._resume(logs, params, key)
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
@@ -266,6 +267,9 @@ class SeedRun:
             like = self._begin(index, params, key)
             kept = checkpoint.restore(path, lora_state.kept(like, bool(self._trained(index))))
             state = lora_state.whole(kept, like.params, bool(self._trained(index)))
+            note = checkpoint.note(path)
+            if streamed.PLACE in note:
+                self._stream(index, self.plan.stages[index]).set_state(note[streamed.PLACE])
             hosts.say(f"resuming {logs.folder} at step {before + int(state.step)}")
             return before + int(state.step), state
         return 0, None
@@ -276,7 +280,16 @@ class SeedRun:
     def _save(self, logs: _Logs, index: int, step: int, state: TrainState) -> None:
         if logs.folder is not None:
             kept = lora_state.kept(state, bool(self._trained(index)))
-            checkpoint.save(self._checkpoints(logs.folder, index), kept, note={"step": step} | self.keeping.note)
+            note = {"step": step} | self.keeping.note
+            if index in self.streams:
+                note[streamed.PLACE] = self.streams[index].get_state()
+            checkpoint.save(self._checkpoints(logs.folder, index), kept, note=note)
+
+    def _stream(self, index: int, stage: Stage) -> Any:
+        """Where the minibatches of a stage come from, at its beginning or where the last call left it."""
+        if index not in self.streams:
+            self.streams[index] = stage.method.stream()
+        return self.streams[index]
 
     def _loop(self, index: int, method: Online) -> HostLoop:
         if index not in self.loops:
@@ -337,6 +350,15 @@ class SeedRun:
     def _offline(self, index, stage, state, at, end):
         while at < end:
             steps = min(end - at, self.keeping.checkpoint_every)
+            if stage.method.stream is not None:
+                if (index, 1) not in self.offline:
+                    self.offline[index, 1] = streamed.make_step(stage.method, place=self.place)
+                rows = self._stream(index, stage)
+                state, found = streamed.run(self.offline[index, 1], state, rows, steps=steps, mesh=self.mesh)
+                shown = [{n: float(hosts.gathered(x)) for n, x in one.items()} for one in found]
+                yield dict(zip(range(at + 1, at + steps + 1), shown, strict=True)), state, None
+                at += steps
+                continue
             if (index, steps) not in self.offline:
                 self.offline[index, steps] = offline.make_run(
                     stage.method,

@@ -39,10 +39,11 @@ ALL = text_contexts.Contexts(Context(), Context())  # the whole of an episode is
 class Settings(recipes.Settings):
     """What an experiment takes beside its own settings to leave its embedded world; ``model`` is read then only."""
 
-    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, or what the experiment says; empty: the
-    # embedded world
+    # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, reasoning_gym:FAMILY,
+    # MODULE:CLASS of your own, or what the experiment says; empty: the embedded world
     data: str = ""
-    tools: str = ""  # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, with commas between them
+    # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND, with commas between them
+    tools: str = ""
     format: job.Format = "plain"  # of rows, and how their answers are judged
     verifier: job.VerifierName = ""
     max_turns: int = 15  # of an episode
@@ -76,13 +77,20 @@ class Hosted(NamedTuple):
         return self.world.play(params, tokens, valid, keys, problem_ids).trajectories
 
 
-def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None = None) -> list[Given]:
+def plays_env(settings: Settings) -> bool:
+    """Whether ``--data`` is an env that every agent can play, and no rows to answer with tools."""
+    return catalog.is_env(settings.data) and not settings.tools
+
+
+def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None = None, only: str = "") -> list[Given]:
     """What is trained on and what is held out.
 
     Where the tokenizer has a chat template, prompts and observations are a user's messages.
 
     Args:
-      opened: one of ``host_places``; by default ``questions`` where there are ``tools``, else ``folders``.
+      opened: one of ``host_places``; by default ``questions`` where there are ``tools``, else ``folders``. An env that
+        every agent can play (``catalog.is_env``) takes its place.
+      only: why it does not, for a method that needs more than an env; a family of reasoning-gym is rows for it.
 
     Raises:
       UserError: for another world, or a folder that does not hold one; DataError for a malformed file.
@@ -92,7 +100,11 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
         "action_tokens": settings.action_tokens, "observation_tokens": settings.observation_tokens, "chat": chat,
         "encode": make_reply_encoder(tokenizer) if chat else None,
     }  # fmt: skip
-    if opened is None:
+    if plays_env(settings) and only and not settings.data.startswith(job.GYM):
+        raise UserError(f"--data {settings.data}: {only}; give rows, or reasoning_gym:FAMILY")
+    if plays_env(settings) and not only:
+        opened = catalog.folders
+    elif opened is None:
         opened = catalog.questions if settings.tools else catalog.folders
     return opened(settings, sizes, tokenizer)
 
@@ -136,6 +148,7 @@ def make_plan(
     stages: Callable[[Stage | None, Hosted], tuple[Stage, ...]] = alone,
     more: Callable[[Trajectories, Rewards, Problems], dict[str, Array]] | None = None,
     sight: text_contexts.Sight | None = None,
+    only: str = "",
 ) -> Plan:
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
@@ -152,6 +165,7 @@ def make_plan(
       more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
       sight: what is seen of episodes at once; ``method`` then gets the ``width`` of the longest sub-trajectory, too,
         and the contexts of training and of more summaries are both measured (``host_contexts.figures``).
+      only: as of ``open_place``.
 
     Raises:
       UserError: as ``open_place``, without a model's folder, or where an episode does not fit the model.
@@ -160,9 +174,10 @@ def make_plan(
         raise UserError(f"--data {settings.data} needs a model of text: --model {settings.model} is no folder; "
                         "give --model DIR of a Hugging Face model")  # fmt: skip
     model = open_model(settings)
-    train, held = open_place(settings, model.tokenizer, opened)
+    train, held = open_place(settings, model.tokenizer, opened, only)
     seen = ALL if sight is None else sight(model.tokenizer)
     width = _check_columns((train, held), settings, seen, model.config.max_positions)
+    more = None if plays_env(settings) and not only else more  # figures of a place of its own
     player = partial(
         make_host_episodes, model.policy, max_new_tokens=settings.max_new_tokens, end_ids=model.tokenizer.eos_ids,
         slots=settings.slots, pad_id=model.tokenizer.pad_id,

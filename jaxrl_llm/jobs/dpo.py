@@ -7,6 +7,7 @@ Not here are losses on responses that are drawn while the policy trains, which a
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,6 +76,15 @@ def scored(policy: Any, params: Any, table: SupervisedRows) -> Array:
     parts = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), padded)
     found = jax.lax.map(lambda some: sequence_logp(policy, params, some), parts)
     return jax.lax.stop_gradient(found.reshape(-1)[:count])
+
+
+def scored_on_host(policy: Any, params: Any, table: SupervisedRows) -> np.ndarray:
+    """``scored`` of a table of NumPy arrays, of which the device sees ``CHUNK`` rows at a time."""
+    score, count, found = jax.jit(partial(sequence_logp, policy)), table.tokens.shape[0], []
+    for begin in range(0, count, CHUNK):
+        ids = np.minimum(np.arange(begin, begin + CHUNK), count - 1)  # the last chunk is filled with repeats
+        found.append(np.asarray(score(params, jax.tree.map(lambda x, at=ids: x[at], table))))
+    return np.concatenate(found)[:count]
 
 
 def _mean(value: Array, tokens: Array) -> Array:
@@ -189,10 +199,15 @@ def build(settings: Settings) -> Plan:
     train = {name: jax.tree.map(lambda x: x[: len(kept)], table) for name, table in tables.items()}
     test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}
     more = {"desirable": rows.labels(kept)} if single else {}
+    on_host = settings.rows_in == "host"
 
     def extras(params, key):
         kept = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
-        return kept | {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+        return (
+            kept
+            if on_host
+            else kept | {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+        )
 
     beta = named.settings(loss).get("beta", 0.1)
 
@@ -211,6 +226,9 @@ def build(settings: Settings) -> Plan:
         max_grad_norm=settings.max_grad_norm,
         whole=whole,
     )
+    if on_host:
+        known = {f"ref_{name}": scored_on_host(model.policy, model.params, table) for name, table in train.items()}
+        method = rows.fed(method, train | jax.tree.map(np.asarray, more) | known, settings)
     if single:
         good = np.asarray([row.desirable for row in held])
         response = test["response"]

@@ -72,7 +72,8 @@ def build(settings: Settings) -> Plan:
         [jax.tree.map(lambda x, part=part: x[part], t) for t in both]
         for part in (slice(len(kept)), slice(len(kept), None))
     )
-    margins = settings.margin_scale * jnp.asarray([pair.margin for pair in kept], jnp.float32)
+    margins = settings.margin_scale * np.asarray([pair.margin for pair in kept], np.float32)
+    margins = margins if settings.rows_in == "host" else jnp.asarray(margins)
     policy = model.policy
 
     def loss(params, extras, part, total):
@@ -93,6 +94,8 @@ def build(settings: Settings) -> Plan:
         max_grad_norm=settings.max_grad_norm,
         whole=lambda part: jnp.asarray(part["margin"].shape[0], jnp.float32),
     )
+
+    method = rows.fed(method, table, settings)
 
     def init(key):
         return {"model": model.params, "reward": heads.init_head(model.config.hidden_size, key, scale=0.0)}

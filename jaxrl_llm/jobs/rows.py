@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
@@ -13,23 +14,28 @@ from jaxrl_llm.data import formats
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import parts
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
+from jaxrl_llm.train.offline import Offline
 
 GENERATED = "chain"  # what a command trains on without a file
-PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "unpaired"]
+PairFormat = Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "scores", "unpaired"]
 
 
 @dataclasses.dataclass(frozen=True)
 class RowSettings(recipes.Settings):
     """What the supervised commands share."""
 
-    # chain (generated), FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    # chain (generated), FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME; several of
+    # them in shares: SOURCE@WEIGHT,SOURCE@WEIGHT
     data: str = GENERATED
+    # host: minibatches are read step by step, by Grain, for tables larger than the device
+    rows_in: Literal["device", "host"] = "device"
     chat: bool = False  # prompts become a user's message, by the model's chat template
     steps: int = 200
     learning_rate: float = 1e-5
@@ -137,11 +143,40 @@ def judged(settings: Any, format_name: str) -> list[Judged]:
 
 
 def encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str) -> tuple[SupervisedRows, ...]:
-    """For every field of the rows: prompts with that response, all of one width.
+    """For every field of the rows: prompts with that response, all of one width; NumPy's with ``--rows-in host``.
 
     Raises:
       UserError: for a response or a prompt that does not fit.
     """
+    if settings.rows_in == "host":
+        with jax.default_device(jax.devices("cpu")[0]):
+            return jax.tree.map(np.asarray, _encoded(model, rows, settings, *fields))
+    return _encoded(model, rows, settings, *fields)
+
+
+def fed(method: Offline, table: Any, settings: Any) -> Offline:
+    """A method of minibatches of ``table``: drawn on the device, or read on the host and placed step by step.
+
+    Args:
+      table: a tree with the same number of rows everywhere, NumPy's where rows are on the host.
+    """
+    if settings.rows_in == "device":
+        return method
+    size, count = method.rows_per_step, len(jax.tree.leaves(table)[0])
+    first = jax.tree.map(lambda x: jnp.asarray(x[:size]), table)
+
+    def stream() -> Any:
+        return make_stream(
+            range(count),
+            lambda row: jax.tree.map(lambda x: x[row], table),
+            batch=size,
+            process=(jax.process_index(), jax.process_count()),
+        )
+
+    return method._replace(rows=lambda extras: first, stream=stream)
+
+
+def _encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: str) -> tuple[SupervisedRows, ...]:
     asked = [Problem("rows", row.prompt, "", {}, 0, str(k)) for k, row in enumerate(rows)]
     table = problem_tables.encode_problems(
         model.tokenizer, asked, answers=problem_tables.no_answers, chat=settings.chat

@@ -75,7 +75,7 @@ def build(settings: Settings) -> Plan:
     tx = optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay)
     size = min(settings.rows_per_step, len(kept))
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
-    method = method._replace(max_grad_norm=settings.max_grad_norm)
+    method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm), train, settings)
     return Plan(lambda key: model.params, (Stage(method, settings.steps),), make_measure(model.policy, test),
                 on_host=True, model=model)  # fmt: skip
 

@@ -18,10 +18,12 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs import processes, retry_question, tau_bench, text_games, tool_question
+from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.metrics import intervals
+from jaxrl_llm.rollout.host.env import single_turn
 from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
 from jaxrl_llm.run import parts
 from jaxrl_llm.tools import boxes, endpoints
@@ -30,7 +32,13 @@ from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
-FOLDERS = "webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER or textarena:GAME"
+FOLDERS = (
+    "webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, reasoning_gym:FAMILY or "
+    "MODULE:CLASS of your own"
+)
+OF_FOLDERS = ("webshop", "alfworld", "textworld")
+OF_PACKAGES = ("textarena", "gymnasium", "reasoning_gym")
+NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail")
 SEEDS = 1024  # of a game that makes its tasks from seeds, to train on
 HOUSE = (
     "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
@@ -95,6 +103,40 @@ def _arena(name: str, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer
     return [text_games.textarena_texts(world, part, tokenizer, **sizes) for part in both]
 
 
+def is_own(data: str) -> bool:
+    """Whether ``--data`` names a class of one's own, ``module:Class``, and no file, folder or known kind."""
+    module, colon, name = data.partition(":")
+    return bool(
+        colon and name.isidentifier() and module not in NO_MODULES and not pathlib.Path(module).exists()
+        and all(part.isidentifier() for part in module.split("."))
+    )  # fmt: skip
+
+
+def is_env(data: str) -> bool:
+    """Whether ``--data`` is an env that every agent can play, whatever else its experiment opens."""
+    return data.partition(":")[0] in (*OF_FOLDERS, *OF_PACKAGES) or is_own(data)
+
+
+def _own(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    tasks = text_envs.own_tasks(settings.data, SEEDS + settings.eval_problems)
+    both = _parts(tasks, repr, settings.eval_problems, settings.data)
+    world = processes.in_processes(partial(text_envs.own_world, settings.data), processes=settings.env_processes)
+    return [text_envs.as_begun(world, "own", part, tokenizer, **sizes) for part in both]
+
+
+def _gymnasium(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    name = settings.data.partition(":")[2]
+    world = processes.in_processes(partial(text_envs.plain_gymnasium, name), processes=settings.env_processes)
+    both = range(SEEDS), range(SEEDS, SEEDS + settings.eval_problems)
+    return [text_envs.gymnasium_texts(world, part, tokenizer, **sizes) for part in both]
+
+
+def _reasoning(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+    train, held, judged = rows_of(settings)
+    world = single_turn(judged)
+    return [given(world, part, [p.answer for p in part], tokenizer, **sizes) for part in (train, held)]
+
+
 def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """Worlds of text in the folder of a benchmark.
 
@@ -103,11 +145,18 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
     * ``alfworld``: ``json_2.1.1``, of which ``train`` trains and ``valid_unseen`` is held out.
     * ``textworld``: games of ``tw-make`` somewhere below the folder, a tenth of which is held out.
     * ``textarena``: not a folder but a game for one player, as TextArena registers it; seeds 0 to 1023 train.
+    * ``gymnasium``: an environment by its registered name, whose actions are texts or numbers; seeds likewise.
+    * ``reasoning_gym``: a family of problems, each an episode of one turn.
+    * ``module:Class``: a class of one's own (``envs.text.own_world``), a tenth of whose tasks is held out.
 
-    Games of packages play in ``settings.env_processes`` processes of their own.
+    Games of packages, and one's own, play in ``settings.env_processes`` processes of their own.
     """
-    if settings.data.startswith("textarena:"):
+    kind = settings.data.partition(":")[0]
+    if kind == "textarena":
         return _arena(settings.data.partition(":")[2], settings, sizes, tokenizer)
+    if kind in OF_PACKAGES or is_own(settings.data):
+        make = {"gymnasium": _gymnasium, "reasoning_gym": _reasoning}.get(kind, _own)
+        return make(settings, sizes, tokenizer)
     openers = {"webshop": _shop, "alfworld": _house, "textworld": _games}
     kind, folder = _place(settings, FOLDERS, tuple(openers))
     return openers[kind](folder, settings, sizes, tokenizer)
@@ -153,7 +202,7 @@ def questions(
       luck: as ``host_tools.tool_world``, in training and when measured.
     """
     if not settings.tools:
-        known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite"
+        known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND"
         raise UserError(f"--data {settings.data} needs --tools: any of {known}, with commas between them")
     box = boxes.opened(settings.tools)
     train, held, judged = rows_of(settings)

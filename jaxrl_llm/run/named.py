@@ -20,7 +20,7 @@ def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
       UserError: naming the nearest public function, or what is wrong with the module.
     """
     if ":" in name:
-        return _own(name, flag)
+        return own(name, flag)
     public = [x for x in getattr(package, "__all__", ()) if inspect.isfunction(getattr(package, x, None))]
     if name in public:
         return getattr(package, name)
@@ -29,7 +29,12 @@ def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
     raise UserError(f"{flag} {name}: no public function of {package.__name__}; {hint} Your own is MODULE:FUNCTION")
 
 
-def _own(name: str, flag: str) -> Callable[..., Any]:
+def own(name: str, flag: str) -> Callable[..., Any]:
+    """``module:function`` of one's own, found beside the command.
+
+    Raises:
+      UserError: for what is no such function.
+    """
     module, _, attribute = name.partition(":")
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")

@@ -45,7 +45,7 @@ from jaxrl_llm.tools import calls
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.skipped import check_rewards, name_of
 from jaxrl_llm.types import Params, Policy, Problems, Rewards, Trajectories
-from jaxrl_llm.verifiers import answers, code, math, overlap, sql
+from jaxrl_llm.verifiers import answers, code, gym, math, overlap, sql
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.pool import VerifierPool
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -54,6 +54,7 @@ ModelName = Annotated[
     str, tyro.conf.arg(help=f"tiny, nano, or a Hugging Face folder with model_type {', '.join(FAMILIES)}")
 ]
 SHOWN_BAD_ROWS = 10
+GYM = "reasoning_gym:"
 TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything else is a file
 Format = Literal[
     "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
@@ -197,6 +198,9 @@ def load_problems(
         verify: Verifier = countdown_verifier.verify
     elif data == "chain":
         make, verify = partial(problem_tables.make_split, chain), answers.verify_chain
+    elif data.startswith(GYM):
+        rows, held = gym_problems(data, train=train, heldout=heldout, seed=seed)
+        return rows, held if evaluated is None else list(evaluated), VERIFIERS[verifier] if verifier else gym.verify
     else:
         found = read_rows(data, layout=layout, bad_rows=bad_rows, chat=chat)
         verify = VERIFIERS[verifier or formats.FORMATS[layout].verifier]
@@ -210,6 +214,29 @@ def load_problems(
     # the same held-out problems for every seed
     held = list(evaluated) if evaluated is not None else make(split="heldout", n=heldout, seed=0)
     return make(split="train", n=train, seed=seed), held, verify
+
+
+def gym_problems(data: str, *, train: int, heldout: int, seed: int) -> tuple[list[Problem], list[Problem]]:
+    """Problems of ``reasoning_gym:FAMILY``; the held-out ones are the same for every seed and train nobody.
+
+    Raises:
+      UserError: as ``verifiers.gym.problems``, or where the family has no other problems than the held-out ones.
+    """
+    family = data.removeprefix(GYM)
+
+    def drawn(n: int, seed: int) -> list[Problem]:
+        found = gym.problems(family, n, seed)
+        return [
+            Problem(family, prompt, solution or "", answer, 0, prompt)
+            for prompt, solution, answer in zip(found.prompts, found.solutions, found.answers, strict=True)
+        ]
+
+    held = drawn(heldout, 1)
+    measured = {problem.identity for problem in held}
+    rows = [problem for problem in drawn(train, seed + 2) if problem.identity not in measured]
+    if not rows:
+        raise UserError(f"--data {data}: all {train} problems drawn are held-out ones; lower --eval-problems")
+    return rows, held
 
 
 def apart_from(rows: Sequence[Problem], evaluated: Sequence[Problem], data: str) -> list[Problem]:

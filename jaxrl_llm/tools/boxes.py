@@ -1,9 +1,13 @@
 """The tools that agents of papers call: programs in the sandbox, a database that is read, search, a calculator."""
 
 import ast
+import atexit
+import contextlib
 import json
 import operator
 import pathlib
+import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
@@ -13,7 +17,7 @@ from jaxrl_llm.data import databases
 from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
-from jaxrl_llm.tools import schema
+from jaxrl_llm.tools import mcp_servers, schema
 from jaxrl_llm.tools.calls import Toolbox, joined, of_functions
 from jaxrl_llm.verifiers import sql
 
@@ -199,14 +203,42 @@ def calculator_box() -> Toolbox:
     return of_functions([(_one_text("calculate", about, "expression"), calculate)])
 
 
-def opened(names: str) -> Toolbox:
-    """``python,calculator,search=CORPUS.jsonl,database=FILE.sqlite``: any of them, with commas between.
+def mcp_box(command: str) -> Toolbox:
+    """The tools of an MCP server that this process starts and ends with itself, see ``mcp_servers``.
 
     Raises:
-      UserError: for another name, or a file that does not serve.
+      UserError: for a command that cannot be read, or a server that does not start.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"--tools mcp={command}: {error}; write the command as a shell takes it") from error
+    holder = contextlib.ExitStack()
+    try:
+        box = holder.enter_context(mcp_servers.connect(words))
+    except UserError as error:
+        raise UserError(f"--tools mcp={command}: {error}") from error
+    atexit.register(holder.close)
+    return box
+
+
+def split_names(names: str) -> list[str]:
+    """Tools at the commas before a known one: the command of an MCP server may have commas of its own.
+
+    >>> split_names("calculator,mcp=serve --list a,b,python")
+    ['calculator', 'mcp=serve --list a,b', 'python']
+    """
+    return re.split(r",(?=(?:python|calculator)(?:,|$)|(?:search|database|mcp)=)", names)
+
+
+def opened(names: str) -> Toolbox:
+    """``python,calculator,search=CORPUS.jsonl,database=FILE.sqlite,mcp=COMMAND``: any of them, with commas between.
+
+    Raises:
+      UserError: for another name, or a file or server that does not serve.
     """
     found = []
-    for name in names.split(","):
+    for name in split_names(names):
         tool, _, source = name.partition("=")
         if tool == "python" and not source:
             found.append(python_box(Sandbox().run))
@@ -217,7 +249,9 @@ def opened(names: str) -> Toolbox:
             found.append(search_box(texts, bm25(texts)))
         elif tool == "database" and source:
             found.append(database_box(pathlib.Path(source)))
+        elif tool == "mcp" and source:
+            found.append(mcp_box(source))
         else:
-            known = "python, calculator, search=CORPUS.jsonl or database=FILE.sqlite"
+            known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite or mcp=COMMAND"
             raise UserError(f"--tools {names}: {name!r} is no tool; choose {known}")
     return joined(found)

@@ -29,6 +29,9 @@ class Offline(NamedTuple):
     # minibatch -> what its loss divides by, for example its tokens: the losses and metrics of parts then add up
     whole: Callable[[Any], Any] | None = None
     microbatches: int = 1  # more than one needs ``whole``
+    # () -> a fresh iterator of minibatches on the host (``data.stream``), for tables larger than the device: ``rows``
+    # is then one of them, for its shapes
+    stream: Callable[[], Any] | None = None
 
 
 def init_state(offline: Offline, params: Params, key: Key, *, extras: dict[str, Any] | None = None) -> TrainState:
@@ -65,6 +68,11 @@ def iterate(offline: Offline, state: TrainState, layouts: Any = None) -> tuple[T
     batch = jax.tree.map(lambda x: x[ids], offline.rows(state.extras))
     if layouts is not None:
         batch = packing.put(batch, layouts)
+    return update_on(offline, state, batch, sampler)
+
+
+def update_on(offline: Offline, state: TrainState, batch: Any, sampler: Any) -> tuple[TrainState, Metrics]:
+    """One update on a given minibatch; ``sampler`` is that behind its draw."""
     total = () if offline.whole is None else (offline.whole(batch),)
     update = make_update(
         lambda params, rows: offline.loss(params, state.extras, rows, *total),

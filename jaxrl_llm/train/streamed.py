@@ -1,7 +1,10 @@
-"""Updates on streamed batches: the state and the place in the data are one checkpoint."""
+"""Updates on minibatches that are read step by step: a table need not fit on the device, nor on one host.
 
-import pathlib
-from collections.abc import Callable
+The place in the data (``stream.get_state()``) stands in the note of a checkpoint beside the state, so that a run that
+was killed goes on with the next row.
+"""
+
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,7 +13,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.mesh import batch_sharding
-from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train.offline import Offline, update_on
 from jaxrl_llm.types import Metrics, TrainState
 
 PLACE = "stream"  # in the note of a checkpoint
@@ -23,38 +26,33 @@ def placed(batch: Any, mesh: Mesh | None = None) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(batch_sharding(mesh), x), batch)
 
 
-def run(
-    update: Callable[[TrainState, Any], tuple[TrainState, Metrics]],
-    state: TrainState,
-    stream: Any,
-    *,
-    steps: int,
-    folder: str | pathlib.Path,
-    every: int,
-    mesh: Mesh | None = None,
-) -> tuple[TrainState, list[dict[str, float]]]:
-    """Runs to step ``steps`` from the newest checkpoint of ``folder``, if there is one: ``(state, metrics by step)``.
+def make_step(
+    method: Offline, *, place: Callable[[TrainState], TrainState] | None = None
+) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+    """A compiled update on a given minibatch; the state is donated.
 
     Args:
-      update: of ``train.step.make_update``; it is compiled here, the state donated.
-      stream: of ``data.stream.make_stream``, as it was made: its place comes from the checkpoint.
-      every: steps between checkpoints; the last step has one in any case.
-
-    Raises:
-      ValueError: for an interval that is no positive number.
+      place: inside ``jit``, keeps the new state where it was, see ``host.make_host_loop``.
     """
-    if every < 1:
-        raise ValueError(f"every={every} must be at least 1 step")
-    path = checkpoint.latest(folder)
-    if path is not None:
-        stream.set_state(checkpoint.note(path)[PLACE])
-        state = checkpoint.restore(path, state)
-    step = jax.jit(update, donate_argnums=0, compiler_options=options_of())
+
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        state, metrics = update_on(method, state, batch, state.sampler)
+        return (state if place is None else place(state)), metrics
+
+    return jax.jit(step, donate_argnums=0, compiler_options=options_of())
+
+
+def run(
+    step: Callable[[TrainState, Any], tuple[TrainState, Metrics]],
+    state: TrainState,
+    stream: Iterator[Any],
+    *,
+    steps: int,
+    mesh: Mesh | None = None,
+) -> tuple[TrainState, list[Metrics]]:
+    """``steps`` updates on the next minibatches of a stream: the state behind them and the metrics of each."""
     history = []
-    while int(state.step) < steps:
+    for _ in range(steps):
         state, metrics = step(state, placed(next(stream), mesh))
-        state = state._replace(step=state.step + 1)
-        history.append({name: float(value) for name, value in metrics.items()})
-        if int(state.step) % every == 0 or int(state.step) == steps:
-            checkpoint.save(folder, state, note={PLACE: stream.get_state()})
+        history.append(metrics)
     return state, history

@@ -11,10 +11,12 @@ from safetensors.numpy import load_file
 
 from jaxrl_llm import losses
 from jaxrl_llm.__main__ import main
+from jaxrl_llm.data import formats
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
-from jaxrl_llm.run import named, options
+from jaxrl_llm.run import named, options, parts
+from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.types import Batch
 from tests.models_for_tests import byte_model
@@ -50,6 +52,8 @@ def arm(module, words, out):
         (dpo, "pairs", ["--loss", "wpo_loss"]),
         (dpo, "single", ["--format", "unpaired", "--loss", "kto_loss"]),
         (reward_model, "pairs", ["--centering", "0.01"]),
+        pytest.param(dpo, "pairs", ["--rows-in", "host"], marks=pytest.mark.slow),
+        pytest.param(reward_model, "pairs", ["--rows-in", "host"], marks=pytest.mark.slow),
     ],
     ids=lambda x: getattr(x, "__name__", "-".join(x) if isinstance(x, list) else x),
 )
@@ -173,3 +177,58 @@ def test_reference_scores_are_those_of_single_rows():
     whole = dpo.scored(model.policy, model.params, table)
     one = dpo.sequence_logp(model.policy, model.params, jax.tree.map(lambda x: x[-1:], table))
     np.testing.assert_allclose(np.asarray(whole[-1:]), np.asarray(one), atol=1e-4)
+
+
+class Killed(BaseException):
+    """In the place of a signal that leaves no time."""
+
+
+def test_rows_on_the_host_go_on_where_they_were(own, tmp_path, monkeypatch):
+    """A mixture of two files, read step by step; killed behind its first checkpoint it meets the same rows again."""
+    both = f"{own / 'texts.jsonl'}@0.5,{own / 'more.jsonl'}@0.5"
+    lines = [{"prompt": f"{k} plus 2?", "answer": str(k + 2)} for k in range(12)]
+    (own / "more.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    words = [
+        "--model",
+        str(own),
+        "--data",
+        both,
+        *SMALL,
+        "--steps",
+        "4",
+        "--rows-in",
+        "host",
+        "--checkpoint-every",
+        "2",
+    ]
+    words = [w for k, w in enumerate(words) if not (w == "--steps" and words[k + 1] == "2" or words[k - 1] == "--steps"
+                                                    and w == "2")]  # fmt: skip
+    whole = arm(sft, words, tmp_path / "whole")
+    seen, save = [], checkpoint.save
+
+    def dying(folder, state, *, note):
+        save(folder, state, note=note)
+        seen.append(note)
+        raise Killed
+
+    monkeypatch.setattr(checkpoint, "save", dying)
+    with pytest.raises(Killed):
+        arm(sft, words, tmp_path / "parts")
+    assert seen[0]["step"] == 2 and "next_index" in str(seen[0]["stream"])
+    monkeypatch.setattr(checkpoint, "save", save)
+    again = arm(sft, words, tmp_path / "parts")
+    assert again.curves["loss/total"] == whole.curves["loss/total"]
+
+
+def test_a_mixture_has_its_shares(own):
+    (own / "few.jsonl").write_text("\n".join(json.dumps({"prompt": f"few {k}", "answer": "1"}) for k in range(6)))
+    found, _ = formats.read_problems(f"{own / 'texts.jsonl'}@0.25,{own / 'few.jsonl'}@0.75")
+    few = [row for row in found if str(row.prompt).startswith("few")]
+    assert len(found) == 240 and len(few) == 180 and len({row.prompt for row in found}) == 66
+    train, held, _ = parts.load_problems(f"{own / 'texts.jsonl'}@0.25,{own / 'few.jsonl'}@0.75", train=0, heldout=99,
+                                         seed=0)  # fmt: skip
+    assert len({row.prompt for row in held}) == len(held)  # measured on once
+    assert not {row.prompt for row in held} & {row.prompt for row in train}
+    for spec, said in (("a@1,b", "'b' is no SOURCE@WEIGHT"), ("a@0,b@1", "'a@0' is no"), ("a@x", "'a@x' is no")):
+        with pytest.raises(UserError, match=said):
+            formats.read_problems(spec)

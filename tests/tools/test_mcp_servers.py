@@ -1,6 +1,7 @@
 """MCP servers over pipes: their tools, deadlines, and what a dead one makes of an answer."""
 
 import pathlib
+import shlex
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.tools import calls, mcp_servers
+from jaxrl_llm.tools import boxes, calls, mcp_servers
 
 SERVER = [sys.executable, str(pathlib.Path(__file__).with_name("mcp_server_for_tests.py"))]
 
@@ -71,3 +72,19 @@ def test_without_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[mcp\]'"), mcp_servers.connect(SERVER):
         pass
+
+
+def test_a_server_is_a_flag():
+    pytest.importorskip("mcp")
+    box = boxes.opened(f"calculator,mcp={shlex.join(SERVER)}")
+    assert [tool.name for tool in box.tools] == ["calculate", "add", "refuse", "sleep", "die", "environment"]
+    turn = calls.take_turn(box, _call("add", '{"a": 1, "b": 2}') + _call("calculate", '{"expression": "2*3"}'))
+    assert [message["content"] for message in turn.messages] == ["3", "6"]
+
+
+@pytest.mark.parametrize("command, said", [("", "is no tool"), ("'open", "No closing quotation"), ("gone-x", "gone-x")])
+def test_a_wrong_command_is_one_line(command, said):
+    pytest.importorskip("mcp")
+    with pytest.raises(UserError, match="--tools") as wrong:
+        boxes.opened(f"mcp={command}")
+    assert said in str(wrong.value) and "\n" not in str(wrong.value)

@@ -1,5 +1,7 @@
 """A run on streamed rows that is stopped goes on with the next row, bit for bit."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,11 @@ import optax
 import pytest
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.train import checkpoint, streamed
-from jaxrl_llm.train.step import make_update
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.train import offline, streamed
+from jaxrl_llm.train.offline import Offline
 from tests.models_for_tests import dense_rows, small_model
 
 TOKENS = np.random.default_rng(0).integers(0, 24, (10, 6)).astype(np.int32)
@@ -21,39 +23,42 @@ def _make(row):
     return {"tokens": TOKENS[row], "row": np.int32(row)}
 
 
-def _run(folder, steps, mesh=None):
+def _method():
     policy, params, _ = small_model()
-    segments, positions = dense_rows(4, 6)
 
-    def loss(params, batch):
+    def loss(params, extras, batch):
+        segments, positions = dense_rows(4, 6)
         logits = policy.unembed(params, policy.hidden(params, batch["tokens"], positions, segments))
         rows = jnp.sum(jnp.exp2(batch["row"].astype(jnp.float32)))
         return -jnp.mean(logprobs.token_logprobs(logits, batch["tokens"])), {"rows": rows}
 
-    tx = optax.adam(1e-2)
-    params = jax.tree.map(jnp.array, params)  # the state is donated
-    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
-    update = make_update(loss, tx)
-    return streamed.run(update, state, make_stream(range(10), _make, batch=4), steps=steps, folder=folder, every=2,
-                        mesh=mesh)  # fmt: skip
+    table = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *map(_make, range(4)))
+    method = Offline(lambda extras: table, make_uniform(), 4, loss, optax.adam(1e-2))
+    return method, jax.tree.map(jnp.array, params)  # the state is donated
 
 
-def test_stopped_and_resumed_is_undisturbed(tmp_path):
-    whole, figures = _run(tmp_path / "whole", 5)
-    _run(tmp_path / "parts", 3)
-    assert checkpoint.steps(tmp_path / "parts") == [2, 3]
-    again, rest = _run(tmp_path / "parts", 5)
+def _run(steps, mesh=None, *, state=None, place=None):
+    """``steps`` further updates: the state, the rows of each and the place behind them."""
+    method, params = _method()
+    state = offline.init_state(method, params, jax.random.key(0)) if state is None else state
+    stream = make_stream(range(10), _make, batch=4)
+    if place is not None:
+        stream.set_state(place)
+    state, found = streamed.run(streamed.make_step(method), state, stream, steps=steps, mesh=mesh)
+    return state, [float(one["rows"]) for one in found], stream.get_state()
+
+
+def test_stopped_and_resumed_is_undisturbed():
+    whole, rows, _ = _run(5)
+    part, begun, place = _run(3)
+    again, rest, _ = _run(2, state=part, place=json.loads(json.dumps(place)))
     jax.tree.map(np.testing.assert_array_equal, again.params, whole.params)
-    assert rest == figures[3:] and len({step["rows"] for step in figures}) == 5
-    assert "next_index" in str(checkpoint.note(checkpoint.latest(tmp_path / "parts")))
-    assert _run(tmp_path / "parts", 5)[1] == []
+    assert begun + rest == rows and len(set(rows)) == 5 and int(again.step) == 5
 
 
 @pytest.mark.slow
-def test_rows_of_a_mesh(tmp_path):
-    whole, figures = _run(tmp_path / "alone", 3)
-    divided, same = _run(tmp_path / "mesh", 3, meshes.parse_mesh("data=2,fsdp=2"))
-    assert [x["rows"] for x in same] == [x["rows"] for x in figures]
+def test_rows_of_a_mesh():
+    whole, rows, _ = _run(3)
+    divided, same, _ = _run(3, meshes.parse_mesh("data=2,fsdp=2"))
+    assert same == rows
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), divided.params, whole.params)
-    with pytest.raises(ValueError, match="every=0"):
-        streamed.run(lambda state, batch: (state, {}), whole, None, steps=1, folder=tmp_path, every=0)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+OWN_ROWS = "experiments.reward_models.parts.text_attributes"  # the same names over rows of one's own
 NAMES = ("safe", "polite", "relevant", "actionable", "varied")
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 3, 12
 BENIGN, RISKY = 4, 5

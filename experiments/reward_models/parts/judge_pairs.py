@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+OWN_ROWS = "experiments.reward_models.parts.text_judges"  # the same names over rows of one's own
 BASE, STEPS = 4, 3
 FLAW, CLEAN, OK, BAD, OPEN, CLOSE, ANSWER, WAIT = 4, 5, 6, 7, 8, 9, 10, 11
 SCORE, END = 12, 23  # scores 0 .. 10 are tokens 12 .. 22

@@ -220,7 +220,7 @@ def thought_again(
     From "J1: Exploring Simple Test-Time Scaling for LLM-as-a-Judge", arXiv:2505.11875 (the hook of "s1",
     arXiv:2501.19393).
     """
-    tokens, valid = prompts, jnp.ones(prompts.shape, bool)
+    tokens, valid = jnp.maximum(prompts, 0), prompts != strings.PAD
     spent = jnp.zeros(prompts.shape[:1], jnp.int32)
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     for k in range(rounds + 1):

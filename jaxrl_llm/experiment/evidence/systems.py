@@ -20,7 +20,8 @@ the other direction), *no practical effect* (the whole interval within d*, the s
 *undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
 *withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
 (narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
-verdict speaks of the small embedded model and task of that record, and of nothing larger.
+verdict speaks of the small embedded model and task of that record, and of nothing larger. *Embedded only*: takes
+neither a model nor rows of one's own, for the reason given.
 """
 
 
@@ -89,11 +90,19 @@ def status(system: System, tests: dict[pathlib.Path, str], root: pathlib.Path = 
     return f"{verdict_of(found)}{old}", "; ".join(map(effect, found))
 
 
+def embedded_only(file: pathlib.Path) -> str:
+    """Why an experiment takes neither a model nor rows of one's own; empty where it does."""
+    found = re.search(r'^EMBEDDED_ONLY = "(.*)"$', file.read_text(), re.MULTILINE)
+    return found[1] if found else ""
+
+
 def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
     file = experiment_file(system.slug, root)
     name = f"`{system.slug}`" if file is None else f"[`{system.slug}`](../{file.relative_to(root)})"
     link = f" [{system.arxiv}](https://arxiv.org/abs/{system.arxiv})" if system.arxiv else ""
     said = f"**{state}**: {basis}" if basis else state
+    if file is not None and (why := embedded_only(file)):
+        said += f"; embedded only: {why}"
     title = system.title.replace("|", "\\|")
     return f"| {name} | {title}{link} | {said} |"
 

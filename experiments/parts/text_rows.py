@@ -1,0 +1,297 @@
+"""What worlds of one's own rows share: a loaded model as the decoder of strings, tables of token rows, a judge.
+
+Prompts are ``[N, P]`` with ``strings.PAD`` before them, responses ``[N, T]`` with the end token behind them, as
+``strings.text_world`` wants them. Prompts are held out by their hash, and while a plan measures, prompts and pairs are
+drawn from those alone.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Int
+
+from experiments.parts import strings
+from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.data import problems as problem_tables
+from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.jobs import rows as job_rows
+from jaxrl_llm.losses.reward import bradley_terry_loss
+from jaxrl_llm.models import heads
+from jaxrl_llm.run import named, options, parts
+from jaxrl_llm.train import offline
+from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import Key, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Flags of rows of one's own: prompts with a preferred and another response."""
+
+    # FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME; empty: embedded
+    data: str = ""
+    # plain: prompt, chosen, rejected; unpaired: prompt, completion, label; scores: prompt, completions, scores
+    format: Literal["plain", "hh-rlhf", "ultrafeedback", "tldr", "unpaired", "scores"] = "plain"
+    chat: bool = False  # prompts become a user's message, by the model's chat template
+    bad_rows: int = 0  # unreadable rows of a file that may be left out
+    max_prompt_tokens: int = 512  # rows with a longer prompt are left out
+    max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
+    judge: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
+    judge_steps: int = 200  # of that reward model
+
+
+class Table(NamedTuple):
+    """Pairs as token rows."""
+
+    prompts: Int[Array, "N P"]
+    chosen: Int[Array, "N T"]
+    rejected: Int[Array, "N T"]
+
+
+class Replies(NamedTuple):
+    """Two replies to each prompt, the first of them preferred."""
+
+    prompts: Int[Array, "N P"]
+    first: Int[Array, "N T"]
+    second: Int[Array, "N T"]
+
+
+class Rows(NamedTuple):
+    """A model and its rows; ``now()`` is the table to draw from, that of held-out prompts while something measures."""
+
+    model: parts.Model
+    train: Table
+    heldout: Table
+    now: Callable[[], Table]
+    measuring: Callable[[], contextlib.AbstractContextManager[None]]
+    sources: tuple[Any, ...] = ()  # the rows behind both tables, training ones first
+
+
+def pairs_of(settings: Any) -> list[Any]:
+    """The preference pairs of ``--data``."""
+    return job_rows.pairs(settings, settings.format)
+
+
+def opened(settings: Any, kind: type = Settings, read: Callable[[Any], Sequence[Any]] = pairs_of) -> Rows:
+    """The model and the rows of the settings; equal settings share them.
+
+    Args:
+      kind: the flags of rows, which tell one set from another.
+      read: ``settings -> rows`` with ``prompt``, ``chosen`` and ``rejected``.
+
+    Raises:
+      UserError: for a folder, a source or rows that do not serve.
+    """
+    fields = (*options.OF_MODEL, *(f.name for f in dataclasses.fields(kind)))
+    return _opened(tuple((name, getattr(settings, name)) for name in fields if hasattr(settings, name)), read)
+
+
+@lru_cache(maxsize=2)
+def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequence[Any]]) -> Rows:
+    settings = SimpleNamespace(**dict(identity))
+    if settings.lora:
+        raise UserError(f"--lora {settings.lora}: this experiment trains copies of whole models; drop it")
+    least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "judge_steps": 1, "bad_rows": 0}
+    for name, lowest in least.items():
+        if hasattr(settings, name) and getattr(settings, name) < lowest:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be at least {lowest}")
+    model = options.open_model(settings)
+    found = read(settings)
+    (train, kept), (heldout, held) = (
+        _table(model, part, settings) for part in job_rows.held_out(found, len(found), settings.data)
+    )
+    both = [train, heldout]
+    width = max(table.prompts.shape[1] for table in both)
+    if width + settings.max_new_tokens > model.config.max_positions:
+        raise UserError(
+            f"prompts of {width} tokens and --max-new-tokens {settings.max_new_tokens} exceed the model's context of "
+            f"{model.config.max_positions}; lower --max-prompt-tokens or --max-new-tokens"
+        )
+    train, heldout = (table._replace(prompts=_widened(table.prompts, width)) for table in both)
+    place = [train]
+
+    @contextlib.contextmanager
+    def measuring() -> Iterator[None]:
+        place[0] = heldout
+        try:
+            yield
+        finally:
+            place[0] = train
+
+    return Rows(model, train, heldout, lambda: place[0], measuring, (*kept, *held))
+
+
+def too_long(columns: int, model: parts.Model) -> UserError:
+    """What to do where rows exceed the context of a model."""
+    return UserError(f"rows of {columns} tokens exceed the model's context of {model.config.max_positions}; lower "
+                     "--max-prompt-tokens or --max-new-tokens")  # fmt: skip
+
+
+def _widened(prompts: Array, width: int) -> Array:
+    return jnp.pad(prompts, ((0, 0), (width - prompts.shape[1], 0)), constant_values=strings.PAD)
+
+
+def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Table, list[Any]]:
+    """The pairs that fit, as tokens and as they are.
+
+    Raises:
+      UserError: where none fits.
+    """
+    tokenizer, room = model.tokenizer, settings.max_new_tokens - 1
+    asked = [Problem("rows", pair.prompt, "", {}, 0, str(k)) for k, pair in enumerate(pairs)]
+    table = problem_tables.encode_problems(tokenizer, asked, answers=problem_tables.no_answers, chat=settings.chat)
+    longest = np.maximum(*(np.asarray([len(tokenizer.encode(getattr(pair, name))) for pair in pairs])
+                           for name in ("chosen", "rejected")))  # fmt: skip
+    lengths = np.asarray(table.valid).sum(1)
+    fits = np.flatnonzero((longest <= room) & (lengths <= settings.max_prompt_tokens))
+    if not len(fits):
+        raise UserError(
+            f"--data {settings.data}: no row has a prompt of at most {settings.max_prompt_tokens} tokens and responses "
+            f"of at most {room}; raise --max-prompt-tokens or --max-new-tokens"
+        )
+    if left := len(pairs) - len(fits):
+        print(f"{settings.data}: {left} of {len(pairs)} rows are longer than --max-prompt-tokens or --max-new-tokens "
+              "and left out", flush=True)  # fmt: skip
+    width = int(lengths[fits].max())
+    prompts = jnp.where(table.valid, table.tokens, strings.PAD)[fits, table.tokens.shape[1] - width :]
+    said = []
+    for name in ("chosen", "rejected"):
+        texts = [getattr(pairs[k], name) for k in fits]
+        tokens, valid = encode_responses(tokenizer, texts, width=settings.max_new_tokens)
+        said.append(jnp.where(valid, tokens, tokenizer.eos_ids[0]).astype(jnp.int32))
+    return Table(prompts.astype(jnp.int32), *said), [pairs[k] for k in fits]
+
+
+def world_maker(rows: Rows) -> Callable[..., strings.World]:
+    """``strings.make_world`` whose decoder is the loaded model: of the sizes asked for it takes the lengths."""
+    model = rows.model
+    policy = model.policy._replace(
+        hidden=jax.jit(model.policy.hidden), unembed=jax.jit(model.policy.unembed), init=lambda key: fresh(model, key)
+    )
+
+    def make(vocabulary: int, prompt_tokens: int, response_tokens: int, **sizes: Any) -> strings.World:
+        return strings.World(
+            policy, prompt_tokens, response_tokens, model.tokenizer.eos_ids[0], lambda: model.params,
+            tuple(model.tokenizer.eos_ids),
+        )  # fmt: skip
+
+    return make
+
+
+def fresh(model: parts.Model, key: Key) -> Params:
+    """What a decoder made on the spot is in an embedded world: a copy of the loaded weights, each seed its own."""
+    return jax.tree.map(jnp.copy, model.params)
+
+
+def numbers_of(rows: Rows) -> Callable[[Array], Array]:
+    """The row of every prompt in the training and the held-out table together, ``[N]``."""
+    return finder(jnp.concatenate([rows.train.prompts, rows.heldout.prompts]))
+
+
+def finder(table: Int[Array, "N P"]) -> Callable[[Array], Array]:
+    """``prompts -> [N]``: the first row of the table that is the same."""
+    width = table.shape[1]
+    weights = jax.random.randint(jax.random.key(1), (width,), 1, 2**30, jnp.int32) * 2 + 1
+
+    def marks(prompts: Array) -> Array:
+        return jnp.sum((prompts[:, -width:] + 7) * weights[None, :], axis=1)  # wraps around, as a hash does
+
+    known = marks(table)
+    return lambda prompts: jnp.argmax(marks(prompts)[:, None] == known[None, :], axis=1)
+
+
+def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
+    """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--judge``, or a reward model.
+
+    The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
+    held-out pairs it orders rightly.
+    """
+    if settings.judge:
+        return _by_function(rows.model, settings.judge)
+    world = world_maker(rows)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+
+    @jax.jit
+    def score(params: Params, prompts: Array, responses: Array) -> Array:
+        whole = strings.whole(world, prompts, responses)
+        hidden = rows.model.policy.hidden(params["model"], *whole)
+        return heads.sequence_rewards(params["head"], hidden, whole.segment_ids)
+
+    @lru_cache(maxsize=1)
+    def trained() -> Params:
+        with jax.ensure_compile_time_eval():
+            params = fit_pairs(score, rows, settings)
+            right = score(params, rows.heldout.prompts, rows.heldout.chosen) > score(
+                params, rows.heldout.prompts, rows.heldout.rejected
+            )
+            print(f"judge: a reward model that orders {float(jnp.mean(right.astype(jnp.float32))):.2f} of "
+                  f"{len(right)} held-out pairs rightly", flush=True)  # fmt: skip
+        return params
+
+    return lambda prompts, responses: score(trained(), prompts, responses)
+
+
+def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settings: Any) -> Params:
+    """A reward model ``{"model", "head"}`` of the training rows."""
+    width = rows.model.config.hidden_size
+    first = {
+        "model": jax.tree.map(jnp.copy, rows.model.params),
+        "head": heads.init_head(width, jax.random.key(11), scale=width**-0.5),
+    }
+
+    def loss(params, extras, batch):
+        prompts, *both = batch
+        found = score(params, jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
+        return reduce.scalars(bradley_terry_loss(*jnp.split(found, 2)).loss), {}
+
+    count = min(32, rows.train.prompts.shape[0])
+    method = Offline(lambda extras: extras["rows"], make_uniform(), count, loss, optax.adam(settings.learning_rate))
+    state = offline.init_state(method, first, jax.random.key(12), extras={"rows": tuple(rows.train)})
+    return offline.make_run(method, settings.judge_steps)(jax.tree.map(jnp.copy, state))[0].params
+
+
+def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Array]:
+    """A judge of texts, asked from inside compiled programs too."""
+    judge, tokenizer = named.own(name, "--judge"), model.tokenizer
+
+    def asked(prompts: Any, responses: Any) -> np.ndarray:
+        ends = set(tokenizer.eos_ids)
+        said = []
+        for prompt, response in zip(np.asarray(prompts), np.asarray(responses), strict=True):
+            stop = next((k for k, token in enumerate(response) if int(token) in ends), len(response))
+            text = tokenizer.decode([int(t) for t in prompt if t != strings.PAD])
+            value = float(judge(text, tokenizer.decode(response[:stop].tolist())))
+            if not np.isfinite(value):
+                raise UserError(f"--judge {name} gave {value}, which is no finite number")
+            said.append(value)
+        return np.asarray(said, np.float32)
+
+    def gold(prompts: Array, responses: Array) -> Array:
+        shape = jax.ShapeDtypeStruct((prompts.shape[0],), jnp.float32)
+        return jax.pure_callback(asked, shape, prompts, responses, vmap_method="sequential")
+
+    return gold
+
+
+def finish(rows: Rows) -> Callable[[Plan], Plan]:
+    """A plan over these rows runs on the host, and is measured on prompts that are held out."""
+
+    @lru_cache(maxsize=64)
+    def measured(measure: Callable[..., Any]) -> Callable[..., Any]:
+        def on_heldout(params: Params, key: Key) -> dict[str, Array]:
+            with rows.measuring():
+                return measure(params, key)
+
+        return on_heldout
+
+    return lambda plan: plan._replace(on_host=True, measure=measured(plan.measure))

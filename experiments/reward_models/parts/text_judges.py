@@ -1,0 +1,93 @@
+"""Pairs of one's own for judges that write reports, in the place of the worked sums of ``judge_pairs``.
+
+A prompt is the row's prompt and both responses, each behind a mark; which comes first is a coin. The last tokens of the
+vocabulary, which texts hardly have, are the language of reports, as the strings' own are there. The preferred response
+is worth 10 and the other 4: its steps count as wrong from the first. ``reasoned`` are pairs whose surface, their
+length, does not give away the better one: it is not the longer.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from experiments.parts import strings, text_rows
+from jaxrl_llm.experiment.own_rows.rebound import Own
+
+Settings = text_rows.Settings
+WORDS = ("FLAW", "CLEAN", "OK", "BAD", "OPEN", "CLOSE", "ANSWER", "WAIT")
+SCORES, STEPS = 11, 3
+
+
+def _asked(rows: text_rows.Rows, table: text_rows.Table) -> list[np.ndarray]:
+    """Both orders of every pair as left-padded rows ``[N, W]``."""
+    tokenizer, end = rows.model.tokenizer, rows.model.tokenizer.eos_ids[0]
+    marks = [tokenizer.encode(text) for text in ("\n\nFirst response:\n", "\n\nSecond response:\n", "\n\nReport:\n")]
+    width = sum(x.shape[1] for x in table) + sum(map(len, marks))
+    made = []
+    for order in ((1, 2), (2, 1)):
+        found = np.full((table.prompts.shape[0], width), strings.PAD, np.int32)
+        for n, row in enumerate(zip(*map(np.asarray, table), strict=True)):
+            said = [row[k][row[k] != end].tolist() for k in order]
+            whole = [*row[0][row[0] != strings.PAD].tolist(), *marks[0], *said[0], *marks[1], *said[1], *marks[2]]
+            found[n, width - len(whole) :] = whole
+        made.append(found)
+    return made
+
+
+def make(settings: Any, smoke: bool) -> Own:
+    """The names of ``judge_pairs`` over the rows of the settings."""
+    rows = text_rows.opened(settings)
+    model = rows.model
+    tables = [_asked(rows, part) for part in (rows.train, rows.heldout)]
+    both = [jnp.asarray(np.concatenate([part[k] for part in tables])) for k in range(2)]
+    every = jnp.concatenate(both)  # the preferred one first, then second
+    pairs, train = both[0].shape[0], tables[0][0].shape[0]
+    least = min(np.asarray((x != strings.PAD).argmax(1)).min() for x in map(np.asarray, both))
+    every = every[:, least:]  # columns that no prompt needs
+    longer = jnp.concatenate([
+        jnp.sum((part.chosen != model.tokenizer.eos_ids[0]).astype(jnp.int32), axis=1)
+        > jnp.sum((part.rejected != model.tokenizer.eos_ids[0]).astype(jnp.int32), axis=1)
+        for part in (rows.train, rows.heldout)
+    ])  # fmt: skip
+    number_of = text_rows.finder(every)
+    if every.shape[1] + 22 > model.config.max_positions:
+        raise text_rows.too_long(every.shape[1] + 22, model)
+    size = model.config.padded_vocab_size
+    first = size - len(WORDS) - SCORES
+    words = {name: first + k for k, name in enumerate(WORDS)}
+
+    def right_steps(prompts: Int[Array, "N P"]) -> Bool[Array, "N 2 3"]:
+        mine = number_of(prompts) < pairs
+        return jnp.repeat(jnp.stack([mine, ~mine], axis=1)[:, :, None], STEPS, axis=2)
+
+    def parts(prompts: Int[Array, "N P"]) -> tuple[Any, Any, Bool[Array, "N 2"]]:
+        return None, None, jnp.zeros((prompts.shape[0], 2), bool)
+
+    def gold_scores(prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
+        return jnp.where(right_steps(prompts)[:, :, 0], 10.0, 4.0)
+
+    def draw_prompts(key: Array, n: int) -> Int[Array, "N P"]:
+        low, high = (train, pairs) if rows.now() is rows.heldout else (0, train)
+        row = jax.random.randint(jax.random.fold_in(key, 0), (n,), low, high, jnp.int32)
+        turned = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (n,))
+        return every[row + jnp.where(turned, pairs, 0)]
+
+    def swapped(prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+        return every[(number_of(prompts) + pairs) % (2 * pairs)]
+
+    def reasoned(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
+        return ~longer[number_of(prompts) % pairs]
+
+    task = {
+        **words, "SCORE": first + len(WORDS), "END": model.tokenizer.eos_ids[0], "VOCABULARY": size,
+        "PROMPT_TOKENS": every.shape[1], "REPORT_TOKENS": 22, "right_steps": right_steps, "parts": parts,
+        "gold_scores": gold_scores, "draw_prompts": draw_prompts, "swapped": swapped, "reasoned": reasoned,
+    }  # fmt: skip
+    names = {
+        "experiments.reward_models.parts.judge_pairs": task,
+        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows)},
+    }
+    return Own(names, text_rows.finish(rows))

@@ -1,0 +1,145 @@
+"""Files with an embedded world over a model and rows of one's own: two steps of every arm on random weights."""
+
+import dataclasses
+import importlib
+import json
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.data import formats
+from jaxrl_llm.data.problems import is_heldout
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import cli
+from jaxrl_llm.experiment.own_rows import rebound
+from tests.experiments.test_smoke import FILES, _name
+from tests.models_for_tests import byte_model
+
+FAMILIES = ("preference", "reward_models", "analysis", "systems")
+PAIRS = (  # over pairs of one's own, by the same text
+    "rpo", "salsa", "rlhf_workflow", "robust_rlhf", "sharpe_active", "cyclealign", "u2a", "model_surgery", "mpo",
+    "pairwise_rl", "rlhf_diversity", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
+    "judgelrm",
+)  # fmt: skip
+ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
+NOT_YET = (  # the list only shrinks
+    "trpa", "negative_synthetic", "capo", "effective_reward", "pav", "cross_domain_rlvr", "general_reasoner", "rlpr",
+    "math_beyond", "mip_overthinking", "relational_reasoning",
+)  # fmt: skip
+OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
+
+
+def test_every_file_takes_rows_or_says_why():
+    only = {slug for slug, name in OF_FAMILIES.items() if hasattr(importlib.import_module(name), "EMBEDDED_ONLY")}
+    assert len(only) <= 8, "at most eight files may stay in their embedded world"
+    assert {*only, *PAIRS, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
+    assert len(only) + len(PAIRS) + len(ELSEWHERE) + len(NOT_YET) == len(OF_FAMILIES)
+    for slug in PAIRS:
+        module = importlib.import_module(OF_FAMILIES[slug])
+        assert "judge" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    byte_model(folder, "qwen2", max_positions=400)
+    rows = [{"prompt": f"Say {k} kindly:", "chosen": f" {k}, please", "rejected": f" {k}! now {k % 7}"}
+            for k in range(120)]  # fmt: skip
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = str(folder / "pairs.jsonl")
+    return ["--model", str(folder), "--data", data, "--max-new-tokens", "16", "--judge-steps", "3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", PAIRS)
+def test_two_steps_of_every_arm(slug, own, tmp_path):
+    module = importlib.import_module(OF_FAMILIES[slug])
+    found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), *own])
+    assert found.arms.keys() == module.ARMS.keys()
+    for name, arm in found.arms.items():
+        for metric in ("loss/total", "grad/norm"):
+            assert np.isfinite(arm.metrics.get(metric, [0.0])).all(), f"{name}: {metric} {arm.metrics[metric]}"
+        measured = {key for key in arm.metrics if key.startswith(("eval/", "pair/", "judge/"))}
+        assert measured & set(module.METRICS), name
+
+
+def test_another_world_is_the_one_that_is_measured(own, tmp_path, capsys, monkeypatch):
+    """An arm that trains nothing, measured: the judge is one's own, prompts are held out, and the file is untouched."""
+    seen = []
+    monkeypatch.setitem(sys.modules, "mine", _module(seen))
+    module = importlib.import_module("experiments.preference.salsa")
+    words = [*own, "--judge", "mine:shortest", "--smoke", "--seeds", "1", "--arm", "soup", "--out", str(tmp_path)]
+    arm = cli.run(module, words).arms["soup"]
+    assert "--learning-rate 0.0006" in capsys.readouterr().out  # by the model's size
+    assert -16 <= arm.metrics["eval/gold"][0] <= 0  # tokens of random bytes, all counted
+    numbers = {prompt.split()[1] for prompt, _ in seen}
+    rows = [json.loads(line)["prompt"] for line in open(own[3])]
+    held = [x for x in rows if is_heldout(x)]
+    assert numbers <= {x.split()[1] for x in held} and numbers
+    assert importlib.import_module("experiments.parts.preference_task").VOCABULARY == 32
+
+
+def _module(seen):
+    def shortest(prompt, response):
+        seen.append((prompt, response))
+        return -len(response)
+
+    return types.SimpleNamespace(shortest=shortest)
+
+
+def test_names_are_replaced_where_they_are_defined():
+    world = {"gold_reward": lambda prompts, responses: jnp.full(responses.shape[:1], 7.0)}
+    made = rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": world})
+    parts = made.preference_strings
+    params = parts.WORLD.policy.init(jax.random.key(0))
+    assert float(parts.measure(params, jax.random.key(1))["eval/gold"]) == 7.0
+    plain = importlib.import_module("experiments.parts.preference_strings")
+    assert float(plain.measure(params, jax.random.key(1))["eval/gold"]) != 7.0
+    with pytest.raises(ValueError, match="preference_task.py defines no golden"):
+        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"golden": 1}})
+    with pytest.raises(ValueError, match="together"):
+        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"VOCABULARY": 1}})
+
+
+WRONG = {
+    "model alone": ("preference.rpo", ["--model", "DIR"], "--model DIR without --data"),
+    "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
+    "flag of rows": ("preference.rpo", ["--judge", "a:b"], "--judge is of rows of your own"),
+    "no such judge": ("preference.rpo", ["MODEL", "--judge", "nowhere:f"], "--judge nowhere:f"),
+    "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),
+    "beyond the context": ("preference.rpo", ["MODEL", "--max-new-tokens", "399"], "exceed the model's context"),
+    "adapter": ("preference.rpo", ["MODEL", "--lora", "2"], "--lora 2: this experiment trains copies"),
+    "format": ("preference.rpo", ["MODEL", "--format", "scores"], "lacks completions"),
+    "embedded": ("systems.hybridflow", ["--data", "x"], "--data: this experiment has its embedded world alone"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input(case, own, capsys, monkeypatch):
+    name, words, said = WRONG[case]
+    words = [*own, *words[1:]] if words[0] == "MODEL" else words
+    if words[:4] == own[:4] and len(words) > len(own):  # a flag may stand once
+        flag = words[len(own)]
+        words = [w for k, w in enumerate(words) if k >= len(own) or (w != flag and words[k - 1] != flag)]
+    module = importlib.import_module(f"experiments.{name}")
+    monkeypatch.setattr("sys.argv", ["x"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main(module.__name__, ["--smoke", *words])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and said in lines[0], lines
+
+
+def test_formats_of_judgements(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "completions": ["b", "c"], "scores": [0, 1]}))
+    assert formats.read_pairs(str(path), layout="scores")[0] == [formats.Pair("a", "c", "b", 1.0)]
+    judged = [{"prompt": "a", "completion": x, "label": x == "c"} for x in "bcd"]
+    path.write_text("\n".join(map(json.dumps, judged)))
+    assert [p[:3] for p in formats.read_pairs(str(path), layout="unpaired")[0]] == [("a", "c", "b"), ("a", "c", "d")]
+    path.write_text("\n".join(map(json.dumps, judged[:1])))
+    with pytest.raises(UserError, match="no prompt has a response with label true and one with label false"):
+        formats.read_pairs(str(path), layout="unpaired")
