@@ -4,12 +4,13 @@ Paper:     Mayilvahanan et al., "MATH-Beyond: A Benchmark for RL to Expand Beyon
 Claim:     usual reinforcement learning solves hardly any problem that the base fails in all of its samples.
 Equations: U = problems without a right one of N base samples; expansion = share of U with a right one of N samples of
            the trained model; shrinkage = share of the problems solved by the base with none; floor: expansion of the
-           base itself, drawn again. entropy: GRPO + 0.02 H; pass_at_k: pass@8 advantages; longer: twice the updates;
-           teacher: SFT on solutions.
-Left out:  the paper's filters, and N = 1024 (64 here).
+           base itself, drawn again. grpo: on easy problems; hard: on the whole pool; entropy: GRPO + 0.02 H; pass_at_k:
+           pass@4 advantages; longer: twice the updates; teacher: SFT on solutions of the pool.
+Left out:  the paper's filters, and N = 1024 (256 here).
 Expect:    eval/expansion: grpo - floor < 0.1, teacher > grpo; eval/accuracy: grpo > floor.
-Measure:   192 sums modulo 7 of five digits from a base that has read many slips; 8 seeds, equal updates but for longer
-           (and none for floor).
+Measure:   128 sums modulo 7 of five digits, of which none, one or two are 0 at the front; an answer is four tokens, all
+           running sums, which a guess has right in 1 of 2401. The base has read many slips. The bed is invalid unless
+           it never solves a sixth of them (20 of 128). Equal updates but for longer (and none for floor).
 Run:       python -m experiments.analysis.math_beyond
 """
 
@@ -22,7 +23,6 @@ import optax
 
 from experiments.analysis.parts import beyond_base
 from experiments.parts import running_sums, strings
-from experiments.parts import running_sums_task as toy
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -37,13 +37,14 @@ class Settings(recipes.OnlineSettings):
     """Sizes for the small model."""
 
     steps: int = 100
-    eval_every: int = 50
+    eval_every: int = 100
     learning_rate: float = 1e-3
     prompts_per_step: int = 8
     group_size: int = 8
     base_steps: int = 250
-    samples: int = 64  # N
-    problems: int = 192
+    samples: int = 256  # N
+    problems: int = 128
+    pool: tuple[int, ...] = beyond_base.EASY  # zeros at the front of training problems
     kind: str = "online"  # none, online or teacher
     advantages: Callable = group.group_normalized_advantages
     entropy: float = 0.0
@@ -55,12 +56,14 @@ SMOKE = {
 ARMS = {
     "floor": {"kind": "none"},
     "grpo": {},
+    "hard": {"pool": beyond_base.POOL},
     "entropy": {"entropy": 0.02},
     "pass_at_k": {"advantages": partial(group.pass_at_k_advantages, k=4)},
     "longer": {"steps": 200},
     "teacher": {"kind": "teacher"},
 }
-METRICS = ("eval/expansion", "eval/shrinkage", "eval/accuracy", "eval/pass")
+METRICS = ("eval/expansion", "eval/shrinkage", "eval/accuracy", "eval/pass", "eval/never", "eval/easy")
+BED = experiment.Bed(metric="eval/accuracy", baseline="grpo", judges=(("floor", "eval/never", 0.156),))
 CURVES = (*METRICS, "policy/entropy", "reward/mean")
 
 
@@ -78,7 +81,8 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
 
     advantages = builders.per_response(settings.advantages)
     online = strings.make_online(
-        WORLD, toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right),
+        WORLD, beyond_base.draw_problems(jax.random.key(1), 2048, settings.pool),
+        strings.score_of(WORLD, beyond_base.right),
         estimate=builders.make_estimate(WORLD.policy, advantages),
         loss=builders.make_policy_loss(
             WORLD.policy, clipped_policy_loss, extra_terms=bonus if settings.entropy else None

@@ -12,9 +12,9 @@ Equations: level 1: right; 2: readable and wrong; 3: marked but unreadable; 4: n
 Left out:  reasoning before the answer: a small decoder answers at once. Differs from the paper in four updates a
            rollout where its script has one, without which its region does nothing.
 Expect:    kk/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and below that of no_region.
-Measure:   knights and knaves: training puzzles have two and three people, the held-out ones two, three (kk/accuracy)
-           and four; the base answers 30 % at random and breaks the format in 20 %. Temperature 0.6; equal rollouts and
-           updates but for one_update.
+Measure:   fresh samples on knights and knaves of three people (kk/accuracy) and two as in training; kk_new: puzzles of
+           three that no text has, on which the base starts at 0.24 (a guess: 0.125); kk4: of four. The base answers 30
+           % at random and breaks the format in 20 %. Temperature 0.6; equal rollouts and updates but for one_update.
 Run:       python -m experiments.preference.trpa
 """
 
@@ -69,7 +69,7 @@ ARMS = {
     "two_levels": {"pairs_of": pairs.two_level_pairs},
     "extremes": {"pairs_of": pairs.extreme_pairs},
 }
-METRICS = ("kk/accuracy", "kk2/accuracy", "kk4/accuracy", "kk/readable", "reward/mean")
+METRICS = ("kk/accuracy", "kk2/accuracy", "kk_new/accuracy", "kk4/accuracy", "kk/readable", "reward/mean")
 CURVES = (*METRICS, "policy/entropy", "kl/ref")
 REWARDS = (0.0, 3.0, -0.5, -1.0, -3.0)  # by level
 
@@ -80,15 +80,18 @@ def score(answers, rows):
     return Rewards(jnp.asarray(REWARDS, jnp.float32)[levels], jnp.ones(levels.shape, bool))
 
 
+MEASURED = (("kk", 3, False), ("kk2", 2, False), ("kk_new", 3, True), ("kk4", 4, True))  # people, held out
+
+
 def measure(params, key):
-    """Share of held-out puzzles solved, by the number of people, and of readable responses to those of three."""
+    """Share of puzzles solved: of three and two people as in training, new ones of three, and of four."""
     found = {}
-    for people, name in ((3, "kk"), (2, "kk2"), (4, "kk4")):
-        prompts, _ = knights.draw_puzzles(jax.random.fold_in(key, people), 256, people=(people,), heldout=True)
-        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 10 + people), temperature=0.6)
+    for k, (name, people, heldout) in enumerate(MEASURED):
+        prompts, _ = knights.draw_puzzles(jax.random.fold_in(key, k), 256, people=(people,), heldout=heldout)
+        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 10 + k), temperature=0.6)
         levels = knights.rule_levels(prompts, drawn)
         found[f"{name}/accuracy"] = reduce.scalars((levels == 1).astype(jnp.float32))
-        if people == 3:
+        if name == "kk":
             found["kk/readable"] = reduce.scalars((levels <= 2).astype(jnp.float32))
     return found
 

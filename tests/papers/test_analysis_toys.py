@@ -195,6 +195,19 @@ def test_expansion():
     assert math.isnan(float(beyond_base.expansion(jnp.asarray([1, 2]), jnp.asarray([0, 1]))[0]))
 
 
+def test_a_pool_of_difficulties_with_answers_of_several_tokens():
+    prompts = beyond_base.draw_problems(jax.random.key(0), 600)
+    zeros = np.asarray(jnp.cumprod(prompts == 0, axis=1).sum(1))
+    assert all((zeros >= k).mean() > share for k, share in ((1, 0.6), (2, 0.3)))
+    assert (beyond_base.draw_problems(jax.random.key(0), 50, beyond_base.EASY)[:, :2] == 0).all()
+    answers = np.cumsum(np.asarray(prompts), axis=1)[:, 1:] % 7
+    assert beyond_base.right(prompts, jnp.asarray(answers)).all()
+    for k in range(4):  # one wrong token of four is a wrong answer, the last one or not
+        wrong = answers.copy()
+        wrong[:, k] = (wrong[:, k] + 1) % 7
+        assert not beyond_base.right(prompts, jnp.asarray(wrong)).any()
+
+
 def test_operations_of_a_generation():
     count = search_parts.generation_flops
     assert count(10, parameters=100, layers=0, width=8) == 2000.0

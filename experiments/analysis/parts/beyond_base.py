@@ -14,6 +14,26 @@ from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
 
 WORLD = running_sums.WORLD
+POOL = (0, 1, 2)  # how many of the first digits are 0: the more, the easier
+EASY = (2,)
+
+
+def draw_problems(key: Key, n: int, zeros: tuple[int, ...] = POOL) -> Array:
+    """Sums whose first digits are 0 as often as drawn from ``zeros``: a pool of several difficulties, ``[N, P]``."""
+    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), n)
+    chosen = jax.random.randint(jax.random.fold_in(key, 1), (n, 1), 0, len(zeros), jnp.int32)
+    count = jnp.asarray(zeros, jnp.int32)[chosen]
+    return jnp.where(jnp.arange(prompts.shape[1])[None, :] < count, 0, prompts)
+
+
+def right(prompts: Array, responses: Array) -> Array:
+    """The whole answer, four tokens: every running sum is right, ``[N]``.
+
+    >>> asked = jnp.array([[3, 6, 5, 0, 4]])
+    >>> [bool(right(asked, jnp.array([x]))[0]) for x in ([2, 0, 0, 4], [2, 0, 1, 4])]
+    [True, False]
+    """
+    return jnp.all(responses == toy.solution(prompts), axis=1)
 
 
 def expansion(base: Int[Array, " N"], trained: Int[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -55,14 +75,14 @@ def teacher_stage(*, steps: int, rows_per_step: int, learning_rate: float) -> St
 
 
 def _solutions(params: Params, key: Key) -> tuple[Array, Array, Array]:
-    prompts = toy.draw_prompts(key, 2048)
+    prompts = draw_problems(key, 2048)
     return prompts, toy.solution(prompts), jnp.ones((2048,), bool)
 
 
 def _right(params: Params, prompts: Array, key: Key, samples: int) -> Array:
     drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
-    right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn)
-    return jnp.sum(right.reshape(-1, samples).astype(jnp.int32), axis=1)
+    found = right(jnp.repeat(prompts, samples, axis=0), drawn)
+    return jnp.sum(found.reshape(-1, samples).astype(jnp.int32), axis=1)
 
 
 @lru_cache(maxsize=4)
@@ -71,7 +91,7 @@ def make_measure(*, problems: int, samples: int) -> Callable[[dict[str, Params],
 
     def measure(params, key):
         keys = jax.random.split(key, 3)
-        prompts = toy.draw_prompts(keys[0], problems)
+        prompts = draw_problems(keys[0], problems)
         base, now = (_right(params[name], prompts, k, samples) for name, k in (("base", keys[1]), ("policy", keys[2])))
         grown, shrunk = expansion(base, now)
         return {
@@ -80,6 +100,7 @@ def make_measure(*, problems: int, samples: int) -> Callable[[dict[str, Params],
             "eval/accuracy": reduce.scalars(now.astype(jnp.float32) / samples),
             "eval/pass": reduce.scalars((now > 0).astype(jnp.float32)),
             "eval/never": reduce.scalars((base == 0).astype(jnp.float32)),
+            "eval/easy": reduce.scalars(now.astype(jnp.float32) / samples, prompts[:, 1] == 0),
         }
 
     return measure
