@@ -50,10 +50,10 @@ def test_a_depth_first_search_replays_to_its_solution(task, how):
 def test_branches_open_in_any_state_and_are_left_one_node_at_a_time():
     rng = np.random.default_rng(0)
     puzzle = toy.make_sudoku(rng)
-    tokens = [toy.with_backs(rng, toy.make_sudoku(rng), 3) for _ in range(30)]
+    tokens = [toy.with_backs(rng, toy.make_sudoku(rng), 3) for _ in range(12)]
     before = {text[: text.index(toy.BACK)].__len__() for text in tokens}
     assert max(before) > 1, "not all branches are opened at the start"
-    deep = [toy.depth_first(rng, toy.make_sudoku(rng)) for _ in range(60)]
+    deep = [toy.depth_first(rng, toy.make_sudoku(rng)) for _ in range(20)]
     runs = [any(a == b == toy.BACK for a, b in zip(text, text[1:], strict=False)) for text in deep]
     assert any(runs), "a failed subtree is left node by node"
     short = [toy.depth_first(np.random.default_rng(k), puzzle, shown=0.0) for k in range(5)]

@@ -125,24 +125,26 @@ def _completions(cells: list[int], blanks: list[int]) -> int:
 def make_sudoku(rng: np.random.Generator) -> Puzzle:
     """A grid with ``BLANKS`` blanks (0) and one solution; nodes are their values in reading order.
 
-    Some blank has more than one value that fits, so that a search can go wrong.
+    In some state on the way more than one value fits, so that a search can go wrong.
     """
     grids = sudoku_grids()
     while True:
         whole = list(grids[int(rng.integers(len(grids)))])
         blanks = sorted(int(k) for k in rng.permutation(16)[:BLANKS])
         cells = [0 if k in blanks else v for k, v in enumerate(whole)]
-        open_ = [sum(_fits(cells, b, v) for v in range(1, 5)) for b in blanks]
-        if max(open_) > 1 and _completions(cells, blanks) == 1:
-            break
 
-    def children(state: State) -> list[tuple[int, ...]]:
-        if len(state) == BLANKS:
-            return []
-        now = list(cells)
-        for blank, (value,) in zip(blanks, state, strict=False):
-            now[blank] = value
-        return [(v,) for v in range(1, 5) if _fits(now, blanks[len(state)], v)]
+        def children(state: State, cells=tuple(cells), blanks=tuple(blanks)) -> list[tuple[int, ...]]:
+            if len(state) == BLANKS:
+                return []
+            now = list(cells)
+            for blank, (value,) in zip(blanks, state, strict=False):
+                now[blank] = value
+            return [(v,) for v in range(1, 5) if _fits(now, blanks[len(state)], v)]
+
+        path = tuple((whole[b],) for b in blanks)
+        open_ = any(len(children(path[:depth])) > 1 for depth in range(BLANKS))
+        if open_ and _completions(cells, blanks) == 1:
+            break
 
     return Puzzle([SUDOKU, *cells], children, lambda state: len(state) == BLANKS, BLANKS)
 
