@@ -17,6 +17,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import optax
 from jaxtyping import Array
 
@@ -66,9 +67,10 @@ def build(settings: Settings) -> experiment.Plan:
     bench = recipes.bench(settings)
     policy, temperature = bench.model.policy, settings.temperature
 
-    def mean_logp(params, rows):
+    def with_means(params, rows):
         hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-        return logprobs.mean_logprobs(policy.unembed(params, hidden), temperature=temperature)
+        numbers = {"temperature": temperature, "segment_ids": rows.segment_ids, "figure": logprobs.mean_logprob}
+        return logprobs.chunked(hidden, partial(policy.unembed, params), rows.tokens, **numbers)
 
     plain = builders.make_estimate(policy, builders.per_response(settings.advantages), temperature=temperature)
     clipped = builders.make_policy_loss(
@@ -77,12 +79,12 @@ def build(settings: Settings) -> experiment.Plan:
 
     def estimate(params, extras, trajectories, rewards):
         batch = plain(params, extras, trajectories, rewards)
-        return batch._replace(extras={"mean_logp": mean_logp(params, trajectories)})
+        return batch._replace(extras={"mean_logp": jax.lax.stop_gradient(with_means(params, trajectories)[1])})
 
     def value_loss(params, batch):
-        logp, entropy = builders.score_tokens(policy, params, batch, temperature=temperature)
-        means = mean_logp(params, batch), batch.extras["mean_logp"]
-        terms = settings.loss(logp, batch.old_logp, *means, batch.advantages, batch.mask)
+        logp, mean = with_means(params, batch)
+        _, entropy = builders.score_tokens(policy, jax.lax.stop_gradient(params), batch, temperature=temperature)
+        terms = settings.loss(logp, batch.old_logp, mean, batch.extras["mean_logp"], batch.advantages, batch.mask)
         metrics = reduce.metrics(terms.aux | {"entropy": entropy}, batch.mask, prefix="policy")
         return reduce.tokens(terms.loss, batch.mask, total=batch.total), metrics
 

@@ -150,7 +150,8 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
     Args:
       more: ``bench -> (rows, rewards) -> metrics`` beside ``recipes.summary``, on the device only; a module-level
         function, so that arms share its compiled program.
-      host_score: where the bench judges on the host: replaces its judge of training responses.
+      host_score: where the bench judges on the host: replaces its judge of training responses; see
+        ``recipes.host_judge``.
     """
     on_host = found.score is None
     if more is None or on_host:
@@ -162,7 +163,7 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
         stages=tuple(stages),
         measure=measure,
         on_host=on_host,
-        host_score=(host_score or found.host_score) if on_host else None,
+        host_score=recipes.host_judge(found, stages, host_score),
         model=found.model,
     )
 
