@@ -19,6 +19,7 @@ from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.results import ArmResult, Results
+from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
@@ -230,9 +231,16 @@ def check_workers(workers: str) -> int:
 
 
 def build_arms(
-    module: ModuleType, resolved: dict[str, Any], microbatches: int = 0
+    module: ModuleType,
+    resolved: dict[str, Any],
+    microbatches: int = 0,
+    formed: dict[str, largest_arrays.Formed] | None = None,
 ) -> tuple[dict[str, Plan], dict[str, set[str]]]:
-    """The plan of every arm, traced, and the fields it read."""
+    """The plan of every arm, traced, and the fields it read; ``formed`` is given the largest array of each.
+
+    Raises:
+      UserError: for settings that do not serve, or an arm that forms an array which its devices do not hold.
+    """
     for settings in resolved.values():
         check_sizes(settings, microbatches)
     built, reads = {}, {}
@@ -242,7 +250,10 @@ def build_arms(
                 raise UserError(f"{flags.spell(field)} {getattr(settings, field)} must be at least 1")
         copy, reads[name] = arms.watched(settings)
         built[name] = in_parts(module.build(copy), settings, microbatches)
-        arms.trace(built[name])
+        devices = jax.device_count() if getattr(settings, "mesh", "") else 1
+        largest = largest_arrays.check(name, arms.trace(built[name]), devices)
+        if formed is not None:
+            formed[name] = largest
         reads[name].add("eval_every")
     return built, reads
 
@@ -307,14 +318,16 @@ def keep_copy(whole: dict[str, Any], plot: pathlib.Path, folder: pathlib.Path, s
     shutil.copy(plot, folder / f"{slug}.png")
 
 
-def show_plan(resolved: dict[str, Any], built: dict[str, Plan], base: Any, seeds: int) -> None:
-    """Prints what would run: what every arm changes and what it may spend."""
+def show_plan(
+    resolved: dict[str, Any], built: dict[str, Plan], base: Any, seeds: int, formed: dict[str, largest_arrays.Formed]
+) -> None:
+    """Prints what would run: what every arm changes, what it may spend, and the largest array that it forms."""
     for name, settings in resolved.items():
         fields = [f.name for f in dataclasses.fields(base) if getattr(settings, f.name) != getattr(base, f.name)]
         changes = results.plain({f: getattr(settings, f) for f in fields}) or "baseline"
         where = "host loop" if built[name].on_host else "one compiled program for all seeds"
         print(f"{name}: {changes}; {plans.updates(built[name]):,} updates and {plans.rollouts(built[name]):,} rollouts "
-              f"for each of {seeds} seeds; {where}")  # fmt: skip
+              f"for each of {seeds} seeds; {where}; largest array {formed[name]}")  # fmt: skip
     print(f"settings: {results.plain({f.name: getattr(base, f.name) for f in dataclasses.fields(base)})}")
 
 
@@ -418,7 +431,8 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         base = standard.widened(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
-        built, reads = build_arms(module, resolved, options.microbatches)
+        formed: dict[str, largest_arrays.Formed] = {}
+        built, reads = build_arms(module, resolved, options.microbatches, formed)
     except ValueError as error:
         if not given or isinstance(error, UserError):
             raise
@@ -427,7 +441,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     check_flags(resolved, base, given, reads)
     number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
     if options.plan:
-        show_plan(resolved, built, base, number)
+        show_plan(resolved, built, base, number, formed)
         return None
     name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -158,7 +157,8 @@ def user_beliefs(
     """Beliefs ``(before, after)`` each turn: the chances of the types behind ``BELIEVED``, made to sum to 1.
 
     ``b_k(u) ~ p(u | dialogue before turn k)``, the geometric mean of the type's tokens; after a turn is before the
-    next, and the last turn, behind which nothing is said, changes nothing. ``V`` passes over all rows for each turn.
+    next, and the last turn, behind which nothing is said, changes nothing. Each dialogue is read once, the names of the
+    types behind every turn from its cache.
 
     From "Enhancing Personalized Multi-Turn Dialogue with Curiosity Reward" (CURIO), arXiv:2504.03206. Differs from the
     paper in the geometric mean, with which long names are not less probable for their length.
@@ -168,12 +168,7 @@ def user_beliefs(
       answers: those of the rows' problems, see ``users``.
     """
     turns, kinds = turns_of(rows), answers["gold"].shape[1]
-
-    def chance(v: Array) -> Array:
-        mine = {name: answers[name][:, v] for name in ("gold", "gold_kind")}
-        return answer_probability.answer_chances(policy, params, rows, mine)
-
-    found = jnp.moveaxis(jax.lax.map(chance, jnp.arange(kinds, dtype=jnp.int32)), 0, 2)
+    found = answer_probability.answer_chances(policy, params, rows, answers)
     total = jnp.sum(found, axis=2, keepdims=True)
     before = jnp.where(total > 0, found / jnp.maximum(total, 1e-30), 1.0 / kinds)
     following = jnp.concatenate([before[:, 1:], before[:, -1:]], axis=1)

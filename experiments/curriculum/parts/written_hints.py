@@ -1,4 +1,4 @@
-"""Hints that a model writes itself before training: it explains the known answer, then gives a cue without it (NuRL)."""
+"""Hints that a model writes itself before training: it explains the known answer, then gives a cue (NuRL)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
