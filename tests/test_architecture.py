@@ -135,10 +135,6 @@ WAITING = {
     "experiments.systems.parts.measured_plan": "benchmarks/plans_measured.py runs it",
     "experiments.systems.parts.overlap_law": "llamarl's throughput law, pinned by its tests",
     "experiments.systems.parts.transfer_protocols": "hybridflow's protocols, pinned by its tests",
-    **dict.fromkeys(
-        (f"jaxrl_llm.asynchronous.{x}" for x in ("conductor", "leases", "limits", "ray_workers", "roles", "workers")),
-        "--loop async",
-    ),
     "jaxrl_llm.rollout.partial": "--loop async",
     "jaxrl_llm.train.per_device": "the fused loop of an experiment; benchmarks/fused_vs_trl.py runs it",
     "jaxrl_llm.distributed.offload": "the update that a plan says needs it",

@@ -9,7 +9,12 @@ from jaxrl_llm.asynchronous.workers import Reply
 from jaxrl_llm.errors import UserError
 
 
-def _ray() -> Any:
+def load_ray() -> Any:
+    """Ray itself.
+
+    Raises:
+      UserError: where it is not installed.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -46,7 +51,7 @@ class RayCrew:
     """
 
     def __init__(self, options: Mapping[str, Mapping[str, Any]] | None = None):
-        self._ray = _ray()
+        self._ray = load_ray()
         if not self._ray.is_initialized():
             self._ray.init(include_dashboard=False, log_to_driver=False)
         self._options = {role: dict(found) for role, found in (options or {}).items()}

@@ -1,21 +1,26 @@
 """The one command line of every experiment: flags -> arms -> records -> table, plot, claim."""
 
 import dataclasses
+import importlib
 import pathlib
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import jax
 import tyro
 
+from jaxrl_llm.asynchronous.ray_workers import RayCrew, load_ray
+from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, plots, recipes, results
+from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
-from jaxrl_llm.experiment.durable import Keeping, Stopped
+from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.results import ArmResult, Results
@@ -26,6 +31,7 @@ from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +53,8 @@ class Options:
     # of a group share (packed where that is little). Empty: tree for a model of your own, else padded
     layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
-    workers: str = "threads:1"  # with --loop async: threads:N that score
+    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    workers: str = "threads:1"
     checkpoint_every: int = 50  # steps, on the host
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
@@ -186,13 +193,59 @@ def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
     return plans.in_parts(plan, parts, devices=devices)
 
 
-def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str) -> Keeping | None:
+def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Program:
+    """What a worker computes of a stage of an arm: it reads the command again, in its own process.
+
+    Args:
+      name: of the module of the experiment.
+      index: of the stage.
+    """
+    module = importlib.import_module(name)
+    options, base, _ = parse(module, arguments)
+    settings = arms.resolve(module, base, (arm,))[arm]
+    plan = in_parts(module.build(settings), settings, options.microbatches)
+
+    def start() -> TrainState:
+        key = jax.random.key(0)  # only its shapes count: the learner begins with a checkpoint
+        return durable.shared_start(plan.stages[index], plan.init(key), key, index)
+
+    return make_program(plan.stages[index].method, start, plan.host_score)
+
+
+def remote_of(options: Options, plan: Plan, settings: Any, build: Callable[[int], Program]) -> Remote | None:
+    """Who works in the asynchronous loop beside threads of this process.
+
+    Raises:
+      UserError: for what its workers cannot do.
+    """
+    kind, number = check_workers(options.workers)
+    if kind == "threads":
+        return None
+    for given, why in (
+        (options.loop != "async", "belongs to --loop async"),
+        (plan.world is not None, "does not play episodes in Python: give threads:N"),
+        (bool(settings.mesh), f"does not go with --mesh {settings.mesh}: every worker has one device"),
+        (options.layout == "packed", "trains rows as they stand: drop --layout packed"),
+        (options.record, "is not for a record, whose arms are tuned: give threads:N"),
+        (options.most_gap > 0, f"does not watch --most-gap {options.most_gap}: drop one of them"),
+    ):
+        if given:
+            raise UserError(f"--workers {options.workers} {why}")
+    return Remote(RayCrew, build, number)
+
+
+def keeping_of(
+    options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str, build: Callable[[int], Program]
+) -> Keeping | None:
     """How an arm runs on the host; None for one that is a compiled program for all seeds.
+
+    Args:
+      build: makes what a worker computes of a stage.
 
     Raises:
       UserError: for a loop that cannot run this plan.
     """
-    on_host = plan.on_host or bool(settings.mesh)
+    on_host, remote = plan.on_host or bool(settings.mesh), remote_of(options, plan, settings, build)
     if options.loop == "fused" and on_host:
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
@@ -210,7 +263,8 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         folder=out / "seeds" / arm,
         checkpoint_every=options.checkpoint_every,
         staleness=options.staleness if options.loop == "async" else None,
-        scorers=check_workers(options.workers),
+        scorers=check_workers(options.workers)[1],
+        remote=remote,
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
@@ -218,16 +272,18 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
     )
 
 
-def check_workers(workers: str) -> int:
-    """The number of ``threads:N``.
+def check_workers(workers: str) -> tuple[str, int]:
+    """Kind and number of ``threads:N`` or ``ray:N``.
 
     Raises:
-      UserError: for anything else.
+      UserError: for anything else, or Ray where it is not installed.
     """
     kind, _, number = workers.partition(":")
-    if kind != "threads" or not number.isdigit() or int(number) < 1:
-        raise UserError(f"--workers {workers!r} must be threads:N with N at least 1")
-    return int(number)
+    if kind not in ("threads", "ray") or not number.isdigit() or int(number) < 1:
+        raise UserError(f"--workers {workers!r} must be threads:N or ray:N with N at least 1")
+    if kind == "ray":
+        load_ray()
+    return kind, int(number)
 
 
 def build_arms(
@@ -455,7 +511,9 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
     new = {name: settings for name, settings in resolved.items() if name not in kept}
     identities = store.identities(module, new, built)
-    keepings = {name: keeping_of(options, built[name], settings, out, name) for name, settings in new.items()}
+    build = partial(arm_program, command_name(module).split()[-1], arguments)
+    keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name))
+                for name, settings in new.items()}  # fmt: skip
     looks = verdicts.LOOKS if options.until_decided else (number,)
     for look in looks:
         ran = store.run_arms(options, new, built, identities, list(range(look)), folder, keepings=keepings).arms | kept

@@ -17,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxrl_llm.asynchronous import threads
+from jaxrl_llm.asynchronous import conductor, limits, threads
+from jaxrl_llm.asynchronous.roles import Program
+from jaxrl_llm.asynchronous.workers import Crew
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import RunStopped, UserError
@@ -36,6 +38,14 @@ EVAL_KEY = 20_000
 SHOWN_ROWS = 8  # of a rollout, written to be read; two groups at least
 
 
+class Remote(NamedTuple):
+    """Rollouts, scores and updates in workers of the asynchronous loop, see ``asynchronous.conductor``."""
+
+    workers: Callable[[], Crew]  # they start anew behind every checkpoint and measurement
+    build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
+    rollers: int = 1
+
+
 class Keeping(NamedTuple):
     """How the seeds of an arm are run on the host, and what is kept of them."""
 
@@ -44,6 +54,7 @@ class Keeping(NamedTuple):
     checkpoint_every: int = 50  # steps; a stage's end is always kept
     staleness: int | None = None  # updates that rollouts may lag behind in the asynchronous loop; None: the host loop
     scorers: int = 1  # threads that score in the asynchronous loop
+    remote: Remote | None = None  # who works in the asynchronous loop in place of threads
     trackers: tuple[str, ...] = ()  # see ``run.records.track``
     export: bool = False  # write the trained model of every seed
     most_gap: float = 0.0  # see ``train.host.make_host_loop``
@@ -326,17 +337,15 @@ class SeedRun:
                 raise Stopped(step)
 
     def _online(self, index, stage, state, offset, at, end, logs):
-        loop = self._loop(index, stage.method)
         if self.keeping.staleness is not None:
+            every, play = self.keeping.checkpoint_every, self._by_workers if self.keeping.remote else self._by_threads
             while at < end:  # the pipeline is emptied where a checkpoint is due
-                upto = min(end, offset + ((at - offset) // self.keeping.checkpoint_every + 1)
-                           * self.keeping.checkpoint_every)  # fmt: skip
-                state, history = threads.run(
-                    loop, state, upto - offset, staleness=self.keeping.staleness, scorers=self.keeping.scorers
-                )
+                upto = min(end, offset + ((at - offset) // every + 1) * every)
+                state, history = play(index, state, upto - offset, logs)
                 yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
             return
+        loop = self._loop(index, stage.method)
         clock = time.monotonic()
         for iteration in host.iterations(loop, state, end - offset):
             step, took = offset + int(iteration.state.step), time.monotonic() - clock
@@ -346,6 +355,26 @@ class SeedRun:
                 row["tokens/per_s"] = row["tokens/generated"] / took
             clock = time.monotonic()  # what is measured for the line is no time of training
             yield {step: row}, iteration.state, iteration
+
+    def _by_threads(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+        loop = self._loop(index, self.plan.stages[index].method)
+        return threads.run(loop, state, steps, staleness=self.keeping.staleness, scorers=self.keeping.scorers)
+
+    def _by_workers(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+        """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
+        folder, begun = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step)
+        shutil.rmtree(folder, ignore_errors=True)
+        checkpoint.save(folder, state, note={"metrics": {}})
+        report = conductor.run(
+            self.keeping.remote.workers(), partial(self.keeping.remote.build, index), steps, folder=str(folder),
+            sizes=limits.Sizes(rollers=self.keeping.remote.rollers, staleness=self.keeping.staleness),
+            limits=limits.Limits(skipped=self.keeping.most_skipped), checkpoint_every=steps - begun,
+        )  # fmt: skip
+        for event in report.events:
+            hosts.say(f"{event.kind} {event.who}: {event.cause}")
+        state = checkpoint.restore(checkpoint.latest(folder), state)
+        shutil.rmtree(folder)
+        return state, report.history
 
     def _offline(self, index, stage, state, at, end):
         while at < end:
