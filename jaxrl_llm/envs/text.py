@@ -12,7 +12,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError, extra_module
-from jaxrl_llm.rollout.host.env import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
+from jaxrl_llm.rollout.host.env import HostEnv, TextEnv, TextStepResult, single_turn, spoken, text_identity
 from jaxrl_llm.types import Problems
 from jaxrl_llm.verifiers import gym
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -27,7 +27,7 @@ class Given(NamedTuple):
 
 
 def given(
-    world: SpokenWorld,
+    world: TextEnv,
     rows: Sequence[Problem],
     tasks: Sequence[Any],
     tokenizer: Tokenizer,
@@ -51,7 +51,7 @@ def given(
 
 
 def as_begun(
-    world: SpokenWorld,
+    world: TextEnv,
     source: str,
     tasks: Sequence[Any],
     tokenizer: Tokenizer,
@@ -221,13 +221,13 @@ class _Place(NamedTuple):
     text: str
 
 
-def gymnasium_world(
+def gymnasium_env(
     make: Callable[[], Any],
     *,
     read: Callable[[str], Any],
     write: Callable[[Any, dict[str, Any]], str],
     unread: str = "That is no action. ",
-) -> SpokenWorld:
+) -> TextEnv:
     """A Gymnasium environment whose actions and observations are, or can be put as, text.
 
     A task is the seed of ``reset``: the same seed shows the same, so that the prompt can show it. An environment that
@@ -244,18 +244,18 @@ def gymnasium_world(
         environment = make()
         return _Place(environment, write(*environment.reset(seed=int(task))))
 
-    def step(place: _Place, text: str) -> Said:
+    def step(place: _Place, text: str) -> TextStepResult:
         action = read(text)
         if action is None:
-            return Said(place, unread + place.text, 0.0, False)
+            return TextStepResult(place, unread + place.text, 0.0, False)
         observation, reward, terminated, truncated, info = place.environment.step(action)
         shown = write(observation, info)
-        return Said(
+        return TextStepResult(
             _Place(place.environment, shown), shown, float(reward), bool(terminated),
             cut=bool(truncated) and not terminated,
         )  # fmt: skip
 
-    return SpokenWorld(
+    return TextEnv(
         reset,
         step,
         lambda place: text_identity(place.text),
@@ -291,11 +291,11 @@ def plain_gymnasium(name: str) -> SpokenWorld:
 
 
 def gymnasium_texts(
-    world: SpokenWorld,
+    world: TextEnv,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
+    """A ``gymnasium_env`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
     ``as_begun``."""
     return as_begun(world, "gymnasium", [int(seed) for seed in seeds], tokenizer, **how)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from jaxrl_llm.asynchronous.ray_workers import RayCrew, load_ray
+from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
 from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
@@ -231,7 +231,7 @@ def remote_of(options: Options, plan: Plan, settings: Any, build: Callable[[int]
     ):
         if given:
             raise UserError(f"--workers {options.workers} {why}")
-    return Remote(RayCrew, build, number)
+    return Remote(RayWorkers, build, number)
 
 
 def keeping_of(

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from jaxrl_llm.asynchronous import conductor, limits, threads
 from jaxrl_llm.asynchronous.roles import Program
-from jaxrl_llm.asynchronous.workers import Crew
+from jaxrl_llm.asynchronous.workers import Workers
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import RunStopped, UserError
@@ -41,7 +41,7 @@ SHOWN_ROWS = 8  # of a rollout, written to be read; two groups at least
 class Remote(NamedTuple):
     """Rollouts, scores and updates in workers of the asynchronous loop, see ``asynchronous.conductor``."""
 
-    workers: Callable[[], Crew]  # they start anew behind every checkpoint and measurement
+    workers: Callable[[], Workers]  # they start anew behind every checkpoint and measurement
     build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
     rollers: int = 1
 

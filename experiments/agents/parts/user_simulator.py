@@ -20,7 +20,7 @@ from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.tools.endpoints import Chat, Unanswered
@@ -87,25 +87,25 @@ def recommended(text: str, types: Sequence[str]) -> str | None:
     return next((name for name in types if name.lower() == said[-1].strip(" .*`'\"").lower()), "")
 
 
-def user_world(types: Sequence[str], user: Chat) -> SpokenWorld:
+def user_world(types: Sequence[str], user: Chat) -> TextEnv:
     """A task is a ``User``. A right recommendation pays 1; any other ends the talk as well, for nothing."""
 
     def reset(seed: Any, task: User) -> Talk:
         first = {"role": "user", "content": "Begin."}, {"role": "assistant", "content": task.opening}
         return Talk(task, endpoints.draw_of(seed), ({"role": "system", "content": USER + task.profile}, *first))
 
-    def step(talk: Talk, text: str) -> Said:
+    def step(talk: Talk, text: str) -> TextStepResult:
         named = recommended(text, types)
         if named is not None:
-            return Said(talk, "", float(named == talk.user.type), True)
+            return TextStepResult(talk, "", float(named == talk.user.type), True)
         heard = (*talk.heard, {"role": "user", "content": text})
         try:
             said = user(heard, talk.draw)
         except Unanswered as error:
-            return Said(talk, "", 0.0, False, False, reason=f"the user: {error}")
-        return Said(talk._replace(heard=(*heard, {"role": "assistant", "content": said})), said, 0.0, False)
+            return TextStepResult(talk, "", 0.0, False, False, reason=f"the user: {error}")
+        return TextStepResult(talk._replace(heard=(*heard, {"role": "assistant", "content": said})), said, 0.0, False)
 
-    return SpokenWorld(reset, step, lambda talk: text_identity(repr(talk.heard)))
+    return TextEnv(reset, step, lambda talk: text_identity(repr(talk.heard)))
 
 
 def asked(user: User, types: Sequence[str]) -> Problem:

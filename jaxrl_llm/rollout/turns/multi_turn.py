@@ -71,7 +71,7 @@ def turns_of(trajectories: Trajectories) -> Turns:
 
 
 def marks_of(trajectories: Trajectories) -> Int[Array, "B K"]:
-    """What a world in Python noted of every turn for the method (``host_worlds.Said.mark``); 0 where it noted none."""
+    """What a world in Python noted of every turn for the method (``TextStepResult.mark``), else 0."""
     return trajectories.extras["turns/mark"]
 
 
