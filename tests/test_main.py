@@ -216,6 +216,22 @@ def test_parts_of_a_batch_hold_whole_groups_and_divide_over_the_mesh():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", ["threads:2", "ray:1"])
+def test_an_asynchronous_run_without_staleness_is_the_host_loop(tmp_path, workers):
+    pytest.importorskip("ray")
+    more = {"host": [], "async": ["--loop", "async", "--staleness", "0", "--workers", workers]}
+    for name, words in more.items():
+        assert cli([*SMALL[:-1], "5", "--data", "chain", "--out", str(tmp_path / name), *words]) == 0
+    one, other = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in more
+    )
+    names = ("reward/mean", "loss/total", "grad/norm", "length/mean_tokens")
+    assert [[row[name] for name in names] for row in one] == [[row[name] for name in names] for row in other]
+    weights_of = (tmp_path / name / "model" / "model.safetensors" for name in more)
+    assert len({path.read_bytes() for path in weights_of}) == 1
+
+
+@pytest.mark.slow
 def test_own_rows_and_mesh(tmp_path):
     data = _rows(tmp_path / "rows.jsonl")
     assert cli([*SMALL, "--data", data, "--mesh", "data=2,fsdp=2", "--out", str(tmp_path / "run")]) == 0
@@ -324,6 +340,8 @@ def _bad(tmp_path, case):
             ["--data", _rows(tmp_path / "both.jsonl", 8), "--eval-data", str(tmp_path / "both.jsonl")],
             "every row is a row of --eval-data",
         ),
+        "staleness": (["--staleness", "-1"], "--staleness -1"),
+        "workers": (["--workers", "threads"], "must be threads:N or ray:N"),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]
@@ -339,6 +357,7 @@ CASES = (
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
+    "staleness", "workers",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

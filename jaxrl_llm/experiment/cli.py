@@ -13,14 +13,13 @@ from typing import Annotated, Any, Literal
 import jax
 import tyro
 
-from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
 from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
-from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
+from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.results import ArmResult, Results
@@ -212,28 +211,6 @@ def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Progra
     return make_program(plan.stages[index].method, start, plan.host_score)
 
 
-def remote_of(options: Options, plan: Plan, settings: Any, build: Callable[[int], Program]) -> Remote | None:
-    """Who works in the asynchronous loop beside threads of this process.
-
-    Raises:
-      UserError: for what its workers cannot do.
-    """
-    kind, number = check_workers(options.workers)
-    if kind == "threads":
-        return None
-    for given, why in (
-        (options.loop != "async", "belongs to --loop async"),
-        (plan.world is not None, "does not play episodes in Python: give threads:N"),
-        (bool(settings.mesh), f"does not go with --mesh {settings.mesh}: every worker has one device"),
-        (options.layout == "packed", "trains rows as they stand: drop --layout packed"),
-        (options.record, "is not for a record, whose arms are tuned: give threads:N"),
-        (options.most_gap > 0, f"does not watch --most-gap {options.most_gap}: drop one of them"),
-    ):
-        if given:
-            raise UserError(f"--workers {options.workers} {why}")
-    return Remote(RayWorkers, build, number)
-
-
 def keeping_of(
     options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str, build: Callable[[int], Program]
 ) -> Keeping | None:
@@ -245,7 +222,13 @@ def keeping_of(
     Raises:
       UserError: for a loop that cannot run this plan.
     """
-    on_host, remote = plan.on_host or bool(settings.mesh), remote_of(options, plan, settings, build)
+    on_host = plan.on_host or bool(settings.mesh)
+    remote = durable.remote_of(
+        options, settings.mesh, build,
+        (plan.world is not None, "does not play episodes in Python: give threads:N"),
+        (options.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {options.layout}"),
+        (options.record, "is not for a record, whose arms are tuned: give threads:N"),
+    )  # fmt: skip
     if options.loop == "fused" and on_host:
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
@@ -263,27 +246,13 @@ def keeping_of(
         folder=out / "seeds" / arm,
         checkpoint_every=options.checkpoint_every,
         staleness=options.staleness if options.loop == "async" else None,
-        scorers=check_workers(options.workers)[1],
+        scorers=durable.check_workers(options.workers)[1],
         remote=remote,
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
         planner=planner_of(options.layout, own=not arms.bundled(settings.model)),
     )
-
-
-def check_workers(workers: str) -> tuple[str, int]:
-    """Kind and number of ``threads:N`` or ``ray:N``.
-
-    Raises:
-      UserError: for anything else, or Ray where it is not installed.
-    """
-    kind, _, number = workers.partition(":")
-    if kind not in ("threads", "ray") or not number.isdigit() or int(number) < 1:
-        raise UserError(f"--workers {workers!r} must be threads:N or ray:N with N at least 1")
-    if kind == "ray":
-        load_ray()
-    return kind, int(number)
 
 
 def build_arms(
@@ -426,7 +395,7 @@ def check_options(options: Options, arguments: list[str]) -> None:
         raise UserError(f"--staleness {options.staleness} must not be negative")
     if not options.most_gap >= 0:
         raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
-    check_workers(options.workers)
+    durable.check_workers(options.workers)
     track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")

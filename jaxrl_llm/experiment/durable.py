@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jaxrl_llm.asynchronous import conductor, limits, threads
+from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
 from jaxrl_llm.asynchronous.roles import Program
 from jaxrl_llm.asynchronous.workers import Workers
 from jaxrl_llm.distributed import hosts, rules
@@ -44,6 +45,44 @@ class Remote(NamedTuple):
     workers: Callable[[], Workers]  # they start anew behind every checkpoint and measurement
     build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
     rollers: int = 1
+
+
+def check_workers(workers: str) -> tuple[str, int]:
+    """Kind and number of ``threads:N`` or ``ray:N``.
+
+    Raises:
+      UserError: for anything else, or Ray where it is not installed.
+    """
+    kind, _, number = workers.partition(":")
+    if kind not in ("threads", "ray") or not number.isdigit() or int(number) < 1:
+        raise UserError(f"--workers {workers!r} must be threads:N or ray:N with N at least 1")
+    if kind == "ray":
+        load_ray()
+    return kind, int(number)
+
+
+def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused: tuple[bool, str]) -> Remote | None:
+    """Who works in the asynchronous loop in place of threads of this process, by ``--workers``.
+
+    Args:
+      options: with ``workers``, ``loop`` and ``most_gap``.
+      refused: what else its workers cannot do: whether it is asked for, and why not.
+
+    Raises:
+      UserError: for what they cannot do.
+    """
+    kind, number = check_workers(options.workers)
+    if kind == "threads":
+        return None
+    for asked, why in (
+        (options.loop != "async", "belongs to --loop async"),
+        (bool(mesh), f"does not go with --mesh {mesh}: every worker has one device"),
+        (options.most_gap > 0, f"does not watch --most-gap {options.most_gap}: drop one of them"),
+        *refused,
+    ):
+        if asked:
+            raise UserError(f"--workers {options.workers} {why}")
+    return Remote(RayWorkers, build, number)
 
 
 class Keeping(NamedTuple):

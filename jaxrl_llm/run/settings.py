@@ -53,6 +53,10 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     eval_every: int = 0  # steps between evaluations while training; 0: only before and after
     track: tuple[str, ...] = ()  # also write figures and samples for tensorboard, wandb
     checkpoint_every: int = 50  # steps
+    loop: Literal["host", "async"] = "host"  # async: rollouts and scores beside the updates
+    staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
+    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    workers: str = "threads:1"
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
     # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
     rollout_mesh: str = ""
@@ -67,6 +71,7 @@ def check(settings: Settings) -> None:
     least = {name: 1 for name in ("steps", "prompts_per_step", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
     least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "most_skipped": 0, "schedule_steps": 0, "eval_every": 0}
+    least |= {"staleness": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
