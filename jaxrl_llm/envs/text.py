@@ -180,7 +180,7 @@ def own_tasks(name: str, default: int) -> list[Any]:
     return list(tasks)
 
 
-def own_world(name: str) -> SpokenWorld:
+def own_env(name: str) -> TextEnv:
     """Episodes of one's own class: ``reset(task) -> text``, ``step(text) -> (text, reward, done)``, one object each.
 
     Where there is ``close()`` it ends an episode. The situation of an episode is all that was shown and said in it.
@@ -197,15 +197,15 @@ def own_world(name: str) -> SpokenWorld:
             raise UserError(f"{name}.reset returned {type(shown).__name__}; return the text that opens the episode")
         return _Live(episode, [shown])
 
-    def step(live: _Live, text: str) -> Said:
+    def step(live: _Live, text: str) -> TextStepResult:
         found = live.episode.step(text)
         if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], str):
             raise UserError(f"{name}.step returned {type(found).__name__}; return (text, reward, done)")
         shown, reward, done = found
         live.told.extend([text, shown])
-        return Said(live, shown, float(reward), bool(done))
+        return TextStepResult(live, shown, float(reward), bool(done))
 
-    return SpokenWorld(
+    return TextEnv(
         reset,
         step,
         lambda live: text_identity("\n".join(live.told)),
@@ -264,7 +264,7 @@ def gymnasium_env(
     )
 
 
-def plain_gymnasium(name: str) -> SpokenWorld:
+def plain_gymnasium(name: str) -> TextEnv:
     """A Gymnasium environment of texts or discrete actions, as numbers; observations as Python writes them.
 
     What it shows first says which numbers there are.
@@ -276,7 +276,7 @@ def plain_gymnasium(name: str) -> SpokenWorld:
     with contextlib.closing(make()) as one:
         space = one.action_space
     if isinstance(space, gymnasium.spaces.Text):
-        return gymnasium_world(make, read=str.strip, write=lambda seen, info: str(seen))
+        return gymnasium_env(make, read=str.strip, write=lambda seen, info: str(seen))
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise UserError(f"--data gymnasium:{name}: actions are {space}, neither texts nor numbers from a list; write a "
                         "class with reset and step around it and give --data MODULE:CLASS")  # fmt: skip
@@ -287,7 +287,7 @@ def plain_gymnasium(name: str) -> SpokenWorld:
         word = text.strip()
         return int(word) if word.lstrip("-").isdigit() and first <= int(word) <= last else None
 
-    return gymnasium_world(make, read=read, write=lambda seen, info: f"{seen}{hint}")
+    return gymnasium_env(make, read=read, write=lambda seen, info: f"{seen}{hint}")
 
 
 def gymnasium_texts(

@@ -120,7 +120,7 @@ def is_env(data: str) -> bool:
 def _own(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     tasks = text_envs.own_tasks(settings.data, SEEDS + settings.eval_problems)
     both = _parts(tasks, repr, settings.eval_problems, settings.data)
-    world = processes.in_processes(partial(text_envs.own_world, settings.data), processes=settings.env_processes)
+    world = processes.in_processes(partial(text_envs.own_env, settings.data), processes=settings.env_processes)
     return [text_envs.as_begun(world, "own", part, tokenizer, **sizes) for part in both]
 
 
@@ -147,7 +147,7 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
     * ``textarena``: not a folder but a game for one player, as TextArena registers it; seeds 0 to 1023 train.
     * ``gymnasium``: an environment by its registered name, whose actions are texts or numbers; seeds likewise.
     * ``reasoning_gym``: a family of problems, each an episode of one turn.
-    * ``module:Class``: a class of one's own (``envs.text.own_world``), a tenth of whose tasks is held out.
+    * ``module:Class``: a class of one's own (``envs.text.own_env``), a tenth of whose tasks is held out.
 
     Games of packages, and one's own, play in ``settings.env_processes`` processes of their own.
     """

@@ -66,7 +66,7 @@ def reached(name: str) -> list[str]:
     return seen
 
 
-def own_world(module: ModuleType) -> ModuleType | None:
+def own_env(module: ModuleType) -> ModuleType | None:
     """What makes the world of this file from rows of one's own; None where it has no embedded world.
 
     Where several parts know how, the one that the file comes to first does it.
@@ -86,7 +86,7 @@ def with_rows(module: ModuleType) -> ModuleType:
     A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
     not read get these in their place.
     """
-    if getattr(module, "OWN_ROWS", "") is None or (world := own_world(module)) is None:
+    if getattr(module, "OWN_ROWS", "") is None or (world := own_env(module)) is None:
         return module
     shown = ModuleType(module.__name__)
     shown.__dict__.update(vars(module))
@@ -108,7 +108,7 @@ def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) ->
     """
     if isinstance(base, module.Settings) and type(base) is module.Settings:
         return module, base
-    world = own_world(module)
+    world = own_env(module)
     own, plain = (
         {f.name for f in dataclasses.fields(world.Settings)},
         {f.name for f in dataclasses.fields(module.Settings)},
