@@ -110,10 +110,10 @@ def _logits(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, steps: 
 
 
 def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Masters, one layer forward or one chunk of logits."""
+    """Masters, one layer forward or one chunk of logits, of which beside kernels only the head is there."""
     rows = math.ceil(work.update_rows / sizes.rows)
     layer = _layer(config, sizes, work, rows, work.length, work.length, kernels)
-    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 2)
+    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 0 if kernels else 2)
     hidden = rows * work.length * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
     return Memory(4 * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
@@ -137,11 +137,16 @@ def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number
 
 
 def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Weights, the prompts' cache, and in the end the cache of every row."""
+    """Weights, the prompts' cache, and in the end the cache of every row.
+
+    Args:
+      kernels: of a TPU, where the prompts' cache has room for the prompts alone.
+    """
     rows = work.rollout_rows / sizes.rows
     prompts = math.ceil(rows / work.group)
     one = _layer(config, sizes, work, prompts, work.prompt, work.length, kernels)
-    own = cache(config, sizes, work, prompts) if work.group > 1 else 0.0
+    own = cache(config, sizes, work, prompts) if work.group > 1 or kernels else 0.0
+    own *= work.prompt / work.length if kernels else 1.0
     new = cache(config, sizes, work, rows)  # the layers run before it is there
     return Memory(held(config, sizes) * _itemsize(work), own + max(one - new, 0.0), new)
 
