@@ -10,7 +10,6 @@ core, with a run's a minute or several.
 """
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import sys
@@ -54,31 +53,34 @@ def planned(model: str, topology: str) -> dict[str, Any]:
     return plan.as_data(config, shown[0], found, figures[0])
 
 
-def compared() -> dict[str, dict[str, float]]:
-    """Milliseconds of each phase in the shapes of the comparison, with the effort and the options of a run."""
+SHAPES = {  # prompt, response, rows, group, activations recomputed
+    "prefill": ("prefill", 1024, 1024, 256, 8, True),
+    "scores": ("score", 1024, 1024, 32, 1, True),
+    "update, activations kept": ("update", 256, 768, 16, 1, False),
+    "update, recomputed": ("update", 256, 768, 16, 1, True),
+    "decode, 1,023 tokens": ("decode", 1024, 1024, 256, 8, True),
+}
+
+
+def compared(name: str) -> dict[str, float]:
+    """Milliseconds of a phase in the shapes of the comparison, with the effort and the options of a run."""
     from jaxrl_llm.distributed.compiler_options import options_of
     from jaxrl_llm.planning import chips, compiled, cost, phases
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.planning.parallel_layout import Sizes
 
     topology, config = chips.parse("v5e:2x4"), shape_of("Qwen3-1.7B")
-    rollout, rows = phases.Work(1024, 1024, 256, 256, group=8), phases.Work(256, 768, 16, 16)
-    kept = dataclasses.replace(rows, remat=False)
-    shapes = {"prefill": ("prefill", rollout), "decode, 1,023 tokens": ("decode", rollout),
-              "scores": ("score", phases.Work(1024, 1024, 32, 32)), "update, recomputed": ("update", rows),
-              "update, activations kept": ("update", kept)}  # fmt: skip
-    devices, found = compiled.devices(topology), {}
-    for name, (phase, work) in shapes.items():
-        train, sample = Sizes(fsdp=8), Sizes(data=8)
-        program = phases.phases(config, train.mesh(devices), sample.mesh(devices), work)[phase]()
-        options = options_of(devices[0]) if phase in ("score", "update") else None
-        figure = compiled.of_phase(program, options=options, chip=topology.chip)
-        timed = figure.schedule
-        found[name] = {part: round(1e3 * getattr(timed, part), 1) for part in (*PARTS[:-1], "collectives")}
-        found[name] |= {"least": round(1e3 * cost.least_seconds(config, topology.chip, train, sample, work)[phase], 1),
-                        "gib": round(figure.peak / 2**30, 2), "compile_seconds": round(figure.seconds)}  # fmt: skip
-        print(f"{name}: {found[name]}", file=sys.stderr)
-    return found
+    phase, prompt, response, rows, group, remat = SHAPES[name]
+    work = phases.Work(prompt, response, rows, rows, group=group, remat=remat)
+    devices, train, sample = compiled.devices(topology), Sizes(fsdp=8), Sizes(data=8)
+    program = phases.phases(config, train.mesh(devices), sample.mesh(devices), work)[phase]()
+    options = options_of(devices[0]) if phase in ("score", "update") else None
+    figure = compiled.of_phase(program, options=options, chip=topology.chip)
+    if figure.schedule is None:
+        raise SystemExit(f"{name} does not fit: {figure.peak / 2**30:.1f} GiB")
+    found = {part: round(1e3 * getattr(figure.schedule, part), 1) for part in (*PARTS[:-1], "collectives")}
+    least = cost.least_seconds(config, topology.chip, train, sample, work)[phase]
+    return found | {"least": round(1e3 * least, 1), "gib": round(figure.peak / 2**30, 2)}
 
 
 def compared_table(found: dict[str, dict[str, float]]) -> str:
@@ -133,10 +135,11 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--compared", action="store_true", help="the phases beside Tunix's, and no others")
     given = parser.parse_args(words)
     found = json.loads(record.read_text()) if record.exists() else {}
+    place = found.setdefault(COMPARED, {}) if given.compared else found
     cells = [f"{model} {topology}" for model in given.models for topology in given.slices]
-    for name in [COMPARED] if given.compared else cells:
-        if name not in found or given.compared:
-            found[name] = compared() if given.compared else planned(*name.split(" "))
+    for name in SHAPES if given.compared else cells:
+        if name not in place:
+            place[name] = compared(name) if given.compared else planned(*name.split(" "))
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text(json.dumps(found, indent=1) + "\n")
             out.write_text(page(found))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Cache
@@ -88,29 +88,36 @@ def quantised(x: Float[Array, "*A K"]) -> tuple[Int[Array, "*A K"], Float[Array,
     return jnp.clip(whole, -127, 127).astype(jnp.int8), scale
 
 
+def stored(cache: Cache, name: str, new: Float[Array, "B G S K"]) -> dict[str, Array]:
+    """Keys or values as the cache keeps them, by the names of its arrays: themselves, or whole numbers and scales."""
+    scaled = f"{name}_scale"
+    return dict(zip((name, scaled), quantised(new), strict=True)) if scaled in cache else {name: new}
+
+
 def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int):
     """Keys or values of further columns of one layer: ``(cache, all of the layer [B, G, C, K] as new's dtype)``."""
-    scaled = f"{name}_scale" in cache
-    parts = dict(zip((name, f"{name}_scale"), quantised(new), strict=True)) if scaled else {name: new}
     whole = []
-    for part, value in parts.items():
+    for part, value in stored(cache, name, new).items():
         kept, of_layer = _put(cache[part], value, layer, column, turned=part == "k")
         cache = cache | {part: kept}
         whole.append(of_layer)
-    if scaled:
+    if len(whole) > 1:
         return cache, (whole[0].astype(jnp.float32) * whole[1][..., None]).astype(new.dtype)
     return cache, whole[0].astype(new.dtype)
 
 
-def put(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int) -> Cache:
-    """``write`` into layers that are stacked, without a copy of the layer."""
-    start = (layer, 0, 0, column, 0)
-    return cache | {name: jax.lax.dynamic_update_slice(cache[name], new.astype(cache[name].dtype)[None], start)}
+def put(cache: Cache, new: dict[str, Array], layer: Array | int, column: Array | int) -> Cache:
+    """What ``stored`` makes of further columns, into layers that are stacked, without a copy of the layer."""
+    put = {}
+    for name, x in new.items():
+        start = (layer, 0, 0, column, 0)[: x.ndim + 1]
+        put[name] = jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype)[None], start)
+    return cache | put
 
 
-def with_room(x: Float[Array, "B G S K"], columns: int) -> Float[Array, "B G C K"]:
-    """Keys or values with so many empty columns behind them."""
-    return jnp.pad(x, ((0, 0), (0, 0), (0, columns), (0, 0))) if columns else x
+def with_room(x: Num[Array, "B G S *K"], columns: int) -> Num[Array, "B G C *K"]:
+    """Keys or values, or their scales, with so many empty columns behind them."""
+    return jnp.pad(x, [(0, columns if axis == 2 else 0) for axis in range(x.ndim)]) if columns else x
 
 
 def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, turned: bool):

@@ -242,7 +242,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
     key_positions = put(cache["positions"], positions)
-    in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
+    in_place = None if isinstance(cache["k"], tuple) else how.cached_fn
     few = tokens.shape[1] == 1
     first = in_place is not None and not few and isinstance(column, int) and column == 0  # nothing is in the cache
     room = -tokens.shape[1] % TILE  # a cache with no other columns is made out of the layers' keys and values
@@ -257,14 +257,15 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
         def attend(normed):
             nonlocal stored, new
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            if made:
-                new = [caches.with_room(x, room).astype(cache["k"].dtype) for x in (k, v)]
-                read = how.attend_fn
-            elif in_place:
-                stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
-                read = how.attend_fn
+            if in_place:
+                new, read = caches.stored(cache, "k", k) | caches.stored(cache, "v", v), how.attend_fn
+                if made:
+                    new = {name: caches.with_room(x, room).astype(cache[name].dtype) for name, x in new.items()}
+                else:
+                    stored, new = caches.put(stored, new, index, column), None
                 if not first:
-                    read = partial(in_place, layer=index, filled=column + tokens.shape[1])
+                    scales = {name: stored[name] for name in ("k_scale", "v_scale") if name in stored}
+                    read = partial(in_place, layer=index, filled=column + tokens.shape[1], **scales)
                     k, v = stored["k"], stored["v"]
             else:
                 read = how.attend_fn
@@ -285,10 +286,8 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
         for index, layer in enumerate(_unstacked(config, how, params)["layers"]):
             (x, stored), new = step((x, stored), (layer, index))
             layers.append(new)
-        new = [jnp.stack(parts) for parts in zip(*layers, strict=True)] if made else None
-    if made:
-        stored = dict(zip(("k", "v"), new, strict=True))
-    cache = stored | {"segment_ids": key_segments, "positions": key_positions}
+        new = jax.tree.map(lambda *parts: jnp.stack(parts), *layers) if made else None
+    cache = (new if made else stored) | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 
 
