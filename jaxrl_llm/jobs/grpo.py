@@ -29,7 +29,7 @@ from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
-from jaxrl_llm.run.options import sampling_of
+from jaxrl_llm.run.options import planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
@@ -274,6 +274,7 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
         most_gap=settings.most_gap, most_skipped=settings.most_skipped, of_seed="", of_stage="",
         note={"problems": found.digest}, staleness=settings.staleness if settings.loop == "async" else None,
         scorers=threads, remote=durable.remote_of(settings, settings.mesh, partial(worker_program, settings)),
+        planner=None if settings.strict else planner_of(settings.layout, own=pathlib.Path(settings.model).is_dir()),
     )  # fmt: skip
     one = SeedRun(
         plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature, start=only_start,

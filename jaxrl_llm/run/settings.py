@@ -13,7 +13,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
-from jaxrl_llm.run.options import ModelSettings, SamplingSettings, sampling_of
+from jaxrl_llm.run.options import LayoutName, ModelSettings, SamplingSettings, sampling_of
 from jaxrl_llm.run.records import record, track
 
 
@@ -35,6 +35,9 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
     microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
+    # how an update computes its rows: padded as they stand, packed into fewer, or as a tree of what the rows of a group
+    # share (packed where that is little). Empty: tree for a model of your own, padded for a bundled one
+    layout: LayoutName = ""
     filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
     learning_rate: float = 6e-4
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
@@ -107,7 +110,8 @@ def check_measured(settings: Settings) -> None:
 
 def check_strict(settings: Settings) -> None:
     """Raises UserError for what sampling by the trainer's own pass does not know."""
-    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p")
+    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p",
+               "layout")  # fmt: skip
     for name in without:
         if (value := getattr(settings, name)) != getattr(Settings, name):
             raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")
