@@ -168,7 +168,23 @@ def test_updates_on_trees_train_alike_and_go_on_bit_for_bit(tmp_path):
     }.items():
         run = tmp_path / name
         schedule = ["--schedule", "constant"]
-        assert cli([*SMALL, "--data", "countdown", "--no-filter-groups", *schedule, "--out", str(run), *words]) == 0
+        assert (
+            cli(
+                [
+                    *SMALL,
+                    "--data",
+                    "countdown",
+                    "--no-filter-groups",
+                    "--microbatches",
+                    "1",
+                    *schedule,
+                    "--out",
+                    str(run),
+                    *words,
+                ]
+            )
+            == 0
+        )
         if name == "ended":
             assert cli(["--resume", str(run), "--steps", "2"]) == 0
         lines[name] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

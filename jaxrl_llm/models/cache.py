@@ -11,7 +11,8 @@ from jaxrl_llm.types import Cache
 
 RowsFn = Callable[[Array, int, int], Array]  # rows of a stacked cache so many times, side by side, with more columns
 
-ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
+EXPERTS = "experts"  # ``[B, C, L K]``: of a mixture, those that computed each column, layer by layer; -1: none
+ROWS_FIRST = ("segment_ids", "positions", EXPERTS)  # ``[B, C, ...]``; all else is of layers
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
 # Beside a kernel that reads a stacked cache: so many layers are compiled one by one, which lets the weights of one come
 # while the kernel of another runs. Qwen3-1.7B on v5e:2x4 by the compiler's count, 256 rows, a cache of 2,048: 14.9 ms a
@@ -43,7 +44,20 @@ def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, le
     cache = {name: empty(of, jnp.int8 if int8 else dtype) for name, of in shapes.items()}
     if int8:
         cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
-    return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
+    if config.experts is not None:
+        kind = jnp.int8 if config.experts.number <= 128 else jnp.int16
+        cache[EXPERTS] = jnp.full((batch, length, layers * config.experts.per_token), -1, kind)
+    return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ("segment_ids", "positions")}
+
+
+def experts_of(cache: Cache) -> Int[Array, "B C E"] | None:
+    """Which experts computed each column; None of a model without."""
+    return cache.get(EXPERTS) if isinstance(cache, dict) else None
+
+
+def by_layer(experts: Int[Array, "B S E"], layers: int) -> Int[Array, "L B S K"]:
+    """Recorded choices as layers take them."""
+    return jnp.moveaxis(experts.reshape(*experts.shape[:2], layers, -1), 2, 0)
 
 
 def grow_cache(rows_fn: RowsFn, tile: int, cache: Cache, repeats: int, length: int) -> Cache:
@@ -57,7 +71,7 @@ def grow_cache(rows_fn: RowsFn, tile: int, cache: Cache, repeats: int, length: i
         if name in ("k", "v"):
             return rows_fn(x, repeats, length)
         axis = 0 if name in ROWS_FIRST else 1
-        last = x.ndim - 1
+        last = 1 if name in ROWS_FIRST else x.ndim - 1
         more = [(0, length - x.shape[last] if a == last else 0) for a in range(x.ndim)]
         return jnp.pad(jnp.repeat(x, repeats, axis=axis), more)
 

@@ -26,7 +26,7 @@ def score_tokens(
     layout = packed.layout_of(rows)
     if layout is not None:
         return packed.score_laid_out(policy, params, rows, layout, temperature=temperature, chunk=chunk)
-    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids, **packed.recorded(rows))
     return logprobs.chunked(
         hidden,
         lambda h: policy.unembed(params, h),
@@ -156,7 +156,9 @@ def make_estimate(
         if recompute_old:
             old, _ = score(policy, params, trajectories, temperature=temperature)
         if reference is not None:
-            reference_logp, _ = score(policy, reference(extras), trajectories, temperature=temperature)
+            # whose router chooses for itself
+            alone = packed.without_record(trajectories)
+            reference_logp, _ = score(policy, reference(extras), alone, temperature=temperature)
         values = advantages(trajectories, rewards)
         return Batch(
             tokens=trajectories.tokens,
@@ -169,7 +171,8 @@ def make_estimate(
             ref_logp=jax.lax.stop_gradient(reference_logp),
             group_ids=trajectories.group_ids,
             total=reduce.denominator(mask, mode=reduction),
-            extras={} if row_extras is None else row_extras(extras, trajectories, rewards),
+            extras=packed.recorded(trajectories)
+            | ({} if row_extras is None else row_extras(extras, trajectories, rewards)),
         )
 
     return packing.reads_layouts(estimate) if recompute_old or reference is not None else estimate
