@@ -129,11 +129,10 @@ def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Me
 
 
 def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
-    """Keys and values of so many rows on one chip."""
-    heads = share(config.num_kv_heads, sizes.tensor)
-    return (
-        2 * config.num_layers * rows * heads * work.length * config.head_dim * _itemsize(work) + rows * work.length * 8
-    )
+    """Keys and values of so many rows on one chip; of a mixture also which experts computed each column, in a byte."""
+    heads, e = share(config.num_kv_heads, sizes.tensor), config.experts
+    read = 0 if e is None else config.num_layers * e.per_token * (1 if e.number <= 128 else 2)
+    return rows * work.length * (2 * config.num_layers * heads * config.head_dim * _itemsize(work) + 8 + read)
 
 
 def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:

@@ -1,7 +1,6 @@
 """Scoring in another arrangement of the tokens: packed rows, or trees of shared prefixes."""
 
 from functools import partial
-from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
