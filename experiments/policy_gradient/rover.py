@@ -5,7 +5,8 @@ Claim:     with deterministic steps and a reward of 0 or 1 at the end, acting by
            *uniform* policy solves the task and keeps more diversity than policy iteration: higher pass@k.
 Equations: Q_t = rho (log pi - log pi_old), V_{t+1} = rho mean_v (log pi - log pi_old)(v | s_{t+1}),
            loss = (Q_t - sg(r - mean + V_{t+1}))^2, token mean, rho = 1. no_value: without V; with_std: A / std, as in
-           its code for mathematics. reinforce: the same advantage with -A logp, clipped. grpo: A / std.
+           its code for mathematics. reinforce: the same advantage with -A logp, clipped. grpo: A / std,
+           grpo_once: with one update a rollout, which is the stronger baseline on this bench.
 Left out:  its clip on Q, pass@k beyond 8.
 Expect:    eval/pass@8: rover > grpo; eval/accuracy: rover > grpo - 0.02; eval/distinct_right: rover > grpo.
 Measure:   held-out Countdown, two updates for each rollout (in the first one V is 0); 8 seeds, equal rollouts and
@@ -53,6 +54,7 @@ SMOKE = {
 }  # fmt: skip
 ARMS = {
     "grpo": {"loss": None, "advantages": group.group_normalized_advantages},
+    "grpo_once": {"loss": None, "advantages": group.group_normalized_advantages, "updates_per_rollout": 1},
     "reinforce": {"loss": None},
     "rover": {},
     "no_value": {"loss": partial(rover_loss, bootstrap=0.0)},
