@@ -11,7 +11,8 @@ Equations: loss + c |H - H*|, H the mean token entropy (bonus: - c H); batches o
 Left out:  lengths of 4K, 8K and 16K in stages, the judge of format, repetition and process; token terms are a token
            mean in every arm where the paper has sums; H* is the entropy that this base model starts with, and c is 0.05
            so that it acts within 30 iterations.
-Expect:    entropy/gap ter < grpo, at eval/accuracy ter > bonus (a bonus that is too strong has a wide gap for sure); filter/updated dapo_rsr > dapo at no lower eval/accuracy;
+Expect:    entropy/gap ter < grpo, and eval/accuracy ter > bonus (a bonus that is too strong has a wide gap for sure);
+           filter/updated dapo_rsr > dapo at no lower eval/accuracy;
            eval/accuracy_4 dapo_pshw > dapo; eval/accuracy all > grpo.
 Measure:   held-out Countdown with 3 and 4 numbers; 8 seeds, equal rollouts in all arms: an iteration rolls out one
            batch, and an arm with a filter updates when it has a full one (filter/updated: updates per iteration).
