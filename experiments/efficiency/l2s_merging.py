@@ -5,8 +5,9 @@ Claim:     merging a quick model with one of long reasoning, without any trainin
            task arithmetic and TIES do better than plain averaging, DARE does not help.
 Equations: theta_0 the quick model, delta = slow - theta_0. ta: theta_0 + alpha delta, alpha 0.7 (ta_9: 0.9);
            average: mean of both, which is alpha 0.5; ties: delta with 80 % of each tensor trimmed; dare_ties: delta
-           dropped at 0.3 first; aim_ties: theta_0 + (1 - 0.6 S) (ties - theta_0), S the input activations. About the common base:
-           lore, twin: shared part and low-rank rests; sens: a coefficient for each layer, softmax of its sensitivity.
+           dropped at 0.3 first; aim_ties: theta_0 + (1 - 0.6 S) (ties - theta_0), S the input activations. About the
+           common base: lore, twin: shared part and low-rank rests; sens: a coefficient for each layer, softmax of its
+           sensitivity.
            dpo: the long-winded model trained on pairs (short preferred, long rejected).
 Left out:  models with separate pre-training; Sens-Merging is a reconstruction; settings are the paper's for 1.5B
            (LoRE's penalty and Twin's rank, which it does not give, are 0.1 and 4).

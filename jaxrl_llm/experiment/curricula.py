@@ -228,6 +228,30 @@ def target_categories(found: Bench, rows: np.ndarray) -> np.ndarray:
     return np.unique(2 * level + part, return_inverse=True)[1]
 
 
+def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str, Callable]:
+    """Slots of ``make_grpo`` that log ``drawn/<k>``, the share of a step's responses that went to category k.
+
+    Args:
+      categories: of every training row, or of the chosen ``rows``; others count in none.
+    """
+    chosen = np.arange(categories.size) if rows is None else rows
+    table = np.full(int(chosen.max()) + 1, -1, np.int32)
+    table[chosen] = categories
+    of_row = jnp.asarray(table)
+
+    def row_extras(extras: Any, trajectories: Any, rewards: Any) -> dict[str, Array]:
+        ids = trajectories.problem_ids
+        return {"category": jnp.where(ids < of_row.shape[0], of_row[jnp.minimum(ids, of_row.shape[0] - 1)], -1)}
+
+    def figures(batch: Any, metrics: Any) -> dict[str, Array]:
+        drawn = batch.extras["category"]
+        return {
+            f"drawn/{k}": reduce.scalars((drawn == k).astype(jnp.float32)) for k in range(int(categories.max()) + 1)
+        }
+
+    return {"row_extras": row_extras, "figures": figures}
+
+
 @lru_cache(maxsize=8)
 def _prompt_features(identity: tuple) -> Array:
     found = recipes.bench(OnlineSettings(**dict(identity)))
