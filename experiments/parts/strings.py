@@ -28,7 +28,6 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -186,7 +185,7 @@ def make_imitation(world: World, part: str = "") -> Callable[..., Any]:
     def loss(params, extras, batch):
         prompts, responses, kept = batch
         mask = counted(responses, world.end) & kept[:, None]
-        policy = trained_part(params, part)
+        policy = params[part] if part else params
         value = -reduce.tokens(token_logp(world, policy, prompts, responses), mask)
         shown = {"rows/kept": reduce.scalars(kept.astype(jnp.float32))}
         return value, shown | {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}

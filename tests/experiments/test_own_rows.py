@@ -40,7 +40,7 @@ def test_every_file_takes_rows_or_says_why():
     assert len(only) + len(PAIRS) + len(ELSEWHERE) + len(NOT_YET) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
-        assert "judge" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
+        assert "scorer" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def own(tmp_path_factory):
             for k in range(120)]  # fmt: skip
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     data = str(folder / "pairs.jsonl")
-    return ["--model", str(folder), "--data", data, "--max-new-tokens", "16", "--judge-steps", "3"]
+    return ["--model", str(folder), "--data", data, "--max-new-tokens", "16", "--scorer-steps", "3"]
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_another_world_is_the_one_that_is_measured(own, tmp_path, capsys, monkey
     seen = []
     monkeypatch.setitem(sys.modules, "mine", _module(seen))
     module = importlib.import_module("experiments.preference.salsa")
-    words = [*own, "--judge", "mine:shortest", "--smoke", "--seeds", "1", "--arm", "soup", "--out", str(tmp_path)]
+    words = [*own, "--scorer", "mine:shortest", "--smoke", "--seeds", "1", "--arm", "soup", "--out", str(tmp_path)]
     arm = cli.run(module, words).arms["soup"]
     assert "--learning-rate 0.0006" in capsys.readouterr().out  # by the model's size
     assert -16 <= arm.metrics["eval/gold"][0] <= 0  # tokens of random bytes, all counted
@@ -108,8 +108,8 @@ def test_names_are_replaced_where_they_are_defined():
 WRONG = {
     "model alone": ("preference.rpo", ["--model", "DIR"], "--model DIR without --data"),
     "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
-    "flag of rows": ("preference.rpo", ["--judge", "a:b"], "--judge is of rows of your own"),
-    "no such judge": ("preference.rpo", ["MODEL", "--judge", "nowhere:f"], "--judge nowhere:f"),
+    "flag of rows": ("preference.rpo", ["--scorer", "a:b"], "--scorer is of rows of your own"),
+    "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),
     "beyond the context": ("preference.rpo", ["MODEL", "--max-new-tokens", "399"], "exceed the model's context"),
     "adapter": ("preference.rpo", ["MODEL", "--lora", "2"], "--lora 2: this experiment trains copies"),

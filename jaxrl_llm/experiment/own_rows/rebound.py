@@ -175,6 +175,21 @@ def executed(name: str, names: dict[str, dict[str, Any]]) -> ModuleType:
     return load(name)
 
 
+def defined(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+
+
+def those_of(name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Of ``names`` those that a module defines: parts differ in what they need of a world."""
+    path = _file(name)
+    there = set() if path is None else {x for node in ast.parse(path.read_text()).body for x in defined(node)}
+    return {key: value for key, value in names.items() if key in there}
+
+
 def _without(path: pathlib.Path, names: set[str]) -> ast.Module:
     """The code of a file without its definitions of these names.
 
@@ -182,14 +197,6 @@ def _without(path: pathlib.Path, names: set[str]) -> ast.Module:
       ValueError: for a name that it does not define.
     """
     tree, left = ast.parse(path.read_text()), set(names)
-
-    def defined(node: ast.stmt) -> set[str]:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            return {node.name}
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
 
     kept = []
     for node in tree.body:
