@@ -43,6 +43,7 @@ class World(NamedTuple):
     response_tokens: int
     end: int
     start: Callable[[], Params] | None = None
+    rate: float = 0.0  # of every optimiser on loaded weights, in the place of those for decoders made on the spot
     ends: tuple[int, ...] = ()  # all tokens that end a response, of which ``end`` is one
 
 
@@ -171,7 +172,9 @@ def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> O
         value = -reduce.tokens(token_logp(world, params, prompts, responses), mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}
 
-    return Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    return Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate)
+    )
 
 
 @lru_cache(maxsize=16)

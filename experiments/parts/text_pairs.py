@@ -111,7 +111,7 @@ def make(settings: Any, smoke: bool) -> Own:
         "draw_mixed_company": draw_behaviour, "polite_reward": gold_reward, "Pairs": text_rows.Table,
     }  # fmt: skip
     width = model.config.hidden_size
-    world = text_rows.world_maker(rows)
+    world = text_rows.world_maker(rows, settings)
     alone = world(size, every[0].shape[1], every[1].shape[1])
     ask = size - 1  # the last token of the vocabulary: the question of a judge of two
 

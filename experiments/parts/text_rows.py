@@ -173,7 +173,7 @@ def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Tab
     return Table(prompts.astype(jnp.int32), *said), [pairs[k] for k in fits]
 
 
-def world_maker(rows: Rows) -> Callable[..., strings.World]:
+def world_maker(rows: Rows, settings: Any) -> Callable[..., strings.World]:
     """``strings.make_world`` whose decoder is the loaded model: of the sizes asked for it takes the lengths."""
     model = rows.model
     policy = model.policy._replace(
@@ -182,8 +182,8 @@ def world_maker(rows: Rows) -> Callable[..., strings.World]:
 
     def make(vocabulary: int, prompt_tokens: int, response_tokens: int, **sizes: Any) -> strings.World:
         return strings.World(
-            policy, prompt_tokens, response_tokens, model.tokenizer.eos_ids[0], lambda: model.params,
-            tuple(model.tokenizer.eos_ids),
+            policy, prompt_tokens, response_tokens, model.tokenizer.eos_ids[0], start=lambda: model.params,
+            rate=settings.learning_rate, ends=tuple(model.tokenizer.eos_ids),
         )  # fmt: skip
 
     return make
@@ -219,7 +219,7 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     """
     if settings.scorer:
         return _by_function(rows.model, settings.scorer)
-    world = world_maker(rows)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
 
     @jax.jit
     def score(params: Params, prompts: Array, responses: Array) -> Array:

@@ -69,11 +69,13 @@ def reached(name: str) -> list[str]:
 def own_env(module: ModuleType) -> ModuleType | None:
     """What makes the world of this file from rows of one's own; None where it has no embedded world.
 
-    Where several parts know how, the one that the file comes to first does it.
+    The file says so itself, or the first of its parts that does.
     """
     name = spec_name(module)
     if not name.startswith(f"{ROOM}."):
         return None
+    if own := getattr(module, "OWN_ROWS", ""):
+        return importlib.import_module(own)
     for part in reached(name)[1:]:
         if own := getattr(importlib.import_module(part), "OWN_ROWS", ""):
             return importlib.import_module(own)
