@@ -283,8 +283,12 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
     return gold
 
 
+COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
+
+
 def finish(rows: Rows) -> Callable[[Plan], Plan]:
     """A plan over these rows runs on the host, and is measured on prompts that are held out."""
+    whole = rows.model.config.num_parameters < COMPILED
 
     @lru_cache(maxsize=64)
     def measured(measure: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,6 +296,6 @@ def finish(rows: Rows) -> Callable[[Plan], Plan]:
             with rows.measuring():
                 return measure(params, key)
 
-        return on_heldout
+        return jax.jit(on_heldout) if whole else on_heldout
 
     return lambda plan: plan._replace(on_host=True, measure=measured(plan.measure))
