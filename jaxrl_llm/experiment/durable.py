@@ -99,9 +99,8 @@ class Keeping(NamedTuple):
     most_gap: float = 0.0  # see ``train.host.make_host_loop``
     most_skipped: int = 0
     planner: Planner | None = None  # arranges the rows of updates, see ``train.packing``
-    of_seed: str = (
-        "seed_{}"  # where a seed lies in ``folder``, and where the checkpoints of a stage; empty: right there
-    )
+    # where a seed lies in ``folder``, and where a stage in its checkpoints; empty: right there
+    of_seed: str = "seed_{}"
     of_stage: str = "stage_{}"
     note: dict[str, Any] = {}  # what its checkpoints hold beside the step
 
