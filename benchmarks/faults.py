@@ -191,9 +191,9 @@ def asynchronous(out: str, victim: str) -> None:
 def _with_victim(victim: str, where: dict):
     from functools import partial
 
-    from jaxrl_llm.asynchronous.ray_workers import RayCrew
+    from jaxrl_llm.asynchronous.ray_workers import RayWorkers
 
-    class Crew(RayCrew):
+    class Workers(RayWorkers):
         calls = 0
 
         def call(self, name, function, *arguments):
@@ -203,7 +203,7 @@ def _with_victim(victim: str, where: dict):
                     function = partial(killed, function)
             return super().call(name, function, *arguments)
 
-    return Crew(where)
+    return Workers(where)
 
 
 @contextmanager

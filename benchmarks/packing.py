@@ -1,7 +1,11 @@
-"""Updates whose rows are packed, against padded ones, in one process: ``python benchmarks/packing.py``.
+"""Updates whose rows are packed, or trees of what they share, against padded rows, in one process.
 
-The mixture is this library's own functions, as many as ``--rows``: signature and docstring are the prompt, the body is
-the response. Their lengths are those of instructions and answers in code: many short ones, few long ones.
+Run: python benchmarks/packing.py [--only mixture groups turns]
+
+``groups``: a policy update on groups of 8 with 256 + 256 tokens. ``turns``: on episodes of ten turns, every turn a row
+of its own: the conversation so far, and 16 new tokens after 35 of the other side. ``mixture``: supervised rows, this
+library's own functions; signature and docstring are the prompt, the body is the response. Their lengths are those of
+instructions and answers in code: many short ones, few long ones.
 """
 
 import argparse
@@ -10,17 +14,23 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.train import offline, packing
 from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.train.methods.builders import make_policy_loss
+from jaxrl_llm.train.methods.prefixes import prefix_trees
+from jaxrl_llm.train.step import accumulate
+from jaxrl_llm.types import Batch, Params, Policy
 
 VOCABULARY = 2048
 
@@ -62,41 +72,113 @@ def decoder(layers: int, width: int) -> ModelConfig:
     )  # fmt: skip
 
 
-def seconds(run, state, times: int) -> tuple[float, float]:
-    """Of one call, the best of some after the first; and the last loss."""
-    state, _ = run(state)
-    best = np.inf
-    for _ in range(times):
-        begin = time.perf_counter()
-        state, metrics = jax.block_until_ready(run(state))
-        best = min(best, time.perf_counter() - begin)
-    return best, float(metrics["sft/loss"][-1])
+def seconds(runs: dict[str, Callable[[], Any]], times: int) -> dict[str, float]:
+    """Of one call of each, the best of ``times`` after the first, taken in turn.
+
+    Of the processor, all threads together: what else the machine does then counts little.
+    """
+    best = dict.fromkeys(runs, np.inf)
+    for k in range(times + 1):
+        for name, run in runs.items():
+            begin = time.process_time()
+            jax.block_until_ready(run())
+            if k:
+                best[name] = min(best[name], time.process_time() - begin)
+    return best
+
+
+def supervised_runs(policy: Policy, params: Params, given: argparse.Namespace) -> tuple[dict, dict]:
+    """Padded and packed runs on the mixture, and what is to be said of it."""
+    table = mixture(given.width)
+    method = supervised.make_supervised(policy, table, rows_per_step=given.rows, tx=optax.sgd(1e-4))
+    lengths = np.asarray(table.segment_ids).sum(1)
+    runs = {}
+    for name, planner in (("padded", None), ("packed", packing.packed_rows)):
+        run = offline.make_run(method, given.steps, planner=planner)
+
+        def again(run: Any = run) -> Any:
+            return run(offline.init_state(method, jax.tree.map(jnp.copy, params), jax.random.key(1)))[1]
+
+        runs[name] = again
+    said = {"functions": len(lengths), "mean tokens": round(float(lengths.mean()), 1)}
+    return runs, said | {"real tokens of a run, about": round(given.steps * given.rows * float(lengths.mean()))}
+
+
+def batch_of(lines: list[tuple[list[int], int]], group: int) -> Batch:
+    """Sequences, and how many tokens of each are its prompt, as rows."""
+    width = max(len(line) for line, _ in lines)
+    tokens, real, mask = (np.zeros((len(lines), width), kind) for kind in (np.int32, bool, bool))
+    for k, (line, prompt) in enumerate(lines):
+        tokens[k, : len(line)], real[k, : len(line)], mask[k, prompt : len(line)] = line, True, True
+    ones, rows = jnp.where(jnp.asarray(mask), 1.0, 0.0), np.arange(len(lines), dtype=np.int32)
+    positions = np.broadcast_to(np.arange(width, dtype=np.int32), tokens.shape)
+    return Batch(
+        tokens=jnp.asarray(tokens), segment_ids=jnp.asarray(real, jnp.int32), positions=jnp.asarray(positions),
+        mask=jnp.asarray(mask), advantages=ones, old_logp=-ones, sampler_logp=-ones, ref_logp=-ones,
+        group_ids=jnp.asarray(rows // group), total=jnp.sum(ones), extras={},
+    )  # fmt: skip
+
+
+def groups(count: int) -> Batch:
+    """Groups of 8 with 256 + 256 tokens."""
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(2, VOCABULARY, (count, 256))
+    lines = [[*prompt, *rng.integers(2, VOCABULARY, 256)] for prompt in prompts for _ in range(8)]
+    return batch_of([(line, 256) for line in lines], 8)
+
+
+def turns(count: int) -> Batch:
+    """Episodes of ten turns, each turn a row that begins with all before it."""
+    rng = np.random.default_rng(1)
+    said = rng.integers(2, VOCABULARY, (count, 10 * 51))
+    return batch_of([(list(line[: 51 * k]), 51 * k - 16) for line in said for k in range(1, 11)], 10)
+
+
+def policy_runs(policy: Policy, params: Params, batch: Batch) -> tuple[dict, dict]:
+    """Flat and tree updates of a batch, and what is to be said of it."""
+    slot = make_policy_loss(policy, clipped_policy_loss)
+    rows = packing.rows_of(jax.tree.map(np.asarray, batch))
+    layout = prefix_trees(rows)
+    run = jax.jit(lambda params, batch: accumulate(slot, params, batch, 1)[:2])
+    laid = batch._replace(extras={packing.LAYOUT: jax.tree.map(jnp.asarray, layout)})
+    losses = [float(run(params, each)[1]) for each in (batch, laid)]
+    runs = {"flat": lambda: run(params, batch), "tree": lambda: run(params, laid)}
+    begin = time.perf_counter()
+    prefix_trees(rows)
+    planning = time.perf_counter() - begin
+    return runs, {
+        "columns": [rows.mask.size, layout.source.size], "loss": losses, "seconds to plan": round(planning, 4)
+    }  # fmt: skip
 
 
 def main() -> None:
-    """Prints one line of JSON."""
+    """Prints a line of JSON for each part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("width", 512), ("rows", 32), ("layers", 4), ("hidden", 256), ("steps", 2), ("times", 2)):
+    for name, default in (
+        ("width", 512),
+        ("rows", 32),
+        ("layers", 4),
+        ("hidden", 256),
+        ("steps", 1),
+        ("times", 3),
+        ("groups", 1),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--only", nargs="*", default=["mixture", "groups", "turns"])
     given = parser.parse_args()
-    table = mixture(given.width)
     policy = make_policy(decoder(given.layers, given.hidden))
     params = policy.init(jax.random.key(0))
-    method = supervised.make_supervised(policy, table, rows_per_step=given.rows, tx=optax.adam(1e-4))
-    lengths = np.asarray(table.segment_ids).sum(1)
-    spent = {}
-    for name, planner in (("padded", None), ("packed", packing.packed_rows)):
-        run = offline.make_run(method, given.steps, planner=planner)
-        state = offline.init_state(method, jax.tree.map(jnp.copy, params), jax.random.key(1))
-        spent[name], loss = seconds(run, state, given.times)
-        spent[f"{name} loss"] = loss
-    drawn = given.steps * given.rows * lengths.mean()  # real tokens of a call, in the mean over the table
-    print(json.dumps({
-        "functions": len(lengths), "width": given.width, "mean tokens": round(float(lengths.mean()), 1),
-        "tokens/s padded": round(drawn / spent["padded"]), "tokens/s packed": round(drawn / spent["packed"]),
-        "ratio": round(spent["padded"] / spent["packed"], 2),
-        "loss": [round(spent["padded loss"], 5), round(spent["packed loss"], 5)],
-    }))  # fmt: skip
+    parts = {
+        "mixture": lambda: supervised_runs(policy, params, given),
+        "groups": lambda: policy_runs(policy, params, groups(given.groups)),
+        "turns": lambda: policy_runs(policy, params, turns(given.groups)),
+    }
+    for name in given.only:
+        runs, said = parts[name]()
+        spent = seconds(runs, given.times)
+        slow, fast = spent.values()
+        figures = {f"processor seconds {k}": round(v, 3) for k, v in spent.items()}
+        print(json.dumps({"part": name} | said | figures | {"times faster": round(slow / fast, 2)}), flush=True)
 
 
 if __name__ == "__main__":

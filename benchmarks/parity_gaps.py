@@ -1,15 +1,18 @@
 """How far the sampler's log-probabilities lie from the trainer's, by family, shape and precision.
 
-    python benchmarks/parity_gaps.py
+    python benchmarks/parity_gaps.py [FAMILY ...]
 
 Random decoders of every family sample 32 responses of up to 64 tokens through the cache; the trainer scores the same
 rows in one pass. The gap is the absolute difference of the log-probability of a sampled token, in nats. `int8` keeps
 keys and values in a byte. With `rollout.strict` the gap is 0 (tests/rollout/test_strict.py). Nothing here is timed.
-Writes results/benchmarks/parity_gaps.json and docs/parity.md.
+A mixture's experts are those that computed the token when it was sampled, and in rows "router decides anew" those that
+the trainer's router takes. Writes results/benchmarks/parity_gaps.json and docs/parity.md; of named families only these
+rows are new.
 """
 
 import json
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +23,7 @@ from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.packed import without_record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GEMMA = {"norm": "rms_plus_one", "activation": "gelu_tanh", "output_norms": True, "scale_embedding": True}
@@ -57,8 +61,8 @@ def config_of(family: str, shape: str) -> ModelConfig:
     )  # fmt: skip
 
 
-def gaps(config: ModelConfig, dtype, int8: bool) -> dict[str, float]:
-    """Mean, quantiles and largest gap of one sampler."""
+def gaps(config: ModelConfig, dtype, int8: bool) -> dict[str, dict[str, float]]:
+    """Mean, quantiles and largest gap of one sampler, by what the trainer does beside."""
     sampler, trainer = (make_policy(config, compute_dtype=dtype, int8_cache=i) for i in (int8, False))
     tokens = jax.random.randint(jax.random.key(1), (PROMPTS, COLUMNS), 2, config.vocab_size)
     lengths = jnp.arange(PROMPTS) * COLUMNS // PROMPTS  # left pads
@@ -73,7 +77,12 @@ def gaps(config: ModelConfig, dtype, int8: bool) -> dict[str, float]:
         logp, _ = score_tokens(trainer, params, rows)
         return parity.finished(parity.metrics_of(jnp.abs(logp - rows.sampler_logp), rows.mask))
 
-    return {name.removeprefix("kl/sampler_"): float(f"{float(x):.3g}") for name, x in measured(params, rows).items()}
+    def figures(rows):
+        found = measured(params, rows)
+        return {name.removeprefix("kl/sampler_"): float(f"{float(x):.3g}") for name, x in found.items()}
+
+    free = {} if config.experts is None else {", router decides anew": figures(without_record(rows))}
+    return {"": figures(rows)} | free
 
 
 def table(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
@@ -84,7 +93,8 @@ def table(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
         "Absolute difference of the log-probabilities of sampled tokens in nats, on this machine's CPU: what sampled",
         "through the cache against one pass of the trainer. Quantiles come from a histogram, eight bins to a decade.",
         "Every run records the same figures at each step (`kl/sampler_*` in `metrics.jsonl`). Written by",
-        "`python benchmarks/parity_gaps.py`; shapes are layers x width. `rollout.strict` has none.",
+        "`python benchmarks/parity_gaps.py`; shapes are layers x width. `rollout.strict` has none. A mixture's trainer",
+        "takes the experts that the sampler took, or its router decides anew.",
         "",
         "| family | shape | sampler | mean | median | 99 % | largest |",
         "|---|---|---|---|---|---|---|",
@@ -99,15 +109,16 @@ def table(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
 
 def main() -> None:
     """Measures, prints, writes."""
-    found: dict = {}
-    for family in FAMILIES:
+    path, asked = ROOT / "results" / "benchmarks" / "parity_gaps.json", sys.argv[1:]
+    found: dict = json.loads(path.read_text())["gaps"] if asked else {}
+    for family in asked or FAMILIES:
         for shape in SHAPES:
             for name, how in SAMPLERS.items():
-                one = gaps(config_of(family, shape), *how)
-                found.setdefault(family, {}).setdefault(shape, {})[name] = one
-                print(family, shape, name, one, flush=True)
+                for beside, one in gaps(config_of(family, shape), *how).items():
+                    found.setdefault(family, {}).setdefault(shape, {})[name + beside] = one
+                    print(family, shape, name + beside, one, flush=True)
     whole = {"command": "python benchmarks/parity_gaps.py", "versions": record.versions(), "gaps": found}
-    (ROOT / "results" / "benchmarks" / "parity_gaps.json").write_text(json.dumps(whole, indent=1) + "\n")
+    path.write_text(json.dumps(whole, indent=1) + "\n")
     (ROOT / "docs" / "parity.md").write_text(table(found))
 
 

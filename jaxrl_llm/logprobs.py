@@ -32,6 +32,14 @@ def _entropy(logits: Array) -> Array:
     return -jnp.sum(jnp.where(possible, jnp.exp(safe) * safe, 0.0), axis=-1)
 
 
+def mean_logprob(logits: Float[Array, "*A V"]) -> Float[Array, "*A"]:
+    """Mean log-probability over the tokens whose logits are finite: a ``figure`` of ``chunked``."""
+    possible = jnp.isfinite(logits)
+    count = jnp.sum(possible.astype(jnp.float32), axis=-1)
+    mean = jnp.sum(jnp.where(possible, logits, 0.0), axis=-1) / jnp.maximum(count, 1.0)
+    return mean - jax.nn.logsumexp(logits, axis=-1)
+
+
 def _aligned(values: Float[Array, "B S"], segment_ids: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
     """Puts the value that position t-1 predicts for token t at index t; the first token of a segment gets 0."""
     values = jnp.pad(values, ((0, 0), (1, 0)))
@@ -118,11 +126,7 @@ def mean_logprobs(
     *uniform* policy the expected log-probability (``losses.valuation``).
     """
     _check_temperature(temperature)
-    scaled = _scaled(logits[:, :-1], temperature)
-    possible = jnp.isfinite(scaled)
-    count = jnp.sum(possible.astype(jnp.float32), axis=-1)
-    mean = jnp.sum(jnp.where(possible, scaled, 0.0), axis=-1) / jnp.maximum(count, 1.0)
-    return _aligned(mean - jax.nn.logsumexp(scaled, axis=-1), segment_ids)
+    return _aligned(mean_logprob(_scaled(logits[:, :-1], temperature)), segment_ids)
 
 
 def chunked(

@@ -95,7 +95,8 @@ class Policy(NamedTuple):
     """A language model as pure functions of a parameter tree; all that the rest of the library ever sees.
 
     * ``init(key) -> params``
-    * ``hidden(params, tokens, positions, segment_ids) -> [B, T, D]``: final normalised hidden states.
+    * ``hidden(params, tokens, positions, segment_ids) -> [B, T, D]``: final normalised hidden states. A mixture also
+      takes ``experts [B, T, L K]``, those that computed each token when it was sampled (``Trajectories.extras``).
     * ``unembed(params, hidden[..., D]) -> logits[..., V]`` in float32; padded vocabulary rows are -inf.
     * ``init_cache(batch, length) -> cache`` with room for ``length`` columns: a dict of arrays that all have both axes,
       whose ``segment_ids [batch, length]`` alone says what is seen; 0 is empty.
@@ -128,6 +129,7 @@ class Policy(NamedTuple):
     hidden_pages: Callable[..., Array] | None = None
     grow_cache: Callable[[Cache, int, int], Cache] | None = None
     scored: Callable[..., tuple[Array, Array]] | None = None
+    experts: Any = None  # of a mixture: how many there are, see ``models.spec.Experts``
 
     def for_steps(self, params: Params) -> Params:
         """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""

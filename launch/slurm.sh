@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the main job on a SLURM cluster: one process a node, requeued and resumed after a preemption or the time limit.
+# Runs the main job, or any experiment, on a SLURM cluster: one process a node, requeued and resumed after a preemption or the time limit.
 #
-# bash launch/slurm.sh COMMAND [OPTIONS] [-- ARGUMENTS OF THE MAIN JOB]
+# bash launch/slurm.sh COMMAND [OPTIONS] [-- [run EXPERIMENT | sft | dpo | ...] ARGUMENTS]
 #
 # commands
 #   submit          hand the job to sbatch; prints its number
@@ -25,6 +25,7 @@
 # again resumes the run in --out.
 #
 #   bash launch/slurm.sh submit --nodes 4 --time 12:00:00 -- --model /shared/Qwen3-1.7B --data gsm8k.jsonl
+#   bash launch/slurm.sh submit --nodes 4 -- run dr_grpo --model /shared/Qwen3-1.7B --data gsm8k.jsonl --lora 16
 set -euo pipefail
 
 fail() {
@@ -61,16 +62,19 @@ TASK+='echo "error: worker ${SLURM_PROCID:-0} on $(hostname) failed with exit co
 
 # Inside the allocation: one task a node; the code of the first that failed. Sets STOPPING at a signal.
 allocation() {
-    local out="$1" restarts="$2" code=0 words steps
+    local out="$1" restarts="$2" code=0 words steps command=()
     shift 2
+    # the words before the first flag name a command: an experiment goes on by the same one
+    while [ "$#" -gt 0 ] && [ "${1#-}" = "$1" ]; do command+=("$1") && shift; done
     if [ "${SLURM_RESTART_COUNT:-0}" -gt "$restarts" ]; then
         echo "error: restarted $restarts times already; giving up" >&2
         exit 75
     fi
     words=(--out "$out" "$@")
-    if [ -e "$out/settings.json" ]; then words=(--resume "$out"); fi
+    case "${command[*]}" in '' | train) if [ -e "$out/settings.json" ]; then words=(--resume "$out"); fi ;; esac
+    words=("${command[@]}" --hosts auto "${words[@]}")
     echo "launch: start ${SLURM_RESTART_COUNT:-0}: python -m jaxrl_llm $(printf '%q ' "${words[@]}")"
-    srun --label --kill-on-bad-exit=1 bash -c "$TASK" worker .venv/bin/python -m jaxrl_llm --hosts auto "${words[@]}" &
+    srun --label --kill-on-bad-exit=1 bash -c "$TASK" worker .venv/bin/python -m jaxrl_llm "${words[@]}" &
     steps="$!"
     # the job saves and ends at the signal; requeued, it goes on from there
     STOPPING=""

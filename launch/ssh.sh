@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the main job on several machines by ssh: one process a machine, output of all marked by worker.
+# Runs the main job, or any experiment, on several machines by ssh: one process a machine, output of all marked by worker.
 #
-# bash launch/ssh.sh COMMAND --machines A,B,... [OPTIONS] [-- ARGUMENTS OF THE MAIN JOB]
+# bash launch/ssh.sh COMMAND --machines A,B,... [OPTIONS] [-- [run EXPERIMENT | sft | dpo | ...] ARGUMENTS]
 #
 # commands
 #   setup   send the tracked files of this checkout and install them on every machine

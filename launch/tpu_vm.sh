@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the main job on a TPU VM (one host or a pod slice) by gcloud, through preemptions.
+# Runs the main job, or any experiment, on a TPU VM (one host or a pod slice) by gcloud, through preemptions.
 #
-# bash launch/tpu_vm.sh COMMAND --name NAME --zone ZONE [OPTIONS] [-- ARGUMENTS OF THE MAIN JOB]
+# bash launch/tpu_vm.sh COMMAND --name NAME --zone ZONE [OPTIONS] [-- [run EXPERIMENT | sft | dpo | ...] ARGUMENTS]
 #
 # commands
 #   create  make the TPU VM

@@ -1,4 +1,4 @@
-# Shared by tpu_vm.sh and ssh.sh: one process of the main job on every worker, followed, stopped, restarted.
+# Shared by tpu_vm.sh and ssh.sh: one process of a job on every worker, followed, stopped, restarted.
 # The caller defines `on_worker INDEX COMMAND` (runs a command line there), `recover` (makes the workers usable again
 # after FAILED_WORKER ended with FAILED_CODE; fails where a restart cannot help), and sets the variables below.
 # shellcheck shell=bash
@@ -10,7 +10,8 @@ OUT=""             # run folder, relative to DIR or absolute; on storage that al
 MAX_RESTARTS=10
 DELAY=20           # seconds before a retry
 GRACE=30           # seconds that the other workers have to end after one failed
-JOB=()             # arguments of the main job
+COMMAND=()         # its first words, as in `run dr_grpo` or `dpo`; none: the main job
+JOB=()             # its arguments
 FAILED_WORKER=""
 FAILED_CODE=0
 
@@ -54,7 +55,7 @@ read_options() {
         case "$name" in
         --help | -h) usage "$0" && exit 0 ;;
         --dry-run) DRY_RUN=1 && shift && continue ;;
-        --) shift && JOB=("$@") && check_job "$@" && return ;;
+        --) shift && split_job "$@" && check_job "${JOB[@]}" && return ;;
         esac
         if flag "$name"; then shift && continue; fi
         if ! option "$name" "${2:-}" && ! shared_option "$name" "${2:-}"; then
@@ -63,6 +64,13 @@ read_options() {
         if [ -z "${2:-}" ] || [ "${2#--}" != "$2" ]; then fail "$name needs a value; see --help"; fi
         shift 2
     done
+}
+
+# The words of a job before its first flag name a command, which they have to follow at once.
+split_job() {
+    COMMAND=()
+    while [ "$#" -gt 0 ] && [ "${1#-}" = "$1" ]; do COMMAND+=("$1") && shift; done
+    JOB=("$@")
 }
 
 shared_option() {
@@ -141,7 +149,7 @@ follow_line() {
 start_line() {
     local index="$1" job
     shift
-    job="$(words .venv/bin/python -m jaxrl_llm --hosts "$(hosts_of "$index")" "$@")"
+    job="$(words .venv/bin/python -m jaxrl_llm "${COMMAND[@]}" --hosts "$(hosts_of "$index")" "$@")"
     enter_line
     # shellcheck disable=SC2016
     printf '%s' 'mkdir -p .job; if [ -e .job/pid ] && kill -0 "$(cat .job/pid)" 2>/dev/null; then ' \
@@ -170,6 +178,7 @@ stop_all() {
 
 # Whether the run folder holds a run: decided once, on worker 0, so that all workers do the same.
 has_run() {
+    case "${COMMAND[*]}" in '' | train) ;; *) return 1 ;; esac # an experiment goes on by the same command
     [ "$DRY_RUN" = 0 ] && on_worker 0 "$(printf 'cd %q && test -e %q' "$DIR" "$OUT/settings.json")" </dev/null
 }
 
@@ -216,7 +225,7 @@ supervise() {
     trap 'say "stopping the job; the same command resumes it"; stop_all; exit 130' INT TERM
     while true; do
         if has_run; then arguments=(--resume "$OUT"); else arguments=(--out "$OUT" "${JOB[@]}"); fi
-        say "starting $COUNT workers: python -m jaxrl_llm $(words "${arguments[@]}")"
+        say "starting $COUNT workers: python -m jaxrl_llm $(words "${COMMAND[@]}" "${arguments[@]}")"
         if run_workers start "${arguments[@]}"; then return 0; fi
         if [ "$FAILED_CODE" = 2 ]; then give_up 2 "worker $FAILED_WORKER refused its arguments (exit code 2)"; fi
         if [ "$restarts" -ge "$MAX_RESTARTS" ]; then

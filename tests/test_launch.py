@@ -243,6 +243,16 @@ def test_machines_are_set_up_and_run_by_ssh(fake):
     assert code == 0 and sorted(starts(calls)[2:])[0] == f"--hosts a:8476,2,0 --resume {fake}/shared/run"
 
 
+def test_an_experiment_is_started_and_goes_on_by_the_same_command(fake):
+    out = _set_up(fake)
+    for _ in range(2):
+        code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- run dr_grpo --data rows.jsonl")
+        assert code == 0, said
+    wanted = [f"run dr_grpo --hosts a:8476,2,{i} {out} --data rows.jsonl" for i in (0, 1)]
+    assert sorted(starts(calls)) == sorted(2 * wanted)
+    assert launch(fake, f"ssh.sh run {SSHS} {out} -- run dr_grpo --out elsewhere")[0] == 2
+
+
 def test_a_failing_machine_is_named(fake):
     out = _set_up(fake)
     (fake / "job.b.1").write_text("exit 9\n")
@@ -314,6 +324,13 @@ def test_a_slurm_job_runs_one_process_a_node(fake):
     assert starts(calls) == ["--hosts auto --out runs/slurm-jaxrl_llm --steps 3"] * 2
     _, _, calls = _slurm(fake, "submit --nodes 2 -- --steps 3")
     assert starts(calls)[2:] == ["--hosts auto --resume runs/slurm-jaxrl_llm"] * 2
+
+
+def test_slurm_starts_an_experiment(fake):
+    for _ in range(2):
+        code, said, calls = _slurm(fake, "submit --nodes 2 --wait -- dpo --data pairs.jsonl")
+        assert code == 0, said
+    assert starts(calls) == ["dpo --hosts auto --out runs/slurm-jaxrl_llm --data pairs.jsonl"] * 4
 
 
 def test_a_failing_slurm_worker_is_named(fake):

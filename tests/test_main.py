@@ -158,6 +158,45 @@ def test_rollouts_of_every_device_of_a_mesh(rank, how):
 
 
 @pytest.mark.slow
+def test_updates_on_trees_train_alike_and_go_on_bit_for_bit(tmp_path):
+    """Groups share their prompts; what is planned depends on the batch alone, so a resumed run plans it again."""
+    lines = {}
+    for name, words in {
+        "padded": [],
+        "tree": ["--layout", "tree"],
+        "ended": ["--layout", "tree", "--steps", "1"],
+    }.items():
+        run = tmp_path / name
+        schedule = ["--schedule", "constant"]
+        assert (
+            cli(
+                [
+                    *SMALL,
+                    "--data",
+                    "countdown",
+                    "--no-filter-groups",
+                    "--microbatches",
+                    "1",
+                    *schedule,
+                    "--out",
+                    str(run),
+                    *words,
+                ]
+            )
+            == 0
+        )
+        if name == "ended":
+            assert cli(["--resume", str(run), "--steps", "2"]) == 0
+        lines[name] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for tree, padded in zip(lines["tree"], lines["padded"], strict=True):
+        assert tree["update/columns"] < 0.8 and "update/columns" not in padded
+        for figure in ("grad/norm", "policy/entropy"):
+            np.testing.assert_allclose(tree[figure], padded[figure], rtol=1e-3)
+    for tree, ended in zip(lines["tree"], lines["ended"], strict=True):
+        assert tree["grad/norm"] == ended["grad/norm"] and tree["policy/entropy"] == ended["policy/entropy"]
+
+
+@pytest.mark.slow
 def test_a_strict_run_has_no_gap(tmp_path):
     run = tmp_path / "run"
     assert cli([*SMALL, "--data", "chain", "--out", str(run), "--strict", "--most-gap", "1e-30"]) == 0
@@ -213,6 +252,22 @@ def test_parts_of_a_batch_hold_whole_groups_and_divide_over_the_mesh():
     mesh = parse_mesh("data=4,fsdp=2")
     assert count_microbatches(settings, mesh) == 3
     assert count_microbatches(dataclasses.replace(settings, prompts_per_step=7), mesh) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["threads:2", "ray:1"])
+def test_an_asynchronous_run_without_staleness_is_the_host_loop(tmp_path, workers):
+    pytest.importorskip("ray")
+    more = {"host": [], "async": ["--loop", "async", "--staleness", "0", "--workers", workers]}
+    for name, words in more.items():
+        assert cli([*SMALL[:-1], "5", "--data", "chain", "--out", str(tmp_path / name), *words]) == 0
+    one, other = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()] for name in more
+    )
+    names = ("reward/mean", "loss/total", "grad/norm", "length/mean_tokens")
+    assert [[row[name] for name in names] for row in one] == [[row[name] for name in names] for row in other]
+    weights_of = (tmp_path / name / "model" / "model.safetensors" for name in more)
+    assert len({path.read_bytes() for path in weights_of}) == 1
 
 
 @pytest.mark.slow
@@ -315,6 +370,7 @@ def _bad(tmp_path, case):
         "negative slots": (["--slots", "-1"], "--slots -1"),
         "large seed": (["--seed", str(2**32)], "must be below 2**32"),
         "no folder to resume": (["--resume", ""], "--resume '' names no run folder"),
+        "strict layout": (["--strict", "--layout", "tree"], "drop --layout tree"),
         "strict slots": (["--strict", "--slots", "4"], "drop --slots 4"),
         "negative gap": (["--most-gap", "-0.1"], "--most-gap -0.1"),
         "evaluation format alone": (["--eval-format", "gsm8k"], "--eval-format gsm8k belongs to --eval-data"),
@@ -324,6 +380,8 @@ def _bad(tmp_path, case):
             ["--data", _rows(tmp_path / "both.jsonl", 8), "--eval-data", str(tmp_path / "both.jsonl")],
             "every row is a row of --eval-data",
         ),
+        "staleness": (["--staleness", "-1"], "--staleness -1"),
+        "workers": (["--workers", "threads"], "must be threads:N or ray:N"),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]
@@ -333,12 +391,13 @@ CASES = (
     "unknown flag", "missing data", "missing model", "malformed line", "absent column", "empty data", "few rows",
     "tokenizer mismatch", "prompt too long", "prompt limit", "mesh does not divide", "mesh axis", "mesh rows",
     "no write permission", "nothing to resume", "micro-batches", "zero steps",
-    "no template", "unknown verifier", "empty stop", "negative slots", "strict slots",
+    "no template", "unknown verifier", "empty stop", "negative slots", "strict slots", "strict layout",
     "negative gap", "muon and adapter", "large seed", "no folder to resume",
     "rollout mesh alone", "rollout mesh of others", "rollout mesh axis", "rollout mesh rows",
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
+    "staleness", "workers",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

@@ -80,6 +80,8 @@ ARMS = {
 }
 METRICS = ("eval/success", "eval/more", "eval/far", "eval/overlong", "eval/right_summaries", "eval/context")
 CURVES = ("eval/more", "eval/far", "eval/right_summaries", "length/truncated_fraction", "reward/mean", "policy/entropy")
+# what truncation costs shows beside the context that holds everything
+BED = experiment.Bed(positive="long")
 
 
 def build(settings: Settings) -> Plan:

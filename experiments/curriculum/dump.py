@@ -11,6 +11,7 @@ Left out:  a distribution that is solved from the start (the base model has none
 Expect:    eval/accuracy dump > uniform; dump beats no_bonus; reward/mean dump > uniform (less spent on the impossible).
 Measure:   Countdown with 2, 3 and 4 numbers, small and large targets, and a seventh distribution whose targets are
            wrong on purpose and so impossible; held out: the six real ones; 8 seeds, equal rollouts.
+           drawn/<k>: share of the responses that went to distribution k (easy first, the impossible one last).
 Run:       python -m experiments.curriculum.dump
 """
 
@@ -91,7 +92,7 @@ def build(settings: Settings) -> experiment.Plan:
         )
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = bandit.make_categories(categories, arms, signal=signal)
-    online = curricula.make_grpo(settings, found, sampler=sampler, problems=problems)
+    online = curricula.make_grpo(settings, found, sampler=sampler, problems=problems, **curricula.spending(categories))
     return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
 
 

@@ -50,6 +50,7 @@ ARMS = {
     "half": {"shares": (0.5,)},
     "ghpo": {},
 }
+BEGINNING = "\nThe following text is the beginning of the answer, which you may use: "  # before a hint in a message
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "grad/norm")
 
@@ -63,7 +64,7 @@ def build(settings: Settings) -> experiment.Plan:
         rollout,
         curricula.train_score(found),
         found.train.answers,
-        hints.encode_hints(found.model, recipes.solved_problems(settings), asked),
+        hints.encode_hints(found.model, recipes.solved_problems(settings), asked, chat=settings.chat, phrase=BEGINNING),
         group_size=settings.group_size,
         needs=settings.needs,
     )

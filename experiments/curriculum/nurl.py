@@ -6,21 +6,22 @@ Claim:     abstract hints, given only where every rollout fails, make unsolvable
 Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again from x + hint and one stays un-hinted; A =
            (r - mean) / std over these G; each gradient is that under the prompt its rollout had. No hint at test time.
            nurl: hints in the second half of training, nurl_start: all the time, always: for every group, answer: the
-           hint is the solution. grpo: failed groups are drawn again without any hint (equal rollouts).
-Left out:  hints written by the model itself or by a teacher from an explanation (here the cue is the first pair of
-           operands without its result, from the reference), hints of partial steps (ghpo.py has them), a switch by a
-           plateau of the validation reward (here at half time); the un-hinted member is a failed first response, not a
-           fresh one.
+           hint is the solution, partial: its first half. grpo: failed groups are drawn again without any hint (equal
+           rollouts). The model writes the hints itself before training, from its explanation of the known answer;
+           --writer FOLDER: a teacher does.
+Left out:  embedded, hints that are written: the cue is the first pair of operands without its result, from the
+           reference, as the small model has no words; a switch by a plateau of the validation reward (here at half
+           time); the un-hinted member is a failed first response, not a fresh one.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
            prompt in every arm (hints/draws), which the columns rollouts and tokens count.
-Run:       python -m experiments.curriculum.nurl
+Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat [--writer DIR]
 """
 
 import dataclasses
 from collections.abc import Callable
 
-from experiments.curriculum.parts import hints
+from experiments.curriculum.parts import hints, written_hints
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
 
@@ -31,7 +32,9 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 200  # of each half
     group_size: int = 16
-    hint: Callable[..., str] = hints.first_operands
+    hint: Callable[..., str] | None = None  # None: the model writes it, see parts.written_hints
+    writer: str = ""  # folder of the model that writes the hints; empty: the one that trains
+    hint_tokens: int = 64  # at most, of a written hint
     halves: tuple[bool, bool] = (False, True)  # whether hints are given in the first and in the second half
     needs: Callable[..., object] = hints.all_wrong
 
@@ -39,6 +42,7 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3, 4), "steps": 40, "eval_every": 40, "prompts_per_step": 8, "group_size": 8,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 64, "eval_samples": 16, "train_problems": 1024,
+    "hint": hints.first_operands,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
@@ -50,6 +54,7 @@ ARMS = {
     "nurl_start": {"halves": (True, True)},
     "always": {"halves": (True, True), "needs": hints.everyone},
     "answer": {"halves": (True, True), "hint": hints.whole_solution},
+    "partial": {"hint": hints.make_prefix_hint(0.5)},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction")
@@ -59,15 +64,17 @@ def build(settings: Settings) -> experiment.Plan:
     """Two online stages; in each a failed group is drawn again, with the hint or without."""
     found = recipes.bench(settings)
     problems = recipes.solved_problems(settings)
-    rollout = recipes.rollout_of(settings, found)
+    rollout, hint = recipes.rollout_of(settings, found), settings.hint
+    if hint is None and any(settings.halves):
+        hint = written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
     stages = []
     for hinted in settings.halves:
-        second = settings.hint if hinted else hints.no_hint
+        second = hint if hinted else hints.no_hint
         slots = hints.make_staged_rollout(
             rollout,
             curricula.train_score(found),
             found.train.answers,
-            hints.encode_hints(found.model, problems, (hints.no_hint, second)),
+            hints.encode_hints(found.model, problems, (hints.no_hint, second), chat=settings.chat),
             group_size=settings.group_size,
             unhinted=1,
             needs=settings.needs if hinted else hints.all_wrong,

@@ -10,6 +10,7 @@ Left out:  draws without replacement, SEC-2D, the objective by change of reward,
 Expect:    eval/accuracy and eval/accuracy_4 (never trained on): sec > uniform and sec > easy_to_hard.
 Measure:   Countdown: trained on 2 numbers with small and large targets and 3 numbers with small and large targets (four
            categories, equal numbers of rollouts in all arms), held out 2, 3 and 4 numbers; 8 seeds.
+           drawn/<k>: share of the responses that went to category k, easy first.
 Run:       python -m experiments.curriculum.sec
 """
 
@@ -78,7 +79,7 @@ def build(settings: Settings) -> experiment.Plan:
     arms = make_arms(settings)
     signal = partial(bandit.mean_absolute_advantage, group_size=settings.group_size)
     sampler = on_rows(bandit.make_categories(categories, arms, signal=signal), rows)
-    online = curricula.make_grpo(settings, found, sampler=sampler)
+    online = curricula.make_grpo(settings, found, sampler=sampler, **curricula.spending(categories, rows))
     return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
 
 

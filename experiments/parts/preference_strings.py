@@ -111,7 +111,7 @@ def reward_of(reward: Params, prompts: Array, responses: Array) -> Array:
 
 
 def _fit(loss: Callable, params: Params, table: Any, key: Key, *, steps: int, rows: int, rate: float) -> Params:
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows, loss, optax.adam(rate))
+    method = Offline(lambda extras: extras["rows"], make_uniform(), rows, loss, optax.adam(WORLD.rate or rate))
     return offline.scan_steps(method, offline.init_state(method, params, key, extras={"rows": table}), steps)[0].params
 
 

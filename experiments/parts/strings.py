@@ -28,7 +28,6 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.train.step import trained_part
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -44,6 +43,7 @@ class World(NamedTuple):
     response_tokens: int
     end: int
     start: Callable[[], Params] | None = None
+    rate: float = 0.0  # of every optimiser on loaded weights, in the place of those for decoders made on the spot
     ends: tuple[int, ...] = ()  # all tokens that end a response, of which ``end`` is one
 
 
@@ -172,7 +172,9 @@ def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> O
         value = -reduce.tokens(token_logp(world, params, prompts, responses), mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}
 
-    return Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    return Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -186,7 +188,7 @@ def make_imitation(world: World, part: str = "") -> Callable[..., Any]:
     def loss(params, extras, batch):
         prompts, responses, kept = batch
         mask = counted(responses, world.end) & kept[:, None]
-        policy = trained_part(params, part)
+        policy = params[part] if part else params
         value = -reduce.tokens(token_logp(world, policy, prompts, responses), mask)
         shown = {"rows/kept": reduce.scalars(kept.astype(jnp.float32))}
         return value, shown | {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}

@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.parts import text_rows
+from experiments.parts import strings, text_rows
+from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.own_rows.rebound import Own
+from jaxrl_llm.types import Params
 
 Settings = text_rows.Settings
 BASE_NOISE = 0.1  # of the embedded labels
@@ -109,9 +111,31 @@ def make(settings: Any, smoke: bool) -> Own:
         "draw_mixed_company": draw_behaviour, "polite_reward": gold_reward, "Pairs": text_rows.Table,
     }  # fmt: skip
     width = model.config.hidden_size
+    world = text_rows.world_maker(rows, settings)
+    alone = world(size, every[0].shape[1], every[1].shape[1])
+    ask = size - 1  # the last token of the vocabulary: the question of a judge of two
+
+    def hidden_of_two(params: Params, prompts: Array, first: Array, second: Array) -> Array:
+        """The hidden state behind a prompt and two responses, what is no token left out, ``[N, D]``."""
+        real = [prompts != strings.PAD, strings.counted(first, end), strings.counted(second, end)]
+        asked = jnp.concatenate([prompts, first, second, jnp.full((prompts.shape[0], 1), ask, jnp.int32)], axis=1)
+        there = jnp.concatenate([*real, jnp.ones((prompts.shape[0], 1), bool)], axis=1).astype(jnp.int32)
+        positions = jnp.maximum(jnp.cumsum(there, axis=1) - 1, 0)
+        return alone.policy.hidden(params, jnp.where(there > 0, asked, end), positions, there)[:, -1]
+
+    of_judges = {
+        "_hidden": hidden_of_two, "anchor_response": lambda prompts: every[1][number_of(prompts)], "WIDTH": width,
+        "PRETRAINED": alone, "offset": lambda prompts: jnp.zeros(prompts.shape[:1], jnp.float32),
+    }  # fmt: skip
+    further = {
+        "experiments.preference.parts.pair_judges": of_judges,
+        "experiments.preference.mpo": {"labelled": draw_pairs},  # rows are labelled as they are
+        "experiments.analysis.parts.input_shift": {"_seen": lambda prompts: prompts},  # all kinds of prompts train
+    }
     names = {
+        **{name: rebound.those_of(name, more) for name, more in further.items()},
         "experiments.parts.preference_task": task,
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows)},
+        "experiments.parts.strings": {"make_world": world},
         "experiments.parts.preference_strings": {"WIDTH": width, "draw_negatives": draw_negatives},
     }
     return Own(names, text_rows.finish(rows))

@@ -132,15 +132,15 @@ def make(settings: Any, smoke: bool) -> Own:
     }  # fmt: skip
     names = {
         "experiments.parts.running_sums_task": task,
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows)},
-        "experiments.parts.running_sums": {"prefix_values": _prefix_values(rows, right)},
+        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows, settings)},
+        "experiments.parts.running_sums": {"prefix_values": _prefix_values(rows, settings, right)},
     }
     return Own(names, text_rows.finish(rows))
 
 
-def _prefix_values(rows: text_rows.Rows, right: Callable[[Array, Array], Array]) -> Callable[..., Any]:
+def _prefix_values(rows: text_rows.Rows, settings: Any, right: Callable[[Array, Array], Array]) -> Callable[..., Any]:
     width, prompt = rows.train.chosen.shape[1], rows.train.prompts.shape[1]
-    world = text_rows.world_maker(rows)(0, prompt, width)
+    world = text_rows.world_maker(rows, settings)(0, prompt, width)
     places = sorted({width * k // CUTS for k in range(CUTS)})
 
     def prefix_values(

@@ -47,8 +47,8 @@ class Settings:
     bad_rows: int = 0  # unreadable rows of a file that may be left out
     max_prompt_tokens: int = 512  # rows with a longer prompt are left out
     max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
-    judge: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
-    judge_steps: int = 200  # of that reward model
+    scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
+    scorer_steps: int = 200  # of that reward model
 
 
 class Table(NamedTuple):
@@ -102,7 +102,7 @@ def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequenc
     settings = SimpleNamespace(**dict(identity))
     if settings.lora:
         raise UserError(f"--lora {settings.lora}: this experiment trains copies of whole models; drop it")
-    least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "judge_steps": 1, "bad_rows": 0}
+    least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "scorer_steps": 1, "bad_rows": 0}
     for name, lowest in least.items():
         if hasattr(settings, name) and getattr(settings, name) < lowest:
             raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be at least {lowest}")
@@ -173,7 +173,7 @@ def _table(model: parts.Model, pairs: Sequence[Any], settings: Any) -> tuple[Tab
     return Table(prompts.astype(jnp.int32), *said), [pairs[k] for k in fits]
 
 
-def world_maker(rows: Rows) -> Callable[..., strings.World]:
+def world_maker(rows: Rows, settings: Any) -> Callable[..., strings.World]:
     """``strings.make_world`` whose decoder is the loaded model: of the sizes asked for it takes the lengths."""
     model = rows.model
     policy = model.policy._replace(
@@ -182,8 +182,8 @@ def world_maker(rows: Rows) -> Callable[..., strings.World]:
 
     def make(vocabulary: int, prompt_tokens: int, response_tokens: int, **sizes: Any) -> strings.World:
         return strings.World(
-            policy, prompt_tokens, response_tokens, model.tokenizer.eos_ids[0], lambda: model.params,
-            tuple(model.tokenizer.eos_ids),
+            policy, prompt_tokens, response_tokens, model.tokenizer.eos_ids[0], start=lambda: model.params,
+            rate=settings.learning_rate, ends=tuple(model.tokenizer.eos_ids),
         )  # fmt: skip
 
     return make
@@ -212,14 +212,14 @@ def finder(table: Int[Array, "N P"]) -> Callable[[Array], Array]:
 
 
 def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
-    """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--judge``, or a reward model.
+    """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--scorer``, or a reward model.
 
     The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
     held-out pairs it orders rightly.
     """
-    if settings.judge:
-        return _by_function(rows.model, settings.judge)
-    world = world_maker(rows)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    if settings.scorer:
+        return _by_function(rows.model, settings.scorer)
+    world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
 
     @jax.jit
     def score(params: Params, prompts: Array, responses: Array) -> Array:
@@ -257,12 +257,12 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
     count = min(32, rows.train.prompts.shape[0])
     method = Offline(lambda extras: extras["rows"], make_uniform(), count, loss, optax.adam(settings.learning_rate))
     state = offline.init_state(method, first, jax.random.key(12), extras={"rows": tuple(rows.train)})
-    return offline.make_run(method, settings.judge_steps)(jax.tree.map(jnp.copy, state))[0].params
+    return offline.make_run(method, settings.scorer_steps)(jax.tree.map(jnp.copy, state))[0].params
 
 
 def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Array]:
     """A judge of texts, asked from inside compiled programs too."""
-    judge, tokenizer = named.own(name, "--judge"), model.tokenizer
+    judge, tokenizer = named.own(name, "--scorer"), model.tokenizer
 
     def asked(prompts: Any, responses: Any) -> np.ndarray:
         ends = set(tokenizer.eos_ids)
@@ -272,7 +272,7 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
             text = tokenizer.decode([int(t) for t in prompt if t != strings.PAD])
             value = float(judge(text, tokenizer.decode(response[:stop].tolist())))
             if not np.isfinite(value):
-                raise UserError(f"--judge {name} gave {value}, which is no finite number")
+                raise UserError(f"--scorer {name} gave {value}, which is no finite number")
             said.append(value)
         return np.asarray(said, np.float32)
 
@@ -283,8 +283,12 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
     return gold
 
 
+COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
+
+
 def finish(rows: Rows) -> Callable[[Plan], Plan]:
     """A plan over these rows runs on the host, and is measured on prompts that are held out."""
+    whole = rows.model.config.num_parameters < COMPILED
 
     @lru_cache(maxsize=64)
     def measured(measure: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,6 +296,6 @@ def finish(rows: Rows) -> Callable[[Plan], Plan]:
             with rows.measuring():
                 return measure(params, key)
 
-        return on_heldout
+        return jax.jit(on_heldout) if whole else on_heldout
 
     return lambda plan: plan._replace(on_host=True, measure=measured(plan.measure))

@@ -86,12 +86,12 @@ def build(settings: Settings) -> experiment.Plan:
         figures = {"contrast/cosine": reduce.scalars(terms.aux["cosine"])}
         return settings.contrast * reduce.scalars(terms.loss, keep), figures
 
-    def score(answers, rows):
-        rewards = bench.score(answers, rows)
+    def graded(rewards, rows):
         return rewards._replace(value=jnp.maximum(rewards.value, 0.1 * read(rows)[1].astype(jnp.float32)))
 
+    judged = {} if bench.score is None else {"score": lambda answers, rows: graded(bench.score(answers, rows), rows)}
     online = recipes.make_online(
-        settings, bench, score=score, actor=recipes.model_of,
+        settings, bench, **judged, actor=recipes.model_of,
         estimate=actor_critic.make_value_estimate(
             policy, reduction="seq_mean", temperature=settings.temperature, row_extras=annotated
         ),
@@ -101,7 +101,8 @@ def build(settings: Settings) -> experiment.Plan:
         tx=optax.adam(settings.learning_rate),
         whole_batch="every response is contrasted with all others" if settings.contrast else "",
     )  # fmt: skip
-    return recipes.with_heads(bench, recipes.one_stage(settings, bench, online), value=1, cot=settings.projection)
+    plan = recipes.one_stage(settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows))
+    return recipes.with_heads(bench, plan, value=1, cot=settings.projection)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

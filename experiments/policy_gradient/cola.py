@@ -4,11 +4,12 @@ Paper:     Jia et al., "Controlling Large Language Model with Latent Actions", a
 Claim:     with a policy over 64 learned codes, and a world model that turns state and code into a token, RL is more
            accurate than over tokens, responses are more diverse, and what the language model knew elsewhere is kept.
 Equations: inverse model: code of token t from the state after it, straight-through Gumbel softmax; world model:
-           -log W(token | s, code) + 0.001 sum p log p; policy: imitates the codes, then GRPO on log sum_k pi(k | s)
-           W(token | s, k), all else frozen. token: GRPO on the language model; no_usage: without the 0.001 term;
+           -log W(token | s, code) + 0.001 sum p log p; policy: imitates the codes, then GRPO on log pi(k | s) of the
+           codes k that were drawn, with 0.001 KL to where it began, all else frozen. marginal: GRPO on
+           log sum_k pi(k | s) W(token | s, k); token: GRPO on the language model; no_usage: without the 0.001 term;
            random_codes: even policy, untrained.
-Left out:  tree search with a learned Q (MCTS-Q), transformer layers for the three parts, a KL term of 0.001,
-           fine-tuning on a task before RL.
+Left out:  tree search with a learned Q (MCTS-Q), transformer layers for the three parts, fine-tuning on a task before
+           RL. A code is drawn behind its token, from pi(k | s) W(token | s, k): the same pairs.
 Expect:    eval/kept: since the start cola loses less than token (learning the codes alone brings more of the chains
            than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola >
            token - 0.02.
@@ -19,15 +20,18 @@ Run:       python -m experiments.policy_gradient.cola
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from experiments.policy_gradient.parts import latent_code_tasks as codes
+from experiments.policy_gradient.parts import latent_code_training as code_training
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
@@ -48,6 +52,31 @@ def even(plan):
     return plan._replace(init=init, stages=())
 
 
+def on_tokens(settings: "Settings", found: recipes.Bench, sharpness: float) -> tuple[dict, dict]:
+    """GRPO on the probability of the tokens: slots of the method, and what its stage keeps."""
+    policy, temperature = found.model.policy, settings.temperature
+    return {
+        "estimate": builders.make_estimate(policy, ADVANTAGES, temperature=temperature),
+        "loss": builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature),
+    }, {}
+
+
+def on_codes(settings: "Settings", found: recipes.Bench, sharpness: float) -> tuple[dict, dict]:
+    """GRPO on the probability of the codes that were drawn, with a KL to where it began."""
+    if settings.temperature != 1.0:
+        raise UserError(
+            f"--temperature {settings.temperature:g}: a drawn code belongs to a token drawn at 1; drop the flag"
+        )
+    slots = code_training.make_code_slots(
+        recipes.bench(settings).model.policy, ADVANTAGES, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.2),
+        sharpness=sharpness, kl_weight=settings.kl,
+    )  # fmt: skip
+    return slots, {"extras": code_training.keep_policy}
+
+
+ADVANTAGES = builders.per_response(group.group_normalized_advantages)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -58,6 +87,8 @@ class Settings(recipes.OnlineSettings):
     sharpness: float = 4.0  # factor of the world model's logits
     learn_steps: int = 10000  # of the world model
     then: Callable[[experiment.Plan], experiment.Plan] = trained
+    learn: Callable[..., tuple[dict, dict]] = on_codes  # or on_tokens, whatever code brought them about
+    kl: float = 0.001  # weight of the KL of the policy over codes to its start
 
 
 EMBEDDED = {
@@ -68,9 +99,12 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 18, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 4, "codes": 3, "learn_steps": 2,
 }  # fmt: skip
-ARMS = {"token": {"codes": 0}, "cola": {}, "no_usage": {"usage": 0.0}, "random_codes": {"then": even}}
+ARMS = {
+    "token": {"codes": 0, "learn": on_tokens}, "cola": {}, "marginal": {"learn": on_tokens}, "no_usage": {"usage": 0.0},
+    "random_codes": {"then": even},
+}  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/distinct", "eval/kept", "eval/tokens")
-CURVES = (*METRICS, "reward/mean", "policy/entropy", "grad/norm")
+CURVES = (*METRICS, "reward/mean", "policy/entropy", "codes/used", "grad/norm")
 
 
 SOURCES = ((countdown, (3,)), (chain, (1, 2)))  # what codes are learned from; the second earns no reward
@@ -79,8 +113,7 @@ SOURCES = ((countdown, (3,)), (chain, (1, 2)))  # what codes are learned from; t
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; the arm says over what."""
     sharpness = settings.sharpness if settings.codes else 0.0
-    found, temperature = codes.over_codes(settings, sharpness), settings.temperature
-    advantages = builders.per_response(group.group_normalized_advantages)
+    found = codes.over_codes(settings, sharpness)
 
     def init(key):
         if not settings.codes:
@@ -88,14 +121,9 @@ def build(settings: Settings) -> experiment.Plan:
         numbers = {"codes": settings.codes, "steps": settings.learn_steps, "usage": settings.usage}
         return codes.learned_codes(settings, SOURCES, **numbers)
 
-    online = recipes.make_online(
-        settings,
-        found,
-        estimate=builders.make_estimate(found.model.policy, advantages, temperature=temperature),
-        loss=builders.make_policy_loss(found.model.policy, clipped_policy_loss, temperature=temperature),
-        tx=optax.adam(settings.learning_rate),
-    )
-    plan = recipes.one_stage(settings, found, online)
+    slots, more = settings.learn(settings, found, sharpness)
+    online = recipes.make_online(settings, found, tx=optax.adam(settings.learning_rate), **slots)
+    plan = recipes.one_stage(settings, found, online, **more)
     measure = codes.make_measure(settings, SOURCES[1:], sharpness=sharpness)
     return settings.then(plan._replace(init=init, measure=measure))
 

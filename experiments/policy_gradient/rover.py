@@ -5,7 +5,8 @@ Claim:     with deterministic steps and a reward of 0 or 1 at the end, acting by
            *uniform* policy solves the task and keeps more diversity than policy iteration: higher pass@k.
 Equations: Q_t = rho (log pi - log pi_old), V_{t+1} = rho mean_v (log pi - log pi_old)(v | s_{t+1}),
            loss = (Q_t - sg(r - mean + V_{t+1}))^2, token mean, rho = 1. no_value: without V; with_std: A / std, as in
-           its code for mathematics. reinforce: the same advantage with -A logp, clipped. grpo: A / std.
+           its code for mathematics. reinforce: the same advantage with -A logp, clipped. grpo: A / std,
+           grpo_once: with one update a rollout, which is the stronger baseline on this bench.
 Left out:  its clip on Q, pass@k beyond 8.
 Expect:    eval/pass@8: rover > grpo; eval/accuracy: rover > grpo - 0.02; eval/distinct_right: rover > grpo.
 Measure:   held-out Countdown, two updates for each rollout (in the first one V is 0); 8 seeds, equal rollouts and
@@ -17,6 +18,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import optax
 from jaxtyping import Array
 
@@ -52,6 +54,7 @@ SMOKE = {
 }  # fmt: skip
 ARMS = {
     "grpo": {"loss": None, "advantages": group.group_normalized_advantages},
+    "grpo_once": {"loss": None, "advantages": group.group_normalized_advantages, "updates_per_rollout": 1},
     "reinforce": {"loss": None},
     "rover": {},
     "no_value": {"loss": partial(rover_loss, bootstrap=0.0)},
@@ -66,9 +69,10 @@ def build(settings: Settings) -> experiment.Plan:
     bench = recipes.bench(settings)
     policy, temperature = bench.model.policy, settings.temperature
 
-    def mean_logp(params, rows):
+    def with_means(params, rows):
         hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-        return logprobs.mean_logprobs(policy.unembed(params, hidden), temperature=temperature)
+        numbers = {"temperature": temperature, "segment_ids": rows.segment_ids, "figure": logprobs.mean_logprob}
+        return logprobs.chunked(hidden, partial(policy.unembed, params), rows.tokens, **numbers)
 
     plain = builders.make_estimate(policy, builders.per_response(settings.advantages), temperature=temperature)
     clipped = builders.make_policy_loss(
@@ -77,12 +81,12 @@ def build(settings: Settings) -> experiment.Plan:
 
     def estimate(params, extras, trajectories, rewards):
         batch = plain(params, extras, trajectories, rewards)
-        return batch._replace(extras={"mean_logp": mean_logp(params, trajectories)})
+        return batch._replace(extras={"mean_logp": jax.lax.stop_gradient(with_means(params, trajectories)[1])})
 
     def value_loss(params, batch):
-        logp, entropy = builders.score_tokens(policy, params, batch, temperature=temperature)
-        means = mean_logp(params, batch), batch.extras["mean_logp"]
-        terms = settings.loss(logp, batch.old_logp, *means, batch.advantages, batch.mask)
+        logp, mean = with_means(params, batch)
+        _, entropy = builders.score_tokens(policy, jax.lax.stop_gradient(params), batch, temperature=temperature)
+        terms = settings.loss(logp, batch.old_logp, mean, batch.extras["mean_logp"], batch.advantages, batch.mask)
         metrics = reduce.metrics(terms.aux | {"entropy": entropy}, batch.mask, prefix="policy")
         return reduce.tokens(terms.loss, batch.mask, total=batch.total), metrics
 

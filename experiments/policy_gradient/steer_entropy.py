@@ -52,6 +52,7 @@ SMOKE = {
 }  # fmt: skip
 ARMS = {
     "grpo": {},
+    "grpo_once": {"updates_per_rollout": 1},
     "clip_higher": {"loss": partial(clipped_policy_loss, clip_high=0.28, dual_clip=10.0)},
     "bonus": {"entropy_bonus": 0.01},
     "kl_cov": {"loss": entropies.kl_cov_loss},

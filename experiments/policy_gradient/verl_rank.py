@@ -8,6 +8,8 @@ Claim:     in hidden states exploration (effective rank, ER) and exploitation (i
 Equations: d_X = clip((X - EMA_X) / |EMA_X|, +-5); b = sigmoid(gain d_ERA); phi = b tanh(d_ER) + (1 - b) tanh(d_ERV);
            A' = A + min(max(phi, 0), |A| / 2). half: b = 0.5; rank, velocity: b = 1 and 0; scrambled: phi of another
            response of the batch.
+           hidden/rank_with_velocity and hidden/rank_with_length: correlations over the responses of a batch; the method
+           rests on the first being small.
 Left out:  PPO, the dynamic weight of phi, the bonus on the last token alone (its code).
 Expect:    eval/accuracy: verl > grpo - 0.01; eval/pass@8: verl > grpo.
 Measure:   held-out Countdown, prefixes 4 tokens apart; 8 seeds, equal rollouts and updates.
@@ -18,13 +20,25 @@ import dataclasses
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
-from jaxrl_llm import experiment
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+
+
+def correlation(x: Array, y: Array) -> Array:
+    """Pearson's, 0 where one of both does not vary.
+
+    >>> round(float(correlation(jnp.array([1.0, 2.0, 3.0]), jnp.array([2.0, 4.0, 5.0]))), 3)
+    0.982
+    """
+    x, y = (z - reduce.scalars(z) for z in (x, y))
+    spread = jnp.sqrt(jnp.sum(x**2) * jnp.sum(y**2))
+    return jnp.where(spread > 1e-9, jnp.sum(x * y) / jnp.maximum(spread, 1e-9), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +47,8 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 300
     stride: int = 40  # tokens between prefixes
+    most_states: int = 512  # of a prefix that its rank is read from, the latest
+    rank_rows: int = 16  # responses whose ranks are computed at once
     weight: float = 1.0  # of the bonus; 0 is GRPO
     gain: float = 2.0
     explore: float | None = None  # a fixed b
@@ -59,7 +75,7 @@ ARMS = {
     "scrambled": {"shift": 5},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@8", "policy/entropy", "hidden/rank", "hidden/velocity")
-CURVES = (*METRICS, "reward/mean", "eval/tokens", "grad/norm")
+CURVES = (*METRICS, "reward/mean", "hidden/rank_with_velocity", "hidden/rank_with_length", "grad/norm")
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -72,7 +88,11 @@ def build(settings: Settings) -> experiment.Plan:
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
         hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-        figures = ranks.rank_figures(hidden[:, -new:], rows.mask[:, -new:], stride=settings.stride)
+        figures = builders.in_row_parts(
+            lambda some: ranks.rank_figures(*some, stride=settings.stride, most=settings.most_states),
+            (hidden[:, -new:], rows.mask[:, -new:]),
+            at_once=settings.rank_rows,
+        )
         deviation = ranks.deviations(figures, extras["averages"])
         bonus = ranks.rank_bonus(
             deviation, gain=settings.gain, explore=settings.explore, weight=settings.weight
@@ -84,6 +104,15 @@ def build(settings: Settings) -> experiment.Plan:
     def remember(state, batch, rows, rewards):
         averages = ranks.updated_averages(state.extras["averages"], batch.extras["figures"], rate=settings.rate)
         return state.extras | {"averages": averages}
+
+    def together(batch, metrics):
+        """How the figures go with each other and with the length, over the responses of the batch."""
+        rank, velocity, _ = batch.extras["figures"].T
+        length = jnp.sum(batch.mask.astype(jnp.float32), axis=1)
+        return {
+            "hidden/rank_with_velocity": correlation(rank, velocity),
+            "hidden/rank_with_length": correlation(rank, length),
+        }
 
     def figures(logp, entropy, batch):
         wide = {"hidden/rank": 0, "hidden/velocity": 1, "hidden/acceleration": 2}
@@ -98,6 +127,7 @@ def build(settings: Settings) -> experiment.Plan:
         ),
         tx=optax.adam(settings.learning_rate),
         remember=remember,
+        figures=together,
     )
     return recipes.one_stage(settings, bench, online, extras=lambda params, key: {"averages": ranks.no_averages()})
 

@@ -41,6 +41,9 @@ WORLD = strings.make_world(
 )
 
 
+OWN_ROWS = "experiments.preference.parts.text_rules"  # problems of one's own in the place of its questions
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """beta, kappa, c_tr and G are the paper's."""

@@ -7,10 +7,13 @@ Claim:     searchers with old weights fill a buffer from which the trainer draws
            diverse answers.
 Equations: tba: mean (log Z + log pi - log ref - r / beta)^2 with log Z the group's mean (VarGrad); a group is fresh
            with probability 0.5, else one of the newest 64 (tba_on: 0.95, tba_off: 0.25; tba_reward: drawn by softmax of
-           5 times its mean reward); async: RLOO with the same draws; sync: RLOO on fresh samples.
-Left out:  the fall of beta; several searchers; draws of single responses (here a prompt's whole group); red teaming.
+           5 times its mean reward); async: RLOO with the same draws; sync: RLOO on fresh samples. A stored prompt is
+           drawn, then its responses from all its stored rollouts, no response twice. beta falls linearly (constant: it
+           does not). lag_16: sampler renewed every 16 updates.
+Left out:  several searchers; red teaming; the numbers of the fall are ours.
 Expect:    eval/accuracy: tba > async, and tba > sync - 0.03; eval/pass@4 tba > async.
 Measure:   held-out Countdown, reference = start, sampler renewed every 8 updates; 8 seeds, equal rollouts and updates.
+           replay/real: share of the drawn places that a response of its own filled.
 Run:       python -m experiments.systems.tba
 """
 
@@ -20,9 +23,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from experiments.systems.parts.replay import REPLAY, empty_replay, make_replay
-from jaxrl_llm import experiment
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl
@@ -32,18 +36,21 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TokenTerms
 
 
-def balance(logp, batch, beta):
+def balance(logp, batch):
     """Trajectory balance, times beta so that its scale does not change as beta falls."""
-    rows = batch.extras["rewards"], batch.group_ids, batch.mask
-    terms = trajectory_balance_loss(logp, batch.ref_logp, *rows, beta=beta)
-    return terms._replace(loss=beta * terms.loss)
+    beta = batch.extras["beta"]
+    # r / beta at a temperature of 1 is the same bracket, with a beta that may change from step to step
+    terms = trajectory_balance_loss(
+        logp, batch.ref_logp, batch.extras["rewards"] / beta, batch.group_ids, batch.mask, beta=1.0
+    )
+    return terms._replace(loss=beta[:, None] * terms.loss)
 
 
-def rloo(logp, batch, beta):
+def rloo(logp, batch):
     """The policy gradient as if the samples were the policy's own, and a KL term on them."""
     terms = reinforce_loss(logp, batch.advantages, batch.mask)
     pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
-    return terms._replace(loss=terms.loss + beta * pull)
+    return terms._replace(loss=terms.loss + batch.extras["beta"][:, None] * pull)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +59,9 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 500
     group_size: int = 20
-    loss: Callable[..., TokenTerms] = balance  # (logp, batch, beta)
-    beta: float = 0.004
+    loss: Callable[..., TokenTerms] = balance  # (logp, batch)
+    beta: float = 0.012  # at the start
+    beta_end: float = 0.004  # behind the last step, reached in a straight line
     on_policy: float = 0.95  # share of fresh groups
     inverse_temperature: float = 0.0  # above 0 stored groups of high reward are drawn more often
     capacity: int = 64  # stored groups
@@ -63,7 +71,7 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 30,
     "prompts_per_step": 6, "group_size": 8, "max_new_tokens": 18, "learning_rate": 3e-4, "eval_problems": 64,
-    "beta": 0.02, "on_policy": 0.5, "sync_every": 8,
+    "beta": 0.04, "beta_end": 0.02, "on_policy": 0.5, "sync_every": 8,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
@@ -72,9 +80,16 @@ SMOKE = {
 ARMS = {
     "sync": {"loss": rloo, "on_policy": 1.0, "sync_every": 1}, "async": {"loss": rloo}, "tba": {},
     "tba_on": {"on_policy": 0.95}, "tba_off": {"on_policy": 0.25}, "tba_reward": {"inverse_temperature": 5.0},
+    "constant": {"beta": 0.02}, "lag_16": {"sync_every": 16}, "async_lag_16": {"loss": rloo, "sync_every": 16},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "kl/ref")
-CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "grad/norm")
+CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "replay/real", "grad/norm")
+
+
+def beta_at(settings: Settings, step: Array) -> Array:
+    """From ``beta`` to ``beta_end`` in a straight line over the steps of the stage."""
+    share = jnp.clip(step.astype(jnp.float32) / settings.steps, 0.0, 1.0)
+    return settings.beta + share * (settings.beta_end - settings.beta)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -85,11 +100,15 @@ def build(settings: Settings) -> experiment.Plan:
 
     def extras(params, key):
         ring = {REPLAY: empty_replay(settings.capacity, size, width, key)} if settings.on_policy < 1 else {}
-        return recipes.behaviour_extras(params, key) | ring | {"reference": jax.tree.map(jnp.copy, params)}
+        first = {"reference": jax.tree.map(jnp.copy, params), "beta": jnp.asarray(settings.beta, jnp.float32)}
+        return recipes.behaviour_extras(params, key) | ring | first
+
+    def row_extras(extras, rows, rewards):
+        return {"rewards": rewards.value, "beta": jnp.broadcast_to(extras["beta"], rewards.value.shape)}
 
     slots = {"estimate": builders.make_estimate(
         policy, builders.per_response(group.rloo_advantages), reference=lambda extras: extras["reference"],
-        row_extras=lambda extras, rows, rewards: {"rewards": rewards.value}, **same,
+        row_extras=row_extras, **same,
     )}  # fmt: skip
     if settings.on_policy < 1:
         share = {"on_policy": settings.on_policy, "inverse_temperature": settings.inverse_temperature}
@@ -97,14 +116,21 @@ def build(settings: Settings) -> experiment.Plan:
 
     def remember(state, batch, rows, rewards):
         state = state._replace(extras=stale["remember"](state, batch, rows, rewards))
-        return slots["remember"](state, batch, rows, rewards) if "remember" in slots else state.extras
+        kept = slots["remember"](state, batch, rows, rewards) if "remember" in slots else state.extras
+        return kept | {"beta": beta_at(settings, state.step)}
+
+    def figures(batch, metrics):
+        if "replayed" not in batch.extras:
+            return {}
+        there = jnp.any(batch.mask, axis=1).astype(jnp.float32)
+        return {"replay/real": reduce.scalars(there, batch.extras["replayed"])}
 
     loss = builders.make_batch_loss(
-        policy, lambda logp, entropy, batch: settings.loss(logp, batch, settings.beta),
+        policy, lambda logp, entropy, batch: settings.loss(logp, batch),
         diagnostics=builders.reference_kl, **same,
     )  # fmt: skip
     slots = slots | {"loss": loss, "tx": optax.adam(settings.learning_rate), "actor": stale["actor"]}
-    online = recipes.make_online(settings, bench, **slots | {"remember": remember})
+    online = recipes.make_online(settings, bench, **slots | {"remember": remember, "figures": figures})
     return recipes.one_stage(settings, bench, online, extras=extras)
 
 

@@ -65,23 +65,45 @@ def growth(ranks: Float[Array, "B J"], valid: Bool[Array, "B J"]) -> tuple[Float
     return reduce.sequences(delta, used, mode="mean"), reduce.sequences(turn, both, mode="mean")
 
 
-def rank_figures(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, stride: int = 40) -> Float[Array, "B 3"]:
+def _latest(hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"], end: Array, most: int):
+    """The last ``most`` of the first ``end`` masked states of each row, masked states in front: ``(states, mask)``."""
+    width = min(most, hidden.shape[1])
+    order = jnp.argsort(~mask, axis=1, stable=True)
+    count = jnp.minimum(jnp.sum(mask.astype(jnp.int32), axis=1), end)
+    first = jnp.maximum(count - width, 0)[:, None]
+    place = jnp.minimum(first + jnp.arange(width, dtype=jnp.int32)[None, :], hidden.shape[1] - 1)
+    taken = jnp.take_along_axis(order, place, axis=1)
+    return jnp.take_along_axis(hidden, taken[:, :, None], axis=1), place < count[:, None]
+
+
+def rank_figures(
+    hidden: Float[Array, "B T D"], mask: Bool[Array, "B T"], *, stride: int = 40, most: int = 512
+) -> Float[Array, "B 3"]:
     """Effective rank, its velocity and its acceleration of each response, the latter over prefixes ``stride`` apart.
+
+    Prefixes are treated one after another, and of each at most its last ``most`` states count: no matrix is larger
+    than ``[B, most, most]``.
 
     Args:
       hidden: of the response columns alone, to save work; masked tokens are skipped.
 
     From "Beyond the Exploration-Exploitation Trade-off: A Hidden State Approach for LLM Reasoning in RLVR" (VERL),
-    arXiv:2509.23808, section 3.
+    arXiv:2509.23808, section 3; the cap on states is that of its code.
     """
     if stride < 1:
         raise ValueError(f"stride={stride} must be at least 1 token")
-    count = jnp.cumsum(mask.astype(jnp.int32), axis=1)
-    length = count[:, -1:]
-    ends = [stride * (j + 1) + 1 for j in range(max(1, (mask.shape[1] - 1) // stride))]
-    ranks = jnp.stack([rank_of_hidden_states(hidden, mask & (count <= end)) for end in ends], axis=1)
+    if most < 2:
+        raise ValueError(f"most={most} must be at least 2 states")
+    width = mask.shape[1]
+    length = jnp.sum(mask.astype(jnp.int32), axis=1, keepdims=True)
+    ends = [stride * (j + 1) + 1 for j in range(max(1, (width - 1) // stride))]
+
+    def rank(end: Array) -> Array:
+        return rank_of_hidden_states(*_latest(hidden, mask, end, most))
+
+    found = jax.lax.map(rank, jnp.asarray([*ends, width], jnp.int32)).T
     valid = jnp.asarray(ends, jnp.int32)[None, :] <= length
-    return jnp.stack([rank_of_hidden_states(hidden, mask), *growth(ranks, valid)], axis=1)
+    return jnp.stack([found[:, -1], *growth(found[:, :-1], valid)], axis=1)
 
 
 class RankAverages(NamedTuple):

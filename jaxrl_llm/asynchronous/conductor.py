@@ -1,4 +1,4 @@
-"""An asynchronous run over the workers of a crew: rollouts, scores, references and updates at the same time.
+"""An asynchronous run over workers: rollouts, scores, references and updates at the same time.
 
 The conductor holds the table of rows and nobody else: it orders parts of steps, gives them out under leases, and hands
 whole steps to the learner in their order. A row on a dead or late worker goes to another one; a learner that died goes
@@ -19,7 +19,7 @@ from jaxrl_llm.asynchronous.leases import Exhausted, Leases
 from jaxrl_llm.asynchronous.limits import Event, Limit, Limits, Report, Sizes, Stuck, check
 from jaxrl_llm.asynchronous.threads import STALENESS
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
-from jaxrl_llm.asynchronous.workers import Crew, Reply
+from jaxrl_llm.asynchronous.workers import Reply, Workers
 from jaxrl_llm.distributed.weight_transfer import Cut
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train.skipped import Streak
@@ -42,7 +42,7 @@ class _Worker:
 
 
 def run(
-    crew: Crew, build: roles.Build, steps: int, *, folder: str, sizes: Sizes = Sizes(), limits: Limits = Limits(),
+    crew: Workers, build: roles.Build, steps: int, *, folder: str, sizes: Sizes = Sizes(), limits: Limits = Limits(),
     checkpoint_every: int = 1,
 ) -> Report:  # fmt: skip
     """Trains until ``steps`` updates are done; the final state is the newest checkpoint in ``folder``.
@@ -52,7 +52,7 @@ def run(
     With ``staleness`` 0 and one part the parameters are those of ``train.host.run``, bit for bit, whatever dies.
 
     In one process: ``run(Threads(), build, 100, folder="runs/a")``; on the cluster that ``ray.init`` has joined:
-    ``run(RayCrew({"learn": {"resources": {"TPU": 4}}}), build, 100, folder="/shared/a")``.
+    ``run(RayWorkers({"learn": {"resources": {"TPU": 4}}}), build, 100, folder="/shared/a")``.
 
     Args:
       build: makes the program; called once here and in every worker. A module-level function where workers are
@@ -81,7 +81,7 @@ def run(
 
 
 class _Run:
-    def __init__(self, crew: Crew, program: roles.Program, steps: int, sizes: Sizes, limits: Limits):
+    def __init__(self, crew: Workers, program: roles.Program, steps: int, sizes: Sizes, limits: Limits):
         self.crew, self.steps, self.sizes, self.limits = crew, steps, sizes, limits
         self.program, self.parts, self.drawn_parts = program, sizes.parts, len(program.rolls)
         last = f"rows{self.drawn_parts}"

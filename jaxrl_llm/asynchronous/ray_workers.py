@@ -1,4 +1,4 @@
-"""A crew of Ray actors: every role a process of its own, on any machine of the cluster, with its own JAX runtime."""
+"""Ray actors as workers: every role a process of its own, on any machine of the cluster, with its own JAX runtime."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,7 +9,12 @@ from jaxrl_llm.asynchronous.workers import Reply
 from jaxrl_llm.errors import UserError
 
 
-def _ray() -> Any:
+def load_ray() -> Any:
+    """Ray itself.
+
+    Raises:
+      UserError: where it is not installed.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -35,8 +40,8 @@ def _aside(actor: Any, function: Callable[..., Any], timeout_s: float, *argument
     return ray.get(call.remote(function, *arguments), timeout=timeout_s)
 
 
-class RayCrew:
-    """A ``crew.Crew`` on the cluster that ``ray.init`` has joined; joins a new one of this machine if there is none.
+class RayWorkers:
+    """A ``Workers`` on the cluster that ``ray.init`` has joined; joins a new one of this machine if there is none.
 
     Actors are never restarted by Ray, nor calls repeated: the conductor does both, since it knows what was done.
 
@@ -46,7 +51,7 @@ class RayCrew:
     """
 
     def __init__(self, options: Mapping[str, Mapping[str, Any]] | None = None):
-        self._ray = _ray()
+        self._ray = load_ray()
         if not self._ray.is_initialized():
             self._ray.init(include_dashboard=False, log_to_driver=False)
         self._options = {role: dict(found) for role, found in (options or {}).items()}
@@ -56,23 +61,23 @@ class RayCrew:
         self._tickets = 0
 
     def start(self, name: str, role: str, make: Callable[[], Any]) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         options = {"num_cpus": 0} | self._options.get(role, {}) | {"max_restarts": 0, "max_task_retries": 0}
         self._actors[name] = self._class.options(**options).remote(make)
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
-        """See ``Crew``."""
+        """See ``Workers``."""
         self._tickets += 1
         reference = self._actors[name].call.remote(function, *arguments)
         self._calls[reference] = name, self._tickets
         return self._tickets
 
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-        """See ``Crew``."""
+        """See ``Workers``."""
         return partial(_aside, self._actors[name], function, timeout_s)
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See ``Crew``."""
+        """See ``Workers``."""
         if not self._calls:
             time.sleep(timeout_s)
             return []
@@ -94,11 +99,11 @@ class RayCrew:
             return Reply(ticket, error=error, dead=True)
 
     def kill(self, name: str) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         self._ray.kill(self._actors.pop(name), no_restart=True)
         self._calls = {reference: call for reference, call in self._calls.items() if call[0] != name}
 
     def close(self) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         for name in list(self._actors):
             self.kill(name)

@@ -18,7 +18,7 @@ class Reply(NamedTuple):
 
 
 @runtime_checkable
-class Crew(Protocol):
+class Workers(Protocol):
     """Where roles run. No method but ``wait`` takes long; all are called from one thread."""
 
     def start(self, name: str, role: str, make: Callable[[], Any]) -> None:
@@ -41,7 +41,7 @@ class Crew(Protocol):
 
 
 class Threads:
-    """A ``Crew`` in this process. A killed worker goes on unheard, since a thread cannot be ended; SystemExit in a
+    """A ``Workers`` in this process. A killed worker goes on unheard, since a thread cannot be ended; SystemExit in a
     function is its death."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Threads:
         self._tickets = 0
 
     def start(self, name: str, role: str, make: Callable[[], Any]) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._inboxes[name] = inbox
         threading.Thread(target=self._work, args=(name, inbox, make), name=name, daemon=True).start()
@@ -73,13 +73,13 @@ class Threads:
             self._replies.put((name, reply))
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
-        """See ``Crew``."""
+        """See ``Workers``."""
         self._tickets += 1
         self._inboxes[name].put((self._tickets, function, arguments))
         return self._tickets
 
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
-        """See ``Crew``."""
+        """See ``Workers``."""
         return partial(self._aside, name, function)
 
     def _aside(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -88,7 +88,7 @@ class Threads:
         return function(self._states[name], *arguments)
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See ``Crew``."""
+        """See ``Workers``."""
         found, deadline = [], time.monotonic() + timeout_s
         while not found or not self._replies.empty():
             try:
@@ -100,11 +100,11 @@ class Threads:
         return found
 
     def kill(self, name: str) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         self._inboxes.pop(name).put(None)
         self._states.pop(name, None)
 
     def close(self) -> None:
-        """See ``Crew``."""
+        """See ``Workers``."""
         for name in list(self._inboxes):
             self.kill(name)

@@ -151,22 +151,23 @@ def make_cached(mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[...
     """
 
     def attend_layer(
-        q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings: Any
+        q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, *scales: Array, **settings: Any
     ) -> Array:
+        scales += tuple(settings.pop(name) for name in ("k_scale", "v_scale") if name in settings)
         if q.shape[0] % batch_parts(mesh):
             mask = mask.dense() if isinstance(mask, Seen) else mask
-            return cut_out(otherwise)(q, k, v, mask, layer, filled, **settings)
+            return cut_out(otherwise)(q, k, v, mask, layer, filled, *scales, **settings)
         heads = "tensor" if k.shape[2] % mesh.shape["tensor"] == 0 else None
         queries, stacked = P(BATCH, None, heads, None), P(None, BATCH, heads, None, None)
         mask, seen = _mask_specs(mask, None)
         run = jax.shard_map(
             partial(inner, **settings),
             mesh=mesh,
-            in_specs=(queries, stacked, stacked, seen, P(), P()),
+            in_specs=(queries, stacked, stacked, seen, P(), P(), *[P(*stacked[:4])] * len(scales)),
             out_specs=queries,
             check_vma=False,  # a kernel does not say along which axes its results differ
         )
-        return run(q, k, v, mask, jnp.asarray(layer, jnp.int32), jnp.asarray(filled, jnp.int32))
+        return run(q, k, v, mask, jnp.asarray(layer, jnp.int32), jnp.asarray(filled, jnp.int32), *scales)
 
     return attend_layer
 

@@ -147,7 +147,7 @@ def cache_shardings(cache: Any, mesh: AnyMesh) -> Any:
     """A tree of shardings for a cache of the decoder: rows over the batch axes, heads over tensor where they divide."""
 
     def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
-        if _leaf_name(path) in ("segment_ids", "positions"):
+        if _leaf_name(path) in ("segment_ids", "positions", "experts"):
             return batch_sharding(mesh)
         before = (None,) if len(path) == 1 else ()  # few layers are a tuple, many an axis; see ``models.cache``
         heads = "tensor" if x.shape[len(before) + 1] % mesh.shape["tensor"] == 0 else None

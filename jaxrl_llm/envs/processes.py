@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult
 
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
@@ -192,13 +192,13 @@ class _Processes:
             raise
         return episode
 
-    def step(self, episode: _Episode, text: str) -> Said:
+    def step(self, episode: _Episode, text: str) -> TextStepResult:
         with episode.seat.lock:
             self.bring(episode)
             found = self.ask(episode.seat, "step", episode.number, text)
         episode.identity = found["identity"]
         episode.turns.append((text, found["said"][0]))
-        return Said(episode, *found["said"])
+        return TextStepResult(episode, *found["said"])
 
     def close(self, episode: _Episode) -> None:
         seat = episode.seat
@@ -215,13 +215,13 @@ class _Processes:
 
 
 def in_processes(
-    make: Callable[[], SpokenWorld],
+    make: Callable[[], TextEnv],
     *,
     processes: int = 4,
     call_s: float = 60.0,
     start_s: float = 120.0,
     memory_mb: int = 4096,
-) -> SpokenWorld:
+) -> TextEnv:
     """The env that ``make`` makes, played in processes; any number of threads may ask it.
 
     The episodes must depend on ``(seed, task)`` and what is said alone: then none but the one at fault is lost with a
@@ -248,6 +248,4 @@ def in_processes(
     pool = _Processes(blob, processes, call_s, start_s, memory_mb)
     with pool.seats[0].lock:
         pool.start(pool.seats[0])  # says at once what is missing
-    return SpokenWorld(
-        pool.reset, pool.step, lambda episode: episode.identity, pool.close, lambda episode: episode.first
-    )
+    return TextEnv(pool.reset, pool.step, lambda episode: episode.identity, pool.close, lambda episode: episode.first)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.answers import final_part
@@ -26,19 +26,19 @@ class Place(NamedTuple):
     said: tuple[str, ...] = ()
 
 
-def retry_world(verify: Verifier) -> SpokenWorld:
+def retry_env(verify: Verifier) -> TextEnv:
     """A right answer ends the episode and pays 1; a wrong one is answered ``AGAIN``. A mark names the answer."""
 
-    def step(place: Place, text: str) -> Said:
+    def step(place: Place, text: str) -> TextStepResult:
         found, said = verify(place.answer, text), " ".join(final_part(text).split()).lower()
         after = place._replace(said=(*place.said, said))
         right = found.valid and found.value > RIGHT
-        return Said(
+        return TextStepResult(
             after, AGAIN, float(right), right, found.valid, reason="" if found.valid else found.reason,
             mark=text_identity(said),
         )  # fmt: skip
 
-    return SpokenWorld(lambda seed, task: Place(task), step, lambda place: text_identity(repr(place)))
+    return TextEnv(lambda seed, task: Place(task), step, lambda place: text_identity(repr(place)))
 
 
 def answers_of(rows: Trajectories) -> tuple[Int[Array, "B K"], Bool[Array, "B K"]]:

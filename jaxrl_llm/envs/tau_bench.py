@@ -18,7 +18,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.tau_bench_tools import RETAIL, Tables, changed, fresh, toolbox
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import DataError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.tools import calls
 from jaxrl_llm.tools import schema as schemas
 from jaxrl_llm.tools.endpoints import Chat, Unanswered, draw_of
@@ -127,7 +127,7 @@ def _opening(task: DeskTask) -> list[dict[str, str]]:
     return [{"role": "system", "content": USER + task.instruction}, {"role": "user", "content": GREETING}]
 
 
-def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
+def desk_env(desk: Desk, user: Chat = plain_user) -> TextEnv:
     """The desk; a task is a ``Client``. A reply with calls goes to the tools, one without to the user.
 
     As in tau-bench every talk samples its user anew, but for the first words, which are part of the prompt. A question
@@ -139,33 +139,35 @@ def desk_world(desk: Desk, user: Chat = plain_user) -> SpokenWorld:
         heard = (*_opening(client.task), {"role": "assistant", "content": client.opening})
         return Talk(client, fresh(desk.start), draw_of(seed), heard, ())
 
-    def ended(talk: Talk) -> Said:
+    def ended(talk: Talk) -> TextStepResult:
         verdict = judge(desk, talk)
-        return Said(talk, "", verdict.value, True, verdict.valid, reason=verdict.reason)
+        return TextStepResult(talk, "", verdict.value, True, verdict.valid, reason=verdict.reason)
 
-    def step(talk: Talk, text: str) -> Said:
+    def step(talk: Talk, text: str) -> TextStepResult:
         turn = calls.take_turn(toolbox(talk.tables, desk.tools), text)
         if turn.reply.calls:
             if not turn.valid:
-                return Said(talk, "", 0.0, False, False, reason="; ".join(a.text for a in turn.answers if not a.valid))
+                return TextStepResult(
+                    talk, "", 0.0, False, False, reason="; ".join(a.text for a in turn.answers if not a.valid)
+                )
             if any(call.name == LAST and not call.problem for call in turn.reply.calls):
                 return ended(talk)
             shown = "\n".join(f"<tool_response>\n{answer.text}\n</tool_response>" for answer in turn.answers)
-            return Said(talk, shown, 0.0, False, mark=sum(not answer.error for answer in turn.answers))
+            return TextStepResult(talk, shown, 0.0, False, mark=sum(not answer.error for answer in turn.answers))
         heard = (*talk.heard, {"role": "user", "content": turn.reply.text})
         try:
             said = user(heard, talk.draw)
         except Unanswered as error:
-            return Said(talk, "", 0.0, False, False, reason=f"the user: {error}")
+            return TextStepResult(talk, "", 0.0, False, False, reason=f"the user: {error}")
         after = talk._replace(
             heard=(*heard, {"role": "assistant", "content": said}), told=(*talk.told, turn.reply.text)
         )
-        return ended(after) if STOP in said else Said(after, said, 0.0, False)
+        return ended(after) if STOP in said else TextStepResult(after, said, 0.0, False)
 
     def identity(talk: Talk) -> int:
         return text_identity(json.dumps([changed(talk.tables, desk.start), talk.heard], sort_keys=True))
 
-    return SpokenWorld(reset, step, identity)
+    return TextEnv(reset, step, identity)
 
 
 def desk_texts(
@@ -197,6 +199,6 @@ def desk_texts(
         for client in clients
     ]  # fmt: skip
     return given(
-        desk_world(desk, user), rows, clients, tokenizer, action_tokens=action_tokens,
+        desk_env(desk, user), rows, clients, tokenizer, action_tokens=action_tokens,
         observation_tokens=observation_tokens, encode=encode,
     )  # fmt: skip

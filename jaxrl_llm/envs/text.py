@@ -12,7 +12,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError, extra_module
-from jaxrl_llm.rollout.host.env import HostEnv, Said, SpokenWorld, single_turn, spoken, text_identity
+from jaxrl_llm.rollout.host.env import HostEnv, TextEnv, TextStepResult, single_turn, spoken, text_identity
 from jaxrl_llm.types import Problems
 from jaxrl_llm.verifiers import gym
 from jaxrl_llm.verifiers.verdict import Verifier
@@ -27,7 +27,7 @@ class Given(NamedTuple):
 
 
 def given(
-    world: SpokenWorld,
+    world: TextEnv,
     rows: Sequence[Problem],
     tasks: Sequence[Any],
     tokenizer: Tokenizer,
@@ -51,7 +51,7 @@ def given(
 
 
 def as_begun(
-    world: SpokenWorld,
+    world: TextEnv,
     source: str,
     tasks: Sequence[Any],
     tokenizer: Tokenizer,
@@ -180,7 +180,7 @@ def own_tasks(name: str, default: int) -> list[Any]:
     return list(tasks)
 
 
-def own_world(name: str) -> SpokenWorld:
+def own_env(name: str) -> TextEnv:
     """Episodes of one's own class: ``reset(task) -> text``, ``step(text) -> (text, reward, done)``, one object each.
 
     Where there is ``close()`` it ends an episode. The situation of an episode is all that was shown and said in it.
@@ -197,15 +197,15 @@ def own_world(name: str) -> SpokenWorld:
             raise UserError(f"{name}.reset returned {type(shown).__name__}; return the text that opens the episode")
         return _Live(episode, [shown])
 
-    def step(live: _Live, text: str) -> Said:
+    def step(live: _Live, text: str) -> TextStepResult:
         found = live.episode.step(text)
         if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], str):
             raise UserError(f"{name}.step returned {type(found).__name__}; return (text, reward, done)")
         shown, reward, done = found
         live.told.extend([text, shown])
-        return Said(live, shown, float(reward), bool(done))
+        return TextStepResult(live, shown, float(reward), bool(done))
 
-    return SpokenWorld(
+    return TextEnv(
         reset,
         step,
         lambda live: text_identity("\n".join(live.told)),
@@ -221,13 +221,13 @@ class _Place(NamedTuple):
     text: str
 
 
-def gymnasium_world(
+def gymnasium_env(
     make: Callable[[], Any],
     *,
     read: Callable[[str], Any],
     write: Callable[[Any, dict[str, Any]], str],
     unread: str = "That is no action. ",
-) -> SpokenWorld:
+) -> TextEnv:
     """A Gymnasium environment whose actions and observations are, or can be put as, text.
 
     A task is the seed of ``reset``: the same seed shows the same, so that the prompt can show it. An environment that
@@ -244,18 +244,18 @@ def gymnasium_world(
         environment = make()
         return _Place(environment, write(*environment.reset(seed=int(task))))
 
-    def step(place: _Place, text: str) -> Said:
+    def step(place: _Place, text: str) -> TextStepResult:
         action = read(text)
         if action is None:
-            return Said(place, unread + place.text, 0.0, False)
+            return TextStepResult(place, unread + place.text, 0.0, False)
         observation, reward, terminated, truncated, info = place.environment.step(action)
         shown = write(observation, info)
-        return Said(
+        return TextStepResult(
             _Place(place.environment, shown), shown, float(reward), bool(terminated),
             cut=bool(truncated) and not terminated,
         )  # fmt: skip
 
-    return SpokenWorld(
+    return TextEnv(
         reset,
         step,
         lambda place: text_identity(place.text),
@@ -264,7 +264,7 @@ def gymnasium_world(
     )
 
 
-def plain_gymnasium(name: str) -> SpokenWorld:
+def plain_gymnasium(name: str) -> TextEnv:
     """A Gymnasium environment of texts or discrete actions, as numbers; observations as Python writes them.
 
     What it shows first says which numbers there are.
@@ -276,7 +276,7 @@ def plain_gymnasium(name: str) -> SpokenWorld:
     with contextlib.closing(make()) as one:
         space = one.action_space
     if isinstance(space, gymnasium.spaces.Text):
-        return gymnasium_world(make, read=str.strip, write=lambda seen, info: str(seen))
+        return gymnasium_env(make, read=str.strip, write=lambda seen, info: str(seen))
     if not isinstance(space, gymnasium.spaces.Discrete):
         raise UserError(f"--data gymnasium:{name}: actions are {space}, neither texts nor numbers from a list; write a "
                         "class with reset and step around it and give --data MODULE:CLASS")  # fmt: skip
@@ -287,15 +287,15 @@ def plain_gymnasium(name: str) -> SpokenWorld:
         word = text.strip()
         return int(word) if word.lstrip("-").isdigit() and first <= int(word) <= last else None
 
-    return gymnasium_world(make, read=read, write=lambda seen, info: f"{seen}{hint}")
+    return gymnasium_env(make, read=read, write=lambda seen, info: f"{seen}{hint}")
 
 
 def gymnasium_texts(
-    world: SpokenWorld,
+    world: TextEnv,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``gymnasium_world`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
+    """A ``gymnasium_env`` with one problem a seed, whose prompt shows the first observation; ``how`` as for
     ``as_begun``."""
     return as_begun(world, "gymnasium", [int(seed) for seed in seeds], tokenizer, **how)

@@ -25,7 +25,7 @@ import numpy as np
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, as_begun
 from jaxrl_llm.errors import UserError, extra_module
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 
 # --- TextWorld and ALFWorld
 
@@ -58,9 +58,7 @@ def _textworld() -> Any:
     return extra_module("textworld", "TextWorld games need", "games")
 
 
-def textworld_world(
-    *, write: Callable[[Any], str] = feedback, wrappers: Callable[[], Sequence[Any]] = tuple
-) -> SpokenWorld:
+def textworld_env(*, write: Callable[[Any], str] = feedback, wrappers: Callable[[], Sequence[Any]] = tuple) -> TextEnv:
     """Games of TextWorld's files: ``.z8`` and ``.ulx`` as ``tw-make`` writes them, ``.z3`` to ``.z8`` of others.
 
     A task is the path of a game. Every step pays what it adds to the score, as a share of the most that can be had; a
@@ -86,11 +84,11 @@ def textworld_world(
             raise UserError(f"game {path} cannot be read: {error}; make one with tw-make") from error
         return _Game(env, env.reset(), 0.0)
 
-    def step(game: _Game, text: str) -> Said:
+    def step(game: _Game, text: str) -> TextStepResult:
         state, score, done = game.env.step(" ".join(text.split()))
         most = state.get("max_score") or 1
         after = _Game(game.env, state, float(score))
-        return Said(
+        return TextStepResult(
             after, write(state), (float(score) - game.score) / most, bool(done or state["won"] or state["lost"])
         )
 
@@ -98,10 +96,10 @@ def textworld_world(
         facts = game.state.get("facts")
         return text_identity("\n".join(sorted(map(str, facts))) if facts else write(game.state))
 
-    return SpokenWorld(reset, step, identity, lambda game: game.env.close(), lambda game: write(game.state))
+    return TextEnv(reset, step, identity, lambda game: game.env.close(), lambda game: write(game.state))
 
 
-def alfworld_world(*, write: Callable[[Any], str] = with_commands) -> SpokenWorld:
+def alfworld_env(*, write: Callable[[Any], str] = with_commands) -> TextEnv:
     """The household games of ALFWorld; a task is the path of a ``game.tw-pddl``, reaching the goal pays 1.
 
     Raises:
@@ -114,16 +112,16 @@ def alfworld_world(*, write: Callable[[Any], str] = with_commands) -> SpokenWorl
         raise UserError(
             f"ALFWorld games need alfworld and textworld[pddl] ({error}): pip install alfworld 'textworld[pddl]'"
         ) from error
-    return textworld_world(write=write, wrappers=lambda: [AlfredDemangler(shuffle=False)])
+    return textworld_env(write=write, wrappers=lambda: [AlfredDemangler(shuffle=False)])
 
 
 def game_texts(
-    world: SpokenWorld,
+    world: TextEnv,
     paths: Sequence[str],
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``textworld_world`` or ``alfworld_world`` with a problem a game; ``how`` as for ``host_texts.as_begun``."""
+    """A ``textworld_env`` or ``alfworld_env`` with a problem a game; ``how`` as for ``host_texts.as_begun``."""
     return as_begun(world, "textworld", paths, tokenizer, **how)
 
 
@@ -176,9 +174,9 @@ def _shown(player: int, messages: Sequence[tuple[int, str, Any]]) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def textarena_world(
+def textarena_env(
     name: str, *, players: int = 1, seat: int = 0, opponent: Callable[[str], str] | None = None, **settings: Any
-) -> SpokenWorld:
+) -> TextEnv:
     """A game of TextArena; a task is the seed of ``reset``, what the game pays the player at its end is the reward.
 
     The episodes of several threads draw as if each were alone: the same seed and the same moves are the same game.
@@ -221,28 +219,26 @@ def textarena_world(
             raise UserError(f"{name} with seed {task} is over before seat={seat} has a turn; choose another seat")
         return match
 
-    def step(match: _Match, text: str) -> Said:
+    def step(match: _Match, text: str) -> TextStepResult:
         match.told.append(text)
         with match.drawing() as env:
             done, _ = env.step(action=text)
         shown = to_seat(match, bool(done))
         if shown is not None:
-            return Said(match, shown, 0.0, False)
+            return TextStepResult(match, shown, 0.0, False)
         rewards, _ = match.env.close()
-        return Said(match, "", float((rewards or {}).get(seat, 0.0)), True)
+        return TextStepResult(match, "", float((rewards or {}).get(seat, 0.0)), True)
 
-    return SpokenWorld(
-        reset, step, lambda match: text_identity("\n".join(match.told)), first=lambda match: match.told[0]
-    )
+    return TextEnv(reset, step, lambda match: text_identity("\n".join(match.told)), first=lambda match: match.told[0])
 
 
 def textarena_texts(
-    world: SpokenWorld,
+    world: TextEnv,
     seeds: Sequence[int],
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``textarena_world`` with a problem a seed; ``how`` as for ``host_texts.as_begun``."""
+    """A ``textarena_env`` with a problem a seed; ``how`` as for ``host_texts.as_begun``."""
     return as_begun(world, "textarena", [int(seed) for seed in seeds], tokenizer, **how)
 
 
@@ -272,13 +268,13 @@ def passed(tracker: Any) -> float:
     return float(tracker.success)
 
 
-def appworld_world(
+def appworld_env(
     *,
     addresses: Sequence[str] = (),
     worth: Callable[[Any], float] = passed,
     name: str = "jaxrl_llm",
     **settings: Any,
-) -> SpokenWorld:
+) -> TextEnv:
     """AppWorld's apps: an action is Python code, what it prints is shown; a task is a ``task_id``.
 
     The task ends when the code calls ``apis.supervisor.complete_task``, and pays what AppWorld's tests say then.
@@ -318,12 +314,12 @@ def appworld_world(
             free.put(address)
             raise
 
-    def step(apps: _Apps, text: str) -> Said:
+    def step(apps: _Apps, text: str) -> TextStepResult:
         after = apps._replace(code=(*apps.code, code_of(text)))
         shown = apps.world.execute(after.code[-1])
         if apps.world.task_completed():
-            return Said(after, "", worth(apps.world.evaluate()), True)
-        return Said(after, str(shown), 0.0, False)
+            return TextStepResult(after, "", worth(apps.world.evaluate()), True)
+        return TextStepResult(after, str(shown), 0.0, False)
 
     def close(apps: _Apps) -> None:
         try:
@@ -331,4 +327,4 @@ def appworld_world(
         finally:
             free.put(apps.address)
 
-    return SpokenWorld(reset, step, lambda apps: text_identity("\n\n".join(apps.code)), close)
+    return TextEnv(reset, step, lambda apps: text_identity("\n\n".join(apps.code)), close)

@@ -18,7 +18,7 @@ from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
 from jaxrl_llm.tools import schema
 from jaxrl_llm.tools.calls import Answer, Toolbox, Turn, take_turn
@@ -52,13 +52,13 @@ def _mark(box: Toolbox, turn: Turn) -> int:
     return mark
 
 
-def tool_world(
+def tool_env(
     box: Toolbox,
     verify: Verifier,
     *,
     calls: int | None = None,
     luck: Luck | None = None,
-) -> SpokenWorld:
+) -> TextEnv:
     """Calls are made and answered, a response without one is judged and ends the episode.
 
     A tool that could not be asked, or a verdict that says nothing, makes the episode invalid. Situations are the same
@@ -71,27 +71,29 @@ def tool_world(
     if calls is not None and calls < 0:
         raise ValueError(f"calls={calls} must not be negative")
 
-    def judged(place: Place, text: str) -> Said:
+    def judged(place: Place, text: str) -> TextStepResult:
         found = verify(place.answer, text)
-        return Said(place, "", found.value, True, found.valid, reason="" if found.valid else found.reason)
+        return TextStepResult(place, "", found.value, True, found.valid, reason="" if found.valid else found.reason)
 
-    def step(place: Place, text: str) -> Said:
+    def step(place: Place, text: str) -> TextStepResult:
         if calls is not None and len(place.heard) >= calls:
             return judged(place, text)
         turn = take_turn(
             box if luck is None else luck(box, np.random.default_rng([*place.seed, len(place.heard)])), text
         )
         if not turn.valid:
-            return Said(place, "", 0.0, False, False, reason=next(a.text for a in turn.answers if not a.valid))
+            return TextStepResult(
+                place, "", 0.0, False, False, reason=next(a.text for a in turn.answers if not a.valid)
+            )
         if not turn.answers:
             return judged(place, text)
         shown = "\n".join(f"<tool_response>\n{answer.text}\n</tool_response>" for answer in turn.answers)
-        return Said(place._replace(heard=(*place.heard, shown)), shown, 0.0, False, mark=_mark(box, turn))
+        return TextStepResult(place._replace(heard=(*place.heard, shown)), shown, 0.0, False, mark=_mark(box, turn))
 
     def reset(seed: np.ndarray, task: Any) -> Place:
         return Place(task, seed=tuple(int(x) for x in seed))
 
-    return SpokenWorld(reset, step, lambda place: text_identity(repr((place.answer, place.heard))))
+    return TextEnv(reset, step, lambda place: text_identity(repr((place.answer, place.heard))))
 
 
 def noisy(

@@ -15,7 +15,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.data.webshop import Goal, Product
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.tools.boxes import bm25
 
 HITS, SHOWN = 50, 10  # of a search, of a page
@@ -211,10 +211,10 @@ def read_action(text: str) -> tuple[str, str] | None:
     return (found[-1][0], found[-1][1].strip().lower()) if found else None
 
 
-def shop_world(shop: Shop, *, nouns: Nouns = content_words) -> SpokenWorld:
+def shop_env(shop: Shop, *, nouns: Nouns = content_words) -> TextEnv:
     """The shop; a task is a ``Goal``. Buying ends the episode and pays ``purchase_reward``, nothing else pays."""
 
-    def step(visit: Visit, text: str) -> Said:
+    def step(visit: Visit, text: str) -> TextStepResult:
         action = read_action(text)
         after: Visit | None = visit
         if action is not None and action[0] == "search" and action[1]:
@@ -222,12 +222,12 @@ def shop_world(shop: Shop, *, nouns: Nouns = content_words) -> SpokenWorld:
         elif action is not None and action[0] == "click":
             after = _buttons(shop, visit).get(action[1], visit)
         if after is not None:
-            return Said(after, page(shop, after), 0.0, False)
+            return TextStepResult(after, page(shop, after), 0.0, False)
         bought, wanted = shop.products[visit.asin], shop.products[visit.goal.asin]
         chosen = [value for _, value in visit.chosen]
-        return Said(visit, "", purchase_reward(visit.goal, bought, wanted, chosen, nouns=nouns), True)
+        return TextStepResult(visit, "", purchase_reward(visit.goal, bought, wanted, chosen, nouns=nouns), True)
 
-    return SpokenWorld(lambda seed, goal: Visit(goal), step, lambda visit: text_identity(page(shop, visit)))
+    return TextEnv(lambda seed, goal: Visit(goal), step, lambda visit: text_identity(page(shop, visit)))
 
 
 def shop_texts(
@@ -256,6 +256,6 @@ def shop_texts(
         for goal in goals
     ]  # fmt: skip
     return given(
-        shop_world(shop, nouns=nouns), rows, list(goals), tokenizer, action_tokens=action_tokens,
+        shop_env(shop, nouns=nouns), rows, list(goals), tokenizer, action_tokens=action_tokens,
         observation_tokens=observation_tokens, encode=encode, chat=chat,
     )  # fmt: skip

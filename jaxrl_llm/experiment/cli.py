@@ -1,30 +1,36 @@
 """The one command line of every experiment: flags -> arms -> records -> table, plot, claim."""
 
 import dataclasses
+import importlib
 import pathlib
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 import jax
 import tyro
 
+from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import arms, plots, recipes, results
+from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.experiment.results import ArmResult, Results
+from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,8 @@ class Options:
     # of a group share (packed where that is little). Empty: tree for a model of your own, else padded
     layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
-    workers: str = "threads:1"  # with --loop async: threads:N that score
+    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    workers: str = "threads:1"
     checkpoint_every: int = 50  # steps, on the host
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
@@ -185,13 +192,43 @@ def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
     return plans.in_parts(plan, parts, devices=devices)
 
 
-def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str) -> Keeping | None:
+def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Program:
+    """What a worker computes of a stage of an arm: it reads the command again, in its own process.
+
+    Args:
+      name: of the module of the experiment.
+      index: of the stage.
+    """
+    module = importlib.import_module(name)
+    options, base, _ = parse(module, arguments)
+    settings = arms.resolve(module, base, (arm,))[arm]
+    plan = in_parts(module.build(settings), settings, options.microbatches)
+
+    def start() -> TrainState:
+        key = jax.random.key(0)  # only its shapes count: the learner begins with a checkpoint
+        return durable.shared_start(plan.stages[index], plan.init(key), key, index)
+
+    return make_program(plan.stages[index].method, start, plan.host_score)
+
+
+def keeping_of(
+    options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str, build: Callable[[int], Program]
+) -> Keeping | None:
     """How an arm runs on the host; None for one that is a compiled program for all seeds.
+
+    Args:
+      build: makes what a worker computes of a stage.
 
     Raises:
       UserError: for a loop that cannot run this plan.
     """
     on_host = plan.on_host or bool(settings.mesh)
+    remote = durable.remote_of(
+        options, settings.mesh, build,
+        (plan.world is not None, "does not play episodes in Python: give threads:N"),
+        (options.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {options.layout}"),
+        (options.record, "is not for a record, whose arms are tuned: give threads:N"),
+    )  # fmt: skip
     if options.loop == "fused" and on_host:
         why = f"--mesh {settings.mesh}" if settings.mesh else "its rewards or its world are Python"
         raise UserError(f"--loop fused: {why}; drop one of them")
@@ -209,7 +246,8 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
         folder=out / "seeds" / arm,
         checkpoint_every=options.checkpoint_every,
         staleness=options.staleness if options.loop == "async" else None,
-        scorers=check_workers(options.workers),
+        scorers=durable.check_workers(options.workers)[1],
+        remote=remote,
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
         most_gap=options.most_gap,
@@ -217,22 +255,17 @@ def keeping_of(options: Options, plan: Plan, settings: Any, out: pathlib.Path, a
     )
 
 
-def check_workers(workers: str) -> int:
-    """The number of ``threads:N``.
+def build_arms(
+    module: ModuleType,
+    resolved: dict[str, Any],
+    microbatches: int = 0,
+    formed: dict[str, largest_arrays.Formed] | None = None,
+) -> tuple[dict[str, Plan], dict[str, set[str]]]:
+    """The plan of every arm, traced, and the fields it read; ``formed`` is given the largest array of each.
 
     Raises:
-      UserError: for anything else.
+      UserError: for settings that do not serve, or an arm that forms an array which its devices do not hold.
     """
-    kind, _, number = workers.partition(":")
-    if kind != "threads" or not number.isdigit() or int(number) < 1:
-        raise UserError(f"--workers {workers!r} must be threads:N with N at least 1")
-    return int(number)
-
-
-def build_arms(
-    module: ModuleType, resolved: dict[str, Any], microbatches: int = 0
-) -> tuple[dict[str, Plan], dict[str, set[str]]]:
-    """The plan of every arm, traced, and the fields it read."""
     for settings in resolved.values():
         check_sizes(settings, microbatches)
     built, reads = {}, {}
@@ -242,7 +275,10 @@ def build_arms(
                 raise UserError(f"{flags.spell(field)} {getattr(settings, field)} must be at least 1")
         copy, reads[name] = arms.watched(settings)
         built[name] = in_parts(module.build(copy), settings, microbatches)
-        arms.trace(built[name])
+        devices = jax.device_count() if getattr(settings, "mesh", "") else 1
+        largest = largest_arrays.check(name, arms.trace(built[name]), devices)
+        if formed is not None:
+            formed[name] = largest
         reads[name].add("eval_every")
     return built, reads
 
@@ -307,14 +343,16 @@ def keep_copy(whole: dict[str, Any], plot: pathlib.Path, folder: pathlib.Path, s
     shutil.copy(plot, folder / f"{slug}.png")
 
 
-def show_plan(resolved: dict[str, Any], built: dict[str, Plan], base: Any, seeds: int) -> None:
-    """Prints what would run: what every arm changes and what it may spend."""
+def show_plan(
+    resolved: dict[str, Any], built: dict[str, Plan], base: Any, seeds: int, formed: dict[str, largest_arrays.Formed]
+) -> None:
+    """Prints what would run: what every arm changes, what it may spend, and the largest array that it forms."""
     for name, settings in resolved.items():
         fields = [f.name for f in dataclasses.fields(base) if getattr(settings, f.name) != getattr(base, f.name)]
         changes = results.plain({f: getattr(settings, f) for f in fields}) or "baseline"
         where = "host loop" if built[name].on_host else "one compiled program for all seeds"
         print(f"{name}: {changes}; {plans.updates(built[name]):,} updates and {plans.rollouts(built[name]):,} rollouts "
-              f"for each of {seeds} seeds; {where}")  # fmt: skip
+              f"for each of {seeds} seeds; {where}; largest array {formed[name]}")  # fmt: skip
     print(f"settings: {results.plain({f.name: getattr(base, f.name) for f in dataclasses.fields(base)})}")
 
 
@@ -357,7 +395,7 @@ def check_options(options: Options, arguments: list[str]) -> None:
         raise UserError(f"--staleness {options.staleness} must not be negative")
     if not options.most_gap >= 0:
         raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
-    check_workers(options.workers)
+    durable.check_workers(options.workers)
     track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
@@ -418,7 +456,8 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         base = standard.widened(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
-        built, reads = build_arms(module, resolved, options.microbatches)
+        formed: dict[str, largest_arrays.Formed] = {}
+        built, reads = build_arms(module, resolved, options.microbatches, formed)
     except ValueError as error:
         if not given or isinstance(error, UserError):
             raise
@@ -427,7 +466,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     check_flags(resolved, base, given, reads)
     number = 2 if options.smoke and "--seeds" not in " ".join(arguments) else options.seeds
     if options.plan:
-        show_plan(resolved, built, base, number)
+        show_plan(resolved, built, base, number, formed)
         return None
     name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
@@ -441,7 +480,9 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
     new = {name: settings for name, settings in resolved.items() if name not in kept}
     identities = store.identities(module, new, built)
-    keepings = {name: keeping_of(options, built[name], settings, out, name) for name, settings in new.items()}
+    build = partial(arm_program, command_name(module).split()[-1], arguments)
+    keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name))
+                for name, settings in new.items()}  # fmt: skip
     looks = verdicts.LOOKS if options.until_decided else (number,)
     for look in looks:
         ran = store.run_arms(options, new, built, identities, list(range(look)), folder, keepings=keepings).arms | kept

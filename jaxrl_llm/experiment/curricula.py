@@ -150,7 +150,8 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
     Args:
       more: ``bench -> (rows, rewards) -> metrics`` beside ``recipes.summary``, on the device only; a module-level
         function, so that arms share its compiled program.
-      host_score: where the bench judges on the host: replaces its judge of training responses.
+      host_score: where the bench judges on the host: replaces its judge of training responses; see
+        ``recipes.host_judge``.
     """
     on_host = found.score is None
     if more is None or on_host:
@@ -162,7 +163,7 @@ def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *
         stages=tuple(stages),
         measure=measure,
         on_host=on_host,
-        host_score=(host_score or found.host_score) if on_host else None,
+        host_score=recipes.host_judge(found, stages, host_score),
         model=found.model,
     )
 
@@ -225,6 +226,30 @@ def target_categories(found: Bench, rows: np.ndarray) -> np.ndarray:
         for k in np.unique(level):
             part[level == k] = target[level == k] > np.median(target[level == k])
     return np.unique(2 * level + part, return_inverse=True)[1]
+
+
+def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str, Callable]:
+    """Slots of ``make_grpo`` that log ``drawn/<k>``, the share of a step's responses that went to category k.
+
+    Args:
+      categories: of every training row, or of the chosen ``rows``; others count in none.
+    """
+    chosen = np.arange(categories.size) if rows is None else rows
+    table = np.full(int(chosen.max()) + 1, -1, np.int32)
+    table[chosen] = categories
+    of_row = jnp.asarray(table)
+
+    def row_extras(extras: Any, trajectories: Any, rewards: Any) -> dict[str, Array]:
+        ids = trajectories.problem_ids
+        return {"category": jnp.where(ids < of_row.shape[0], of_row[jnp.minimum(ids, of_row.shape[0] - 1)], -1)}
+
+    def figures(batch: Any, metrics: Any) -> dict[str, Array]:
+        drawn = batch.extras["category"]
+        return {
+            f"drawn/{k}": reduce.scalars((drawn == k).astype(jnp.float32)) for k in range(int(categories.max()) + 1)
+        }
+
+    return {"row_extras": row_extras, "figures": figures}
 
 
 @lru_cache(maxsize=8)

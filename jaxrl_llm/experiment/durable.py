@@ -17,7 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from jaxrl_llm.asynchronous import threads
+from jaxrl_llm.asynchronous import conductor, limits, threads
+from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
+from jaxrl_llm.asynchronous.roles import Program
+from jaxrl_llm.asynchronous.workers import Workers
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import RunStopped, UserError
@@ -36,6 +39,52 @@ EVAL_KEY = 20_000
 SHOWN_ROWS = 8  # of a rollout, written to be read; two groups at least
 
 
+class Remote(NamedTuple):
+    """Rollouts, scores and updates in workers of the asynchronous loop, see ``asynchronous.conductor``."""
+
+    workers: Callable[[], Workers]  # they start anew behind every checkpoint and measurement
+    build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
+    rollers: int = 1
+
+
+def check_workers(workers: str) -> tuple[str, int]:
+    """Kind and number of ``threads:N`` or ``ray:N``.
+
+    Raises:
+      UserError: for anything else, or Ray where it is not installed.
+    """
+    kind, _, number = workers.partition(":")
+    if kind not in ("threads", "ray") or not number.isdigit() or int(number) < 1:
+        raise UserError(f"--workers {workers!r} must be threads:N or ray:N with N at least 1")
+    if kind == "ray":
+        load_ray()
+    return kind, int(number)
+
+
+def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused: tuple[bool, str]) -> Remote | None:
+    """Who works in the asynchronous loop in place of threads of this process, by ``--workers``.
+
+    Args:
+      options: with ``workers``, ``loop`` and ``most_gap``.
+      refused: what else its workers cannot do: whether it is asked for, and why not.
+
+    Raises:
+      UserError: for what they cannot do.
+    """
+    kind, number = check_workers(options.workers)
+    if kind == "threads":
+        return None
+    for asked, why in (
+        (options.loop != "async", "belongs to --loop async"),
+        (bool(mesh), f"does not go with --mesh {mesh}: every worker has one device"),
+        (options.most_gap > 0, f"does not watch --most-gap {options.most_gap}: drop one of them"),
+        *refused,
+    ):
+        if asked:
+            raise UserError(f"--workers {options.workers} {why}")
+    return Remote(RayWorkers, build, number)
+
+
 class Keeping(NamedTuple):
     """How the seeds of an arm are run on the host, and what is kept of them."""
 
@@ -44,14 +93,14 @@ class Keeping(NamedTuple):
     checkpoint_every: int = 50  # steps; a stage's end is always kept
     staleness: int | None = None  # updates that rollouts may lag behind in the asynchronous loop; None: the host loop
     scorers: int = 1  # threads that score in the asynchronous loop
+    remote: Remote | None = None  # who works in the asynchronous loop in place of threads
     trackers: tuple[str, ...] = ()  # see ``run.records.track``
     export: bool = False  # write the trained model of every seed
     most_gap: float = 0.0  # see ``train.host.make_host_loop``
     most_skipped: int = 0
     planner: Planner | None = None  # arranges the rows of updates, see ``train.packing``
-    of_seed: str = (
-        "seed_{}"  # where a seed lies in ``folder``, and where the checkpoints of a stage; empty: right there
-    )
+    # where a seed lies in ``folder``, and where a stage in its checkpoints; empty: right there
+    of_seed: str = "seed_{}"
     of_stage: str = "stage_{}"
     note: dict[str, Any] = {}  # what its checkpoints hold beside the step
 
@@ -326,17 +375,15 @@ class SeedRun:
                 raise Stopped(step)
 
     def _online(self, index, stage, state, offset, at, end, logs):
-        loop = self._loop(index, stage.method)
         if self.keeping.staleness is not None:
+            every, play = self.keeping.checkpoint_every, self._by_workers if self.keeping.remote else self._by_threads
             while at < end:  # the pipeline is emptied where a checkpoint is due
-                upto = min(end, offset + ((at - offset) // self.keeping.checkpoint_every + 1)
-                           * self.keeping.checkpoint_every)  # fmt: skip
-                state, history = threads.run(
-                    loop, state, upto - offset, staleness=self.keeping.staleness, scorers=self.keeping.scorers
-                )
+                upto = min(end, offset + ((at - offset) // every + 1) * every)
+                state, history = play(index, state, upto - offset, logs)
                 yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
             return
+        loop = self._loop(index, stage.method)
         clock = time.monotonic()
         for iteration in host.iterations(loop, state, end - offset):
             step, took = offset + int(iteration.state.step), time.monotonic() - clock
@@ -346,6 +393,26 @@ class SeedRun:
                 row["tokens/per_s"] = row["tokens/generated"] / took
             clock = time.monotonic()  # what is measured for the line is no time of training
             yield {step: row}, iteration.state, iteration
+
+    def _by_threads(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+        loop = self._loop(index, self.plan.stages[index].method)
+        return threads.run(loop, state, steps, staleness=self.keeping.staleness, scorers=self.keeping.scorers)
+
+    def _by_workers(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+        """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
+        folder, begun = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step)
+        shutil.rmtree(folder, ignore_errors=True)
+        checkpoint.save(folder, state, note={"metrics": {}})
+        report = conductor.run(
+            self.keeping.remote.workers(), partial(self.keeping.remote.build, index), steps, folder=str(folder),
+            sizes=limits.Sizes(rollers=self.keeping.remote.rollers, staleness=self.keeping.staleness),
+            limits=limits.Limits(skipped=self.keeping.most_skipped), checkpoint_every=steps - begun,
+        )  # fmt: skip
+        for event in report.events:
+            hosts.say(f"{event.kind} {event.who}: {event.cause}")
+        state = checkpoint.restore(checkpoint.latest(folder), state)
+        shutil.rmtree(folder)
+        return state, report.history
 
     def _offline(self, index, stage, state, at, end):
         while at < end:

@@ -54,11 +54,13 @@ class _Curves:
             self.points.setdefault(name, {})[step] = np.asarray(value, np.float64)
 
     def train(self, step: int, metrics: dict[str, Any]) -> None:
-        """``[seeds, steps]`` of training figures: means of this stretch, tokens summed."""
+        """``[seeds, steps]`` of training figures: means over the steps that define one, tokens summed."""
         host_side = {k: np.asarray(v, np.float64) for k, v in metrics.items()}
         self.tokens += sum(host_side[k].sum(-1).mean() for k in COUNTED if k in host_side)
         self.rollouts += host_side[DRAWN].sum(-1).mean() if DRAWN in host_side else 0.0
-        self.add(step, {k: v.mean(-1) for k, v in host_side.items()})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what no step of the stretch defines is undefined
+            self.add(step, {k: np.nanmean(v, axis=-1) for k, v in host_side.items()})
 
     def last(self) -> dict[str, np.ndarray]:
         return {name: rows[max(rows)] for name, rows in self.points.items()}

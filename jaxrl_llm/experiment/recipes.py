@@ -1,6 +1,6 @@
 """Parts that several experiments share beside their bench: rollout, online method, arms, held-out measurement."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -30,9 +30,9 @@ from jaxrl_llm.verifiers import tokens as token_verifiers
 __all__ = [
     "Bench", "OnlineSettings", "Settings", "bench", "bench_identity", "demonstrations",
     "solved_problems",  # one import serves an experiment
-    "behaviour_extras", "beside", "demonstrating_rollout", "lagged_actor", "lagged_extras", "last_members",
-    "make_answer_reader", "make_measure", "make_online", "make_rollout", "measure_on_host", "model_of", "one_stage",
-    "rollout_of", "sample_all", "stale_actor", "summary", "with_heads",
+    "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
+    "last_members", "make_answer_reader", "make_measure", "make_online", "make_rollout", "measure_on_host",
+    "model_of", "one_stage", "rollout_of", "sample_all", "stale_actor", "summary", "unscored", "with_heads",
 ]  # fmt: skip
 
 
@@ -77,10 +77,35 @@ def make_online(settings: OnlineSettings, found: Bench, *, estimate: Callable, l
         "sampler": make_uniform(),
         "prompts_per_step": settings.prompts_per_step,
         "group_size": settings.group_size,
-        "score": found.score or (lambda answers, trajectories: None),  # without one the host judges
+        "score": found.score or unscored,
         "rollout": rollout_of(settings, found),
     }
     return Online(**parts | {"estimate": estimate, "loss": loss, "tx": tx} | slots)
+
+
+def unscored(answers: Any, trajectories: Trajectories) -> None:
+    """The ``score`` of an online method whose rewards come from the host, see ``host_judge``."""
+
+
+def host_judge(
+    found: Bench, stages: Iterable[Stage], host_score: Callable[[Trajectories], Rewards] | None = None
+) -> Callable[[Trajectories], Rewards] | None:
+    """What judges training responses in Python: the given one, else the bench's own; None where the stages judge.
+
+    A stage whose ``score`` is its own (it judges with the hint, leaves out what was never drawn) keeps it: nothing that
+    an experiment adds to the reward is lost where the bench judges on the host.
+
+    Raises:
+      ValueError: where some stages have a score of their own and others none.
+    """
+    if found.score is not None:
+        return None
+    own = [stage.method.score is not unscored for stage in stages if isinstance(stage.method, Online)]
+    if host_score is not None or not any(own):
+        return host_score or found.host_score
+    if not all(own):
+        raise ValueError("some stages have a score= of their own and others none: give host_score=")
+    return None
 
 
 def make_answer_reader(found: Bench) -> Callable[[Trajectories], tuple[Array, Array]]:
@@ -208,14 +233,20 @@ def one_stage(
     online: Online,
     *,
     extras: Callable[[Params, Key], dict[str, Any]] = no_extras,
+    host_score: Callable[[Trajectories], Rewards] | None = None,
 ) -> Plan:
-    """The usual arm: ``settings.steps`` of one online method from the bench's model, measured on held-out problems."""
+    """The usual arm: ``settings.steps`` of one online method from the bench's model, measured on held-out problems.
+
+    Args:
+      host_score: where the bench judges on the host, what judges training responses; see ``host_judge``.
+    """
+    stages = (Stage(online, settings.steps, extras),)
     return Plan(
         init=lambda key: found.model.params,
-        stages=(Stage(online, settings.steps, extras),),
+        stages=stages,
         measure=make_measure(settings),
         on_host=found.score is None,
-        host_score=found.host_score if found.score is None else None,
+        host_score=host_judge(found, stages, host_score),
         model=found.model,
     )
 

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +18,18 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxrl_llm.advantages import group
+from jaxrl_llm.asynchronous.roles import Program, make_program
 from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
-from jaxrl_llm.run.options import sampling_of
+from jaxrl_llm.run.options import planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
@@ -247,10 +250,18 @@ def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[s
     return figures
 
 
+def worker_program(settings: Settings, index: int) -> Program:
+    """What a worker of the asynchronous loop computes; it opens everything by itself."""
+    found = opened(settings)
+    plan, key = build(found, _pool(found)), jax.random.key(settings.seed)
+    stage = plan.stages[index]
+    return make_program(stage.method, lambda: only_start(stage, found.model.params, key, index), plan.host_score)
+
+
 def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     """Evaluates, trains, evaluates again, reports; the exit code."""
     started, settings = time.monotonic(), found.settings
-    plan = build(found, pool)
+    plan, threads = build(found, pool), durable.check_workers(settings.workers)[1]
     watch, stop = health.Health(), Stop(f"stopped; {record.how_to_resume(run)}")
 
     def see(step: int, row: dict[str, float]) -> None:
@@ -261,7 +272,9 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
     keeping = Keeping(
         folder=run, checkpoint_every=settings.checkpoint_every, trackers=settings.track, export=True,
         most_gap=settings.most_gap, most_skipped=settings.most_skipped, of_seed="", of_stage="",
-        note={"problems": found.digest},
+        note={"problems": found.digest}, staleness=settings.staleness if settings.loop == "async" else None,
+        scorers=threads, remote=durable.remote_of(settings, settings.mesh, partial(worker_program, settings)),
+        planner=None if settings.strict else planner_of(settings.layout, own=pathlib.Path(settings.model).is_dir()),
     )  # fmt: skip
     one = SeedRun(
         plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature, start=only_start,
@@ -297,6 +310,11 @@ def evaluated_on(settings: Settings) -> tuple[list[parts.Problem] | None, Verifi
         settings.eval_data, most=settings.eval_problems, layout=settings.eval_format or settings.format,
         verifier="" if settings.eval_format else settings.verifier, bad_rows=settings.bad_rows, chat=settings.chat,
     )  # fmt: skip
+
+
+def _pool(found: Opened) -> VerifierPool | None:
+    verifiers = (found.tables.verifier, found.tables.heldout_verifier)
+    return parts.shared_pool(*(one for one in verifiers if one is not None))
 
 
 def opened(settings: Settings) -> Opened:
@@ -357,14 +375,15 @@ def main(settings: Settings) -> int:
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
         check(settings)
+    durable.remote_of(settings, settings.mesh, worker_program)  # refuses what does not serve, before anything is loaded
     found = opened(settings)
-    run, verifiers = run_folder(settings), (found.tables.verifier, found.tables.heldout_verifier)
+    run = run_folder(settings)
     stopped = f"stopped; {record.how_to_resume(run)}"
     try:
         with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
                 stack.enter_context(record.locked(run))
-            if pool := parts.shared_pool(*(one for one in verifiers if one is not None)):
+            if pool := _pool(found):
                 stack.enter_context(pool)
             return execute(found, run, pool)
     except KeyboardInterrupt:

@@ -4,14 +4,15 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxrl_llm.models.spec import ModelConfig
 from jaxrl_llm.types import Cache
 
 RowsFn = Callable[[Array, int, int], Array]  # rows of a stacked cache so many times, side by side, with more columns
 
-ROWS_FIRST = ("segment_ids", "positions")  # ``[B, C]``; all else is of layers
+EXPERTS = "experts"  # ``[B, C, L K]``: of a mixture, those that computed each column, layer by layer; -1: none
+ROWS_FIRST = ("segment_ids", "positions", EXPERTS)  # ``[B, C, ...]``; all else is of layers
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
 # Beside a kernel that reads a stacked cache: so many layers are compiled one by one, which lets the weights of one come
 # while the kernel of another runs. Qwen3-1.7B on v5e:2x4 by the compiler's count, 256 rows, a cache of 2,048: 14.9 ms a
@@ -43,7 +44,20 @@ def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, le
     cache = {name: empty(of, jnp.int8 if int8 else dtype) for name, of in shapes.items()}
     if int8:
         cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
-    return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ROWS_FIRST}
+    if config.experts is not None:
+        kind = jnp.int8 if config.experts.number <= 128 else jnp.int16
+        cache[EXPERTS] = jnp.full((batch, length, layers * config.experts.per_token), -1, kind)
+    return cache | {name: jnp.zeros((batch, length), jnp.int32) for name in ("segment_ids", "positions")}
+
+
+def experts_of(cache: Cache) -> Int[Array, "B C E"] | None:
+    """Which experts computed each column; None of a model without."""
+    return cache.get(EXPERTS) if isinstance(cache, dict) else None
+
+
+def by_layer(experts: Int[Array, "B S E"], layers: int) -> Int[Array, "L B S K"]:
+    """Recorded choices as layers take them."""
+    return jnp.moveaxis(experts.reshape(*experts.shape[:2], layers, -1), 2, 0)
 
 
 def grow_cache(rows_fn: RowsFn, tile: int, cache: Cache, repeats: int, length: int) -> Cache:
@@ -57,7 +71,7 @@ def grow_cache(rows_fn: RowsFn, tile: int, cache: Cache, repeats: int, length: i
         if name in ("k", "v"):
             return rows_fn(x, repeats, length)
         axis = 0 if name in ROWS_FIRST else 1
-        last = x.ndim - 1
+        last = 1 if name in ROWS_FIRST else x.ndim - 1
         more = [(0, length - x.shape[last] if a == last else 0) for a in range(x.ndim)]
         return jnp.pad(jnp.repeat(x, repeats, axis=axis), more)
 
@@ -88,29 +102,36 @@ def quantised(x: Float[Array, "*A K"]) -> tuple[Int[Array, "*A K"], Float[Array,
     return jnp.clip(whole, -127, 127).astype(jnp.int8), scale
 
 
+def stored(cache: Cache, name: str, new: Float[Array, "B G S K"]) -> dict[str, Array]:
+    """Keys or values as the cache keeps them, by the names of its arrays: themselves, or whole numbers and scales."""
+    scaled = f"{name}_scale"
+    return dict(zip((name, scaled), quantised(new), strict=True)) if scaled in cache else {name: new}
+
+
 def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int):
     """Keys or values of further columns of one layer: ``(cache, all of the layer [B, G, C, K] as new's dtype)``."""
-    scaled = f"{name}_scale" in cache
-    parts = dict(zip((name, f"{name}_scale"), quantised(new), strict=True)) if scaled else {name: new}
     whole = []
-    for part, value in parts.items():
+    for part, value in stored(cache, name, new).items():
         kept, of_layer = _put(cache[part], value, layer, column, turned=part == "k")
         cache = cache | {part: kept}
         whole.append(of_layer)
-    if scaled:
+    if len(whole) > 1:
         return cache, (whole[0].astype(jnp.float32) * whole[1][..., None]).astype(new.dtype)
     return cache, whole[0].astype(new.dtype)
 
 
-def put(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int) -> Cache:
-    """``write`` into layers that are stacked, without a copy of the layer."""
-    start = (layer, 0, 0, column, 0)
-    return cache | {name: jax.lax.dynamic_update_slice(cache[name], new.astype(cache[name].dtype)[None], start)}
+def put(cache: Cache, new: dict[str, Array], layer: Array | int, column: Array | int) -> Cache:
+    """What ``stored`` makes of further columns, into layers that are stacked, without a copy of the layer."""
+    put = {}
+    for name, x in new.items():
+        start = (layer, 0, 0, column, 0)[: x.ndim + 1]
+        put[name] = jax.lax.dynamic_update_slice(cache[name], x.astype(cache[name].dtype)[None], start)
+    return cache | put
 
 
-def with_room(x: Float[Array, "B G S K"], columns: int) -> Float[Array, "B G C K"]:
-    """Keys or values with so many empty columns behind them."""
-    return jnp.pad(x, ((0, 0), (0, 0), (0, columns), (0, 0))) if columns else x
+def with_room(x: Num[Array, "B G S *K"], columns: int) -> Num[Array, "B G C *K"]:
+    """Keys or values, or their scales, with so many empty columns behind them."""
+    return jnp.pad(x, [(0, columns if axis == 2 else 0) for axis in range(x.ndim)]) if columns else x
 
 
 def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, turned: bool):

@@ -35,7 +35,7 @@ from jaxrl_llm.models.attention import (
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
 from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
-from jaxrl_llm.models.mlp import ExpertsFn, feed_forward, grouped_experts
+from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
 from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
@@ -101,14 +101,22 @@ def init_params(config: ModelConfig, key: Array) -> Params:
 
 
 def block(
-    config: ModelConfig, how: How, layer: dict[str, Array], x: Array, attend: Callable[[Array], Array]
-) -> tuple[Array, Array | None]:
-    """Pre-norm block; ``attend`` maps the normed input to the attention output ``[B, S, H, K]``."""
+    config: ModelConfig,
+    how: How,
+    layer: dict[str, Array],
+    x: Array,
+    attend: Callable[[Array], Array],
+    recorded: Array | None = None,
+) -> tuple[Array, Routed | None]:
+    """Pre-norm block; ``attend`` maps the normed input to the attention output ``[B, S, H, K]``.
+
+    ``recorded``: of a mixture the experts ``[B, S, K]`` to take, see ``models.mlp.route``.
+    """
     b, s, _ = x.shape
     heads = attend(norm(config, x, layer, "input_norm"))
     mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o")
     x = x + (norm(config, mixed, layer, "attention_out_norm") if config.output_norms else mixed)
-    fed, router = feed_forward(config, layer, norm(config, x, layer, "post_norm"), how.experts_fn)
+    fed, router = feed_forward(config, layer, norm(config, x, layer, "post_norm"), how.experts_fn, recorded)
     return how.place(x + (norm(config, fed, layer, "mlp_out_norm") if config.output_norms else fed), "rows"), router
 
 
@@ -133,7 +141,7 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 
 
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
-def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages=None):
+def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages=None, experts=None):
     """Final hidden states and, where kept, the router logits of all layers."""
     look, distances, segments = how.attend_fn, (positions, positions), (segment_ids, segment_ids)
     if pages is not None:
@@ -141,28 +149,39 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages
     places = (distances[0], segments[0], distances[1], segments[1])
     mask = (visible if how.cached_fn is None else seen)(config, *places)
 
-    def step(x, layer):
-        layer = opened(layer)
+    def step(x, item):
+        layer, recorded = opened(item[0]), item[1]
 
         def attend(normed):
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
-        x, router = block(config, how, layer, x, attend)
-        return x, router if keep_router else None
+        x, routed = block(config, how, layer, x, attend, recorded)
+        return x, routed.logits if keep_router else None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     step = rematerialised(step, how.remat, how.cached_fn is not None)
-    x, router = jax.lax.scan(step, x, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
+    recorded = None if experts is None else caches.by_layer(experts, config.num_layers)
+    x, router = jax.lax.scan(step, x, (scanned(config, params), recorded), unroll=at_once(config, how))
     return norm(config, x, params, "final_norm"), router
 
 
-def _hidden(config, how, params, tokens, positions, segment_ids):
-    return _run(config, how, False, params, tokens, positions, segment_ids)[0]
+def at_once(config: ModelConfig, how: How) -> int:
+    """How many layers one turn of the loop over them computes.
+
+    What a layer keeps for the backward pass is copied into a stack and out of it by a loop: 21 of the 207 ms of an
+    update of Qwen3-1.7B on v5e:2x4. Beside kernels, where not everything is recomputed, few enough layers are therefore
+    compiled one by one; see ``cache.UNROLLED_BESIDE_KERNEL`` for what that costs.
+    """
+    return config.num_layers if config.num_layers <= (caches.UNROLLED if how.remat else how.apart) else 1
 
 
-def _hidden_pages(config, how, params, tokens, positions, segment_ids, pages):
-    return _run(config, how, False, params, tokens, positions, segment_ids, pages)[0]
+def _hidden(config, how, params, tokens, positions, segment_ids, experts=None):
+    return _run(config, how, False, params, tokens, positions, segment_ids, experts=experts)[0]
+
+
+def _hidden_pages(config, how, params, tokens, positions, segment_ids, pages, experts=None):
+    return _run(config, how, False, params, tokens, positions, segment_ids, pages, experts)[0]
 
 
 def _hidden_groups(config, how, params, prompts, responses):
@@ -194,7 +213,7 @@ def _hidden_groups(config, how, params, prompts, responses):
 
     first = tuple(embed(config, how, params, *part) for part in (prompts, responses))
     step = rematerialised(step, how.remat, how.cached_fn is not None)
-    found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=config.num_layers <= caches.UNROLLED)
+    found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=at_once(config, how))
     return tuple(norm(config, x, params, "final_norm") for x in found)
 
 
@@ -232,7 +251,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
     key_positions = put(cache["positions"], positions)
-    in_place = None if isinstance(cache["k"], tuple) or "k_scale" in cache else how.cached_fn
+    in_place = None if isinstance(cache["k"], tuple) else how.cached_fn
     few = tokens.shape[1] == 1
     first = in_place is not None and not few and isinstance(column, int) and column == 0  # nothing is in the cache
     room = -tokens.shape[1] % TILE  # a cache with no other columns is made out of the layers' keys and values
@@ -247,14 +266,15 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
         def attend(normed):
             nonlocal stored, new
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
-            if made:
-                new = [caches.with_room(x, room).astype(cache["k"].dtype) for x in (k, v)]
-                read = how.attend_fn
-            elif in_place:
-                stored = caches.put(caches.put(stored, "k", k, index, column), "v", v, index, column)
-                read = how.attend_fn
+            if in_place:
+                new, read = caches.stored(cache, "k", k) | caches.stored(cache, "v", v), how.attend_fn
+                if made:
+                    new = {name: caches.with_room(x, room).astype(cache[name].dtype) for name, x in new.items()}
+                else:
+                    stored, new = caches.put(stored, new, index, column), None
                 if not first:
-                    read = partial(in_place, layer=index, filled=column + tokens.shape[1])
+                    scales = {name: stored[name] for name in ("k_scale", "v_scale") if name in stored}
+                    read = partial(in_place, layer=index, filled=column + tokens.shape[1], **scales)
                     k, v = stored["k"], stored["v"]
             else:
                 read = how.attend_fn
@@ -262,22 +282,25 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
                 stored, v = caches.write(stored, "v", v, index, column)
             return attention(config, layer, q, k, v, mask, (positions, keys[0]), read)
 
-        x, _ = block(config, how, layer, x, attend)
-        return (x, stored), new
+        x, routed = block(config, how, layer, x, attend)
+        return (x, stored), (new, None if routed is None else routed.chosen)
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     stored = {} if made else {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
     if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, stored), new = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
+        (x, stored), (new, chosen) = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
         layers = []
         for index, layer in enumerate(_unstacked(config, how, params)["layers"]):
-            (x, stored), new = step((x, stored), (layer, index))
-            layers.append(new)
-        new = [jnp.stack(parts) for parts in zip(*layers, strict=True)] if made else None
-    if made:
-        stored = dict(zip(("k", "v"), new, strict=True))
+            (x, stored), more = step((x, stored), (layer, index))
+            layers.append(more)
+        new, chosen = jax.tree.map(lambda *parts: jnp.stack(parts), *layers)
+    stored = dict(new) if made else stored
+    if config.experts is not None:
+        old = cache[caches.EXPERTS]
+        chosen = jnp.moveaxis(chosen, 0, 2).reshape(*tokens.shape, -1)
+        stored |= {caches.EXPERTS: put(old, chosen.astype(old.dtype))}
     cache = stored | {"segment_ids": key_segments, "positions": key_positions}
     return norm(config, x, params, "final_norm"), cache
 
@@ -381,6 +404,7 @@ def make_policy(
         scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),
         grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
+        experts=config.experts,
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),
         hidden_pages=partial(_hidden_pages, config, how),

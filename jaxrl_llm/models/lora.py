@@ -21,16 +21,7 @@ from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params, Policy
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_READS_PARAMS = (
-    "hidden",
-    "hidden_groups",
-    "hidden_pages",
-    "unembed",
-    "extend",
-    "unembed",
-    "extend",
-    "scored",
-)  # functions of a policy: parameters come first
+_READS_PARAMS = ("hidden", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")  # parameters come first
 _PREFIX = "base_model.model."
 # what adapter_config.json may say only in this way: anything else is another computation
 _PLAIN: dict[str, tuple[Any, ...]] = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,14 +24,33 @@ def dense(config: ModelConfig, layer: dict[str, Array], x: Array) -> Array:
     return project(act(project(x, layer, "gate")) * up if config.gated_mlp else act(up), layer, "down")
 
 
-def route(experts: Experts, logits: Float[Array, "N E"]) -> tuple[Float[Array, "N K"], Int[Array, "N K"]]:
+class Routed(NamedTuple):
+    """What the router of a layer said, and the experts that computed."""
+
+    logits: Float[Array, "B S E"]
+    chosen: Int[Array, "B S K"]
+
+
+def route(
+    experts: Experts, logits: Float[Array, "N E"], recorded: Int[Array, "N K"] | None = None
+) -> tuple[Float[Array, "N K"], Int[Array, "N K"]]:
     """Weights (float32) and numbers of the chosen experts: softmax over all of them, then the largest ones.
+
+    Tokens that have a ``recorded`` choice keep it (-1: none): the one that a sampler in other numerics made. Weights
+    are of the router's own probabilities in any case.
+
+    From "Stabilizing MoE Reinforcement Learning by Aligning Training and Inference Routers", arXiv:2510.11370,
+    section 4 (rollout routing replay).
 
     >>> weights, chosen = route(Experts(4, 2, 8, normalise=True), jnp.log(jnp.array([[0.1, 0.6, 0.2, 0.1]])))
     >>> weights.round(2).tolist(), chosen.tolist()
     ([[0.75, 0.25]], [[1, 2]])
     """
-    weights, chosen = jax.lax.top_k(jax.nn.softmax(logits.astype(jnp.float32), axis=-1), experts.per_token)
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    weights, chosen = jax.lax.top_k(probabilities, experts.per_token)
+    if recorded is not None:
+        chosen = jnp.where(recorded >= 0, recorded.astype(chosen.dtype), chosen)
+        weights = jnp.take_along_axis(probabilities, chosen, axis=-1)
     if experts.normalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
     return weights, chosen
@@ -69,17 +89,37 @@ def dense_experts(
 
 
 def feed_forward(
-    config: ModelConfig, layer: dict[str, Array], x: Float[Array, "B S D"], experts_fn: ExpertsFn = grouped_experts
-) -> tuple[Float[Array, "B S D"], Float[Array, "B S E"] | None]:
-    """The feed-forward part and, for a mixture of experts, the router's logits."""
+    config: ModelConfig,
+    layer: dict[str, Array],
+    x: Float[Array, "B S D"],
+    experts_fn: ExpertsFn = grouped_experts,
+    recorded: Int[Array, "B S K"] | None = None,
+) -> tuple[Float[Array, "B S D"], Routed | None]:
+    """The feed-forward part and, for a mixture of experts, what its router did; ``recorded``: as in ``route``."""
     if config.experts is None:
         return dense(config, layer, x), None
     b, s, d = x.shape
     flat = x.reshape(b * s, d)
     logits = project(flat, layer, "router")
-    weights, chosen = route(config.experts, logits)
+    weights, chosen = route(config.experts, logits, None if recorded is None else recorded.reshape(b * s, -1))
     out = experts_fn(ACTIVATIONS[config.activation], layer, flat, weights, chosen)
-    return out.reshape(b, s, d), logits.reshape(b, s, -1)
+    return out.reshape(b, s, d), Routed(logits.reshape(b, s, -1), chosen.reshape(b, s, -1))
+
+
+def load_figures(chosen: Int[Array, "B T C"], valid: Bool[Array, "B T"], experts: Experts) -> dict[str, Array]:
+    """How evenly the experts of a mixture are used: choices of all layers beside each other, -1: none.
+
+    ``experts/load_max``: of all layers the choices of the most loaded expert, of what each would have if all were used
+    alike (1 is even); ``experts/unused``: the share of a layer's experts that nobody chose, over the layers.
+    """
+    number, layers = experts.number, chosen.shape[2] // experts.per_token
+    there = valid[:, :, None] & (chosen >= 0)
+    layer = jnp.arange(chosen.shape[2], dtype=jnp.int32) // experts.per_token
+    flat = jnp.where(there, layer[None, None, :] * number + chosen.astype(jnp.int32), layers * number)
+    counts = jnp.bincount(flat.reshape(-1), length=layers * number + 1)[:-1].reshape(layers, number)
+    counts = counts.astype(jnp.float32)
+    even = jnp.maximum(jnp.mean(counts, axis=1, keepdims=True), 1e-9)
+    return {"experts/load_max": jnp.max(counts / even), "experts/unused": jnp.mean((counts == 0).astype(jnp.float32))}
 
 
 def balance_loss(router_logits: Float[Array, "L B T E"], mask: Bool[Array, "B T"], per_token: int) -> Float[Array, ""]:

@@ -30,6 +30,12 @@ CHIPS: dict[str, Chip] = {
 }
 
 
+_CUBIC = ("v4", "v5p")
+# slices that exist, the smallest first: of chips in a plane, and in a cube
+_PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+
+
 class Topology(NamedTuple):
     """A slice of chips."""
 
@@ -52,8 +58,17 @@ def parse(name: str) -> Topology:
     if kind not in CHIPS:
         raise UserError(f"--topology {name}: unknown generation {kind!r}; known are {', '.join(CHIPS)}")
     sides = shape.split("x")
-    wanted = 3 if kind in ("v4", "v5p") else 2
+    wanted = 3 if kind in _CUBIC else 2
     if len(sides) != wanted or not all(side.isdigit() and int(side) for side in sides):
         example = "2x2x2" if wanted == 3 else "4x4"
         raise UserError(f"--topology {name}: {shape!r} is no shape of {wanted} sides, as in {kind}:{example}")
     return Topology(name, kind, CHIPS[kind], math.prod(int(side) for side in sides))
+
+
+def slices(kind: str) -> list[Topology]:
+    """Of a generation, the smallest first.
+
+    >>> slices("v5p")[1].name
+    'v5p:2x2x2'
+    """
+    return [parse(f"{kind}:{shape}") for shape in (_CUBES if kind in _CUBIC else _PLANES)]

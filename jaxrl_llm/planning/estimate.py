@@ -110,10 +110,10 @@ def _logits(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, steps: 
 
 
 def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Masters, one layer forward or one chunk of logits."""
+    """Masters, one layer forward or one chunk of logits, of which beside kernels only the head is there."""
     rows = math.ceil(work.update_rows / sizes.rows)
     layer = _layer(config, sizes, work, rows, work.length, work.length, kernels)
-    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 2)
+    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 0 if kernels else 2)
     hidden = rows * work.length * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
     return Memory(4 * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
@@ -129,19 +129,23 @@ def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Me
 
 
 def cache(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
-    """Keys and values of so many rows on one chip."""
-    heads = share(config.num_kv_heads, sizes.tensor)
-    return (
-        2 * config.num_layers * rows * heads * work.length * config.head_dim * _itemsize(work) + rows * work.length * 8
-    )
+    """Keys and values of so many rows on one chip; of a mixture also which experts computed each column, in a byte."""
+    heads, e = share(config.num_kv_heads, sizes.tensor), config.experts
+    read = 0 if e is None else config.num_layers * e.per_token * (1 if e.number <= 128 else 2)
+    return rows * work.length * (2 * config.num_layers * heads * config.head_dim * _itemsize(work) + 8 + read)
 
 
 def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
-    """Weights, the prompts' cache, and in the end the cache of every row."""
+    """Weights, the prompts' cache, and in the end the cache of every row.
+
+    Args:
+      kernels: of a TPU, where the prompts' cache has room for the prompts alone.
+    """
     rows = work.rollout_rows / sizes.rows
     prompts = math.ceil(rows / work.group)
     one = _layer(config, sizes, work, prompts, work.prompt, work.length, kernels)
-    own = cache(config, sizes, work, prompts) if work.group > 1 else 0.0
+    own = cache(config, sizes, work, prompts) if work.group > 1 or kernels else 0.0
+    own *= work.prompt / work.length if kernels else 1.0
     new = cache(config, sizes, work, rows)  # the layers run before it is there
     return Memory(held(config, sizes) * _itemsize(work), own + max(one - new, 0.0), new)
 

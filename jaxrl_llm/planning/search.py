@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import cost, estimate
+from jaxrl_llm.planning import chips, cost, estimate
 from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.parallel_layout import Number, Sizes
 from jaxrl_llm.planning.phases import Work
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
+_STATE = 16  # bytes of a parameter that training needs somewhere: float32 weights, two moments, gradient
 
 
 class Plan(NamedTuple):
@@ -130,3 +131,28 @@ def plans(
                 seconds = cost.step_seconds(config, topology.chip, sizes, sampling, chosen)
                 found.append(Plan(sizes, sampling, chosen, peaks, seconds))
     return sorted(found, key=lambda p: (p.peak > limit, p.peak if p.peak > limit else p.step))
+
+
+def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, Plan]:
+    """Where nothing fits ``topology``: by the closed form the best plan on the smallest slice that does.
+
+    Returns:
+      By the slice's name: of the same generation, of any other of no more chips than that; none that is larger than
+      what exists.
+    """
+    found, most = {}, None
+    others = [kind for kind in chips.CHIPS if kind != topology.kind]
+    for kind in (topology.kind, *others):
+        for tried in chips.slices(kind):
+            if kind == topology.kind and tried.chips <= topology.chips:
+                continue
+            if most is not None and tried.chips > most:
+                break
+            if _STATE * config.num_parameters > MARGIN * tried.chip.hbm * tried.chips:
+                continue
+            best = next(iter(plans(config, tried, work)), None)
+            if best is not None and best.peak <= MARGIN * tried.chip.hbm:
+                found[tried.name] = best
+                most = tried.chips if kind == topology.kind else most
+                break
+    return found

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxrl_llm.models.cache import experts_of
 from jaxrl_llm.rollout.next_token import Choice, Reading, choose, unread
 from jaxrl_llm.types import Cache, Key, Params, Policy
 
@@ -75,6 +76,7 @@ class Written(NamedTuple):
     tokens: Int[Array, "B N"]
     logp: Float[Array, "B N"]
     mask: Bool[Array, "B N"]
+    experts: Int[Array, "B N E"] | None = None  # of a mixture: those that computed each token; -1: it was not read
 
 
 class _Batch(NamedTuple):
@@ -86,6 +88,11 @@ class _Batch(NamedTuple):
     alive: Bool[Array, " B"]
     reading: Reading
     written: Written
+
+
+def unrecorded(experts: Array | None, rows: int, columns: int) -> Array | None:
+    """Room for the experts of so many columns, as wide as those of a cache; None of a model without."""
+    return None if experts is None else jnp.full((rows, columns, experts.shape[2]), -1, experts.dtype)
 
 
 class Job(NamedTuple):
@@ -112,7 +119,8 @@ def _drawn(job: Job, t: Array | int, batch: _Batch, everyone: bool) -> tuple[Arr
     def put(array: Array, value: Array) -> Array:
         return jax.lax.dynamic_update_index_in_dim(array, value, t, 1)
 
-    written = Written(*map(put, batch.written, (token, logp, batch.alive)))
+    drawn = {"tokens": token, "logp": logp, "mask": batch.alive}
+    written = batch.written._replace(**{name: put(getattr(batch.written, name), x) for name, x in drawn.items()})
     return token, batch._replace(alive=batch.alive & ~ended, reading=reading, written=written)
 
 
@@ -125,6 +133,10 @@ def _step(job: Job, t: Array, batch: _Batch, everyone: bool) -> _Batch:
         job.params, batch.cache, token[:, None], (following + t)[:, None], live.astype(jnp.int32)[:, None],
         job.width + t,
     )  # fmt: skip
+    if batch.written.experts is not None:
+        new = jax.lax.dynamic_slice_in_dim(experts_of(cache), job.width + t, 1, axis=1)
+        kept = jax.lax.dynamic_update_slice_in_dim(batch.written.experts, new, t, axis=1)
+        batch = batch._replace(written=batch.written._replace(experts=kept))
     return batch._replace(cache=cache, logits=job.policy.unembed(job.params, hidden[:, 0]))
 
 
@@ -198,6 +210,7 @@ def decode(
         jnp.full((rows, job.new), job.how.pad_id, jnp.int32),
         jnp.zeros((rows, job.new), jnp.float32),
         jnp.zeros((rows, job.new), bool),
+        unrecorded(experts_of(cache), rows, job.new),
     )
     batch = _Batch(cache, logits, jnp.arange(rows, dtype=jnp.int32), alive, unread(rows), written)
     everyone, t = len(sizes) < 2, jnp.int32(0)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.cache import EXPERTS, experts_of
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
 from jaxrl_llm.rollout.decode import Job, batch_sizes, decode, stage_ends, step_keys
@@ -95,7 +96,8 @@ def generate(
         which a smaller batch is faster; compiles a decode step for each in every one of ``cache_stages``.
 
     Returns:
-      ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it.
+      ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it. ``extras["experts"]``
+      of a mixture: which experts computed each token, ``[B, T, layers x per token]``, for the trainer to take the same.
     """
     how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, stop, grammar)
     check_columns(prefill_columns)
@@ -114,7 +116,11 @@ def generate(
     sizes = batch_sizes(rows, row_stages)
     everyone = jnp.ones((rows,), bool)
     written, alive = decode(job, cache, logits, everyone, ends=ends, sizes=sizes, early_exit=early_exit)
-    return _assemble(prompt_tokens, positions, segments, following, *written, alive, group_size, pad_id, problem_ids)
+    read = experts_of(cache)
+    asked = None if read is None else read[:, :width]
+    return _assemble(
+        prompt_tokens, positions, segments, following, written, alive, group_size, pad_id, problem_ids, asked
+    )
 
 
 def go_on(
@@ -159,7 +165,7 @@ def go_on(
         policy, policy.for_steps(params), how, step_keys(keys, done, max_new_tokens), following, width, max_new_tokens
     )
     ends = stage_ends(max_new_tokens, 1)
-    (tokens, logp, mask), alive = decode(job, cache, logits, rows.truncated, ends=ends)
+    (tokens, logp, mask, experts), alive = decode(job, cache, logits, rows.truncated, ends=ends)
     steps = following[:, None] + jnp.arange(max_new_tokens, dtype=jnp.int32)[None, :]
 
     def beside(left: Array, right: Array) -> Array:
@@ -172,7 +178,20 @@ def go_on(
         mask=beside(rows.mask, mask),
         sampler_logp=beside(rows.sampler_logp, logp),
         truncated=alive,
+        extras=rows.extras | _recorded(_or_read(rows.extras.get(EXPERTS), experts_of(cache), width), experts),
     )
+
+
+def _or_read(recorded: Array | None, read: Array | None, width: int) -> Array | None:
+    """What was recorded when the tokens were sampled, and of those that nobody had read yet what is read now."""
+    if recorded is None or read is None:
+        return None if read is None else read[:, :width]
+    return jnp.where(recorded >= 0, recorded, read[:, :width])
+
+
+def _recorded(asked: Array | None, written: Array | None) -> dict[str, Array]:
+    """Which experts computed the prompts ``[B, L, E]`` and the responses, for the extras."""
+    return {} if asked is None else {EXPERTS: jnp.concatenate([asked, written], axis=1)}
 
 
 def check_columns(prefill_columns: int) -> None:
@@ -188,8 +207,9 @@ def check_keys(keys: Key, rows: int) -> None:
 
 
 def _assemble(
-    prompt_tokens, positions, segments, following, tokens, logp, mask, alive, group_size, pad_id, problem_ids
+    prompt_tokens, positions, segments, following, written, alive, group_size, pad_id, problem_ids, asked
 ) -> Trajectories:
+    tokens, logp, mask, experts = written
     prompts, width = prompt_tokens.shape
     rows, new = tokens.shape
 
@@ -207,4 +227,5 @@ def _assemble(
         truncated=alive,
         group_ids=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
         problem_ids=jnp.repeat(ids, group_size),
+        extras=_recorded(asked, experts),
     )

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.cache import experts_of
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout import stop as stops
-from jaxrl_llm.rollout.decode import rows_axis, take_rows
+from jaxrl_llm.rollout.decode import Written, rows_axis, take_rows, unrecorded
 from jaxrl_llm.rollout.generate import _assemble, check_columns, check_keys, prefill
 from jaxrl_llm.rollout.next_token import Choice, Reading, choose, make_choice, unread
 from jaxrl_llm.types import Cache, Key, Params, Policy, Trajectories
@@ -67,6 +68,8 @@ class Progress(NamedTuple):
     next: Int[Array, ""]  # first response that has no slot yet
     step: Int[Array, ""]  # decode steps so far
     work: Int[Array, ""]  # slots in all of these steps; tokens / work is the occupancy
+    experts: Int[Array, "Q N E"] | None = None  # of a mixture: those that computed each token, -1: it was not read
+    asked: Int[Array, "P L E"] | None = None  # the same of the prompts
 
 
 class Engine(NamedTuple):
@@ -206,11 +209,12 @@ def _start(
     check_keys(keys, rows)
     line = jnp.zeros((slots,), jnp.int32)
     logits = jnp.zeros((max(slots, together), policy.vocab_size), jnp.float32)
+    ring = policy.init_cache(slots, width + max(new - 1, 1))  # the last token needs no forward pass
     return Progress(
         queue=Queue(tokens, valid, keys, temperature, top_p),
         waiting=Waiting(policy.init_cache(together, width), logits[:together], none, none),
         slots=Slots(
-            cache=policy.init_cache(slots, width + max(new - 1, 1)),  # the last token needs no forward pass
+            cache=ring,
             logits=logits[:slots],
             request=line,
             following=line,
@@ -225,6 +229,8 @@ def _start(
         next=none,
         step=none,
         work=none,
+        experts=unrecorded(experts_of(ring), rows, new),
+        asked=unrecorded(experts_of(ring), prompts, width),
     )
 
 
@@ -277,7 +283,15 @@ def _enter(policy: Policy, group_size: int, progress: Progress) -> Progress:
             reading=(put(stop_state, 0), put(grammar_state, 0)),
         ),
         next=request + 1,
+        asked=progress.asked if progress.asked is None else _asked(progress, prompt),
     )
+
+
+def _asked(progress: Progress, prompt: Array) -> Array:
+    """The experts of a prompt that waits, written down beside those of the others."""
+    waiting, asked = progress.waiting, progress.asked
+    read = jax.lax.dynamic_index_in_dim(experts_of(waiting.cache), prompt - waiting.first, 0)
+    return jax.lax.dynamic_update_slice_in_dim(asked, read[:, : asked.shape[1]], prompt, 0)
 
 
 def _filled(policy: Policy, cache: Cache, slot: Array, prompts: Cache, prompt: Array) -> Cache:
@@ -319,7 +333,12 @@ def _step(policy: Policy, how: Choice, params: Params, progress: Progress) -> Pr
         alive.astype(jnp.int32)[:, None],
         column,
     )
+    experts = progress.experts
+    if experts is not None:
+        new_ones = jax.lax.dynamic_index_in_dim(experts_of(cache), column, 1, keepdims=False)
+        experts = experts.at[row, now.count].set(new_ones, mode="drop")
     return progress._replace(
+        experts=experts,
         slots=now._replace(
             cache=cache, logits=policy.unembed(params, hidden[:, 0]), count=count, alive=alive, reading=reading
         ),
@@ -340,11 +359,10 @@ def _result(progress: Progress, problem_ids: Array | None, group_size: int, pad_
         jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0),
         segments,
         jnp.repeat(jnp.sum(segments, axis=1), group_size),
-        progress.tokens,
-        progress.logp,
-        mask,
+        Written(progress.tokens, progress.logp, mask, progress.experts),
         ~progress.ended,
         group_size,
         pad_id,
         problem_ids,
+        None if progress.asked is None else jnp.repeat(progress.asked, group_size, axis=0),
     )

@@ -80,7 +80,7 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
 def _house(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     if not (folder / "train").is_dir() or not (folder / "valid_unseen").is_dir():
         raise UserError(f"--data {settings.data}: give json_2.1.1, which holds train and valid_unseen")
-    world = processes.in_processes(text_games.alfworld_world, processes=settings.env_processes)
+    world = processes.in_processes(text_games.alfworld_env, processes=settings.env_processes)
     train, held = agent_formats.alfworld(folder / "train"), agent_formats.alfworld(folder / "valid_unseen")
     both = ([task.answer["game"] for task in part] for part in (train, held[: settings.eval_problems]))
     return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
@@ -90,14 +90,14 @@ def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer
     paths = sorted(str(path) for kind in ("z8", "ulx") for path in folder.rglob(f"*.{kind}"))
     if not paths:
         raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
-    make = partial(text_games.textworld_world, write=text_games.with_commands)
+    make = partial(text_games.textworld_env, write=text_games.with_commands)
     world = processes.in_processes(make, processes=settings.env_processes)
     both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
     return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
 def _arena(name: str, settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    make = partial(text_games.textarena_world, name)
+    make = partial(text_games.textarena_env, name)
     world = processes.in_processes(make, processes=settings.env_processes)
     both = range(SEEDS), range(SEEDS, SEEDS + settings.eval_problems)
     return [text_games.textarena_texts(world, part, tokenizer, **sizes) for part in both]
@@ -120,7 +120,7 @@ def is_env(data: str) -> bool:
 def _own(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     tasks = text_envs.own_tasks(settings.data, SEEDS + settings.eval_problems)
     both = _parts(tasks, repr, settings.eval_problems, settings.data)
-    world = processes.in_processes(partial(text_envs.own_world, settings.data), processes=settings.env_processes)
+    world = processes.in_processes(partial(text_envs.own_env, settings.data), processes=settings.env_processes)
     return [text_envs.as_begun(world, "own", part, tokenizer, **sizes) for part in both]
 
 
@@ -147,7 +147,7 @@ def folders(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
     * ``textarena``: not a folder but a game for one player, as TextArena registers it; seeds 0 to 1023 train.
     * ``gymnasium``: an environment by its registered name, whose actions are texts or numbers; seeds likewise.
     * ``reasoning_gym``: a family of problems, each an episode of one turn.
-    * ``module:Class``: a class of one's own (``envs.text.own_world``), a tenth of whose tasks is held out.
+    * ``module:Class``: a class of one's own (``envs.text.own_env``), a tenth of whose tasks is held out.
 
     Games of packages, and one's own, play in ``settings.env_processes`` processes of their own.
     """
@@ -196,10 +196,10 @@ def questions(
     """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
 
     Args:
-      calls: as ``host_tools.tool_world``; with 0 nobody is told of tools.
+      calls: as ``host_tools.tool_env``; with 0 nobody is told of tools.
       ask: what a problem becomes where there are tools.
       golds: right answers as tokens among the problems' answers, see ``answer_chances``.
-      luck: as ``host_tools.tool_world``, in training and when measured.
+      luck: as ``host_tools.tool_env``, in training and when measured.
     """
     if not settings.tools:
         known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND"
@@ -209,7 +209,7 @@ def questions(
     ask = tool_question.told_nothing if calls == 0 and ask is tool_question.asked else ask
 
     def part(problems: list[Problem], luck: tool_question.Luck | None) -> Given:
-        world = tool_question.tool_world(box, judged, calls=calls, luck=luck)
+        world = tool_question.tool_env(box, judged, calls=calls, luck=luck)
         found = given(world, [ask(p, box) for p in problems], [p.answer for p in problems], tokenizer, **sizes)
         gold = answer_probability.golds(tokenizer, problems) if golds else {}
         return found._replace(problems=found.problems._replace(answers={k: jnp.asarray(x) for k, x in gold.items()}))
@@ -220,19 +220,19 @@ def questions(
 def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """Rows of the main job, a tenth of them held out, asked again after every wrong answer."""
     train, held, judged = rows_of(settings)
-    world = retry_question.retry_world(judged)
+    world = retry_question.retry_env(judged)
     return [given(world, rows, [p.answer for p in rows], tokenizer, **sizes) for rows in (train, held)]
 
 
 def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """``appworld:FOLDER``, the root that ``appworld download data`` filled: ``train`` trains, ``dev`` is held out.
 
-    ``settings.servers``: addresses of environments, see ``host_games.appworld_world``. The answers of the problems hold
+    ``settings.servers``: addresses of environments, see ``host_games.appworld_env``. The answers of the problems hold
     the number of their ``scenario``, whose variants are one task in other words.
     """
     _, root = _place(settings, "appworld:FOLDER", ("appworld",))
     train, held = (agent_formats.appworld(root, split) for split in ("train", "dev"))
-    world = text_games.appworld_world(addresses=settings.servers)
+    world = text_games.appworld_env(addresses=settings.servers)
 
     def part(problems: list[Problem]) -> Given:
         shown = [p._replace(prompt=APPS + str(p.prompt)) for p in problems]

@@ -199,16 +199,25 @@ def lines(config: ModelConfig, plan: Plan, topology: Topology, number: int) -> l
     return out
 
 
+def otherwise(config: ModelConfig, topology: Topology, shown: list[Plan]) -> dict[str, Plan]:
+    """Where none of ``shown`` fits: what would, see ``search.would_fit``."""
+    if any(plan.peak <= topology.chip.hbm for plan in shown):
+        return {}
+    return search.would_fit(config, topology, shown[0].work)
+
+
 def run(settings: Settings) -> int:
-    """Prints the choices; 1 where none fits."""
+    """Prints the choices, and what would fit where none does; 1 where none fits."""
     config, topology, shown, details = best(settings)
+    larger = otherwise(config, topology, shown)
     how = "compiled ahead of time" if details else "estimated in closed form"
     missing = not compiled.available()
     if settings.json:
         data = [as_data(config, plan, topology, f) for plan, f in zip(shown, details or [{}] * len(shown), strict=True)]
+        would = {name: {"mesh": p.train.spec, "peak_gib": round(p.peak / GIB, 3)} for name, p in larger.items()}
         print(json.dumps({"model": settings.model, "parameters": config.num_parameters, "topology": topology.name,
                           "chips": topology.chips, "hbm_gib": topology.chip.hbm / GIB, "memory": how,
-                          "plans": data}, indent=1))  # fmt: skip
+                          "plans": data, "would_fit": would}, indent=1))  # fmt: skip
     else:
         rows = settings.prompts * settings.group
         print(f"{settings.model}, {config.num_parameters / 1e9:.2f} B parameters, on {topology.name}: ", end="")
@@ -221,6 +230,9 @@ def run(settings: Settings) -> int:
             print("\n".join(lines(config, plan, topology, number)))
             if settings.schedule:
                 print("\n".join(schedule_lines(scheduled(config, plan, topology, details[number - 1]))))
+        if not any(plan.peak <= topology.chip.hbm for plan in shown):
+            names = [f"{name} ({plan.train.spec}, {plan.peak / GIB:.1f} GiB a chip)" for name, plan in larger.items()]
+            print(f"nothing fits {topology.name}; by the closed form would: " + (", ".join(names) or "no slice"))
     return 0 if any(plan.peak <= topology.chip.hbm for plan in shown) else 1
 
 

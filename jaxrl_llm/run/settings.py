@@ -13,7 +13,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags, method, parts
 from jaxrl_llm.run.method import MethodSettings
-from jaxrl_llm.run.options import ModelSettings, SamplingSettings, sampling_of
+from jaxrl_llm.run.options import LayoutName, ModelSettings, SamplingSettings, sampling_of
 from jaxrl_llm.run.records import record, track
 
 
@@ -35,6 +35,9 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     prompts_per_step: int = 32
     group_size: int = 16  # samples per prompt
     microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
+    # how an update computes its rows: padded as they stand, packed into fewer, or as a tree of what the rows of a group
+    # share (packed where that is little). Empty: tree for a model of your own, padded for a bundled one
+    layout: LayoutName = ""
     filter_groups: bool = True  # groups whose rewards are all equal leave the loss and its denominator
     learning_rate: float = 6e-4
     chat: bool = False  # prompts that are text become a user's message, by the model's chat template
@@ -53,6 +56,10 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     eval_every: int = 0  # steps between evaluations while training; 0: only before and after
     track: tuple[str, ...] = ()  # also write figures and samples for tensorboard, wandb
     checkpoint_every: int = 50  # steps
+    loop: Literal["host", "async"] = "host"  # async: rollouts and scores beside the updates
+    staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
+    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    workers: str = "threads:1"
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
     # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
     rollout_mesh: str = ""
@@ -67,6 +74,7 @@ def check(settings: Settings) -> None:
     least = {name: 1 for name in ("steps", "prompts_per_step", "eval_problems")}
     least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
     least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "most_skipped": 0, "schedule_steps": 0, "eval_every": 0}
+    least |= {"staleness": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
@@ -102,7 +110,8 @@ def check_measured(settings: Settings) -> None:
 
 def check_strict(settings: Settings) -> None:
     """Raises UserError for what sampling by the trainer's own pass does not know."""
-    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p")
+    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p",
+               "layout")  # fmt: skip
     for name in without:
         if (value := getattr(settings, name)) != getattr(Settings, name):
             raise UserError(f"--strict samples as the trainer scores, on one device; drop {flags.spell(name)} {value}")

@@ -139,14 +139,14 @@ def _in_layouts(
         return (state if place is None else place(state)), metrics
 
     ahead, whole = jax.jit(drawn), jax.jit(body, donate_argnums=0, compiler_options=options_of())
-    table: list[Any] = []  # on the host: it does not change
+    seen, table = [], []  # rows of the last call, and on the host
 
     def run(state: TrainState) -> tuple[TrainState, Metrics]:
-        if not table:
-            nodes = jax.tree.leaves(offline.rows(state.extras), is_leaf=packing.is_laid)
-            table.append([hosts.gathered(node) for node in nodes if packing.is_laid(node)])
+        nodes = [x for x in jax.tree.leaves(offline.rows(state.extras), is_leaf=packing.is_laid) if packing.is_laid(x)]
+        if [id(node.tokens) for node in nodes] != [id(node.tokens) for node in seen]:  # those of a seed's own extras
+            seen[:], table[:] = nodes, [hosts.gathered(node) for node in nodes]
         ids = hosts.gathered(ahead(state))
-        each = [jax.tree.map(lambda x, at=at: x[at], table[0]) for at in ids]
+        each = [jax.tree.map(lambda x, at=at: x[at], table) for at in ids]
         layouts = packing.of_one_shape(
             [packing.with_layouts(rows, planner, parts=offline.microbatches, shards=shards) for rows in each]
         )

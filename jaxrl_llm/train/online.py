@@ -15,6 +15,8 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.models.cache import EXPERTS
+from jaxrl_llm.models.mlp import load_figures
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.packing import LAYOUT, Layout
@@ -160,6 +162,9 @@ def learn(
     sampler = online.sampler.update(drawn.sampler, drawn.ids, values, valid)
     more = {} if online.figures is None else online.figures(batch, metrics)
     metrics = metrics | more | rollout_metrics(trajectories, rewards)
+    if EXPERTS in trajectories.extras:
+        valid = trajectories.segment_ids > 0
+        metrics |= load_figures(trajectories.extras[EXPERTS], valid, online.policy.experts)
     state = state._replace(step=state.step + 1, sampler=sampler)
     if online.remember is not None:
         state = state._replace(extras=online.remember(state, batch, trajectories, rewards))

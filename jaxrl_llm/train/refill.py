@@ -73,7 +73,8 @@ def arranged(
         )
     if rows % group_size:
         raise ValueError(f"group_size={group_size} does not divide the pool of {rows} rows")
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), pool, Pool(trajectories, rewards, keep))
+    fresh = Pool(trajectories._replace(extras=pool.trajectories.extras), rewards, keep)  # what waits has no extras
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), pool, fresh)
     passed = jnp.all(both.kept.reshape(-1, group_size), axis=1)
     order, count = jnp.argsort(~passed, stable=True), rows // group_size
     ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), group_size, total_repeat_length=rows)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.policy_gradient.parts.attention_maps import attention_maps, attention_weights
+from experiments.policy_gradient.parts.attention_maps import attention_maps, attention_weights, rhythm
 from jaxrl_llm.advantages import attention
 from jaxrl_llm.models import attention as model_attention
 from tests.models_for_tests import dense_rows, small_model
@@ -36,6 +36,23 @@ def test_maps_of_a_model_are_what_its_attention_uses():
     spread = jnp.repeat(v, 2, axis=1)
     want = jnp.einsum("bhsc,bhck->bshk", attention_weights(q, k, mask), spread)
     np.testing.assert_allclose(want[1], model_attention.attend(q, k, v, mask)[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("most_bytes, queries", [(2**28, 128), (1, 3)])
+def test_the_rhythm_read_in_parts_is_that_of_whole_maps(most_bytes, queries):
+    """Three rows of 9 tokens; with ``most_bytes`` 1 a row at a time, with 3 queries in three parts."""
+    _, params, config = small_model()
+    tokens = jnp.asarray(np.random.default_rng(4).integers(3, 20, (3, 9)), jnp.int32)
+    segments, positions = dense_rows(3, 9)
+    mask = jnp.asarray((np.arange(9)[None] >= 2) & (np.arange(9)[None] < np.array([9, 7, 5])[:, None]))
+    maps = attention.response_maps(attention_maps(config, params, tokens, positions, segments), mask)
+    near, far = attention.local_and_global(maps, mask, fraction=0.3)
+    want = attention.backward_distance(near, mask, window=3), attention.forward_influence(far, mask, low=1, high=4)
+    numbers = {"window": 3, "low": 1, "high": 4, "fraction": 0.3, "most_bytes": most_bytes, "queries": queries}
+    found = rhythm(config, params, tokens, positions, segments, mask, **numbers)
+    for mine, other in zip(found, want, strict=True):
+        assert float(jnp.max(jnp.abs(other))) > 0.05
+        np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
 def test_response_maps_spans_and_split():

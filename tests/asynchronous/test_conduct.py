@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.asynchronous import conductor, roles, threads
 from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes, Stuck
-from jaxrl_llm.asynchronous.ray_workers import RayCrew
+from jaxrl_llm.asynchronous.ray_workers import RayWorkers
 from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint, host
@@ -199,4 +199,4 @@ def test_mistakes(sizes, words, tmp_path):
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"ray is not installed; pip install 'jaxrl_llm\[distributed\]'"):
-        RayCrew()
+        RayWorkers()

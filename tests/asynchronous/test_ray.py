@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_llm.asynchronous import conductor, threads
 from jaxrl_llm.asynchronous.limits import Limit, Limits, Sizes
-from jaxrl_llm.asynchronous.ray_workers import RayCrew
+from jaxrl_llm.asynchronous.ray_workers import RayWorkers
 from jaxrl_llm.train import checkpoint, host
 from tests.asynchronous import programs
 
@@ -61,7 +61,7 @@ def want():
 
 def run(folder, faults=None, *, steps=STEPS, limits=LIMITS, every=1, crew=None, **sizes):
     sizes = Sizes(**{"rollers": 1, "staleness": 0} | sizes)
-    crew = crew or programs.make_faulty(RayCrew, faults or {})(WHERE)
+    crew = crew or programs.make_faulty(RayWorkers, faults or {})(WHERE)
     report = conductor.run(
         crew, programs.program, steps, folder=str(folder), sizes=sizes, limits=limits, checkpoint_every=every
     )
@@ -116,7 +116,7 @@ def test_a_fault_changes_nothing(name, cluster, tmp_path, want):
 
 def test_a_sender_that_dies_in_the_middle_of_a_transfer(cluster, tmp_path, want):
     """The half that has arrived is kept; the learner that comes after sends the rest."""
-    crew = programs.make_faulty(RayCrew, {}, sender_dies=(3, str(tmp_path / "died")))(WHERE)
+    crew = programs.make_faulty(RayWorkers, {}, sender_dies=(3, str(tmp_path / "died")))(WHERE)
     state, report = run(tmp_path / "run", crew=crew, piece_bytes=512)
     same(state, report, want)
     total = sum(x.nbytes for x in jax.tree.leaves(state.params))
@@ -134,7 +134,7 @@ def test_a_full_queue_holds_the_rollouts_back(cluster, tmp_path):
 
 def test_a_worker_ten_times_slower(cluster, tmp_path):
     """It does what it can; the other does the rest, within the staleness."""
-    crew = programs.make_faulty(RayCrew, {("roll", 0): partial(programs.slowed, 2.0)})(WHERE)
+    crew = programs.make_faulty(RayWorkers, {("roll", 0): partial(programs.slowed, 2.0)})(WHERE)
     _, report = run(tmp_path, crew=crew, steps=10, rollers=2, staleness=2)
     done = crew.work["roll"]
     slow, quick = done[crew.firsts["roll"]], sum(done.values()) - done[crew.firsts["roll"]]

@@ -16,7 +16,8 @@ import safetensors.numpy
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
-from tests.models_for_tests import byte_model
+from tests import close
+from tests.models_for_tests import byte_model, nano
 
 JOB = [
     "--data", "chain", "--prompts-per-step", "4", "--group-size", "4", "--max-new-tokens", "8",
@@ -80,7 +81,8 @@ def test_two_hosts_are_one_machine_and_survive_a_kill(tmp_path):
     _finish(*_pair(["--resume", str(together)], tmp_path))
     mine, theirs = _model(together), _model(tmp_path / "alone")
     for name, array in theirs.items():
-        np.testing.assert_allclose(mine[name], array, atol=2e-5, err_msg=name)
+        # through Adam no bound of a sum follows (``close.assert_same_descent``): a thirtieth of one of its eight steps
+        np.testing.assert_allclose(mine[name], array, atol=6e-4 / 30, err_msg=name)
     rows = [[r["tokens/generated"] for r in _lines(run)] for run in (together, tmp_path / "alone")]
     assert rows[0] == rows[1] and len(rows[0]) == 8  # the same samples at every step, each written once
 
@@ -93,7 +95,8 @@ def test_rollouts_in_another_layout_on_two_hosts(tmp_path):
     assert cli([*job, "--out", str(runs[1])]) == 0
     (one,), (other,) = map(_lines, runs)
     assert one["tokens/generated"] == other["tokens/generated"] and one["reshard/sent_bytes"] > 0
-    assert one["loss/total"] == pytest.approx(other["loss/total"], abs=1e-4)
+    sums = close.forward_sums(nano()[2], 24) + 16 * 8
+    close.assert_same_sums(one["loss/total"], other["loss/total"], sums, magnitude=1.0)  # a mean of ratios of 1
 
 
 @pytest.mark.parametrize(

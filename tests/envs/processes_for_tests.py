@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 
 
 class Counter:
@@ -39,7 +39,7 @@ class Counter:
         self.count += 1
         shown = {"process": str(os.getpid()), "dice": str(int(self.luck.integers(1000)))}.get(text, f"at {self.count}")
         self.said.append(shown)
-        return Said(self, shown, 0.5, text == "stop", cut=text == "cut", mark=self.count)
+        return TextStepResult(self, shown, 0.5, text == "stop", cut=text == "cut", mark=self.count)
 
 
 def make_counter(moody=False):
@@ -52,7 +52,7 @@ def make_counter(moody=False):
         if counter.count == 1013:
             raise ValueError("it is stuck")
 
-    return SpokenWorld(
+    return TextEnv(
         reset, Counter.step, lambda c: text_identity("\n".join(c.said)), close=close, first=lambda c: c.said[0]
     )
 

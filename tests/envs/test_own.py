@@ -38,7 +38,7 @@ def test_an_env_of_the_page_plays_in_processes(guess):
     settings = SimpleNamespace(data="guess:Guess", eval_problems=5, env_processes=1)
     train, held = catalog.folders(settings, SIZES, tokenizer)
     assert len(held.tasks) == 5 and not set(map(repr, train.tasks)) & set(map(repr, held.tasks))
-    world = text.own_world("guess:Guess")
+    world = text.own_env("guess:Guess")
     state = world.reset(np.zeros(2, np.uint32), 2)
     assert world.first(state) == "Guess my number from 1 to 8.\n"
     assert world.step(state, "2")[1:4] == ("Higher.\n", 0.0, False)
@@ -76,7 +76,7 @@ def test_a_wrong_class_is_one_line(guess, body, said):
 
 def test_what_an_env_returns_is_checked(guess):
     (guess / "guess.py").write_text("class Guess:\n def reset(self, t): return 'a'\n def step(self, t): return 'b'")
-    world = text.own_world("guess:Guess")
+    world = text.own_env("guess:Guess")
     with pytest.raises(UserError, match=r"Guess.step returned str; return \(text, reward, done\)"):
         world.step(world.reset(np.zeros(2, np.uint32), 0), "x")
 

@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
+from experiments.policy_gradient import dr_grpo
+from jaxrl_llm.asynchronous.roles import make_program
+from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import durable, loop
-from jaxrl_llm.experiment.durable import Keeping, Stopped
+from jaxrl_llm.experiment import cli, durable, loop
+from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import checkpoint
 from tests.experiment import tiny
@@ -123,6 +127,54 @@ def test_without_staleness_the_asynchronous_loop_is_the_host_loop(undisturbed, t
     stale = run(tmp_path / "stale", staleness=2)
     behind = np.asarray(stale.curves["sampler/staleness"]["values"])
     assert np.nanmax(behind) <= 2
+
+
+def a_worker(index):
+    """The program of a stage, which every worker makes for itself."""
+    plan = tiny.build(SETTINGS)
+
+    def start():
+        return durable.shared_start(plan.stages[index], plan.init(jax.random.key(0)), jax.random.key(0), index)
+
+    return make_program(plan.stages[index].method, start, plan.host_score)
+
+
+def test_without_staleness_workers_train_what_the_host_loop_does(undisturbed, tmp_path):
+    """They begin at a checkpoint in the middle, too; at the end nothing is left of their folder."""
+    keeping = Keeping(tmp_path, "one", checkpoint_every=4, staleness=0, remote=Remote(Threads, a_worker))
+    found = loop.run_arm(tiny.build(SETTINGS), SETTINGS, [0], keeping=keeping)
+    for name, curve in undisturbed[0].curves.items():
+        assert found.curves[name]["values"] == curve["values"][:1], name
+    assert found.curves["sampler/staleness"]["values"] and not list((tmp_path / "seed_0" / "workers").iterdir())
+
+
+@pytest.mark.slow
+def test_an_experiment_in_processes_of_ray_is_the_host_loop(tmp_path):
+    pytest.importorskip("ray")
+    words = ["--smoke", "--seeds", "1", "--arm", "grpo", "--fresh"]
+    more = {"host": ["--loop", "host"], "ray": ["--loop", "async", "--staleness", "0", "--workers", "ray:1"]}
+    for name, loops in more.items():
+        command = [sys.executable, "-m", dr_grpo.__name__, *words, *loops, "--out", str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (json.loads((tmp_path / name / "results.json").read_text())["arms"]["grpo"]["curves"] for name in more)
+    assert all(other[name] == curve for name, curve in one.items())
+
+
+WRONG = {
+    ("--workers", "ray:0"): "must be threads:N or ray:N",
+    ("--workers", "ray:2"): "--workers ray:2 belongs to --loop async",
+    ("--loop", "async", "--workers", "ray:2", "--mesh", "data=2"): "does not go with --mesh data=2",
+    ("--loop", "async", "--workers", "ray:2", "--layout", "packed"): "drop --layout packed",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_workers_that_cannot_be_are_one_line(words, tmp_path, capsys):
+    pytest.importorskip("ray")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(dr_grpo.__name__, ["--smoke", "--arm", "grpo", "--out", str(tmp_path), *words])
+    assert ended.value.code == 2 and WRONG[words] in capsys.readouterr().err
 
 
 def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import model_parallel, rules
-from jaxrl_llm.models import attention
+from jaxrl_llm.models import attention, cache
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_cached, attention_kernels
 from jaxrl_llm.models.mlp import grouped_experts
@@ -50,6 +50,54 @@ def test_in_bfloat16():
     want = attention.attend(q, k[1], v[1], mask)
     got = attention_cached.attend_layer(q, k, v, mask, jnp.int32(1), jnp.int32(filled), block=16, interpret=True)
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
+
+
+def _few_bits(k, v):
+    """Keys and values as whole numbers and scales, and what they stand for."""
+    (k, k_scale), (v, v_scale) = (cache.quantised(x) for x in (k, v))
+    real = (x.astype(jnp.float32) * scale[..., None] for x, scale in ((k, k_scale), (v, v_scale)))
+    return (k, v), (k_scale, v_scale), tuple(real)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_whole_numbers_are_read_as_such(softcap):
+    """Alone, on a mesh and cut out: scores and weights are scaled in the place of keys and values."""
+    q, k, v, mask, filled = _case()
+    (k, v), scales, real = _few_bits(k, v)
+    want = attention.attend(q, *(x[1] for x in real), mask, softcap=softcap)
+    places = (mask, jnp.int32(1), jnp.int32(filled))
+    run = partial(attention_cached.attend_layer, block=16, interpret=True)
+    for fn in (run, attention_cached.cut_out(attention.attend)):
+        np.testing.assert_allclose(fn(q, k, v, *places, *scales, softcap=softcap), want, atol=1e-5)
+    mesh = meshes.parse_mesh("data=2,fsdp=2,tensor=2")
+    on_mesh = model_parallel.make_cached(
+        mesh, attention_kernels.make_cached("pallas", platform="cpu"), attention.attend
+    )
+    got = jax.jit(partial(on_mesh, softcap=softcap))(q, k, v, *places, k_scale=scales[0], v_scale=scales[1])
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    behind = [x.at[:, :, :, filled:].set(127) for x in (k, v)]
+    wild = [x.at[:, :, :, filled:].set(jnp.nan) for x in scales]
+    np.testing.assert_array_equal(run(q, *behind, *places, *wild), run(q, k, v, *places, *scales))
+
+
+def test_a_rollout_reads_its_int8_cache_in_place():
+    """As with a cache that is cut out and made wide, and near that of all bits."""
+    _, params, config = small_model("qwen3")
+    pallas = {"name": "pallas", "platform": "cpu"}
+    options = {"attend_fn": attention_kernels.make_attend(**pallas), "rows_fn": attention_kernels.make_rows(**pallas)}
+    read = attention_kernels.make_cached(**pallas)
+    few, cut = (make_policy(config, int8_cache=True, cached_fn=fn, **options)
+                for fn in (read, attention_cached.cut_out(attention.attend)))  # fmt: skip
+    assert jax.eval_shape(lambda: few.init_cache(2, 9))["k"].dtype == jnp.int8
+    got, want, wide = (
+        _rollout(policy, params) for policy in (few, cut, make_policy(config, cached_fn=read, **options))
+    )
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_allclose(got.sampler_logp, want.sampler_logp, atol=1e-5)
+    gap = np.abs(got.sampler_logp - wide.sampler_logp)[:, PROMPTS.shape[1]]
+    assert gap.max() == 0.0  # a prompt sees its own keys with all bits
+    jaxpr = str(jax.make_jaxpr(lambda p: _rollout(few, p))(params))
+    assert "attend_layer" in jaxpr
 
 
 def test_who_sees_nobody_gets_zeros():

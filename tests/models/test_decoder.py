@@ -7,6 +7,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.models.attention import rope_frequencies
 from jaxrl_llm.models.config import RopeScaling
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_kernels
 from tests import close
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
 
@@ -78,6 +79,31 @@ def test_remat_changes_neither_value_nor_gradient(remat):
 
     a, b = (jax.value_and_grad(loss(policy))(params) for policy in (plain, recomputed))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), a, b)
+
+
+def test_what_is_kept_beside_kernels_goes_into_no_stack():
+    """So few layers are compiled one by one, unless they are recomputed; nothing of value and gradient changes."""
+    config = small_config(num_layers=8)
+    pallas = {"name": "pallas", "platform": "cpu"}  # of so few columns attention itself is XLA's
+    kernels = {
+        "attend_fn": attention_kernels.make_attend(**pallas),
+        "cached_fn": attention_kernels.make_cached(**pallas),
+    }
+    tokens, (segments, positions) = _tokens((2, 5)), dense_rows(2, 5)
+    params = make_policy(config).init(jax.random.key(0))
+
+    def run(**options):
+        policy = make_policy(config, **options)
+
+        def loss(params):
+            return logprobs.token_logprobs(_logits(policy, params, tokens, positions, segments), tokens).sum()
+
+        return jax.jit(jax.value_and_grad(loss)).lower(params)
+
+    kept, again, plain = run(**kernels), run(**kernels, remat=True), run()
+    assert "while" not in kept.as_text() and "while" in again.as_text() and "while" in plain.as_text()
+    want = again.compile()(params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), kept.compile()(params), want)
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import pytest
 
 from experiments.policy_gradient.parts import latent_code_training as learning
 from experiments.policy_gradient.parts import latent_codes as latent
+from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.methods.builders import score_tokens
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Rewards, Trajectories
 from tests.models_for_tests import dense_rows, small_model
 
 K = 5
@@ -116,3 +117,57 @@ def test_distinct_responses():
     mask = jnp.array([[True, True, False]] * 6)
     # three of one kind (the last token does not count), three kinds: 1/3 and 1
     assert float(learning.distinct_fraction(tokens, mask, 3)) == pytest.approx(2 / 3)
+
+
+def test_codes_drawn_behind_their_tokens_follow_the_posterior():
+    """pi(k | s) W(token | s, k), made to sum to 1: 4,000 draws of every token's code against the enumerated law."""
+    policy, params, rows = _case()
+    hidden = policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
+    before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    keys = jax.random.split(jax.random.key(3), 4000)
+    draw = jax.jit(jax.vmap(lambda k: latent.drawn_codes(policy, params, before, rows.tokens, k, sharpness=2.0)))
+    seen = np.stack([(np.asarray(draw(keys)) == k).mean(0) for k in range(K)], axis=-1)
+    chances = np.asarray(jax.nn.softmax(latent.policy_logits(params, before), axis=-1), np.float64)
+    want = np.zeros((2, 6, K))
+    for k in range(K):
+        action = jnp.broadcast_to(params["codes"][k], before.shape)
+        world = jax.nn.softmax(2.0 * policy.unembed(params["model"], latent.merged(params, before, action)), axis=-1)
+        likelihood = jnp.take_along_axis(world, rows.tokens[:, :, None], axis=-1)[:, :, 0]
+        want[:, :, k] = chances[:, :, k] * np.asarray(likelihood, np.float64)
+    marginal = np.exp(np.asarray(latent.token_logits(policy, params, before, sharpness=2.0)))
+    picked = np.take_along_axis(marginal, np.asarray(rows.tokens)[:, :, None], axis=-1)[:, :, 0]
+    np.testing.assert_allclose(want.sum(-1), picked, rtol=1e-3)  # together they are the chance of the token
+    want /= want.sum(-1, keepdims=True)
+    assert np.abs(want - chances).max() > 0.05, "the token says something about the code"
+    np.testing.assert_allclose(seen, want, atol=0.035)
+
+
+def test_the_gradient_is_that_of_the_drawn_code():
+    """-A grad log pi(k | s) at the first update, in the policy over codes alone; and a pull to where it began."""
+    policy, params, rows = _case()
+    slots = learning.make_code_slots(
+        policy, lambda rows, rewards: jnp.where(rows.mask, 0.7, 0.0), clipped_policy_loss, sharpness=2.0
+    )
+    rewards = Rewards(jnp.ones(2), jnp.ones(2, bool))
+    batch = slots["estimate"](params, learning.keep_policy(params, jax.random.key(0)), rows, rewards)
+    gradient = jax.grad(lambda p: slots["loss"](p, batch)[0])(params)
+    moved = {name for name, x in gradient.items() if any(np.asarray(y).any() for y in jax.tree.leaves(x))}
+    assert moved == {"policy"}
+    hidden = policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
+    before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+
+    def direct(part):
+        logp, _ = latent.code_logp(params | {"policy": part}, before, batch.extras["codes"])
+        return -0.7 * jnp.sum(jnp.where(rows.mask, logp, 0.0)) / jnp.sum(rows.mask, dtype=jnp.float32)
+
+    want = jax.grad(direct)(params["policy"])
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient["policy"], want)
+    used = slots["loss"](params, batch)[1]["codes/used"]
+    assert 1 / K < float(used) <= 1.0
+    held = learning.make_code_slots(
+        policy, lambda rows, rewards: jnp.zeros(rows.mask.shape), clipped_policy_loss, sharpness=2.0, kl_weight=1.0
+    )
+    away = params | {"policy": jax.tree.map(lambda x: 1.5 * x, params["policy"])}
+    batch = held["estimate"](away, learning.keep_policy(params, jax.random.key(0)), rows, rewards)
+    pull = jax.grad(lambda p: held["loss"](p, batch)[0])(away)["policy"]
+    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(pull)) > 1e-3

@@ -1,6 +1,7 @@
 """CARFT: printed losses of pairs of cosines, who is contrasted, ReFT without the contrast."""
 
 import dataclasses
+import json
 import math
 
 import jax
@@ -13,7 +14,8 @@ from jaxrl_llm import reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Rewards, Trajectories
+from tests.models_for_tests import byte_model
 
 BASE = dataclasses.replace(carft.Settings(), **carft.EMBEDDED | carft.SMOKE)
 
@@ -82,3 +84,23 @@ def test_rewards_for_any_answer():
     rows = carft.given.with_responses(rows, jnp.ones(3, bool), *texts)
     rewards = online.score(jax.tree.map(lambda x: x[ids], bench.train.answers), rows)
     np.testing.assert_allclose(rewards.value, [1.0, 0.1, 0.0])
+
+
+def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
+    """Rows of one's own: 1 for a right answer, 0.1 for a wrong one, 0 for none."""
+    folder = byte_model(tmp_path, max_positions=300)
+    lines = [{"question": f"What is {k} + 1?", "answer": f"{k} and one is {k + 1}.\n#### {k + 1}"} for k in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = dataclasses.replace(
+        BASE, model=str(folder), data=str(tmp_path / "rows.jsonl"), format="gsm8k", max_new_tokens=40, levels=()
+    )
+    plan, found = carft.build(settings), recipes.bench(settings)
+    assert plan.on_host
+    right = str(recipes.solved_problems(settings)[0].answer["value"])
+    tokens = [found.model.tokenizer.encode(text) for text in (f"#### {right}", "#### 9999", "")]
+    width = max(map(len, tokens))
+    table = jnp.asarray([row + [0] * (width - len(row)) for row in tokens], jnp.int32)
+    mask = jnp.asarray([[k < len(row) for k in range(width)] for row in tokens])
+    ids = jnp.zeros((3,), jnp.int32)
+    rows = Trajectories(table, table, table, mask, jnp.zeros(table.shape, jnp.float32), ids > 0, ids, ids)
+    np.testing.assert_allclose(plan.host_score(rows).value, [1.0, 0.1, 0.0])

@@ -1,11 +1,16 @@
 """Confucius3-Math: weights of hard groups, entropy held at a target, surplus groups carried over."""
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import confucius3
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import loop
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.train import refill
 from jaxrl_llm.types import Batch, Rewards, TrainState
@@ -92,3 +97,18 @@ def test_recovered_groups_come_first_and_once():
     assert pool.kept.tolist() == [True] * 4 + [False] * 4
     assert pool.trajectories.tokens[:4, 0].tolist() == [1] * 4  # the surplus of the second draw
     assert pool.trajectories.group_ids.tolist() == np.repeat(np.arange(4), 2).tolist()
+
+
+def test_an_iteration_without_an_update_has_no_entropy():
+    """The mean over no token is undefined, and means over a stretch leave it out; it was read as 0."""
+    settings = dataclasses.replace(confucius3.Settings(), **confucius3.EMBEDDED | confucius3.SMOKE | {"target": 0.5})
+    figures = confucius3.build(settings).stages[0].method.figures
+    line = jnp.zeros((4,), jnp.float32)
+    for total, wanted in ((0.0, np.nan), (12.0, 0.2)):
+        batch = types.SimpleNamespace(total=jnp.asarray(total), extras={"kept": line})
+        found = figures(batch, {"policy/entropy": jnp.asarray(0.3 if total else 0.0)})
+        np.testing.assert_allclose(found["entropy/gap"], wanted, atol=1e-6)
+        assert np.isnan(found["policy/entropy"]) == (total == 0)
+    curves = loop._Curves()
+    curves.train(4, {"policy/entropy": np.array([[np.nan, 0.4, np.nan, 0.2], [np.nan] * 4])})
+    np.testing.assert_allclose(curves.points["policy/entropy"][4], [0.3, np.nan])

@@ -1,10 +1,13 @@
 """DUMP: upper confidence bounds on the mean absolute advantage of each distribution."""
 
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_llm.curriculum import bandit
+from jaxrl_llm.experiment import curricula
 
 
 def _state(learnability, visits, window=1):
@@ -60,3 +63,14 @@ def test_invalid_settings():
         bandit.make_ucb(window=0)
     with pytest.raises(ValueError, match="temperature=0.0"):
         bandit.make_ucb(temperature=0.0)
+
+
+def test_spending_by_distribution_adds_up_to_the_step():
+    """Rows 4 and 6 of three categories; row 5 belongs to none."""
+    slots = curricula.spending(np.array([0, 2, 1]), rows=np.array([1, 4, 6]))
+    ids = jnp.asarray([4, 4, 6, 5, 9, 1, 1, 1], jnp.int32)
+    category = slots["row_extras"]({}, types.SimpleNamespace(problem_ids=ids), None)["category"]
+    assert category.tolist() == [2, 2, 1, -1, -1, 0, 0, 0]
+    batch = types.SimpleNamespace(extras={"category": category})
+    found = slots["figures"](batch, {})
+    assert {k: float(x) for k, x in found.items()} == {"drawn/0": 0.375, "drawn/1": 0.125, "drawn/2": 0.25}

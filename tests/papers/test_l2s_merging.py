@@ -60,6 +60,21 @@ def test_special_cases_of_arithmetic():
     _close(merging.added(BASE, merging.ties_delta(merging.deltas(BASE, [ONE]), share=0.0)), ONE)
 
 
+def test_task_arithmetic_goes_from_the_quick_model_towards_the_slow_one(small):
+    """quick + alpha (slow - quick), whatever both have in common; alpha 0, 1/2 and 1 are quick, average and slow."""
+    params, tables, key = {"quick": ONE, "slow": TWO}, small[1], jax.random.key(0)
+    far = small[0].model  # the base itself is not looked at
+    merge = long_short.make_task_arithmetic(0.7)
+    _close(merge(far, params, tables, key), jax.tree.map(lambda q, s: 0.3 * q + 0.7 * s, ONE, TWO))
+    _close(long_short.make_task_arithmetic(0.0)(far, params, tables, key), ONE)
+    _close(long_short.make_task_arithmetic(0.5)(far, params, tables, key), merging.average([ONE, TWO]))
+    _close(long_short.make_task_arithmetic(1.0)(far, params, tables, key), TWO)
+    with pytest.raises(ValueError, match="alpha=1.4"):
+        long_short.make_task_arithmetic(1.4)
+    kept = jax.tree.map(lambda d: merging.trimmed(d, 0.8), jax.tree.map(jnp.subtract, TWO, ONE))
+    _close(long_short.ties(far, params, tables, key), jax.tree.map(jnp.add, ONE, kept))
+
+
 def test_dare_keeps_the_mean():
     delta = {"w": jnp.ones((200, 50))}
     found = merging.dare(jax.random.key(0), delta, rate=0.3)["w"]
@@ -162,7 +177,7 @@ def test_every_merge_of_two_equal_models_is_a_model(small):
         assert jax.tree.structure(merged) == jax.tree.structure(base)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(merged))
     little = found.model._replace(params=BASE)
-    for merge in (long_short.lore, long_short.twin, long_short.task_arithmetic):
+    for merge in (long_short.lore, long_short.twin, long_short.make_task_arithmetic(0.9)):
         merged = merge(little, {"quick": ONE, "slow": TWO}, tables, jax.random.key(0))
         assert jax.tree.structure(merged) == jax.tree.structure(BASE)
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.curriculum.parts import hints
+from experiments.curriculum.parts import hints, written_hints
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from tests.papers import staged
@@ -79,6 +79,36 @@ def test_hint_kinds_and_leaks():
     assert [hints.leaks(f(long), long) for f in (hints.first_operands, hints.first_step, hints.whole_solution)] == [
         False, False, True,
     ]  # fmt: skip
+
+
+def test_a_hint_that_names_the_answer_is_none():
+    assert written_hints.gives_away("The sum is Forty-Two.", "forty-two")
+    assert not written_hints.gives_away("Carry the one.", "") and not written_hints.gives_away("x = 420", "42")
+
+
+def test_hints_are_asked_for_with_the_answer_and_then_from_the_explanation_alone(monkeypatch):
+    model = recipes.bench(recipes.OnlineSettings(train_problems=4, eval_problems=4, max_new_tokens=8)).model
+    problems = [staged.problem("What is 20 + 22?", "20 + 22 = 42"), staged.problem("What is 1 + 2?", "3")]
+    problems = [p._replace(answer={"value": a}) for p, a in zip(problems, ("42", "3"), strict=True)]
+    seen = []
+
+    def replies(model, asked, **numbers):
+        seen.append([p.prompt for p in asked])
+        first = len(seen) == 1
+        return ["Tens first:  40, ones\n2.", "Count."] if first else ["Add tens and ones apart.", "It is 3."]
+
+    monkeypatch.setattr(written_hints, "replies", replies)
+    found = written_hints.write(model, problems, chat=False, explanation_tokens=200, most_tokens=40)
+    assert found == ["Add tens and ones apart.", ""], "a hint that names the answer is left out"
+    assert "right answer is 42" in seen[0][0] and "right answer" not in seen[1][0]
+    assert "Tens first: 40, ones 2." in seen[1][0], "the explanation on one line"
+
+
+def test_a_model_writes_hints_and_prompts_beyond_its_context_get_none():
+    model = recipes.bench(recipes.OnlineSettings(train_problems=4, eval_problems=4, max_new_tokens=8)).model
+    problems = [staged.problem("1+2", "3"), staged.problem("1+2" * model.config.max_positions, "3")]
+    said = written_hints.replies(model, problems, chat=False, max_new_tokens=4, temperature=1.0, salt=1, at_once=2)
+    assert len(said) == 2 and said[0] and said[1] == ""
 
 
 @pytest.mark.slow

@@ -1,10 +1,14 @@
 """TBA: trajectory balance by hand, its gradient, its optimum and AGRO; the ring of stored groups and its draws."""
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.systems import tba
 from experiments.systems.parts import replay
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.off_policy import agro_loss, trajectory_balance_loss
@@ -109,8 +113,63 @@ def test_a_share_of_nothing_takes_whole_stored_groups_with_their_rewards():
     ring = replay.stored(replay.empty_replay(4, SIZE, WIDTH, jax.random.key(0)), *_rollout(1, 2, 3), SIZE)
     rows, rewards, old = _drawn(ring, 0.0)
     assert old.all() and set(rows.problem_ids.tolist()) <= {1, 2, 3}  # never the empty place
-    np.testing.assert_array_equal(rewards.value, rows.problem_ids)
     np.testing.assert_array_equal(rows.group_ids, jnp.repeat(jnp.arange(4), SIZE))
+    # both responses of a stored group are the same text here: the copy is left out, and counts in no group
+    assert rewards.valid.tolist() == [True, False] * 4
+    np.testing.assert_array_equal(rewards.value[::SIZE], rows.problem_ids[::SIZE])
+    assert rows.mask.any(1).tolist() == [True, False] * 4
+
+
+def _of_one_prompt(*texts):
+    """Groups of two different responses to problem 1; the rewards are the first tokens."""
+    rows, rewards = _rollout(*[1] * (len(texts) // SIZE))
+    grid = jnp.asarray([[text] * WIDTH for text in texts], jnp.int32)
+    return rows._replace(tokens=grid), Rewards(grid[:, 0].astype(jnp.float32), rewards.valid)
+
+
+def test_a_prompt_is_drawn_with_the_responses_of_all_its_rollouts_each_once():
+    ring = replay.empty_replay(4, SIZE, WIDTH, jax.random.key(0))
+    ring = replay.stored(ring, *_of_one_prompt(4, 5, 6, 5), SIZE)  # 5 was said twice
+    ring = replay.stored(ring, *_rollout(2), SIZE)
+    assert replay.first_of_equals(ring.pool).tolist() == [True, True, True, False, True, False, False, False]
+
+    def draw(key, heat=0.0):
+        rows, there = replay.of_prompts(ring.pool, jnp.asarray([1, 2], jnp.int32), SIZE, key, heat)
+        return ring.pool.trajectories.tokens[rows, 0], there
+
+    tokens, there = jax.vmap(draw)(jax.random.split(jax.random.key(1), 600))
+    assert there[:, 0].all() and there[:, 1].tolist() == [[True, False]] * 600
+    first, second = np.asarray(tokens[:, 0, 0]), np.asarray(tokens[:, 0, 1])
+    assert (first != second).all() and set(first.tolist()) == {4, 5, 6}, "without replacement, from both rollouts"
+    np.testing.assert_allclose([(first == t).mean() for t in (4, 5, 6)], 1 / 3, atol=0.07)
+    hot, _ = jax.vmap(lambda key: draw(key, 1.0))(jax.random.split(jax.random.key(2), 600))
+    chances = np.exp([4.0, 5.0, 6.0]) / np.exp([4.0, 5.0, 6.0]).sum()
+    np.testing.assert_allclose([(np.asarray(hot[:, 0, 0]) == t).mean() for t in (4, 5, 6)], chances, atol=0.07)
+
+
+def test_signatures_tell_order_and_ignore_what_is_no_response():
+    rows, _ = _rollout(1, 1)
+    tokens = jnp.asarray([[1, 2, 3], [2, 1, 3], [9, 2, 3], [8, 2, 3]], jnp.int32)
+    mask = jnp.asarray([[True] * 3, [True] * 3, [False, True, True], [False, True, True]])
+    marks = replay.signatures(rows._replace(tokens=tokens, mask=mask)).tolist()
+    assert marks[0] != marks[1] and marks[2] == marks[3] and marks[0] != marks[2]
+
+
+def test_beta_falls_and_reaches_the_loss():
+    settings = dataclasses.replace(
+        tba.Settings(), **tba.EMBEDDED | tba.SMOKE | {"steps": 4, "beta": 0.4, "beta_end": 0.2}
+    )
+    assert [round(float(tba.beta_at(settings, jnp.asarray(k))), 3) for k in (0, 2, 4, 9)] == [0.4, 0.3, 0.2, 0.2]
+    for loss in (tba.balance, tba.rloo):
+        batch = types.SimpleNamespace(
+            extras={"rewards": PAIR["rewards"], "beta": jnp.full((2,), 0.5)}, group_ids=ONE, mask=MASK,
+            ref_logp=PAIR["ref_logp"], sampler_logp=PAIR["logp"], advantages=jnp.zeros((2, 1)),
+        )  # fmt: skip
+        half = loss(PAIR["logp"], batch).loss
+        batch.extras["beta"] = jnp.full((2,), 0.25)
+        assert float(jnp.abs(half - loss(PAIR["logp"], batch).loss).max()) > 1e-3
+    batch.extras["beta"] = jnp.full((2,), 0.5)
+    np.testing.assert_allclose(tba.balance(PAIR["logp"], batch).loss[:, 0], 0.5 * 0.25, rtol=1e-5)  # beta (1/2)^2
 
 
 def test_shares_and_preference_in_the_long_run():

@@ -200,8 +200,17 @@ def test_command_text_and_json(capsys):
 
 
 def test_command_where_nothing_fits(capsys):
-    assert cli.cli(["--model", "Llama-3-70B", "--topology", "v5e:2x4", "--estimate"]) == 1
-    assert "DOES NOT FIT" in capsys.readouterr().out
+    """It says what would: the smallest slice of the generation, and of the others none with more chips."""
+    command = ["--model", "Qwen3-8B", "--topology", "v5e:2x4", "--estimate", "--show", "1"]
+    assert cli.cli(command) == 1
+    out = capsys.readouterr().out
+    assert "DOES NOT FIT" in out and "nothing fits v5e:2x4; by the closed form would: v5e:4x4 (fsdp=16, 13." in out
+    assert cli.cli([*command, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["would_fit"]
+    assert {name[:3] for name in found} == {"v5e", "v4:", "v5p", "v6e"}
+    for name, plan in found.items():
+        assert 0 < plan["peak_gib"] * 2**30 <= search.MARGIN * chips.parse(name).chip.hbm
+        assert chips.parse(name).chips <= 16
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,17 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
         script["main"](["--models", "Qwen3-0.6B", "--slices", topology], record, page)
         monkeypatch.setattr(compiled, "devices", lambda topology: [None])
     assert list(json.loads(record.read_text())) == ["Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
-    row = next(line for line in page.read_text().splitlines() if "| Qwen3-0.6B | v5e:2x4 | decode |" in line)
-    assert row.startswith("| Qwen3-0.6B | v5e:2x4 | decode | 140.0 | 36.0 |")
+    row = next(
+        line
+        for line in page.read_text().splitlines()
+        if line.startswith("| Qwen3-0.6B | v5e:2x4 |") and "| decode |" in line
+    )
+    assert "| decode | 140.0 | 36.0 |" in row and "`fsdp=8`" in row
     assert row.endswith("| `models/layers.py:22` 120.0 |")
+    found = json.loads(record.read_text())
+    phases_of_tunix = {name: dict.fromkeys((*script["PARTS"], "collectives", "gib"), 1023.0)
+                       for name in ("decode, 1,023 tokens", "update, recomputed", "prefill")}  # fmt: skip
+    found = {"Qwen3-0.6B v5e:2x4": found["Qwen3-0.6B v5e:2x4"] | {"fits": False}, script["COMPARED"]: phases_of_tunix}
+    told = script["page"](found)
+    assert "does not fit: " in told and "| decode | 140.0 |" not in told
+    assert "| decode, one token | 1.00 |" in told and "| 21.7 |" in told and "397 + kernels |" in told

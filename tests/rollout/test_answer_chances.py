@@ -63,6 +63,30 @@ def test_chances_are_those_of_the_answer_in_place_of_the_action():
     np.testing.assert_allclose(np.asarray(found), want, rtol=2e-5)
 
 
+def test_an_episode_is_read_once_whatever_the_turns_and_the_answers():
+    """No pass over whole rows: the cache is filled once, and every answer is read on from it."""
+    policy, params, _ = small_model()
+    widths = []
+
+    def extend(params, cache, tokens, *rest):
+        widths.append(tokens.shape[1])
+        return policy.extend(params, cache, tokens, *rest)
+
+    def never(*given):
+        raise AssertionError("a pass over whole rows")
+
+    watched = policy._replace(hidden=never, extend=extend)
+    both = {name: jnp.stack([x, x[::-1]], axis=1) for name, x in GOLD.items()}
+    found = answer_probability.answer_chances(watched, params, _rows(), both)
+    assert widths == [9, 3], "one row of 9 tokens and one answer of 3, within a loop"
+    assert found.shape == (2, 3, 2)
+    np.testing.assert_allclose(
+        found[:, :, 0], answer_probability.answer_chances(policy, params, _rows(), GOLD), rtol=1e-5
+    )
+    one_row = answer_probability.answer_chances(policy, params, _rows(), both, most_bytes=1)
+    np.testing.assert_allclose(one_row, found, rtol=1e-5)
+
+
 def test_golds_are_the_first_right_answer_behind_its_tag(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     rows = [Problem("own", "?", "", {"value": value}, 0, "?") for value in (["Rome", "Roma"], 7)]

@@ -142,7 +142,7 @@ def _call(name, arguments):
 
 
 def _talk(actions, task=TASK, user=tau_bench.plain_user):
-    world = tau_bench.desk_world(DESK, user)
+    world = tau_bench.desk_env(DESK, user)
     state, said = world.reset(NO_SEED, tau_bench.open_talk(task, user)), None
     for action in actions:
         said = world.step(state, action)
@@ -179,7 +179,7 @@ def test_bad_calls_are_answered_and_change_nothing():
 
 
 def test_the_situation_is_database_and_talk():
-    world = tau_bench.desk_world(DESK)
+    world = tau_bench.desk_env(DESK)
     client = tau_bench.open_talk(TASK, tau_bench.plain_user)
     one, other = world.reset(NO_SEED, client), world.reset(NO_SEED, client)
     before = world.identity(one)

@@ -13,7 +13,7 @@ import pytest
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.host import env as base
 from jaxrl_llm.rollout.host.driver import make_host_episodes
-from jaxrl_llm.rollout.host.env import Heard, HostEnv, Said, SpokenWorld
+from jaxrl_llm.rollout.host.env import HostEnv, StepResult, TextEnv, TextStepResult
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from tests.models_for_tests import small_config
@@ -151,12 +151,12 @@ def test_a_slow_world_stalls_nobody_and_free_slots_are_refilled():
     def step(state, ids):
         if state == 0:
             assert others.wait(60), "the others wait for this one"
-            return Heard(state, (), 1.0, True)
+            return StepResult(state, (), 1.0, True)
         with lock:
             over.add(state)
             if len(over) == 5:
                 others.set()
-        return Heard(state, (), 1.0, True)
+        return StepResult(state, (), 1.0, True)
 
     played = _play(step)
     rewards = multi_turn.episode_rewards({}, played.trajectories)
@@ -165,7 +165,7 @@ def test_a_slow_world_stalls_nobody_and_free_slots_are_refilled():
 
 
 def test_an_empty_slot_is_not_occupied():
-    figures = _play(lambda state, ids: Heard(state, (), 1.0, True), rows=1).figures
+    figures = _play(lambda state, ids: StepResult(state, (), 1.0, True), rows=1).figures
     assert figures["world/occupancy"] <= 1 / 2 and figures["world/decoding"] == 1 / 2
 
 
@@ -173,12 +173,12 @@ def _failing(state, ids):
     if state == 0:
         raise SystemExit(3)
     if state == 1:
-        return Heard(state, (), 5.0, True, valid=False, reason="the shop is closed")
+        return StepResult(state, (), 5.0, True, valid=False, reason="the shop is closed")
     if state == 2:
-        return Heard(state, (), float("nan"), False)
+        return StepResult(state, (), float("nan"), False)
     if state == 3:
-        return Heard(state, (4, 99), 0.0, False)
-    return Heard(state, (3, 3, 3), 0.5, False)
+        return StepResult(state, (4, 99), 0.0, False)
+    return StepResult(state, (3, 3, 3), 0.5, False)
 
 
 def test_failures_are_invalid_with_a_reason_and_the_others_go_on():
@@ -221,12 +221,12 @@ def test_deadlines(limit):
     def step(state, ids):
         if state == 1:
             release.wait(60)
-            return Heard(state, (), 7.0, True)
+            return StepResult(state, (), 7.0, True)
         with lock:
             over.add(state)
             if len(over) == 5:
                 now[0] = 100.0
-        return Heard(state, (), 1.0, True)
+        return StepResult(state, (), 1.0, True)
 
     played = _play(step, clock=lambda: now[0], **{limit: 50.0})
     release.set()
@@ -244,7 +244,7 @@ def test_a_stuck_slot_takes_further_episodes():
         if state == 0:
             now[0] = 100.0
             release.wait(60)
-        return Heard(state, (), 1.0, True)
+        return StepResult(state, (), 1.0, True)
 
     def close(state):
         closed.append((state, threading.current_thread()))
@@ -265,7 +265,7 @@ def test_a_stuck_slot_takes_further_episodes():
 
 
 def test_a_world_may_stop_without_an_end():
-    played = _play(lambda state, ids: Heard(state, (), 0.5, False, cut=True))
+    played = _play(lambda state, ids: StepResult(state, (), 0.5, False, cut=True))
     assert played.trajectories.truncated.all() and not played.failures
     assert multi_turn.turns_of(played.trajectories).taken[:, 0].all()
 
@@ -291,9 +291,9 @@ def test_the_ids_that_were_chosen_stay_whatever_their_text():
 
     def step(state, text):
         heard.append(text)
-        return Said(state, "ab", 0.0, len(heard) == 3)
+        return TextStepResult(state, "ab", 0.0, len(heard) == 3)
 
-    world = SpokenWorld(lambda seed, task: int(seed[0]), step, lambda state: state)
+    world = TextEnv(lambda seed, task: int(seed[0]), step, lambda state: state)
     env = base.spoken(
         world, lambda text: [5], lambda ids: "".join(texts[i] for i in ids), action_tokens=3, observation_tokens=2
     )

@@ -58,7 +58,7 @@ def _stand_in(monkeypatch):
 
 def test_textworld_games(monkeypatch, tmp_path):
     _stand_in(monkeypatch)
-    world = text_games.textworld_world(write=text_games.with_commands)
+    world = text_games.textworld_env(write=text_games.with_commands)
     game = world.reset(NO_SEED, "coin.z8")
     said = world.step(game, "dance")
     assert said.text == "That's not a verb I recognise.\nYou can: look; open box" and said.reward == 0.0
@@ -83,7 +83,7 @@ def test_alfworld_games_are_textworld_games_with_names(monkeypatch):
     for name in ("fast_downward", "alfworld", "alfworld.agents", "alfworld.agents.environment"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "alfworld.agents.environment.alfred_tw_env", made)
-    world = text_games.alfworld_world()
+    world = text_games.alfworld_env()
     game = world.reset(NO_SEED, "game.tw-pddl")
     assert game.env.wrappers == [("names", False)]
     assert world.step(game, "open box").text == "You open the box.\nYou can: look; open box"
@@ -102,7 +102,7 @@ def test_textworld_itself(tmp_path):
     options = textworld.GameOptions()
     options.path = str(tmp_path / "coin.z8")
     path = textworld.generator.compile_game(maker.build(), options)
-    world = text_games.textworld_world()
+    world = text_games.textworld_env()
     game = world.reset(NO_SEED, path)
     shown = text_games.feedback(game.state)
     assert "box" in shown and "$" not in shown and "TextWorld" in shown.split("\n")[0]  # neither banner nor prompt
@@ -174,7 +174,7 @@ def _play(world, seed):
 
 
 def test_textarena_games_draw_as_if_alone(arena):
-    world = text_games.textarena_world("Dice-v0", players=2, opponent=lambda text: "throw " + text[-6:])
+    world = text_games.textarena_env("Dice-v0", players=2, opponent=lambda text: "throw " + text[-6:])
     alone = [_play(world, seed) for seed in range(16)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda seed: _play(world, seed), range(16)))
@@ -185,7 +185,7 @@ def test_textarena_games_draw_as_if_alone(arena):
 
 
 def test_situations_are_all_that_was_said(arena):
-    world = text_games.textarena_world("Dice-v0")
+    world = text_games.textarena_env("Dice-v0")
     match, other = world.reset(NO_SEED, 1), world.reset(NO_SEED, 1)
     assert world.identity(match) == world.identity(other)
     world.step(match, "pass")
@@ -194,19 +194,19 @@ def test_situations_are_all_that_was_said(arena):
 
 def test_textarena_mistakes(arena, monkeypatch):
     with pytest.raises(UserError, match="no TextArena game 'Dice-v9'; there are Dice-v0, Dice-v0-raw"):
-        text_games.textarena_world("Dice-v9")
+        text_games.textarena_env("Dice-v9")
     with pytest.raises(UserError, match="players=2 need an opponent"):
-        text_games.textarena_world("Dice-v0", players=2)
+        text_games.textarena_env("Dice-v0", players=2)
     with pytest.raises(UserError, match="seat=1 is not among players=1"):
-        text_games.textarena_world("Dice-v0", seat=1)
+        text_games.textarena_env("Dice-v0", seat=1)
     monkeypatch.setitem(sys.modules, "textarena", None)
     with pytest.raises(UserError, match=r"need textarena: pip install 'jaxrl_llm\[games\]'"):
-        text_games.textarena_world("Dice-v0")
+        text_games.textarena_env("Dice-v0")
 
 
 def test_textarena_itself(tmp_path):
     pytest.importorskip("textarena")
-    world = text_games.textarena_world("GuessTheNumber-v0")
+    world = text_games.textarena_env("GuessTheNumber-v0")
     match, low, high = world.reset(NO_SEED, 3), 1, 20
     assert "between 1 and 20" in match.told[0]
     for turn in range(6):  # halving
@@ -219,7 +219,7 @@ def test_textarena_itself(tmp_path):
     assert (said.reward, said.done) == (1.0, True)
     said = world.step(world.reset(NO_SEED, 3), "no number")
     assert "invalid move" in said.text and not said.done
-    board = text_games.textarena_world("TicTacToe-v0", players=2, seat=1, opponent=lambda text: "[0]")
+    board = text_games.textarena_env("TicTacToe-v0", players=2, seat=1, opponent=lambda text: "[0]")
     match = board.reset(NO_SEED, 0)
     assert "Player 0: [0]" in match.told[0]
     said = board.step(match, "[4]")  # the other asks for its own square, twice, and loses
@@ -230,11 +230,11 @@ def test_without_the_packages_the_remedy_is_named(monkeypatch):
     for name in ("textworld", "alfworld", "fast_downward", "appworld"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"need textworld: pip install 'jaxrl_llm\[games\]'"):
-        text_games.textworld_world()
+        text_games.textworld_env()
     with pytest.raises(UserError, match=r"pip install alfworld 'textworld\[pddl\]'"):
-        text_games.alfworld_world()
+        text_games.alfworld_env()
     with pytest.raises(UserError, match="pip install appworld; appworld install; appworld download data"):
-        text_games.appworld_world()
+        text_games.appworld_env()
 
 
 # --- AppWorld
@@ -270,8 +270,8 @@ def test_appworld(monkeypatch):
     monkeypatch.setitem(sys.modules, "appworld", types.SimpleNamespace(AppWorld=_AppWorld))
     for nowhere in ([], [""]):  # this process would execute what the model writes
         with pytest.raises(UserError, match="AppWorld executes the Python that a model writes.*--servers http"):
-            text_games.appworld_world(addresses=nowhere)
-    world = text_games.appworld_world(addresses=["http://localhost:1"], max_interactions=7)
+            text_games.appworld_env(addresses=nowhere)
+    world = text_games.appworld_env(addresses=["http://localhost:1"], max_interactions=7)
     apps = world.reset(NO_SEED, "82e2fac_1")
     assert _AppWorld.made == [
         ("82e2fac_1", "jaxrl_llm", {"remote_environment_url": "http://localhost:1", "max_interactions": 7})

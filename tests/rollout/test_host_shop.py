@@ -66,7 +66,7 @@ def test_rewards_by_hand(shop):
 
 
 def test_a_scripted_customer(shop):
-    world = host_shop.shop_world(shop)
+    world = host_shop.shop_env(shop)
     visit = world.reset(NO_SEED, GOAL)
     assert host_shop.page(shop, visit) == "WebShop [SEP] Instruction: [SEP] a red mug [SEP] Search"
     said = world.step(visit, "I look.\nsearch[ Ceramic mug ]")
@@ -99,9 +99,7 @@ def test_a_scripted_customer(shop):
 
 
 def test_pages_of_ten(shop):
-    world = host_shop.shop_world(
-        shop._replace(search=lambda words, n: ["B000000001"] * 9 + ["B000000002", "B000000003"])
-    )
+    world = host_shop.shop_env(shop._replace(search=lambda words, n: ["B000000001"] * 9 + ["B000000002", "B000000003"]))
     said = world.step(world.reset(NO_SEED, GOAL), "search[x]")
     assert "Page 1 (Total results: 11)" in said.text and "B000000003" not in said.text
     said = world.step(said.state, "click[Next >]")

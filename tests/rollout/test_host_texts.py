@@ -48,7 +48,7 @@ class Stairs:
 
 
 def _stairs():
-    return host_texts.gymnasium_world(
+    return host_texts.gymnasium_env(
         Stairs, read=host_texts.named_actions(["down", "up"]), write=lambda o, info: f"floor {o}, {info['doors']} doors"
     )
 
@@ -109,7 +109,7 @@ def test_episodes_of_a_gymnasium_world(tokenizer):
 
 def test_the_package_itself():
     pytest.importorskip("gymnasium")
-    world = host_texts.gymnasium_world(
+    world = host_texts.gymnasium_env(
         host_texts.gymnasium_maker("FrozenLake-v1", is_slippery=False),
         read=host_texts.named_actions(["left", "down", "right", "up"]), write=lambda o, _: f"cell {int(o)}",
     )  # fmt: skip

@@ -11,7 +11,7 @@ from jaxrl_llm.data import databases
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.envs import retry_question, tool_question
 from jaxrl_llm.errors import DataError, UserError
-from jaxrl_llm.rollout.host.env import Said
+from jaxrl_llm.rollout.host.env import TextStepResult
 from jaxrl_llm.sandbox.records import Ran
 from jaxrl_llm.tools import boxes
 from jaxrl_llm.tools.calls import joined, of_functions
@@ -36,7 +36,7 @@ def verify(answer, text):
 
 
 def begin(box):
-    world = tool_question.tool_world(box, verify)
+    world = tool_question.tool_env(box, verify)
     return world, world.reset(np.zeros((2,), np.uint32), "Rhine")
 
 
@@ -44,7 +44,7 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
     world, start = begin(boxes.search_box(TEXTS, by_words, count=2))
     heard = world.step(start, "Let me see. " + call("search", query="Bonn lies"))
     shown = "<tool_response>\n[1] Bonn lies on the Rhine.\n[2] Ulm lies on the Danube.\n</tool_response>"
-    assert heard == Said(heard.state, shown, 0.0, False, mark=tool_question.CALLED | tool_question.FIRST_TOOL)
+    assert heard == TextStepResult(heard.state, shown, 0.0, False, mark=tool_question.CALLED | tool_question.FIRST_TOOL)
     assert world.identity(heard.state) != world.identity(start)
     again = world.step(start, call("search", query="Bonn lies"))
     assert world.identity(again.state) == world.identity(heard.state)  # said otherwise, heard the same
@@ -57,17 +57,17 @@ def test_calls_are_answered_and_the_rest_is_the_answer():
 
 def test_after_the_last_call_comes_the_answer():
     box = boxes.search_box(TEXTS, by_words, count=2)
-    world = tool_question.tool_world(box, verify, calls=1)
+    world = tool_question.tool_env(box, verify, calls=1)
     heard = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), call("search", query="Bonn lies"))
     assert not heard.done and world.step(heard.state, call("search", query="Rhine")).done
-    assert tool_question.tool_world(box, verify, calls=0).step(tool_question.Place("Rhine"), "the Rhine").reward == 1.0
+    assert tool_question.tool_env(box, verify, calls=0).step(tool_question.Place("Rhine"), "the Rhine").reward == 1.0
     with pytest.raises(ValueError, match="calls=-1 must not be negative"):
-        tool_question.tool_world(box, verify, calls=-1)
+        tool_question.tool_env(box, verify, calls=-1)
 
 
 def test_marks_say_what_was_done_with_the_tools():
     box = joined([boxes.calculator_box(), boxes.search_box(TEXTS, by_words)])
-    world = tool_question.tool_world(box, verify)
+    world = tool_question.tool_env(box, verify)
     fine, wrong = call("calculate", expression="1 + 1"), call("calculate", expression="1 +")
     said = (fine, call("search", query="Ulm"), fine + wrong, "<tool_call>?</tool_call>", "2")
     marks = np.asarray([[world.step(tool_question.Place("2"), text).mark for text in said]], np.int32)
@@ -109,7 +109,7 @@ def test_a_bad_day():
     assert asked(astray=1.0).text == whole.text.partition("\n")[2]
     lost = asked(failing=1.0)
     assert lost.error and lost.valid and "could not be fetched" in lost.text
-    world = tool_question.tool_world(box, verify, luck=lambda box, rng: tool_question.noisy(box, rng, failing=0.5))
+    world = tool_question.tool_env(box, verify, luck=lambda box, rng: tool_question.noisy(box, rng, failing=0.5))
     start, search = world.reset(np.asarray([3, 4], np.uint32), "Rhine"), call("search", query="Bonn lies")
     said = [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]
     assert said == [world.step(start._replace(heard=("",) * k), search).text for k in range(16)]  # luck repeats
@@ -120,12 +120,12 @@ def test_a_bad_day():
 
 
 def test_wrong_answers_are_asked_again():
-    world = retry_question.retry_world(verify)
+    world = retry_question.retry_env(verify)
     wrong = world.step(world.reset(np.zeros((2,), np.uint32), "Rhine"), "<answer>Elbe </answer>")
     assert not wrong.done and wrong.text == retry_question.AGAIN and wrong.reward == 0.0
     again, right = world.step(wrong.state, "elbe"), world.step(wrong.state, "the Rhine")
     assert again.mark == wrong.mark != right.mark and right.done and right.reward == 1.0
-    silent = retry_question.retry_world(lambda answer, text: Verdict(1.0, False, "no judge"))
+    silent = retry_question.retry_env(lambda answer, text: Verdict(1.0, False, "no judge"))
     heard = silent.step(retry_question.Place("x"), "x")
     assert not heard.valid and not heard.done and heard.reason == "no judge"
 
@@ -137,7 +137,7 @@ def test_a_tool_that_cannot_be_asked_and_a_verdict_that_says_nothing_are_invalid
     world, start = begin(of_functions([(tool("clock", ""), broken)]))
     heard = world.step(start, call("clock"))
     assert not heard.valid and not heard.done and "gone" in heard.reason
-    silent = tool_question.tool_world(of_functions([]), lambda answer, text: Verdict(0.0, False, "no judge"))
+    silent = tool_question.tool_env(of_functions([]), lambda answer, text: Verdict(0.0, False, "no judge"))
     heard = silent.step(tool_question.Place("x"), "x")
     assert not heard.valid and heard.reason == "no judge"
 

@@ -1,4 +1,4 @@
-"""The fused loop with a policy that is a table of logits: evaluation inside the program, vmapped settings, learning."""
+"""The fused loop with a policy that is a table of logits: vmapped seeds and settings, learning."""
 
 import functools
 
@@ -20,9 +20,6 @@ from tests.traps.tables import (
     online,
     params,
     problems,
-    rollout,
-    same,
-    score,
     start,
     table_policy,
 )  # fmt: skip
@@ -42,10 +39,6 @@ def _same_table(got, want, steps):
     close.assert_same_descent(got, want, RATE, steps, SUMS, gradient=LARGEST)
 
 
-def _evaluate():
-    return fused.make_evaluate(functools.partial(rollout, group_size=3), score, problems(), samples=3)
-
-
 def _seeds():
     return fused.stack_states([start(_method(), seed) for seed in SEEDS])
 
@@ -63,40 +56,14 @@ def test_the_scan_equals_stepping_one_by_one():
         close.assert_same_sums(values, alone, SUMS, magnitude=max(LARGEST, float(np.abs(alone).max())))
 
 
-@pytest.mark.slow
-def test_evaluation_inside_the_run_is_the_one_outside_and_leaves_training_alone():
-    key, evaluate = jax.random.key(9), _evaluate()
-    run = fused.make_evaluated_run(_method(), evaluate, key, 6, eval_every=2)
-    state, metrics, figures = run(start(_method()))
-    plain, plain_metrics = fused.run(_method(), start(_method()), 6)
-    same(plain.params, state.params)
-    same(plain_metrics, metrics)
-    assert figures["eval/pass_at_1"].shape == figures["eval/mean_tokens"].shape == (3,)
-    for k in range(3):
-        part, _ = fused.run(_method(), start(_method()), 2 * (k + 1))
-        scores = evaluate(part.params, key)
-        answers = np.asarray(scores["value"])
-        close.assert_same_sums(figures["eval/pass_at_1"][k], np.mean(answers > 0.5), answers.size, magnitude=1.0)
-        close.assert_same_sums(figures["eval/mean_tokens"][k], np.mean(scores["length_tokens"]), answers.size)
-
-
 def test_seeds_are_independent_axes_of_one_program():
-    run = fused.make_evaluated_run(_method(), _evaluate(), jax.random.key(9), 4, eval_every=2, seeds=True)
-    many, metrics, figures = run(_seeds())
-    assert metrics["reward/mean"].shape == (3, 4) and figures["eval/pass_at_1"].shape == (3, 2)
+    many, metrics = fused.run_seeds(_method(), _seeds(), 4)
+    assert metrics["reward/mean"].shape == (3, 4)
     for k, seed in enumerate(SEEDS):
         one, alone = fused.run(_method(), start(_method(), seed), 4)
         _same_table(many.params["table"][k], one.params["table"], 4)
         close.assert_same_sums(metrics["reward/mean"][k], alone["reward/mean"], 16, magnitude=1.0)
     assert len({tuple(row) for row in np.asarray(metrics["reward/mean"]).tolist()}) == 3
-
-
-def test_pass_at_1_leaves_out_invalid_samples_and_unjudged_problems():
-    scores = {
-        "value": jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]]),
-        "valid": jnp.array([[True, True], [True, False], [False, False]]),
-    }
-    assert float(fused.pass_at_1(scores)) == pytest.approx((0.5 + 1.0) / 2)
 
 
 @pytest.mark.slow
@@ -163,12 +130,6 @@ def test_the_largest_gap_of_several_updates_is_kept():
     _, metrics = fused.run(method, start(method), 1)
     assert float(first["kl/sampler_max"][0]) < 1e-5
     assert float(metrics["kl/sampler_max"][0]) >= 2 * float(metrics["kl/sampler_mean"][0]) > 0
-
-
-@pytest.mark.parametrize("steps, every", [(4, 3), (4, 0), (0, 1), (2, 4)])
-def test_an_interval_that_does_not_divide_is_named(steps, every):
-    with pytest.raises(ValueError, match=f"eval_every={every}"):
-        fused.make_evaluated_run(_method(), _evaluate(), jax.random.key(0), steps, eval_every=every)
 
 
 def test_it_learns():

@@ -12,7 +12,7 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.host import env
 from jaxrl_llm.rollout.host.driver import make_host_episodes, only_on_host
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import host
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
@@ -30,9 +30,9 @@ def _bandit():
         turn, luck = state
         if luck % 11 == 0:
             raise ConnectionError("the other side hung up")
-        return Said((turn + 1, luck), "b", float(text == "a"), turn == 1)
+        return TextStepResult((turn + 1, luck), "b", float(text == "a"), turn == 1)
 
-    world = SpokenWorld(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
+    world = TextEnv(lambda seed, task: (0, int(seed[0])), step, lambda state: state[0])
     return env.spoken(
         world, lambda text: [LETTERS.index(c) for c in text], lambda ids: "".join(LETTERS[i] for i in ids),
         action_tokens=1, observation_tokens=1,

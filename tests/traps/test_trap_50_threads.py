@@ -42,7 +42,7 @@ def game(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def textworlds():
-    make = partial(text_games.textworld_world, write=text_games.with_commands)
+    make = partial(text_games.textworld_env, write=text_games.with_commands)
     return in_processes(make, processes=2)
 
 
@@ -103,7 +103,7 @@ def test_a_game_is_data_of_an_experiment(tokenizer, monkeypatch):
 
 
 def test_slots_play_textarena(tokenizer):
-    world = in_processes(partial(text_games.textarena_world, "GuessTheNumber-v0"), processes=2)
+    world = in_processes(partial(text_games.textarena_env, "GuessTheNumber-v0"), processes=2)
     sizes = {"action_tokens": 16, "observation_tokens": 150}
     played = _episodes(text_games.textarena_texts(world, [3, 4], tokenizer, **sizes), tokenizer, "[14]")
     assert not played.failures

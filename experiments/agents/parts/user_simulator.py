@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -21,7 +20,7 @@ from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.tools.endpoints import Chat, Unanswered
@@ -88,25 +87,25 @@ def recommended(text: str, types: Sequence[str]) -> str | None:
     return next((name for name in types if name.lower() == said[-1].strip(" .*`'\"").lower()), "")
 
 
-def user_world(types: Sequence[str], user: Chat) -> SpokenWorld:
+def user_world(types: Sequence[str], user: Chat) -> TextEnv:
     """A task is a ``User``. A right recommendation pays 1; any other ends the talk as well, for nothing."""
 
     def reset(seed: Any, task: User) -> Talk:
         first = {"role": "user", "content": "Begin."}, {"role": "assistant", "content": task.opening}
         return Talk(task, endpoints.draw_of(seed), ({"role": "system", "content": USER + task.profile}, *first))
 
-    def step(talk: Talk, text: str) -> Said:
+    def step(talk: Talk, text: str) -> TextStepResult:
         named = recommended(text, types)
         if named is not None:
-            return Said(talk, "", float(named == talk.user.type), True)
+            return TextStepResult(talk, "", float(named == talk.user.type), True)
         heard = (*talk.heard, {"role": "user", "content": text})
         try:
             said = user(heard, talk.draw)
         except Unanswered as error:
-            return Said(talk, "", 0.0, False, False, reason=f"the user: {error}")
-        return Said(talk._replace(heard=(*heard, {"role": "assistant", "content": said})), said, 0.0, False)
+            return TextStepResult(talk, "", 0.0, False, False, reason=f"the user: {error}")
+        return TextStepResult(talk._replace(heard=(*heard, {"role": "assistant", "content": said})), said, 0.0, False)
 
-    return SpokenWorld(reset, step, lambda talk: text_identity(repr(talk.heard)))
+    return TextEnv(reset, step, lambda talk: text_identity(repr(talk.heard)))
 
 
 def asked(user: User, types: Sequence[str]) -> Problem:
@@ -158,7 +157,8 @@ def user_beliefs(
     """Beliefs ``(before, after)`` each turn: the chances of the types behind ``BELIEVED``, made to sum to 1.
 
     ``b_k(u) ~ p(u | dialogue before turn k)``, the geometric mean of the type's tokens; after a turn is before the
-    next, and the last turn, behind which nothing is said, changes nothing. ``V`` passes over all rows for each turn.
+    next, and the last turn, behind which nothing is said, changes nothing. Each dialogue is read once, the names of the
+    types behind every turn from its cache.
 
     From "Enhancing Personalized Multi-Turn Dialogue with Curiosity Reward" (CURIO), arXiv:2504.03206. Differs from the
     paper in the geometric mean, with which long names are not less probable for their length.
@@ -168,12 +168,7 @@ def user_beliefs(
       answers: those of the rows' problems, see ``users``.
     """
     turns, kinds = turns_of(rows), answers["gold"].shape[1]
-
-    def chance(v: Array) -> Array:
-        mine = {name: answers[name][:, v] for name in ("gold", "gold_kind")}
-        return answer_probability.answer_chances(policy, params, rows, mine)
-
-    found = jnp.moveaxis(jax.lax.map(chance, jnp.arange(kinds, dtype=jnp.int32)), 0, 2)
+    found = answer_probability.answer_chances(policy, params, rows, answers)
     total = jnp.sum(found, axis=2, keepdims=True)
     before = jnp.where(total > 0, found / jnp.maximum(total, 1e-30), 1.0 / kinds)
     following = jnp.concatenate([before[:, 1:], before[:, -1:]], axis=1)

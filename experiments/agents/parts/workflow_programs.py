@@ -25,7 +25,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.envs.text_games import code_of
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.host.env import Said, SpokenWorld, text_identity
+from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns.multi_turn import marks_of, turns_of
 from jaxrl_llm.run import catalog
@@ -179,7 +179,7 @@ def score(program: str, problems: Sequence[Problem], verify: Verifier, ask: Ask,
     return Scored(float(np.mean([value for value, *_ in found])), wrong, any(fine for *_, fine in found))
 
 
-def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> SpokenWorld:
+def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> TextEnv:
     """Programs are scored on the validation questions, and paid as ``advantages.turns.improvement_rewards`` says.
 
     A mark holds validation score, the test scores of the best program so far and of the seed, and whether the program
@@ -192,7 +192,7 @@ def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> Spoken
         seed = measured(SEED, task.test).share if task.test else 0.0
         return Search(task, start, start, seed, seed)
 
-    def step(at: Search, text: str) -> Said:
+    def step(at: Search, text: str) -> TextStepResult:
         found = measured(code_of(text), at.task.validation)
         scores = (jnp.array([x], jnp.float32) for x in (found.share, at.last, at.best))
         paid = float(improvement_rewards(*scores)[0])
@@ -200,9 +200,9 @@ def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> Spoken
         tested = measured(code_of(text), at.task.test).share if better and at.task.test else at.tested
         told = f"Right: {found.share:.3f}. Before: {at.last:.3f}, at best {at.best:.3f}.\n\n{found.wrong}"
         after = Search(at.task, found.share, max(at.best, found.share), tested, at.seed, told)
-        return Said(after, told, paid, False, mark=marked(found.share, tested, at.seed, found.runs))
+        return TextStepResult(after, told, paid, False, mark=marked(found.share, tested, at.seed, found.runs))
 
-    return SpokenWorld(reset, step, lambda at: text_identity(at.told))
+    return TextEnv(reset, step, lambda at: text_identity(at.told))
 
 
 def marked(share: float, tested: float, seed: float, runs: bool) -> int:

@@ -1,10 +1,12 @@
 """Rollouts that help where a whole group fails: the prompt is drawn again with a hint behind it.
 
-A hint is text at the end of the prompt; the response goes on from it. Each way of asking is a *stage*: stage 0 is the
-plain prompt. Column 0 of the rows is always padding, which no model reads; it carries the stage a row was asked at.
+A hint is text at the end of the prompt; the response goes on from it. Where prompts are chat messages it stands at the
+end of the user's message behind a sentence that names it, and the response is a whole one. Each way of asking is a
+*stage*: stage 0 is the plain prompt. Column 0 of the rows is always padding, which no model reads; it carries the stage
+a row was asked at.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ from jaxtyping import Array, Bool, Int
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import given_responses as given
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.run.parts import Model
@@ -25,7 +28,7 @@ class Hints(NamedTuple):
 
     tokens: Int[Array, "S N L"]
     valid: Bool[Array, "S N L"]
-    length: Int[Array, "S N"]  # tokens of the hint at the end of the prompt
+    length: Int[Array, "S N"]  # tokens at the end of the prompt that the response goes on from; 0 within a message
 
 
 def no_hint(problem: Problem) -> str:
@@ -73,22 +76,63 @@ def leaks(hint: str, problem: Problem) -> bool:
     return problem.solution.split(",")[-1].split("#")[0] in hint
 
 
+def with_text(prompt: str | Sequence[Mapping[str, Any]], text: str, *, chat: bool, phrase: str) -> Any:
+    """The prompt with a hint: behind plain text as it is, inside the last user message behind ``phrase``.
+
+    >>> with_text("1+1=", "2", chat=False, phrase=" Hint: "), with_text("1+1?", "2", chat=True, phrase=" Hint: ")
+    ('1+1=2', '1+1? Hint: 2')
+    >>> with_text([{"role": "user", "content": "1+1?"}], "2", chat=False, phrase=" Hint: ")
+    [{'role': 'user', 'content': '1+1? Hint: 2'}]
+    """
+    if not text:
+        return prompt
+    if isinstance(prompt, str):
+        return prompt + (phrase if chat else "") + text
+    asked = [k for k, message in enumerate(prompt) if message["role"] == "user"]
+    if not asked:
+        raise UserError("a prompt of messages has no message of a user, where a hint could stand; add one")
+    said = [dict(message) for message in prompt]
+    said[asked[-1]]["content"] = f"{said[asked[-1]]['content']}{phrase}{text}"
+    return said
+
+
 def encode_hints(
-    model: Model, problems: Sequence[Problem], stages: Sequence[Callable[[Problem], str]], *, spare_tokens: int = 0
+    model: Model,
+    problems: Sequence[Problem],
+    stages: Sequence[Callable[[Problem], str]],
+    *,
+    spare_tokens: int = 0,
+    chat: bool = False,
+    phrase: str = "\nHint: ",
 ) -> Hints:
     """The prompt tables of all stages, of one width; the first stage is ``no_hint``.
 
     Args:
       spare_tokens: further columns of padding, for prompts that show an attempt.
+      chat: prompts that are text become a user's message, as those of the bench; a hint stands inside it.
+      phrase: what introduces a hint inside a message.
+
+    Raises:
+      UserError: for prompts that leave the model no position to answer.
     """
     if not stages or any(stages[0](problem) for problem in problems):
         raise ValueError("the first of stages gives a hint; begin with no_hint, the plain prompt")
-    asked = [[p._replace(prompt=p.prompt + hint(p)) for p in problems] for hint in stages]
-    width = max(tables.encode_problems(model.tokenizer, rows).tokens.shape[1] for rows in asked) + 1 + spare_tokens
-    encoded = [tables.encode_problems(model.tokenizer, rows, prompt_tokens=width) for rows in asked]
+    asked = [
+        [p._replace(prompt=with_text(p.prompt, hint(p), chat=chat, phrase=phrase)) for p in problems] for hint in stages
+    ]
+    # encoded once without padding: the widest prompt of any stage sets the width of all
+    width = max(tables.encode_problems(model.tokenizer, rows, chat=chat).tokens.shape[1] for rows in asked)
+    width += 1 + spare_tokens
+    if width >= model.config.max_positions:
+        raise UserError(
+            f"prompts with their hints take {width} of the model's {model.config.max_positions} positions; shorten the "
+            "solutions or drop long rows"
+        )
+    encoded = [tables.encode_problems(model.tokenizer, rows, prompt_tokens=width, chat=chat) for rows in asked]
     count = [jnp.sum(x.valid.astype(jnp.int32), axis=1) for x in encoded]
+    goes_on = jnp.asarray([isinstance(p.prompt, str) and not chat for p in problems])
     stacked = [jnp.stack([getattr(x, name) for x in encoded]) for name in ("tokens", "valid")]
-    return Hints(*stacked, jnp.stack([c - count[0] for c in count]))
+    return Hints(*stacked, jnp.stack([jnp.where(goes_on, c - count[0], 0) for c in count]))
 
 
 def stage_of(rows: Trajectories | Batch) -> Int[Array, " B"]:

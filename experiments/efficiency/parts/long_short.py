@@ -3,7 +3,7 @@
 The parameters of a run are ``{"quick": tree, "slow": tree}``. A merge is ``(model, params, tables, key) -> tree``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from experiments.efficiency.parts.two_model_relay import written_twice
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.supervised import sft_loss
@@ -39,7 +38,7 @@ class Tables(NamedTuple):
 
 
 def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
-    """Answers at once, and work that is written twice.
+    """Work that is written once, and work that is written twice.
 
     Raises:
       UserError: for a mesh.
@@ -48,7 +47,7 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
     pairs = [(p.prompt, written_twice(p)) for p in problems]
     width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
     return Tables(
-        supervised.supervised_rows(found.model, [(p.prompt, chain.direct(p)) for p in problems], width=width),
+        supervised.supervised_rows(found.model, [(p.prompt, p.solution) for p in problems], width=width),
         supervised.supervised_rows(found.model, pairs, width=width),
     )
 
@@ -117,7 +116,7 @@ def _models(params: Params) -> list[Params]:
 
 
 def quick(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """The model that answers at once."""
+    """The model that writes its work once."""
     return params["quick"]
 
 
@@ -131,23 +130,34 @@ def average(model: Model, params: Params, tables: Tables, key: Key) -> Params:
     return merging.average(_models(params))
 
 
-def task_arithmetic(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """``base + 0.7 (delta_quick + delta_slow)``."""
-    return merging.task_arithmetic(model.params, _models(params), scale=0.7)
+def make_task_arithmetic(alpha: float) -> Callable[[Model, Params, Tables, Key], Params]:
+    """``quick + alpha (slow - quick)``: from the quick model towards the slow one.
+
+    From "Unlocking Efficient Long-to-Short LLM Reasoning with Model Merging", arXiv:2503.20641, where the quick model
+    is the one that the slow one was made from; ``alpha`` .7 is its value for 1.5B.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha={alpha} must lie in [0, 1]: between the two models")
+
+    def merge(model: Model, params: Params, tables: Tables, key: Key) -> Params:
+        return merging.task_arithmetic(params["quick"], [params["slow"]], scale=alpha)
+
+    return merge
+
+
+def _towards_slow(params: Params) -> list[Params]:
+    return merging.deltas(params["quick"], [params["slow"]])
 
 
 def ties(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """TIES with four fifths trimmed."""
-    changes = merging.deltas(model.params, _models(params))
-    return merging.added(model.params, merging.ties_delta(changes, share=0.8))
+    """TIES from the quick model: the fifth of ``slow - quick`` that is largest, tensor by tensor."""
+    return merging.added(params["quick"], merging.ties_delta(_towards_slow(params), share=0.8))
 
 
 def dare_ties(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """TIES of deltas of which three tenths are dropped."""
-    keys = jax.random.split(key)
-    changes = merging.deltas(model.params, _models(params))
-    changes = [merging.dare(k, change, rate=0.3) for k, change in zip(keys, changes, strict=True)]
-    return merging.added(model.params, merging.ties_delta(changes, share=0.8))
+    """TIES of a difference of which three tenths are dropped."""
+    changes = [merging.dare(key, change, rate=0.3) for change in _towards_slow(params)]
+    return merging.added(params["quick"], merging.ties_delta(changes, share=0.8))
 
 
 def lore(model: Model, params: Params, tables: Tables, key: Key) -> Params:
@@ -165,11 +175,11 @@ def _calibration(tables: Tables) -> SupervisedRows:
 
 
 def aim_ties(model: Model, params: Params, tables: Tables, key: Key) -> Params:
-    """AIM after TIES, importance from the base model on some of the slow model's texts."""
-    rows = _calibration(tables)
-    importance = merging.channel_importance(model.config, model.params, rows.tokens, rows.positions, rows.segment_ids)
+    """AIM after TIES, importance from the quick model on some of the slow model's texts."""
+    rows, first = _calibration(tables), params["quick"]
+    importance = merging.channel_importance(model.config, first, rows.tokens, rows.positions, rows.segment_ids)
     merged = ties(model, params, tables, key)
-    return merging.activation_informed(merged, model.params, importance, omega=0.4)
+    return merging.activation_informed(merged, first, importance, omega=0.4)
 
 
 def sens(model: Model, params: Params, tables: Tables, key: Key) -> Params:

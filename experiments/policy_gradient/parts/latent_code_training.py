@@ -1,5 +1,6 @@
 """Learning the codes of a latent-action model from text: world model, inverse model and the policy that imitates it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ from jaxtyping import Array
 
 from experiments.policy_gradient.parts import latent_codes
 from jaxrl_llm import logprobs, reduce
-from jaxrl_llm.types import Key, Metrics, Params, Policy
+from jaxrl_llm.losses import kl
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
 def world_loss(
@@ -77,6 +80,64 @@ def learn_world(
 
     (parts, _), _ = jax.lax.scan(step, (parts, tx.init(parts)), jnp.arange(steps, dtype=jnp.int32))
     return parts | {"model": model}
+
+
+def make_code_slots(
+    policy: Policy,
+    advantages: Callable[[Trajectories, Rewards], Array],
+    token_loss: Callable[..., TokenTerms],
+    *,
+    sharpness: float,
+    kl_weight: float = 0.0,
+) -> dict[str, Callable]:
+    """Slots ``estimate`` and ``loss``: a policy gradient on the codes that were drawn, with a KL to where it began.
+
+    ``log pi(k_t | s_t)`` in the place of the log-probability of the token, clipped as ``token_loss`` has it. The stage
+    keeps the first policy over codes, see ``keep_policy``. ``codes/used``: ``exp H(mean_t pi(. | s_t)) / K``, the share
+    of the codes that the responses of a batch make use of.
+
+    Args:
+      policy: the language model's own, not the one over codes.
+
+    From "Controlling Large Language Model with Latent Actions" (CoLA), arXiv:2503.21383, section 3.
+    """
+
+    def states(params: Params, rows: Any) -> Array:
+        frozen = jax.lax.stop_gradient(params["model"])
+        hidden = policy.hidden(frozen, rows.tokens, rows.positions, rows.segment_ids)
+        return jax.lax.stop_gradient(jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))).astype(jnp.float32))
+
+    plain = builders.make_estimate(policy, advantages)
+
+    def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
+        batch, before = plain(params, extras, rows, rewards), states(params, rows)
+        key = jax.random.fold_in(jax.random.key(23), jnp.sum(rows.tokens))  # the responses are the seed of the draw
+        codes = latent_codes.drawn_codes(policy, params, before, rows.tokens, key, sharpness=sharpness)
+        old, _ = latent_codes.code_logp(params, before, codes)
+        first = {"policy": extras["first"]}
+        ref, _ = latent_codes.code_logp(first, before, codes)
+        fixed = jax.lax.stop_gradient((old, ref))
+        return batch._replace(old_logp=fixed[0], ref_logp=fixed[1], extras=batch.extras | {"codes": codes})
+
+    def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
+        before = states(params, batch)
+        logp, entropy = latent_codes.code_logp(params, before, batch.extras["codes"])
+        terms = token_loss(logp, batch.old_logp, batch.advantages, batch.mask)
+        held = kl_weight * kl.kl_gradient_terms(logp, batch.ref_logp, batch.mask)
+        value = reduce.tokens(terms.loss + held, batch.mask, total=batch.total)
+        chances = jax.nn.softmax(latent_codes.policy_logits(params, before), axis=-1)
+        weight = batch.mask.astype(jnp.float32)[:, :, None]
+        mean = jnp.sum(chances * weight, axis=(0, 1)) / jnp.maximum(jnp.sum(weight), 1.0)
+        used = jnp.exp(-jnp.sum(mean * jnp.log(jnp.maximum(mean, 1e-12)))) / mean.shape[0]
+        metrics = reduce.metrics(dict(terms.aux) | {"entropy": entropy}, batch.mask, prefix="policy")
+        return value, metrics | {"codes/used": jax.lax.stop_gradient(used)}
+
+    return {"estimate": estimate, "loss": loss}
+
+
+def keep_policy(params: Params, key: Key) -> dict[str, Params]:
+    """The ``extras`` of a stage with ``make_code_slots``: the policy over codes before its first update."""
+    return {"first": jax.tree.map(jnp.copy, params["policy"])}
 
 
 def distinct_fraction(tokens: Array, mask: Array, samples: int) -> Array:

@@ -7,7 +7,7 @@ the state after it.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.types import Key, Params, Policy
 
@@ -95,13 +95,36 @@ def code_usage(logits: Float[Array, "B T K"]) -> Float[Array, "B T"]:
     return jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
+def _worlds(
+    policy: Policy, frozen: Params, before: Float[Array, "... D"], codes: Float[Array, "K D"], sharpness: float
+) -> Float[Array, "... K V"]:
+    """``log W(v | s, k)`` of some codes."""
+    wide = jnp.broadcast_to(before[..., None, :], (*before.shape[:-1], *codes.shape))
+    states = merged(frozen, wide, jnp.broadcast_to(codes, wide.shape))
+    return jax.nn.log_softmax(sharpness * policy.unembed(frozen["model"], states), axis=-1)
+
+
+def _in_parts(codes: int, states: int, vocabulary: int, most: int) -> int:
+    """The largest divisor of the codes whose logits, for so many states, are at most ``most`` numbers."""
+    fits = [n for n in range(1, codes + 1) if codes % n == 0 and n * states * vocabulary <= most]
+    return max(fits, default=1)
+
+
 def token_logits(
-    policy: Policy, params: Params, before: Float[Array, "... D"], *, sharpness: float = 1.0
+    policy: Policy,
+    params: Params,
+    before: Float[Array, "... D"],
+    *,
+    sharpness: float = 1.0,
+    most_logits: int = 2**27,
 ) -> Float[Array, "... V"]:
     """``log sum_k pi(k | s) W(v | s, k)``: the chance of each token, whatever code brings it about.
 
     ``W`` is the world model, its logits times ``sharpness``: large for (almost) greedy decoding. Gradients reach the
     policy over codes alone. Sampling a code and then its token draws from this distribution.
+
+    Args:
+      most_logits: that exist at once, of as many codes as so many allow and at least one.
     """
     if sharpness <= 0:
         raise ValueError(f"sharpness={sharpness} must be positive")
@@ -109,20 +132,66 @@ def token_logits(
     before = jax.lax.stop_gradient(before.astype(jnp.float32))
     chances = jax.nn.log_softmax(policy_logits(params, before), axis=-1)
     codes = frozen["codes"]
-    wide = jnp.broadcast_to(before[..., None, :], (*before.shape[:-1], *codes.shape))
-    states = merged(frozen, wide, jnp.broadcast_to(codes, wide.shape))
-    world = jax.nn.log_softmax(sharpness * policy.unembed(frozen["model"], states), axis=-1)
-    possible = jnp.isfinite(world)
-    joint = chances[..., None] + jnp.where(possible, world, -1e30)
-    return jnp.where(possible[..., 0, :], jax.nn.logsumexp(joint, axis=-2), -jnp.inf)
+    count, width = codes.shape
+    size = _in_parts(count, before[..., 0].size, policy.vocab_size, most_logits)
+
+    @jax.checkpoint
+    def of(codes: Array, chances: Array) -> Array:
+        world = _worlds(policy, frozen, before, codes, sharpness)
+        possible = jnp.isfinite(world)
+        joint = chances[..., None] + jnp.where(possible, world, -1e30)
+        return jnp.where(possible[..., 0, :], jax.nn.logsumexp(joint, axis=-2), -jnp.inf)
+
+    if size == count:
+        return of(codes, chances)
+    parts = codes.reshape(-1, size, width), jnp.moveaxis(chances.reshape(*chances.shape[:-1], -1, size), -2, 0)
+    first = of(*(x[0] for x in parts))
+    rest = jax.tree.map(lambda x: x[1:], parts)
+    return jax.lax.scan(lambda total, part: (jnp.logaddexp(total, of(*part)), None), first, rest)[0]
+
+
+def code_logp(
+    params: Params, before: Float[Array, "B T D"], chosen: Int[Array, "B T"]
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """``(log pi(k | s), entropy)`` of the codes chosen in each state; gradients reach the policy over codes alone."""
+    chances = jax.nn.log_softmax(policy_logits(params, before), axis=-1)
+    entropy = -jnp.sum(jnp.exp(chances) * chances, axis=-1)
+    return jnp.take_along_axis(chances, chosen[:, :, None], axis=-1)[:, :, 0], entropy
+
+
+def drawn_codes(
+    policy: Policy,
+    params: Params,
+    before: Float[Array, "B T D"],
+    tokens: Int[Array, "B T"],
+    key: Key,
+    *,
+    sharpness: float = 1.0,
+) -> Int[Array, "B T"]:
+    """Codes that brought about given tokens: a draw from ``pi(k | s) W(token | s, k) / sum_j``, no gradient.
+
+    A token drawn from ``token_logits`` and a code drawn here are together a code drawn from the policy and a token
+    drawn from the world model under it: what the method trains on. One code is unembedded at a time.
+    """
+    frozen = jax.lax.stop_gradient(params)
+    before = jax.lax.stop_gradient(before.astype(jnp.float32))
+    chances = jax.nn.log_softmax(policy_logits(frozen, before), axis=-1)
+
+    def of(code: Array) -> Array:
+        world = _worlds(policy, frozen, before, code[None], sharpness)[..., 0, :]
+        return jnp.take_along_axis(world, tokens[:, :, None], axis=-1)[:, :, 0]
+
+    likelihood = jnp.moveaxis(jax.lax.map(of, frozen["codes"]), 0, -1)
+    joint = jnp.where(jnp.isfinite(likelihood), chances + likelihood, -1e30)
+    return jax.random.categorical(key, joint, axis=-1).astype(jnp.int32)
 
 
 def make_latent_policy(policy: Policy, *, sharpness: float = 1.0) -> Policy:
     """The latent-action model as a ``Policy`` of tokens: every rollout, score and loss takes it.
 
     From "Controlling Large Language Model with Latent Actions" (CoLA), arXiv:2503.21383. Differs from the paper in
-    multilayer perceptrons where it has transformer layers, and in the policy gradient: of the probability of the token,
-    over all codes that bring it about, not of the one code that was drawn.
+    multilayer perceptrons where it has transformer layers. Its log-probabilities are those of tokens, over all codes
+    that bring them about; the method itself trains on the codes drawn, see ``drawn_codes``.
     """
 
     def hidden(params, tokens, positions, segment_ids):

@@ -69,7 +69,7 @@ def fit(
         return reduce.scalars(terms(score, params, batch, consistency)), {}
 
     first = {"model": model, "head": heads.init_head(WIDTH, key, scale=WIDTH**-0.5)}
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(2e-3))
+    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or 2e-3))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
     return offline.scan_steps(method, state, steps)[0].params
 

@@ -83,7 +83,9 @@ def fit_stage(
     def of_rows(params, extras, rows):
         return loss(params, rows)
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, of_rows, optax.adam(learning_rate))
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, of_rows, optax.adam(WORLD.rate or learning_rate)
+    )
     return Stage(method, steps, strings.make_table(draw, table))
 
 
@@ -264,7 +266,7 @@ def grpo_stage(
 
     online = strings.make_online(
         WORLD, _prompts(512), true_score, estimate=estimate, loss=lambda params, batch: loss(params["model"], batch),
-        tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
+        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
         actor=recipes.model_of,
     )  # fmt: skip
     return Stage(online, steps, reference_extras)
@@ -289,7 +291,8 @@ def ppo_stage(
     estimate = actor_critic.make_value_estimate(WORLD.policy, token_rewards=token_rewards)
     online = strings.make_online(
         WORLD, _prompts(512), true_score, estimate=estimate, loss=actor_critic.make_actor_critic_loss(WORLD.policy),
-        tx=optax.adam(learning_rate), prompts_per_step=rollouts_per_step, group_size=1, actor=recipes.model_of,
+        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=rollouts_per_step, group_size=1,
+        actor=recipes.model_of,
     )  # fmt: skip
     return Stage(online, steps, reference_extras)
 
@@ -312,7 +315,9 @@ def dpo_stage(proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int
         trained = sum(jnp.sum(strings.counted(x, text.END).astype(jnp.float32)) for x in (chosen, rejected))
         return reduce.scalars(terms.loss), {"tokens/trained": trained}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+    )
     return Stage(method, steps, extras)
 
 

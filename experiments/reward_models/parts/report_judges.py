@@ -86,7 +86,7 @@ def rl_stage(
         world, task.draw_prompts(jax.random.key(31), 1024), make_score(reward, world),
         estimate=lambda params, *rest: inner(params["judge"], *rest),
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
-        tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
+        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
     )  # fmt: skip
     return Stage(online, steps, lambda params, key: {"reference": jax.tree.map(jnp.copy, params["judge"])})
 
@@ -166,7 +166,9 @@ def rejection_stage(
         value = reduce.tokens(sft_loss(logp, mask).loss, mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32)), "fit/kept": reduce.scalars(weight)}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+    )
     return Stage(method, steps, extras)
 
 
@@ -203,7 +205,9 @@ def meta_stage(
         value = reduce.scalars(judgements.meta_loss(meta_logits(params["meta"], asked, said), right), apart)
         return value, {"fit/loss": value}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+    )
     return Stage(method, steps, extras)
 
 

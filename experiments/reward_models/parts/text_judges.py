@@ -88,6 +88,6 @@ def make(settings: Any, smoke: bool) -> Own:
     }  # fmt: skip
     names = {
         "experiments.reward_models.parts.judge_pairs": task,
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows)},
+        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows, settings)},
     }
     return Own(names, text_rows.finish(rows))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.train.refill import Pool, empty_pool
 from jaxrl_llm.types import Batch, Key, Params, Rewards, TrainState, Trajectories
@@ -59,6 +59,41 @@ def group_weights(pool: Pool, group_size: int, inverse_temperature: float) -> Fl
     return jnp.where(there, inverse_temperature * value, -jnp.inf)
 
 
+def signatures(trajectories: Trajectories) -> Int[Array, "B 2"]:
+    """Two 32-bit hashes of the response tokens of every row, in their order; equal responses have equal ones."""
+    order = jnp.where(trajectories.mask, jnp.cumsum(trajectories.mask.astype(jnp.int32), axis=1), 0)
+    width = trajectories.tokens.shape[1] + 1
+    tokens = jnp.where(trajectories.mask, trajectories.tokens + 1, 0).astype(jnp.uint32)
+    found = []
+    for k in (3, 5):  # sums of products with fixed numbers of each place, modulo 2^32
+        factor = jax.random.bits(jax.random.key(k), (width,), jnp.uint32) | jnp.uint32(1)
+        found.append(jnp.sum(tokens * factor[order], axis=1, dtype=jnp.uint32))
+    return jax.lax.bitcast_convert_type(jnp.stack(found, axis=1), jnp.int32)
+
+
+def first_of_equals(pool: Pool) -> Bool[Array, " R"]:
+    """Rows of the pool that are no copy, of the same prompt, of a row before them; none of an empty place."""
+    marks, problems = signatures(pool.trajectories), pool.trajectories.problem_ids
+    same = jnp.all(marks[:, None] == marks[None, :], axis=2) & (problems[:, None] == problems[None, :])
+    earlier = jnp.tril(jnp.ones(same.shape, bool), -1) & pool.kept[None, :]
+    return pool.kept & ~jnp.any(same & earlier, axis=1)
+
+
+def of_prompts(
+    pool: Pool, problems: Int[Array, " P"], group_size: int, key: Key, inverse_temperature: float
+) -> tuple[Int[Array, "P G"], Bool[Array, "P G"]]:
+    """``group_size`` stored responses to each prompt, without replacement and without copies: ``(rows, there)``.
+
+    A prompt's responses of all its stored rollouts are drawn by a softmax of ``inverse_temperature`` times their
+    rewards, at 0 evenly. Where it has fewer, ``there`` is False.
+    """
+    own = first_of_equals(pool)[None, :] & (pool.trajectories.problem_ids[None, :] == problems[:, None])
+    noise = jax.random.gumbel(key, own.shape, jnp.float32)
+    score = jnp.where(own, inverse_temperature * pool.rewards.value[None, :] + noise, -jnp.inf)
+    best, rows = jax.lax.top_k(score, group_size)
+    return rows.astype(jnp.int32), jnp.isfinite(best)
+
+
 def mixed(
     replay: Replay,
     trajectories: Trajectories,
@@ -68,28 +103,40 @@ def mixed(
     on_policy: float,
     inverse_temperature: float = 0.0,
 ) -> tuple[Trajectories, Rewards, Array]:
-    """Each fresh group stays with probability ``on_policy``, else a stored one takes its place; and which are stored.
+    """Each fresh group stays with probability ``on_policy``, else stored responses to one prompt take its place.
 
-    From "Trajectory Balance with Asynchrony", arXiv:2503.18929. Differs from the paper in that a draw is
-    a prompt with all its stored responses, not responses one by one, and that the ring is common to all prompts.
+    Which are stored comes third. A stored prompt is drawn, then its responses, from all its rollouts in the ring and
+    each only once, see ``of_prompts``; where there are fewer than a group the rest is invalid and its mask empty.
+
+    From "Trajectory Balance with Asynchrony", arXiv:2503.18929. Differs from the paper in that the ring has one
+    capacity for all prompts.
 
     Args:
-      inverse_temperature: above 0, groups of high mean reward are drawn more often.
+      inverse_temperature: above 0, prompts of high mean reward and responses of high reward are drawn more often.
     """
     weights = group_weights(replay.pool, group_size, inverse_temperature)
-    fresh, ring = _grouped((trajectories, rewards), group_size), _grouped(replay.pool, group_size)
-    count = fresh[1].value.shape[0]
+    count = rewards.value.shape[0] // group_size
     coin, draw = jax.random.split(replay.key)
     some = jnp.any(jnp.isfinite(weights))
     old = (jax.random.uniform(coin, (count,)) >= on_policy) & some
     places = jax.random.categorical(draw, jnp.where(some, weights, 0.0), shape=(count,))
+    problems = replay.pool.trajectories.problem_ids[places * group_size]
+    picked, there = of_prompts(replay.pool, problems, group_size, jax.random.fold_in(draw, 1), inverse_temperature)
+    stored_rows = jnp.repeat(old, group_size, total_repeat_length=count * group_size)
 
     def choose(new, kept):
-        return jnp.where(old.reshape(-1, *[1] * (new.ndim - 1)), kept[places], new)
+        return jnp.where(stored_rows.reshape(-1, *[1] * (new.ndim - 1)), kept[picked.reshape(-1)], new)
 
-    rows, judged = _flat(jax.tree.map(choose, fresh, (ring.trajectories, ring.rewards)))
+    ring = replay.pool
+    rows, judged = jax.tree.map(choose, (trajectories, rewards), (ring.trajectories, ring.rewards))
+    real = ~stored_rows | there.reshape(-1)
     ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), group_size, total_repeat_length=count * group_size)
-    return rows._replace(group_ids=ids), judged, jnp.repeat(old, group_size, total_repeat_length=count * group_size)
+    rows = rows._replace(
+        group_ids=ids,
+        problem_ids=jnp.where(stored_rows, jnp.repeat(problems, group_size), rows.problem_ids),
+        mask=rows.mask & real[:, None],
+    )
+    return rows, judged._replace(valid=judged.valid & real), stored_rows
 
 
 def make_replay(

@@ -66,14 +66,16 @@ def reached(name: str) -> list[str]:
     return seen
 
 
-def own_world(module: ModuleType) -> ModuleType | None:
+def own_env(module: ModuleType) -> ModuleType | None:
     """What makes the world of this file from rows of one's own; None where it has no embedded world.
 
-    Where several parts know how, the one that the file comes to first does it.
+    The file says so itself, or the first of its parts that does.
     """
     name = spec_name(module)
     if not name.startswith(f"{ROOM}."):
         return None
+    if own := getattr(module, "OWN_ROWS", ""):
+        return importlib.import_module(own)
     for part in reached(name)[1:]:
         if own := getattr(importlib.import_module(part), "OWN_ROWS", ""):
             return importlib.import_module(own)
@@ -86,7 +88,7 @@ def with_rows(module: ModuleType) -> ModuleType:
     A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
     not read get these in their place.
     """
-    if getattr(module, "OWN_ROWS", "") is None or (world := own_world(module)) is None:
+    if getattr(module, "OWN_ROWS", "") is None or (world := own_env(module)) is None:
         return module
     shown = ModuleType(module.__name__)
     shown.__dict__.update(vars(module))
@@ -108,7 +110,7 @@ def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) ->
     """
     if isinstance(base, module.Settings) and type(base) is module.Settings:
         return module, base
-    world = own_world(module)
+    world = own_env(module)
     own, plain = (
         {f.name for f in dataclasses.fields(world.Settings)},
         {f.name for f in dataclasses.fields(module.Settings)},
@@ -175,6 +177,21 @@ def executed(name: str, names: dict[str, dict[str, Any]]) -> ModuleType:
     return load(name)
 
 
+def defined(node: ast.stmt) -> set[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+
+
+def those_of(name: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Of ``names`` those that a module defines: parts differ in what they need of a world."""
+    path = _file(name)
+    there = set() if path is None else {x for node in ast.parse(path.read_text()).body for x in defined(node)}
+    return {key: value for key, value in names.items() if key in there}
+
+
 def _without(path: pathlib.Path, names: set[str]) -> ast.Module:
     """The code of a file without its definitions of these names.
 
@@ -182,14 +199,6 @@ def _without(path: pathlib.Path, names: set[str]) -> ast.Module:
       ValueError: for a name that it does not define.
     """
     tree, left = ast.parse(path.read_text()), set(names)
-
-    def defined(node: ast.stmt) -> set[str]:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            return {node.name}
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
 
     kept = []
     for node in tree.body:

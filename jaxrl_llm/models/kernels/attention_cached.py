@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from jaxrl_llm.models import attention
 
@@ -27,11 +27,13 @@ _VMEM = 2**22  # bytes of a block of keys and values of all heads
 
 def attend_layer(
     q: Float[Array, "B S H K"],
-    k: Float[Array, "N B G C K"],
-    v: Float[Array, "N B G C K"],
+    k: Num[Array, "N B G C K"],
+    v: Num[Array, "N B G C K"],
     mask: Bool[Array, "B S C"],
     layer: Int[Array, ""] | int,
     filled: Int[Array, ""] | int,
+    k_scale: Float[Array, "N B G C"] | None = None,
+    v_scale: Float[Array, "N B G C"] | None = None,
     *,
     scale: float | None = None,
     softcap: float | None = None,
@@ -42,6 +44,8 @@ def attend_layer(
 
     Args:
       filled: columns from here on hold nothing, or anything, and are not read, whatever the mask says.
+      k_scale, v_scale: of keys and values that are whole numbers (``models.cache.quantised``): they are read as such,
+        scores and weights are multiplied instead.
       block: columns at a time; less where the heads of so many do not fit into fast memory.
       interpret: run the kernel as plain operations, on any device.
     """
@@ -61,13 +65,16 @@ def attend_layer(
 
     one = pl.BlockSpec((1, g, rows, d), lambda b, j, numbers: (b, 0, 0, 0))
     key = pl.BlockSpec((1, 1, g, block, d), lambda b, j, numbers: (numbers[0], b, 0, last(j, numbers), 0))
+    of_key = pl.BlockSpec((1, 1, g, block), lambda b, j, numbers: (numbers[0], b, 0, last(j, numbers)))
+    scales = [] if k_scale is None else [k_scale, v_scale]
     run = pl.pallas_call(
         functools.partial(_kernel, d**-0.5 if scale is None else scale, softcap),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(b, c // block),
             in_specs=[
-                one, key, key, pl.BlockSpec((1, rows, block), lambda b, j, numbers: (b, 0, last(j, numbers)))
+                one, key, key, pl.BlockSpec((1, rows, block), lambda b, j, numbers: (b, 0, last(j, numbers))),
+                *[of_key] * len(scales),
             ],
             out_specs=one,
             scratch_shapes=[pltpu.VMEM((g, rows, width), jnp.float32) for width in (_LANES, _LANES, d)],
@@ -75,13 +82,13 @@ def attend_layer(
         out_shape=jax.ShapeDtypeStruct(queries.shape, q.dtype),
         cost_estimate=pl.CostEstimate(
             flops=4 * b * h * s * c * d,
-            bytes_accessed=2 * b * g * c * d * k.dtype.itemsize + b * rows * c,
+            bytes_accessed=2 * b * g * c * (d * k.dtype.itemsize + 4 * bool(scales)) + b * rows * c,
             transcendentals=b * h * s * c,
         ),
         interpret=interpret,
         name="attend_layer",
     )  # fmt: skip
-    out = run(numbers, queries, k, v, seen)[:, :, : r * s]
+    out = run(numbers, queries, k, v, seen, *scales)[:, :, : r * s]
     return jnp.transpose(out.reshape(b, g, r, s, d), (0, 3, 1, 2, 4)).reshape(b, s, h, d)
 
 
@@ -93,7 +100,8 @@ def _columns(columns: int, block: int, size: int) -> int:
     return max(tiles or fitting) if wanted < columns else columns
 
 
-def _kernel(scale, softcap, numbers, q, k, v, seen, out, top, total, acc):
+def _kernel(scale, softcap, numbers, q, k, v, seen, *rest):
+    *scales, out, top, total, acc = rest
     j = pl.program_id(1)
 
     @pl.when(j == 0)
@@ -111,7 +119,19 @@ def _kernel(scale, softcap, numbers, q, k, v, seen, out, top, total, acc):
                 value = jnp.where(_from(j, value, 0) < numbers[2], value.astype(jnp.float32), jnp.float32(0)).astype(
                     v.dtype
                 )
-            _add(scale, softcap, q[0, head], k[0, 0, head], value, here, top.at[head], total.at[head], acc.at[head])
+            found = (x[0, 0, head : head + 1, :] for x in scales)  # a row: of every column
+            _add(
+                scale,
+                softcap,
+                q[0, head],
+                k[0, 0, head],
+                value,
+                here,
+                top.at[head],
+                total.at[head],
+                acc.at[head],
+                *found,
+            )
 
     @pl.when(j < numbers[1])
     def _():
@@ -131,10 +151,17 @@ def _from(j, like: Array, axis: int) -> Array:
     return jax.lax.broadcasted_iota(jnp.int32, like.shape, axis) + j * like.shape[axis]
 
 
-def _add(scale, softcap, q, k, v, here, top, total, acc):
+def _wide(x: Array) -> Array:
+    """In float32, of whole numbers by way of those of 32 bits, as the hardware has it."""
+    return (x.astype(jnp.int32) if jnp.issubdtype(x.dtype, jnp.integer) else x).astype(jnp.float32)
+
+
+def _add(scale, softcap, q, k, v, here, top, total, acc, k_scale=None, v_scale=None):
     """A block of columns to the sums of one head; the softmax goes on from block to block."""
     wide = {"preferred_element_type": jnp.float32}
+    k, v = (x if x.dtype == q.dtype else _wide(x).astype(q.dtype) for x in (k, v))
     scores = jax.lax.dot_general(q, k, (((1,), (1,)), ((), ())), **wide) * jnp.float32(scale)
+    scores = scores if k_scale is None else scores * k_scale
     if softcap is not None:
         scores = jnp.float32(softcap) * jnp.tanh(scores / jnp.float32(softcap))
     scores = jnp.where(here, scores, jnp.float32(_MASKED))
@@ -143,13 +170,14 @@ def _add(scale, softcap, q, k, v, here, top, total, acc):
     weights = jnp.where(here, jnp.exp(scores - highest), jnp.float32(0))
     shrink = jnp.exp(before - highest)
     total[...] = total[...] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+    weights = weights if v_scale is None else jnp.where(here, weights * v_scale, jnp.float32(0))
     acc[...] = acc[...] * shrink + jax.lax.dot_general(weights.astype(v.dtype), v, (((1,), (0,)), ((), ())), **wide)
     top[...] = jnp.broadcast_to(highest, top.shape)
 
 
 def repeat_rows(
-    x: Float[Array, "N B G C K"], repeats: int, columns: int, *, interpret: bool = False
-) -> Float[Array, "N R G L K"]:
+    x: Num[Array, "N B G C K"], repeats: int, columns: int, *, interpret: bool = False
+) -> Num[Array, "N R G L K"]:
     """Each row of a stacked cache ``repeats`` times, side by side: read once, written as often as needed.
 
     XLA broadcasts at a seventh of the memory's bandwidth (65 ms of the 168 of a prefill, see ``docs/performance.md``).
@@ -183,8 +211,14 @@ def _copy(x, out):
 def cut_out(attend_fn: attention.AttendFn) -> CachedFn:
     """``attend_layer`` by an ``attend`` that takes one layer's keys and values: they are cut out of the stack."""
 
-    def run(q, k, v, mask, layer, filled, **settings):
-        k, v = (jax.lax.dynamic_index_in_dim(x, layer, 0, keepdims=False).astype(q.dtype) for x in (k, v))
+    def cut(x, scales, layer):
+        x = jax.lax.dynamic_index_in_dim(x, layer, 0, keepdims=False)
+        if scales is None:
+            return x
+        return x.astype(jnp.float32) * jax.lax.dynamic_index_in_dim(scales, layer, 0, keepdims=False)[..., None]
+
+    def run(q, k, v, mask, layer, filled, k_scale=None, v_scale=None, **settings):
+        k, v = (cut(*x, layer).astype(q.dtype) for x in ((k, k_scale), (v, v_scale)))
         v = jnp.where((jnp.arange(v.shape[2]) < filled)[None, None, :, None], v, 0)  # what is not seen may be NaN
         return attend_fn(q, k, v, mask, **settings)
 

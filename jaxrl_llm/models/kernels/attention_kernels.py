@@ -69,11 +69,11 @@ def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn 
         return None
     otherwise = attention_cached.cut_out(attend_fn)
 
-    def attend_layer(q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, **settings) -> Array:
+    def attend_layer(q: Array, k: Array, v: Array, mask: Array | Seen, layer: Any, filled: Any, *scales, **settings):
         if q.shape[1] * (q.shape[2] // k.shape[2]) > FEW:
-            return otherwise(q, k, v, mask, layer, filled, **settings)
+            return otherwise(q, k, v, mask, layer, filled, *scales, **settings)
         return attention_cached.attend_layer(
-            q, k, v, _dense(mask), layer, filled, interpret=platform != "tpu", **settings
+            q, k, v, _dense(mask), layer, filled, *scales, interpret=platform != "tpu", **settings
         )
 
     return attend_layer

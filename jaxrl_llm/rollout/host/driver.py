@@ -23,7 +23,7 @@ from jaxrl_llm.rollout.host.env import HostEnv
 from jaxrl_llm.rollout.host.recorder import Record, trajectories_of, written_of
 from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
 from jaxrl_llm.rollout.host.threads import Done, Hands
-from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, close_world, most_tokens, ruled, take_turn
+from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, close_env, most_tokens, ruled, take_turn
 from jaxrl_llm.rollout.sample import check_sampling
 from jaxrl_llm.rollout.turns.contexts import Context, check, widest
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
@@ -353,4 +353,4 @@ class _Driver:
         episode = self.live.pop(slot)
         self.lived += self.rules.clock() - episode.begun
         if self.env.close is not None and episode.state is not UNBEGUN:
-            self.hands.call(slot, close_world, self.env.close, episode.state)
+            self.hands.call(slot, close_env, self.env.close, episode.state)

@@ -19,7 +19,7 @@ from jaxrl_llm.verifiers.verdict import Verifier
 State = Any
 
 
-class Heard(NamedTuple):
+class StepResult(NamedTuple):
     """What a world says to an action."""
 
     state: State
@@ -37,7 +37,7 @@ class HostEnv(NamedTuple):
 
     * ``reset(seed, task) -> state``: ``seed`` is an array of 32-bit numbers, for ``numpy.random.default_rng``; ``task``
       belongs to the row of the ``Problems`` table whose prompt shows what can be seen in this state.
-    * ``step(state, ids) -> Heard``: the tokens of an action, its end token included. Any tokens must be taken; a
+    * ``step(state, ids) -> StepResult``: the tokens of an action, its end token included. Any tokens must be taken; a
       useless action is answered. An exception is a failure of the world: the episode is invalid.
     * ``identity(state) -> int``: equal for states that are the same situation; asked before each step. Of text:
       ``text_identity`` (Python's own ``hash`` differs from process to process).
@@ -47,15 +47,15 @@ class HostEnv(NamedTuple):
     """
 
     reset: Callable[[np.ndarray, Any], State]
-    step: Callable[[State, list[int]], Heard]
+    step: Callable[[State, list[int]], StepResult]
     identity: Callable[[State], int]
     action_tokens: int  # the longest action
     observation_tokens: int  # what is longer is cut
     close: Callable[[State], None] | None = None
 
 
-class Said(NamedTuple):
-    """``Heard`` as text."""
+class TextStepResult(NamedTuple):
+    """``StepResult`` as text."""
 
     state: State
     text: str
@@ -67,11 +67,11 @@ class Said(NamedTuple):
     mark: int = 0
 
 
-class SpokenWorld(NamedTuple):
-    """``HostEnv`` as text: ``step(state, text) -> Said``; ``first(state)`` is what a fresh state shows."""
+class TextEnv(NamedTuple):
+    """``HostEnv`` as text: ``step(state, text) -> TextStepResult``; ``first(state)`` is what a fresh state shows."""
 
     reset: Callable[[np.ndarray, Any], State]
-    step: Callable[[State, str], Said]
+    step: Callable[[State, str], TextStepResult]
     identity: Callable[[State], int]
     close: Callable[[State], None] | None = None
     first: Callable[[State], str] | None = None
@@ -93,12 +93,14 @@ def on_host(env: Env, *, pad_id: int = 0) -> HostEnv:
     def begin(seed: np.ndarray, task: Any) -> State:
         return reset(jax.random.wrap_key_data(jnp.asarray(seed)), task)
 
-    def turn(state: State, ids: list[int]) -> Heard:
+    def turn(state: State, ids: list[int]) -> StepResult:
         action = np.full((env.action_tokens,), pad_id, np.int32)
         action[: len(ids)] = ids
         answer = jax.device_get(step(state, jnp.asarray(action), jnp.int32(len(ids))))
         count = int(np.clip(answer.count, 0, env.observation_tokens))
-        return Heard(answer.state, answer.tokens[:count], float(answer.reward), bool(answer.done), bool(answer.valid))
+        return StepResult(
+            answer.state, answer.tokens[:count], float(answer.reward), bool(answer.done), bool(answer.valid)
+        )
 
     return HostEnv(begin, turn, lambda state: int(identity(state)), env.action_tokens, env.observation_tokens)
 
@@ -110,7 +112,7 @@ def task_rows(answers: PyTree) -> list[PyTree]:
 
 
 def spoken(
-    world: SpokenWorld,
+    world: TextEnv,
     encode: Callable[[str], Sequence[int]],
     decode: Callable[[list[int]], str],
     *,
@@ -127,23 +129,23 @@ def spoken(
       decode: the text of an action; special tokens should give none.
     """
 
-    def step(state: State, ids: list[int]) -> Heard:
+    def step(state: State, ids: list[int]) -> StepResult:
         said = world.step(state, decode(ids))
         over = said.done or said.cut or not said.valid
-        return Heard(said.state, () if over else encode(said.text), *said[2:])
+        return StepResult(said.state, () if over else encode(said.text), *said[2:])
 
     return HostEnv(world.reset, step, world.identity, action_tokens, observation_tokens, world.close)
 
 
-def single_turn(verify: Verifier) -> SpokenWorld:
+def single_turn(verify: Verifier) -> TextEnv:
     """One question, one answer: the task is what the verifier judges by, its verdict the reward.
 
     Every reasoning-gym family is such a world: ``single_turn(verifiers.gym.verify)``. What may hang or eat memory is
     judged in a process: ``single_turn(lambda answer, text: pool.judge(verify, [answer], [text]).verdicts[0])``.
     """
 
-    def step(task: Any, text: str) -> Said:
+    def step(task: Any, text: str) -> TextStepResult:
         verdict = verify(task, text)
-        return Said(task, "", verdict.value, True, verdict.valid, reason=verdict.reason)
+        return TextStepResult(task, "", verdict.value, True, verdict.valid, reason=verdict.reason)
 
-    return SpokenWorld(lambda seed, task: task, step, lambda task: text_identity(repr(task)))
+    return TextEnv(lambda seed, task: task, step, lambda task: text_identity(repr(task)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollout.host.env import Heard, HostEnv
+from jaxrl_llm.rollout.host.env import HostEnv, StepResult
 from jaxrl_llm.rollout.turns.contexts import Context
 
 UNBEGUN = object()  # the state before the world has begun
@@ -50,7 +50,7 @@ def _in_32_bits(number: int) -> int:
     return (int(number) + 2**31) % 2**32 - 2**31
 
 
-def take_turn(env: HostEnv, state: Any, action: list[int], vocabulary: int) -> tuple[int, Heard]:
+def take_turn(env: HostEnv, state: Any, action: list[int], vocabulary: int) -> tuple[int, StepResult]:
     """In the world's thread: an answer that makes no sense fails here, as an exception does."""
     identity = _in_32_bits(env.identity(state))
     heard = env.step(state, action)
@@ -70,7 +70,7 @@ def ruled(context: Context, tokens: list[int], most: int) -> list[int]:
     return [int(token) for token in np.asarray(summary)[: min(max(int(count), 0), context.summary_tokens)]]
 
 
-def close_world(close: Callable[[Any], None], state: Any) -> None:
+def close_env(close: Callable[[Any], None], state: Any) -> None:
     """In the world's thread: lets go of a state; what fails there is a warning."""
     try:
         close(state)

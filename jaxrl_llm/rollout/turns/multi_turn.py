@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.advantages.returns import discounted_returns
+from jaxrl_llm.models.cache import EXPERTS, experts_of
 from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
@@ -71,7 +72,7 @@ def turns_of(trajectories: Trajectories) -> Turns:
 
 
 def marks_of(trajectories: Trajectories) -> Int[Array, "B K"]:
-    """What a world in Python noted of every turn for the method (``host_worlds.Said.mark``); 0 where it noted none."""
+    """What a world in Python noted of every turn for the method (``TextStepResult.mark``), else 0."""
     return trajectories.extras["turns/mark"]
 
 
@@ -249,9 +250,15 @@ def make_episodes(
             )
             return cache, policy.unembed(params, hidden[:, 0]), row
 
-        _, logits, row = _loop(one, (cache, logits, start), max_new_tokens - 1, early_exit)
+        cache, logits, row = _loop(one, (cache, logits, start), max_new_tokens - 1, early_exit)
         _, row = pick(jnp.int32(max_new_tokens - 1), logits, row)
-        return _record(row, tokens, positions, segments, following, problem_ids, group_size, pad_id)
+        out = _record(row, tokens, positions, segments, following, problem_ids, group_size, pad_id)
+        read = experts_of(cache)
+        if read is None:
+            return out
+        gap = max(out.tokens.shape[1] - read.shape[1], 0)  # the last token was not read
+        read = jnp.pad(read[:, : out.tokens.shape[1]], ((0, 0), (0, gap), (0, 0)), constant_values=-1)
+        return out._replace(extras=out.extras | {EXPERTS: read})
 
     return rollout
 

@@ -17,6 +17,7 @@ from jaxrl_llm.advantages import returns, whiten
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss
 from jaxrl_llm.models import heads
+from jaxrl_llm.train.methods import packed
 from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
 
 
@@ -34,7 +35,8 @@ def score_with_values(
       policy: of the plain model.
       params: with heads.
     """
-    hidden = policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
+    places = (rows.tokens, rows.positions, rows.segment_ids)
+    hidden = policy.hidden(params["model"], *places, **packed.recorded(rows))
     logp, entropy = logprobs.chunked(
         hidden,
         lambda h: policy.unembed(params["model"], h),
@@ -98,7 +100,7 @@ def make_value_estimate(
             ref_logp=jnp.zeros(mask.shape, jnp.float32),
             group_ids=trajectories.group_ids,
             total=reduce.denominator(mask, mode=reduction),
-            extras={"values": stop(values), "returns": targets} | more,
+            extras=packed.recorded(trajectories) | {"values": stop(values), "returns": targets} | more,
         )
 
     return estimate

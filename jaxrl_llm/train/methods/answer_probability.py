@@ -1,6 +1,7 @@
 """What a policy thinks of a right answer of several tokens before each of its turns, in episodes of text."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxrl_llm import reduce
+from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
-from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.builders import in_row_parts, rows_within
 from jaxrl_llm.train.online import Online, answers_of
 from jaxrl_llm.types import Batch, Params, Policy, Rewards, Trajectories
 
@@ -35,44 +36,58 @@ def golds(tokenizer: Tokenizer, problems: Sequence[Problem], before: str = BEFOR
 
 
 def answer_chances(
-    policy: Policy, params: Params, rows: Trajectories, answers: dict[str, Array]
-) -> Float[Array, "B K"]:
+    policy: Policy, params: Params, rows: Trajectories, answers: dict[str, Array], *, most_bytes: int = 2**30
+) -> Float[Array, "B K *V"]:
     """The geometric mean of the probabilities of the right answer's tokens, written in place of each turn's action.
 
-    0 where no action was taken. One pass over all rows a turn, without a gradient. From "Information Gain-based Policy
-    Optimization", arXiv:2510.14967, section 3. Differs from the paper in that no thought stands before the answer.
+    0 where no action was taken. Each episode is read once into a cache; before a turn the cache is what came before it,
+    and the answer alone is read on. No gradient. From "Information Gain-based Policy Optimization", arXiv:2510.14967,
+    section 3. Differs from the paper in that no thought stands before the answer.
 
     Args:
-      answers: ``golds`` of each row's problem.
+      answers: ``golds`` of each row's problem, ``[B, A]``, or those of ``V`` answers to it, ``[B, V, A]``: then
+        ``[B, K, V]`` comes back.
+      most_bytes: of the caches that exist at once; rows are taken in parts, at least one at a time.
     """
-    found, width = turns_of(rows), answers["gold"].shape[1]
+    found = turns_of(rows)
+    gold, kind = (jnp.asarray(answers[name]) for name in ("gold", "gold_kind"))
+    several = gold.ndim == 3
+    if not several:
+        gold, kind = gold[:, None], kind[:, None]
+    given = {"tokens": rows.tokens, "segment_ids": rows.segment_ids, "positions": rows.positions, "mask": rows.mask,
+             "turn": found.turn, "gold": gold, "kind": kind, "taken": found.taken}  # fmt: skip
+    length = rows.tokens.shape[1] + gold.shape[2]
+    cache = jax.eval_shape(lambda: policy.init_cache(1, length))
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    chance = in_row_parts(partial(_chances, policy, params), given, at_once=rows_within(most_bytes, size))
+    return jax.lax.stop_gradient(chance if several else chance[:, :, 0])
 
-    def longer(array: Array) -> Array:
-        return jnp.pad(array, ((0, 0), (0, width)))
 
-    tokens, segments, positions, turn, mask = map(
-        longer, (rows.tokens, rows.segment_ids, rows.positions, found.turn, rows.mask)
+def _chances(policy: Policy, params: Params, given: dict[str, Array]) -> Float[Array, "B K V"]:
+    count, width = given["tokens"].shape
+    most, answer = given["taken"].shape[1], given["gold"].shape[2]
+    _, cache = policy.extend(
+        params, policy.init_cache(count, width + answer), given["tokens"], given["positions"], given["segment_ids"], 0
     )
-    column = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
+    column = jnp.arange(cache["segment_ids"].shape[1], dtype=jnp.int32)[None, :]
 
-    def before(k: Array) -> Array:
-        begin = jnp.argmax(mask & (turn == k), axis=1).astype(jnp.int32)[:, None]
-        place = jnp.clip(column - begin, 0, width - 1)
-        gold, kind = (jnp.take_along_axis(answers[name], place, axis=1) for name in ("gold", "gold_kind"))
-        kind = jnp.where((column >= begin) & (column < begin + width), kind, 0)
-        at = jnp.take_along_axis(positions, begin, axis=1)
-        written = rows._replace(
-            tokens=jnp.where(column < begin, tokens, gold).astype(jnp.int32),
-            segment_ids=jnp.where(column < begin, segments, (kind > 0).astype(jnp.int32)).astype(jnp.int32),
-            positions=jnp.where(column < begin, positions, jnp.where(kind > 0, at + column - begin, 0)).astype(
-                jnp.int32
-            ),
-        )
-        logp, _ = score_tokens(policy, params, written)
+    def before(index: Array) -> Array:
+        k, v = index // given["gold"].shape[1], index % given["gold"].shape[1]
+        gold, kind = (jnp.take(given[name], v, axis=1) for name in ("gold", "kind"))
+        acting = given["mask"] & (given["turn"] == k)
+        begin = jnp.argmax(acting, axis=1).astype(jnp.int32)[:, None]
+        at = jnp.take_along_axis(given["positions"], begin, axis=1)
+        # what came later is hidden from the answer: the cache holds the turns before alone
+        seen = cache | {"segment_ids": jnp.where(column < begin, cache["segment_ids"], 0)}
+        there = (kind > 0).astype(jnp.int32)
+        places = jnp.where(kind > 0, at + jnp.arange(answer, dtype=jnp.int32)[None, :], 0).astype(jnp.int32)
+        hidden, _ = policy.extend(params, seen, gold.astype(jnp.int32), places, there, width)
+        logp, _ = logprobs.chunked(hidden, partial(policy.unembed, params), gold, segment_ids=there)
         return jnp.exp(reduce.sequences(jnp.where(kind == 2, logp, 0.0), kind == 2, mode="mean"))
 
-    chance = jax.lax.map(before, jnp.arange(found.taken.shape[1], dtype=jnp.int32)).T
-    return jax.lax.stop_gradient(jnp.where(found.taken, chance, 0.0))
+    every = jax.lax.map(before, jnp.arange(most * given["gold"].shape[1], dtype=jnp.int32))
+    chance = jnp.moveaxis(every.reshape(most, -1, count), 2, 0)
+    return jnp.where(given["taken"][:, :, None], chance, 0.0)
 
 
 def with_chances(online: Online) -> Online:

@@ -26,7 +26,7 @@ def score_tokens(
     layout = packed.layout_of(rows)
     if layout is not None:
         return packed.score_laid_out(policy, params, rows, layout, temperature=temperature, chunk=chunk)
-    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids, **packed.recorded(rows))
     return logprobs.chunked(
         hidden,
         lambda h: policy.unembed(params, h),
@@ -36,6 +36,38 @@ def score_tokens(
         segment_ids=rows.segment_ids,
         scored=policy.scored and partial(policy.scored, params),
     )
+
+
+def in_row_parts(function: Callable[[Any], Any], rows: Any, *, at_once: int) -> Any:
+    """``function(rows)`` for ``at_once`` rows at a time, one part after another: what it forms is of so few rows.
+
+    Args:
+      function: treats rows apart: arrays ``[B, ...]`` to arrays ``[B, ...]``, any tree of them.
+      at_once: where it is not less than the rows, the function is called once, with all.
+
+    >>> import jax.numpy as jnp
+    >>> in_row_parts(lambda x: 2 * x, jnp.arange(5), at_once=2).tolist()
+    [0, 2, 4, 6, 8]
+    """
+    count = jax.tree.leaves(rows)[0].shape[0]
+    if at_once < 1:
+        raise ValueError(f"at_once={at_once} must be at least 1 row")
+    if at_once >= count:
+        return function(rows)
+    parts = -(-count // at_once)
+    # the last part is filled with the last row, and cut off again
+    ids = jnp.minimum(jnp.arange(parts * at_once, dtype=jnp.int32), count - 1).reshape(parts, at_once)
+    found = jax.lax.map(lambda some: function(jax.tree.map(lambda x: x[some], rows)), ids)
+    return jax.tree.map(lambda x: x.reshape(parts * at_once, *x.shape[2:])[:count], found)
+
+
+def rows_within(size: int, bytes_a_row: int) -> int:
+    """How many rows of so many bytes fit into ``size`` bytes, at least one.
+
+    >>> rows_within(2**30, 2**28), rows_within(2**20, 2**28)
+    (4, 1)
+    """
+    return max(1, size // max(1, bytes_a_row))
 
 
 def current_anchor(logp: Array, batch: Batch) -> Array:
@@ -124,7 +156,9 @@ def make_estimate(
         if recompute_old:
             old, _ = score(policy, params, trajectories, temperature=temperature)
         if reference is not None:
-            reference_logp, _ = score(policy, reference(extras), trajectories, temperature=temperature)
+            # whose router chooses for itself
+            alone = packed.without_record(trajectories)
+            reference_logp, _ = score(policy, reference(extras), alone, temperature=temperature)
         values = advantages(trajectories, rewards)
         return Batch(
             tokens=trajectories.tokens,
@@ -137,7 +171,8 @@ def make_estimate(
             ref_logp=jax.lax.stop_gradient(reference_logp),
             group_ids=trajectories.group_ids,
             total=reduce.denominator(mask, mode=reduction),
-            extras={} if row_extras is None else row_extras(extras, trajectories, rewards),
+            extras=packed.recorded(trajectories)
+            | ({} if row_extras is None else row_extras(extras, trajectories, rewards)),
         )
 
     return packing.reads_layouts(estimate) if recompute_old or reference is not None else estimate

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.packing import Layout, Links, Rows, Sequence
 
-BLOCK = 64  # columns of a block; a sequence wastes half of one in the mean
+BLOCKS = (8, 64)  # columns of a block, at least and at most; a sequence wastes half of one in the mean
 LEAST = 0.9  # trees of more columns than this share of packed rows are not worth their blocks
 
 
@@ -86,7 +86,7 @@ def _agreeing(one: np.ndarray, other: np.ndarray, start: int) -> int:
     return start + int(unlike[0]) if len(unlike) else least
 
 
-def grown(rows: Rows, sequences: list[Sequence], block: int = BLOCK) -> Tree:
+def grown(rows: Rows, sequences: list[Sequence], block: int) -> Tree:
     """The tree of some sequences; of those without anything in common a forest.
 
     Raises:
@@ -132,7 +132,16 @@ class _Shelf:
         return True
 
 
-def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = BLOCK) -> Layout:
+def block_of(width: int) -> int:
+    """An eighth of a row, as a power of two within ``BLOCKS``.
+
+    >>> [block_of(width) for width in (35, 300, 512, 4096)]
+    [8, 32, 64, 64]
+    """
+    return min(max(1 << max(width // 8, 1).bit_length() - 1, BLOCKS[0]), BLOCKS[1])
+
+
+def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = 0) -> Layout:
     """Trees of groups in blocks; packed rows where few tokens are shared, or positions do not rise.
 
     With one part the number of blocks of a row is one of ``packing.row_count``'s shares of those of padded rows. With
@@ -142,8 +151,9 @@ def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = BL
     Args:
       parts: of the update; whole groups in each.
       shards: rows of the layout in each part, as many as the devices that rows divide over.
-      block: columns of a block.
+      block: columns of a block; 0: ``block_of`` the rows.
     """
+    block = block or block_of(rows.tokens.shape[1])
     found = list(packing.sequences(rows))
     try:
         trees = [grown(rows, group, block) for group in packing.by_group(found, rows.group_ids)]

@@ -20,7 +20,8 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
     the responses: what ``rollout.generate`` returns, in whole or in micro-batches of whole groups. Keys and values of
     a prompt are computed once and every response of the group attends to them, so a step costs ``P / G + N`` columns a
     row where it costs ``P + N`` without. Rows that are no whole number of groups, and policies without
-    ``hidden_groups``, are scored in full; rows with a layout in it.
+    ``hidden_groups``, are scored in full, as are those of a mixture whose experts were recorded; rows with a
+    layout in it.
     """
     if group_size < 1 or new_tokens < 1:
         raise ValueError(f"group_size={group_size} and new_tokens={new_tokens} must be at least 1")
@@ -30,7 +31,8 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
         width = columns - new_tokens
         if width < 1:
             raise ValueError(f"rows of {columns} columns hold no prompt before {new_tokens} new tokens")
-        if number % group_size or policy.hidden_groups is None or packed.layout_of(rows) is not None:
+        alone = packed.layout_of(rows) is not None or packed.recorded(rows)
+        if number % group_size or policy.hidden_groups is None or alone:
             return score_tokens(policy, params, rows, temperature=temperature, chunk=chunk)
         whole = (rows.tokens, rows.positions, rows.segment_ids)
         prompts, responses = [x[::group_size, :width] for x in whole], [x[:, width:] for x in whole]
