@@ -108,4 +108,6 @@ def test_budgets():
     assert [float(search_traces.solved_within(right, spent, b)) for b in (1.0, 4.0, 5.0, 9.0)] == [0.0, 0.0, 0.5, 1.0]
     for task in TASKS:
         whole = float(search_traces.trace_flops(jnp.asarray(float(toy.RESPONSE_TOKENS))))
+        own = search_traces.trace_flops(jnp.asarray(toy.DIRECT_TOKENS[task] + 1.0))
+        np.testing.assert_allclose(search_traces.direct_flops(task), own, rtol=1e-5)
         assert 4 < whole / search_traces.direct_flops(task) < 64, "a budget of 64 pays for a long search"

@@ -87,7 +87,9 @@ def trace_flops(tokens: Array) -> Array:
 
 def direct_flops(task: int) -> float:
     """Operations of one direct answer, its end included: the unit of the budgets."""
-    return float(trace_flops(jnp.asarray(toy.DIRECT_TOKENS[task] + 1)))
+    sizes = {"parameters": parameters(), "layers": LAYERS, "width": WIDTH}
+    whole = toy.PROMPT_TOKENS + toy.DIRECT_TOKENS[task] + 1
+    return generation_flops(whole, **sizes) - generation_flops(toy.PROMPT_TOKENS, **sizes)
 
 
 def solved_within(right: Array, spent: Array, budget: float) -> Array:
