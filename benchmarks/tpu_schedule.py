@@ -56,8 +56,8 @@ def planned(model: str, topology: str) -> dict[str, Any]:
 SHAPES = {  # prompt, response, rows, group, activations recomputed
     "prefill": ("prefill", 1024, 1024, 256, 8, True),
     "scores": ("score", 1024, 1024, 32, 1, True),
-    "update, activations kept": ("update", 256, 768, 16, 1, False),
     "update, recomputed": ("update", 256, 768, 16, 1, True),
+    "update, activations kept": ("update", 256, 768, 16, 1, False),
     "decode, 1,023 tokens": ("decode", 1024, 1024, 256, 8, True),
 }
 
