@@ -416,7 +416,10 @@ def read_only(subject: Subject, folder: pathlib.Path, *_) -> Found:
     wait_for(lambda: trained(out, 3), process)
     try:
         subprocess.run(["mount", "--bind", out, out], check=True)
-        subprocess.run(["mount", "-o", "remount,ro,bind", out], check=True)
+        while subprocess.run(["mount", "-o", "remount,ro,bind", out], capture_output=True).returncode:
+            time.sleep(0.02)  # refused while a file is open for writing
+            if process.poll() is not None:
+                raise subprocess.CalledProcessError(32, ["mount"])
         code = process.wait(PATIENCE_S)
         said = last_line(folder / "log")
     finally:
