@@ -463,7 +463,9 @@ def twice(subject: Subject, folder: pathlib.Path, *_) -> Found:
     out = folder / "run"
     first = start(subject, out, folder / "log")
     wait_for(lambda: trained(out, 2), first)
+    first.send_signal(signal.SIGSTOP)  # or it might be over before the second has loaded anything
     second = finish(subject, out, folder / "second")
+    first.send_signal(signal.SIGCONT)
     return (
         f"second exit {second}, first exit {first.wait(PATIENCE_S)}",
         last_line(folder / "second"),
