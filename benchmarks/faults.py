@@ -9,7 +9,7 @@ asynchronous run; ``--command`` takes any other command that goes on when it is 
     python benchmarks/faults.py --case kill --command "python train.py --out {out}" --result "{out}/model/*"
 
 Mounting small and read-only file systems needs privileges; without them those cases say so. Where the clock cannot be
-set, the clock of the process jumps. Cases run one after another; all of them take about MINUTES minutes of a core.
+set, the clock of the process jumps. Cases run one after another; all of them take about twenty minutes of a core.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -617,11 +618,11 @@ def row(key: str, subject: Subject, case: str, want: str, folder: pathlib.Path, 
         did, said, outcome = run(subject, folder, kills, seconds, *more)
     except subprocess.CalledProcessError as error:
         did, said, outcome = "not possible here", f"{error.cmd[0]}: needs privileges", "-"
-    said = said.replace(str(folder), "...")
+    said = re.sub(rf"{re.escape(tempfile.gettempdir())}/jaxrl_faults_\w+", "...", said)
     same = "bitwise equal" if outcome == want else OTHER.get(case, f"DIFFERENT ({outcome})")
     same = "-" if outcome == "-" else same
     loses = subject.loses if case == "kill" else "nothing"
-    what = (run.__doc__ or "").split(";")[0].strip().rstrip(".") if case == "kill" else case
+    what = "`kill -9` at random moments of its life, start-up included" if case == "kill" else case
     return f"| {subject.name} | {what} | {did} | {same} | {loses} | `{said[:160]}` |"
 
 
