@@ -9,7 +9,7 @@ asynchronous run; ``--command`` takes any other command that goes on when it is 
     python benchmarks/faults.py --case kill --command "python train.py --out {out}" --result "{out}/model/*"
 
 Mounting small and read-only file systems needs privileges; without them those cases say so. Where the clock cannot be
-set, the clock of the process jumps. Cases run one after another; all of them take about MINUTES minutes of a core.
+set, the clock of the process jumps. Cases run one after another; all of them take about twenty minutes of a core.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -416,7 +417,10 @@ def read_only(subject: Subject, folder: pathlib.Path, *_) -> Found:
     wait_for(lambda: trained(out, 3), process)
     try:
         subprocess.run(["mount", "--bind", out, out], check=True)
-        subprocess.run(["mount", "-o", "remount,ro,bind", out], check=True)
+        while subprocess.run(["mount", "-o", "remount,ro,bind", out], capture_output=True).returncode:
+            time.sleep(0.02)  # refused while a file is open for writing
+            if process.poll() is not None:
+                raise subprocess.CalledProcessError(32, ["mount"])
         code = process.wait(PATIENCE_S)
         said = last_line(folder / "log")
     finally:
@@ -460,7 +464,9 @@ def twice(subject: Subject, folder: pathlib.Path, *_) -> Found:
     out = folder / "run"
     first = start(subject, out, folder / "log")
     wait_for(lambda: trained(out, 2), first)
+    first.send_signal(signal.SIGSTOP)  # or it might be over before the second has loaded anything
     second = finish(subject, out, folder / "second")
+    first.send_signal(signal.SIGCONT)
     return (
         f"second exit {second}, first exit {first.wait(PATIENCE_S)}",
         last_line(folder / "second"),
@@ -612,11 +618,11 @@ def row(key: str, subject: Subject, case: str, want: str, folder: pathlib.Path, 
         did, said, outcome = run(subject, folder, kills, seconds, *more)
     except subprocess.CalledProcessError as error:
         did, said, outcome = "not possible here", f"{error.cmd[0]}: needs privileges", "-"
-    said = said.replace(str(folder), "...")
+    said = re.sub(rf"{re.escape(tempfile.gettempdir())}/jaxrl_faults_\w+", "...", said)
     same = "bitwise equal" if outcome == want else OTHER.get(case, f"DIFFERENT ({outcome})")
     same = "-" if outcome == "-" else same
     loses = subject.loses if case == "kill" else "nothing"
-    what = (run.__doc__ or "").split(";")[0].strip().rstrip(".") if case == "kill" else case
+    what = "`kill -9` at random moments of its life, start-up included" if case == "kill" else case
     return f"| {subject.name} | {what} | {did} | {same} | {loses} | `{said[:160]}` |"
 
 

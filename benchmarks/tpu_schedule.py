@@ -30,11 +30,12 @@ The best plan of one GRPO step by the roofline, compiled ahead of time: millisec
 cycles, kernels by operations and bytes, collectives by bytes over links (see `planning.schedule`; no measurement).
 Made by `python benchmarks/tpu_schedule.py`.
 
-{compared}
+{compared}"""
+CELLS_HEAD = """
 ## The best plan of each model and slice
 
-128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, compiled with the least effort (`--effort -1`): a run's own
-programs are a little quicker. GiB are of the whole loop, masters and moments included.
+128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, compiled with the least effort (`--effort -1`), not with that
+of a run. GiB are of the whole loop, masters and moments included.
 
 """
 COMPARED_HEAD = """## Beside Tunix
@@ -56,8 +57,8 @@ def planned(model: str, topology: str) -> dict[str, Any]:
 SHAPES = {  # prompt, response, rows, group, activations recomputed
     "prefill": ("prefill", 1024, 1024, 256, 8, True),
     "scores": ("score", 1024, 1024, 32, 1, True),
-    "update, activations kept": ("update", 256, 768, 16, 1, False),
     "update, recomputed": ("update", 256, 768, 16, 1, True),
+    "update, activations kept": ("update", 256, 768, 16, 1, False),
     "decode, 1,023 tokens": ("decode", 1024, 1024, 256, 8, True),
 }
 
@@ -121,10 +122,9 @@ def rows_of(name: str, plan: dict[str, Any]) -> list[str]:
 def page(record: dict[str, dict[str, Any]]) -> str:
     """The whole page."""
     beside = compared_table(record[COMPARED]) if COMPARED in record else ""
-    lines = [HEAD.format(compared=beside) + "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for name, plan in record.items():
-        lines += [] if name == COMPARED else rows_of(name, plan)
-    return "\n".join(lines) + "\n"
+    cells = [line for name, plan in record.items() if name != COMPARED for line in rows_of(name, plan)]
+    head = [CELLS_HEAD + "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)] if cells else []
+    return "\n".join([HEAD.format(compared=beside).rstrip(), *head, *cells]) + "\n"
 
 
 def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pathlib.Path = PAGE) -> None:

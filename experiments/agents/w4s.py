@@ -11,7 +11,7 @@ Left out:  analysis and turns to repair; data are collected once. Three turns ar
            candidates are searches of their own), workflows drawn at temperature 1 (paper: 0.5). The best in validation
            counts at the end (released code: in test). Embedded training is short: all arms still rise at its end; and
            the untrained one writes much the same whatever it reads, so that an archive can hardly help it.
-Expect:    eval/test@10: rlao > untrained, rlao > archive, rlao > sft_best.
+Expect:    eval/test@10: rlao > sft_best (what imitating the best programs brings), rlao > archive, rlao > untrained.
 Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
            held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
            best of k turns; runs: programs within the executor's limit; better: turns that beat all before.
@@ -119,10 +119,10 @@ def build(settings: Settings) -> Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """RLAO finds better workflows in ten turns than the untrained meta-agent, its archive and the best imitated."""
+    """RLAO finds better workflows in ten turns than the best imitated, than an archive and the untrained agent."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        *(experiment.greater(results, "eval/test@10", "rlao", other) for other in ("untrained", "archive", "sft_best")),
+        *(experiment.greater(results, "eval/test@10", "rlao", other) for other in ("sft_best", "archive", "untrained")),
     )
 
 

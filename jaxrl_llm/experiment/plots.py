@@ -205,7 +205,9 @@ def plot_certificate(path: pathlib.Path, kept: dict) -> None:
         axis.grid(alpha=0.3)
     state = "certified" if kept["certified"] else f"not certified (problems: {len(kept['problems'])})"
     settings, budget = kept["settings"], kept["budget"]
-    text = f"{kept['bed']}: {state}; {kept['seeds']} seeds, {settings['eval_problems']} problems x "
+    fewest = min(len(one["seeds"]) for one in kept["values"].values())
+    number = f"{kept['seeds']} seeds" if fewest == kept["seeds"] else f"{fewest} to {kept['seeds']} seeds"
+    text = f"{kept['bed']}: {state}; {number}, {settings['eval_problems']} problems x "
     text += f"{settings['eval_samples']} samples, mean of the last {kept['tail']} evaluations, "
     text += f"{budget['updates']} updates and {budget['rollouts']:,} rollouts a seed"
     figure.suptitle(text, fontsize=9)

@@ -135,7 +135,8 @@ def _in_layouts(
         return jax.lax.scan(one, state._replace(params=(), opt_state=(), extras={}), None, steps)[1]
 
     def body(state: TrainState, layouts: list[Any]) -> tuple[TrainState, Metrics]:
-        state, metrics = jax.lax.scan(lambda s, laid: iterate(offline, s, laid), state, layouts)
+        # a table whose minibatches have no rows to arrange has no layouts, and as many steps
+        state, metrics = jax.lax.scan(lambda s, laid: iterate(offline, s, laid), state, layouts, length=steps)
         return (state if place is None else place(state)), metrics
 
     ahead, whole = jax.jit(drawn), jax.jit(body, donate_argnums=0, compiler_options=options_of())

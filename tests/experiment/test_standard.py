@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -239,3 +240,19 @@ def test_sampling_noise_and_problems(tmp_path):
     assert 0.4 < seen["sampling_share"] <= 2.0, "nothing but sampling varies here"
     assert seen["over_problems"][0] < 0.05 < seen["over_problems"][1]
     assert records.precision(made(a=[0.1], b=[0.2]), "a", "b") is None
+
+
+def test_a_commit_with_changes_anywhere_says_so(tmp_path):
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True)
+
+    (tmp_path / "family").mkdir()
+    (tmp_path / "library.py").write_text("one = 1\n")
+    (tmp_path / "family" / "file.py").write_text("two = 2\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    clean = provenance.commit(tmp_path / "family")
+    assert len(clean) == 12
+    (tmp_path / "library.py").write_text("one = 2\n")
+    assert provenance.commit(tmp_path / "family") == f"{clean}+", "the code is more than the folder of the file"

@@ -188,21 +188,8 @@ def test_rows_on_the_host_go_on_where_they_were(own, tmp_path, monkeypatch):
     both = f"{own / 'texts.jsonl'}@0.5,{own / 'more.jsonl'}@0.5"
     lines = [{"prompt": f"{k} plus 2?", "answer": str(k + 2)} for k in range(12)]
     (own / "more.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    words = [
-        "--model",
-        str(own),
-        "--data",
-        both,
-        *SMALL,
-        "--steps",
-        "4",
-        "--rows-in",
-        "host",
-        "--checkpoint-every",
-        "2",
-    ]
-    words = [w for k, w in enumerate(words) if not (w == "--steps" and words[k + 1] == "2" or words[k - 1] == "--steps"
-                                                    and w == "2")]  # fmt: skip
+    words = ["--model", str(own), "--data", both, *SMALL[2:], "--steps", "4", "--rows-in", "host"]
+    words += ["--checkpoint-every", "2"]
     whole = arm(sft, words, tmp_path / "whole")
     seen, save = [], checkpoint.save
 

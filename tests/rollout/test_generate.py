@@ -202,6 +202,43 @@ def test_a_mass_of_one_filters_nothing():
         np.testing.assert_array_equal(draw(logits, keys, top_p=whole)[0], draw(logits, keys)[0])
 
 
+def _by_sorting(logits, top_k=None, top_p=None, min_p=None):
+    """The definition of ``support``."""
+    out = np.zeros(logits.shape, bool)
+    for row, values in enumerate(np.asarray(logits)):
+        order = np.argsort(-values, kind="stable")
+        probs = np.exp(values - values.max()).astype(np.float64)
+        probs /= probs.sum()
+        before = np.cumsum(probs[order]) - probs[order]
+        mass = None if top_p is None else float(np.broadcast_to(top_p, logits.shape[:1])[row])
+        for rank, token in enumerate(order):
+            out[row, token] = np.isfinite(values[token]) and (
+                (top_k is None or rank < top_k)
+                and (mass is None or mass >= 1 or before[rank] < mass - 1e-9)
+                and (min_p is None or probs[token] >= min_p * probs.max())
+            )
+        out[row, order[0]] = True
+    return out
+
+
+@pytest.mark.parametrize(
+    "how", [{"top_k": 1}, {"top_k": 7}, {"top_k": 200}, {"top_p": 0.31}, {"top_p": 0.93}, {"min_p": 0.07},
+            {"top_k": 9, "top_p": 0.71, "min_p": 0.01}, {"top_p": np.float32([0.2, 0.77, 1.0, 0.5, 0.9])}],
+)  # fmt: skip
+def test_what_may_be_drawn_is_what_sorting_says(how):
+    """Rows of few different logits, hence many ties, of large and small ones, of both zeros, and of impossible ones."""
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(5, 150)).astype(np.float32) * np.float32([[1], [8], [0.05], [1], [3]])
+    logits[3] = random.integers(-2, 3, 150)
+    logits[3, 10:14] = -0.0
+    logits[4, 60:] = -np.inf
+    given = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in how.items()}
+    got = jax.jit(lambda x: support(x, **given))(jnp.asarray(logits))
+    np.testing.assert_array_equal(got, _by_sorting(logits, **how))
+    text = jax.jit(lambda x: support(x, **given)).lower(jnp.asarray(logits)).as_text()
+    assert "sort" not in text
+
+
 def test_rows_may_have_their_own_temperature_and_top_p():
     keys, logits = jax.random.split(jax.random.key(0), 200), jnp.tile(LOGITS, (200, 1))
     third = jnp.arange(200) % 3

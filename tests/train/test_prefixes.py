@@ -116,7 +116,7 @@ def test_a_row_for_every_device():
     prompt = rng.integers(2, 20, 8)
     rows = rows_from([np.concatenate([prompt, rng.integers(2, 20, 8)]) for _ in range(8)], prompt=8)
     layout = planned(rows, small_trees, shards=4)
-    assert layout.pages is not None and layout.source.shape == (1, 4, 7 * BLOCK)
+    assert layout.pages is not None and layout.source.shape == (1, 4, 6 * BLOCK)
     assert (layout.source >= 0).sum(axis=2).tolist() == [[8 + 2 * 8] * 4]
     found, want = (scored(policy, params, x)[0] for x in (laid(rows, packing.only_part(layout)), rows))
     for a, b in zip(found, want, strict=True):

@@ -14,6 +14,7 @@ from jaxrl_llm.data.stream import make_stream
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.train import offline, streamed
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.packing import packed_rows
 from tests.models_for_tests import dense_rows, small_model
 
 TOKENS = np.random.default_rng(0).integers(0, 24, (10, 6)).astype(np.int32)
@@ -62,3 +63,13 @@ def test_rows_of_a_mesh():
     divided, same, _ = _run(3, meshes.parse_mesh("data=2,fsdp=2"))
     assert same == rows
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), divided.params, whole.params)
+
+
+def test_a_table_without_rows_to_pack_trains():
+    """The planner of packed rows finds nothing to arrange, and the steps are the same."""
+    method, params = _method()
+    ran = [
+        offline.make_run(method, 2, planner=planner)(offline.init_state(method, params, jax.random.key(0)))[1]["rows"]
+        for planner, params in ((None, params), (packed_rows, _method()[1]))
+    ]
+    np.testing.assert_array_equal(*ran)

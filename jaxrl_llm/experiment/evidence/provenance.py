@@ -22,7 +22,7 @@ def commit(root: pathlib.Path) -> str:
         return done.stdout.strip() if done.returncode == 0 else ""
 
     head = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py") if head else ""
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":(top)*.py") if head else ""
     return head[:12] + "+" * bool(changed)
 
 

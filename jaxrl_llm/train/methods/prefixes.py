@@ -14,6 +14,7 @@ from jaxrl_llm.train import packing
 from jaxrl_llm.train.packing import Layout, Links, Rows, Sequence
 
 BLOCKS = (8, 64)  # columns of a block, at least and at most; a sequence wastes half of one in the mean
+SIXTEENTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # of the blocks of padded rows: what is compiled
 LEAST = 0.9  # trees of more columns than this share of packed rows are not worth their blocks
 
 
@@ -144,7 +145,7 @@ def block_of(width: int) -> int:
 def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = 0) -> Layout:
     """Trees of groups in blocks; packed rows where few tokens are shared, or positions do not rise.
 
-    With one part the number of blocks of a row is one of ``packing.row_count``'s shares of those of padded rows. With
+    With one part the number of blocks of a row is one of ``SIXTEENTHS`` of those of padded rows. With
     several it is that of the padded rows of a part, and parts that stay empty cost nothing. So is the number of blocks
     that one sees one of a few.
 
@@ -175,8 +176,8 @@ def _limits(trees: list[Tree], shards: int, most: int) -> Iterator[int]:
     """Blocks of a row that may do, the fewest first."""
     total = sum(len(tree.chains) for tree in trees)
     longest = max((len(chain) for tree in trees for chain in tree.chains), default=0)
-    for eighths in packing.EIGHTHS:
-        limit = -(most * -eighths // 8)
+    for share in SIXTEENTHS:
+        limit = -(most * -share // 16)
         if limit >= longest and limit * shards >= total:
             yield limit
 
