@@ -207,8 +207,9 @@ def plot_certificate(path: pathlib.Path, kept: dict) -> None:
     settings, budget = kept["settings"], kept["budget"]
     fewest = min(len(one["seeds"]) for one in kept["values"].values())
     number = f"{kept['seeds']} seeds" if fewest == kept["seeds"] else f"{fewest} to {kept['seeds']} seeds"
-    text = f"{kept['bed']}: {state}; {number}, {settings['eval_problems']} problems x "
-    text += f"{settings['eval_samples']} samples, mean of the last {kept['tail']} evaluations, "
+    many = "eval_problems" in settings
+    measured = f"{settings['eval_problems']} problems x {settings['eval_samples']} samples, " if many else ""
+    text = f"{kept['bed']}: {state}; {number}, {measured}mean of the last {kept['tail']} evaluations, "
     text += f"{budget['updates']} updates and {budget['rollouts']:,} rollouts a seed"
     figure.suptitle(text, fontsize=9)
     figure.savefig(path, dpi=100)
