@@ -99,7 +99,8 @@ def test_the_interval_of_two_means_has_its_stated_level():
 @pytest.mark.slow
 def test_a_certificate_is_written_and_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    module = made_module(BED=beds.Bed(metric="eval/accuracy", baseline="method"))
+    module = made_module()
+    module.BED = beds.Bed(metric="eval/accuracy", baseline="method")
     path = tmp_path / "results" / "experiment" / "tiny.json"
     monkeypatch.setattr(arms, "record_path", lambda module: path)
     monkeypatch.setattr("jaxrl_llm.experiment.doctor.load", lambda path: module)
