@@ -8,6 +8,7 @@ figure (arguments, results and temporaries of the program), seconds are the best
 shape of the curves, not their height. Writes results/benchmarks/cost_curves.json and cost_curves.png.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -119,6 +120,7 @@ def draw(curves: dict[str, dict[str, dict[str, dict[str, float]]]], path: pathli
 
 def main() -> None:
     """Measures, prints, writes."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     curves = {name: {} for name in GROWING}
     for name, values in GROWING.items():
         for value in values:

@@ -10,9 +10,9 @@ the trainer's router takes. Writes results/benchmarks/parity_gaps.json and docs/
 rows are new.
 """
 
+import argparse
 import json
 import pathlib
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -109,7 +109,9 @@ def table(found: dict[str, dict[str, dict[str, dict[str, float]]]]) -> str:
 
 def main() -> None:
     """Measures, prints, writes."""
-    path, asked = ROOT / "results" / "benchmarks" / "parity_gaps.json", sys.argv[1:]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", nargs="*", metavar="FAMILY", choices=[[], *FAMILIES], help="measured anew; none: all")
+    path, asked = ROOT / "results" / "benchmarks" / "parity_gaps.json", parser.parse_args().family
     found: dict = json.loads(path.read_text())["gaps"] if asked else {}
     for family in asked or FAMILIES:
         for shape in SHAPES:

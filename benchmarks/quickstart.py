@@ -6,9 +6,9 @@
 Writes results/quickstart/nano.json and nano.png.
 """
 
+import argparse
 import json
 import pathlib
-import sys
 
 import matplotlib
 
@@ -51,8 +51,6 @@ def draw(runs: list[tuple[dict, list[dict]]], path: pathlib.Path) -> None:
 
 def main(folders: list[str]) -> None:
     """Reads the runs, writes the record and the figure."""
-    if not folders:
-        sys.exit(__doc__)
     runs = [read(pathlib.Path(folder)) for folder in folders]
     OUT.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -77,4 +75,6 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="+", help="the folder of a finished run")
+    main(parser.parse_args().run)
