@@ -176,11 +176,13 @@ def check_record(module: ModuleType) -> str:
     if reason and records.is_old(record):  # it speaks of what the file was, and says that it does not stand
         standing = record["claim"]["verdict"] != verdicts.WITHDRAWN or record["claim"]["bed"][:1] != [reason]
         return f"withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge {name}" if standing else ""
-    if list(record["arms"]) != list(module.ARMS):
+    # an old record gets no arm added: what the file has beyond it waits for a record under the standard
+    known = [name for name in module.ARMS if name in record["arms"]]
+    if list(record["arms"]) != (known if records.is_old(record) else list(module.ARMS)):
         more = " --add" if set(record["arms"]) < set(module.ARMS) else ""
         return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
-    for name, changes in module.ARMS.items():
-        kept: dict[str, Any] = record["arms"][name]["settings"]
+    for name in known:
+        changes, kept = module.ARMS[name], record["arms"][name]["settings"]
         moved = [field for field, value in changes.items() if not results.same(kept.get(field), results.plain(value))]
         if moved:
             return f"arm {name} was recorded with another {', '.join(moved)}; {renew}"
