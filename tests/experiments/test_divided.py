@@ -80,7 +80,7 @@ def test_weights_copies_and_moments_lie_on_the_mesh():
     plan, up = agro.build(settings), P(None, "fsdp", "tensor")
     assert recipes.bench(settings).model.params["layers"]["up"].sharding.spec == up
     run = SeedRun(plan, 1, settings.mesh, Keeping())
-    state = run._begin(plan.stages[0], plan.init(None), jax.random.key(0))
+    state = run._begin(0, plan.init(None), jax.random.key(0))
     copies = state.params, state.extras["behaviour"], state.extras["reference"], state.opt_state[0].mu
     assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 4
     assert len(state.params["layers"]["up"].sharding.device_set) == 4
