@@ -45,7 +45,7 @@ def test_mean_log_probabilities_never_form_all_logits():
     tokens = jnp.zeros((2, 64), jnp.int32)
 
     def loss(hidden):
-        parts = logprobs.chunked_means(hidden, lambda h: h @ head, tokens, chunk=8)
+        parts = logprobs.chunked(hidden, lambda h: h @ head, tokens, chunk=8, figure=logprobs.mean_logprob)
         return sum(jnp.sum(x) for x in parts)
 
     found = _largest(jax.grad(loss), hidden)
@@ -54,8 +54,8 @@ def test_mean_log_probabilities_never_form_all_logits():
     hidden, head = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 64, 4), (4, 500)))
     tokens = jnp.asarray(rng.integers(0, 500, (2, 64)), jnp.int32)
     whole = hidden @ head
-    want = logprobs.token_logprobs(whole, tokens), logprobs.token_entropy(whole), logprobs.mean_logprobs(whole)
-    got = logprobs.chunked_means(hidden, lambda h: h @ head, tokens, chunk=8)
+    want = logprobs.token_logprobs(whole, tokens), logprobs.mean_logprobs(whole)
+    got = logprobs.chunked(hidden, lambda h: h @ head, tokens, chunk=8, figure=logprobs.mean_logprob)
     for mine, other in zip(got, want, strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-4)
 
