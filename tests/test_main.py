@@ -59,7 +59,6 @@ def test_run_folder(tmp_path, capsys):
 
 
 def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("tensorboardX")
     texts, opened = [], track.open_trackers
 
     def watched(names, folder, *, begin=0):

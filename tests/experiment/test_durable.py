@@ -178,8 +178,6 @@ def test_workers_that_cannot_be_are_one_line(words, tmp_path, capsys):
 
 
 def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboardX")
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     run(tmp_path, trackers=("tensorboard", "wandb"))
     assert list((tmp_path / "seed_0" / "tensorboard").glob("events*"))
