@@ -177,7 +177,7 @@ def _fewer_seeds(record):
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda r: r["arms"].pop("warm"), "has the arms baseline, method, the file baseline, method, warm"),
+        (lambda r: r["arms"].update(cold=r["arms"].pop("warm")), "baseline, method, cold, the file baseline, method, warm"),
         (lambda r: r["arms"]["warm"]["settings"].update(warm_steps=3), "warm was recorded with another warm_steps"),
         (_fewer_seeds, "3 seeds; run python -m experiments.family.broken --record with 8, or state the reason"),
         (lambda r: r["claim"].update(verdict="undecided"), "as undecided, the claim now says supported here; run"),
@@ -187,6 +187,12 @@ def _fewer_seeds(record):
 )
 def test_a_record_that_does_not_belong_is_refused(recorded, edit, said):
     assert said in recorded[2](edit)
+
+
+def test_only_an_old_record_may_lack_an_arm(recorded):
+    said = "has the arms baseline, method, the file baseline, method, warm; run"
+    assert said not in recorded[2](lambda record: record["arms"].pop("warm"))
+    assert said in recorded[2](lambda record: record.update(instrument={"looks": [8]}))
 
 
 def test_fewer_seeds_pass_with_a_reason(recorded):

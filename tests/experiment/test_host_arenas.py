@@ -42,7 +42,7 @@ def test_places_that_are_none(shop, tmp_path, monkeypatch):
     empty.mkdir()
     monkeypatch.setitem(sys.modules, "textworld", None)
     for data, message in (
-        (f"shop:{shop}", "give webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER or textarena:GAME, where FOLDER"),
+        (f"shop:{shop}", "give webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, "),
         ("webshop:nowhere", "--data webshop:nowhere: give webshop:FOLDER"),
         (f"webshop:{empty}", r"empty has 0 files items_ins_v2\*.json; it should have one"),
         (f"alfworld:{empty}", "give json_2.1.1, which holds train and valid_unseen"),

@@ -94,7 +94,7 @@ def test_every_command_keeps_them_unless_told_not_to(command, arguments, wanted,
 
     monkeypatch.setattr(compile_cache, "enable", enable)
     main = importlib.import_module(f"{command[0]}.__main__").main
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, SystemExit):
         main([*command[1:], *arguments])
     assert asked == [wanted]
 

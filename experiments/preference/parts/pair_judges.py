@@ -101,7 +101,7 @@ def offset(prompts: Array) -> Array:
 
     >>> import jax.numpy as jnp
     >>> [round(float(x), 3) for x in offset(jnp.array([[0, 0, 0, 0], [1, 2, 3, 0]]))]
-    [0.0, 0.827]
+    [0.0, 0.985]
     """
     weights = jnp.asarray([1.0, 3.0, 5.0, 7.0])
     return 3.0 * jnp.sin(2.3 * jnp.sum(prompts.astype(jnp.float32) * weights[None, :], axis=1))
