@@ -171,14 +171,15 @@ def go_on(
     def beside(left: Array, right: Array) -> Array:
         return jnp.concatenate([left, right], axis=1)
 
+    segments = beside(rows.segment_ids, mask.astype(jnp.int32))
     return rows._replace(
         tokens=beside(rows.tokens, tokens),
-        segment_ids=beside(rows.segment_ids, mask.astype(jnp.int32)),
+        segment_ids=segments,
         positions=beside(rows.positions, jnp.where(mask, steps, 0)),
         mask=beside(rows.mask, mask),
         sampler_logp=beside(rows.sampler_logp, logp),
         truncated=alive,
-        extras=rows.extras | _recorded(_or_read(rows.extras.get(EXPERTS), experts_of(cache), width), experts),
+        extras=rows.extras | _recorded(_or_read(rows.extras.get(EXPERTS), experts_of(cache), width), experts, segments),
     )
 
 
@@ -189,9 +190,16 @@ def _or_read(recorded: Array | None, read: Array | None, width: int) -> Array | 
     return jnp.where(recorded >= 0, recorded, read[:, :width])
 
 
-def _recorded(asked: Array | None, written: Array | None) -> dict[str, Array]:
-    """Which experts computed the prompts ``[B, L, E]`` and the responses, for the extras."""
-    return {} if asked is None else {EXPERTS: jnp.concatenate([asked, written], axis=1)}
+def _recorded(asked: Array | None, written: Array | None, segments: Array) -> dict[str, Array]:
+    """Which experts computed the prompts ``[B, L, E]`` and the responses, for the extras.
+
+    Of padding there are none (-1), and none of the last token: whether it is read depends on what decodes beside it.
+    """
+    if asked is None:
+        return {}
+    followed = jnp.pad(segments[:, 1:] > 0, ((0, 0), (0, 1)))
+    known = (segments > 0) & followed
+    return {EXPERTS: jnp.where(known[:, :, None], jnp.concatenate([asked, written], axis=1), -1)}
 
 
 def check_columns(prefill_columns: int) -> None:
@@ -218,14 +226,15 @@ def _assemble(
 
     steps = following[:, None] + jnp.arange(new, dtype=jnp.int32)[None, :]
     ids = jnp.arange(prompts, dtype=jnp.int32) if problem_ids is None else problem_ids.astype(jnp.int32)
+    whole = beside(segments, mask.astype(jnp.int32))
     return Trajectories(
         tokens=beside(jnp.where(segments > 0, prompt_tokens, pad_id), tokens),
-        segment_ids=beside(segments, mask.astype(jnp.int32)),
+        segment_ids=whole,
         positions=beside(positions, jnp.where(mask, steps, 0)),
         mask=beside(jnp.zeros((prompts, width), bool), mask),
         sampler_logp=beside(jnp.zeros((prompts, width), jnp.float32), logp),
         truncated=alive,
         group_ids=jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), group_size),
         problem_ids=jnp.repeat(ids, group_size),
-        extras=_recorded(asked, experts),
+        extras=_recorded(asked, experts, whole),
     )
