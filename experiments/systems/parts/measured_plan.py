@@ -18,9 +18,9 @@ from jax.sharding import Mesh
 from experiments.systems.parts import ppo_calls
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning.phases import Work, decode_phase, prefill_phase, score_phase, update_phase
+from jaxrl_llm.planning.phases import Work, decode_phase, kernels, prefill_phase, score_phase, update_phase
 from jaxrl_llm.planning.reshard_cost import Place
-from jaxrl_llm.rollout.sample import draw
+from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.types import Batch, Key, Params, TrainState
 
 Plan = tuple[Place, ...]  # of every call of ``calls.CALLS``
@@ -71,25 +71,15 @@ def _generation(config: ModelConfig, work: Work, place: Place) -> tuple[Callable
     """``(params, prompts, seeds) -> tokens``: prompts read, responses drawn, in one program."""
     mesh = mesh_of(place)
     prefill, decode = (make(config, mesh, work) for make in (prefill_phase, decode_phase))
-    seeds = decode.arguments[3]["seeds"]
+    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
+    seeds = decode.arguments[1]["seeds"]
 
     def run(params, prompts, seeds):
-        logits, cache = prefill.run(params, prompts)
-        cache = jax.lax.with_sharding_constraint(cache, prefill.out[1])
-        logits = jnp.repeat(logits, work.group, axis=0)
-        first, _ = draw(logits, jax.vmap(jax.random.key)(seeds))
-
-        def step(carry, column):
-            token, cache = carry
-            ones = jnp.ones((work.rows, 1), jnp.int32)
-            rows = {"tokens": token[:, None], "positions": ones * column, "segments": ones}
-            (token, _), cache = decode.run(params, cache, rows, {"seeds": seeds + column.astype(jnp.uint32)}, column)
-            return (token, cache), token
-
-        columns = jnp.arange(work.prompt, work.length - 1, dtype=jnp.int32)
-        _, later = jax.lax.scan(step, (first, cache), columns)
-        read = jnp.repeat(prompts["tokens"], work.group, axis=0)
-        return jnp.concatenate([read, first[:, None], later.T], axis=1)
+        return generate(
+            policy, params, prompts["tokens"], prompts["valid"], jax.vmap(jax.random.key)(seeds),
+            group_size=work.group, max_new_tokens=work.response, pad_id=0, early_exit=False,
+            eos_ids=(config.vocab_size,),  # which no token is: responses are as long as planned
+        ).tokens  # fmt: skip
 
     arguments = *prefill.arguments, seeds
     return jax.jit(run).lower(*arguments).compile(), arguments
@@ -129,8 +119,7 @@ def given(config: ModelConfig, work: Work, key: Key) -> Given:
     drawn = rng.integers(0, config.vocab_size, (work.rows // work.group, work.prompt)).astype(np.int32)
     columns = np.tile(np.arange(work.length, dtype=np.int32), (work.rows, 1))
     ones, zeros = np.ones(whole, np.int32), np.zeros(whole, np.float32)
-    prompts = {"positions": columns, "segments": ones}
-    prompts = {name: x[: len(drawn), : work.prompt] for name, x in prompts.items()} | {"tokens": drawn}
+    prompts = {"tokens": drawn, "valid": np.ones(drawn.shape, bool)}
     mask = columns >= work.prompt
     batch = Batch(
         tokens=np.zeros(whole, np.int32), segment_ids=ones, positions=columns, mask=mask, advantages=zeros,
@@ -186,14 +175,14 @@ def iterate(
             return params
         return timed(MOVES[which], jax.device_put, params, _shardings(program(job, call)[1][0]))
 
-    def generate(params: Params) -> Any:
+    def sample(params: Params) -> Any:
         run, (_, *rows) = program(job, ppo_calls.GENERATE)
         return run(params, *jax.device_put((start.prompts, start.seeds), _shardings(tuple(rows))))
 
     def score(call: int, params: Params) -> Any:
-        return timed(ppo_calls.CALLS[call], _on, job, start, call, params, tokens=tokens)[0]
+        return timed(ppo_calls.CALLS[call], _on, job, start, call, params, tokens=tokens)
 
-    tokens = timed("generate", generate, put(0, models.actor.params, ppo_calls.GENERATE))
+    tokens = timed("generate", sample, put(0, models.actor.params, ppo_calls.GENERATE))
     reward, reference = score(ppo_calls.REWARD, models.reward), score(ppo_calls.REFERENCE, models.reference)
     value = score(ppo_calls.VALUE, put(1, models.critic.params, ppo_calls.VALUE))
     rows = {"tokens": tokens, "advantages": reward, "ref_logp": reference, "sampler_logp": value}
