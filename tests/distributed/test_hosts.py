@@ -81,8 +81,9 @@ def test_two_hosts_are_one_machine_and_survive_a_kill(tmp_path):
     _finish(*_pair(["--resume", str(together)], tmp_path))
     mine, theirs = _model(together), _model(tmp_path / "alone")
     for name, array in theirs.items():
-        # through Adam no bound of a sum follows (``close.assert_same_descent``): a thirtieth of one of its eight steps
-        np.testing.assert_allclose(mine[name], array, atol=6e-4 / 30, err_msg=name)
+        # through Adam no bound of a sum follows (``close.assert_same_descent``): a thirtieth of one of its eight steps,
+        # and a unit in the last place of bfloat16, in which the model came and is written
+        np.testing.assert_allclose(mine[name], array, rtol=2.0**-7, atol=6e-4 / 30, err_msg=name)
     rows = [[r["tokens/generated"] for r in _lines(run)] for run in (together, tmp_path / "alone")]
     assert rows[0] == rows[1] and len(rows[0]) == 8  # the same samples at every step, each written once
 
