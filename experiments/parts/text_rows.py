@@ -23,12 +23,13 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.own import own
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import rows as job_rows
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import named, options, parts
+from jaxrl_llm.run import options, parts
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan
@@ -262,7 +263,7 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
 
 def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Array]:
     """A judge of texts, asked from inside compiled programs too."""
-    judge, tokenizer = named.own(name, "--scorer"), model.tokenizer
+    judge, tokenizer = own(name, "--scorer"), model.tokenizer
 
     def asked(prompts: Any, responses: Any) -> np.ndarray:
         ends = set(tokenizer.eos_ids)

@@ -1,13 +1,12 @@
 """Envs as text for ``rollout.host.driver``: one's own classes, Gymnasium environments, reasoning-gym families."""
 
 import contextlib
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.data.own import own
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.data.tokenizer import Tokenizer
@@ -143,31 +142,13 @@ class _Live(NamedTuple):
     told: list[str]
 
 
-def own_class(name: str) -> Any:
-    """``module:Class`` (or a function that makes an episode), found beside the command.
-
-    Raises:
-      UserError: for what is no such class.
-    """
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--data {name}: {error}; give MODULE:CLASS of a module beside this command") from error
-    if not callable(found):
-        raise UserError(f"--data {name} is {type(found).__name__}; give a class whose objects have reset and step")
-    return found
-
-
 def own_tasks(name: str, default: int) -> list[Any]:
     """The ``tasks`` of one's own class: a number of them, or a sequence of what ``reset`` takes; else ``default``.
 
     Raises:
       UserError: for objects without ``reset`` and ``step``, or tasks that are neither.
     """
-    make = own_class(name)
+    make = own(name, "--data", "class")
     made = make if isinstance(make, type) else make()
     if wrong := [x for x in ("reset", "step") if not callable(getattr(made, x, None))]:
         raise UserError(f"--data {name} has no {' and no '.join(wrong)}; write reset(task) -> text and "
@@ -186,9 +167,9 @@ def own_env(name: str) -> TextEnv:
     Where there is ``close()`` it ends an episode. The situation of an episode is all that was shown and said in it.
 
     Raises:
-      UserError: as ``own_class``.
+      UserError: as ``data.own.own``.
     """
-    make = own_class(name)
+    make = own(name, "--data", "class")
 
     def reset(seed: np.ndarray, task: Any) -> _Live:
         episode = make()

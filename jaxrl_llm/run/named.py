@@ -2,14 +2,13 @@
 
 import ast
 import difflib
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
 
+from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
 
 
@@ -27,24 +26,6 @@ def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
     near = difflib.get_close_matches(name, public, 3, 0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"see {package.__name__}.__all__"
     raise UserError(f"{flag} {name}: no public function of {package.__name__}; {hint} Your own is MODULE:FUNCTION")
-
-
-def own(name: str, flag: str) -> Callable[..., Any]:
-    """``module:function`` of one's own, found beside the command.
-
-    Raises:
-      UserError: for what is no such function.
-    """
-    module, _, attribute = name.partition(":")
-    if "" not in sys.path and "." not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{flag} {name}: {error}; give MODULE:FUNCTION of a module beside this command") from error
-    if not callable(found):
-        raise UserError(f"{flag} {name} is a {type(found).__name__}; give a function")
-    return found
 
 
 def arrays(function: Callable[..., Any]) -> tuple[str, ...]:

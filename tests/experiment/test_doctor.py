@@ -177,7 +177,10 @@ def _fewer_seeds(record):
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (lambda r: r["arms"].update(cold=r["arms"].pop("warm")), "baseline, method, cold, the file baseline, method, warm"),
+        (
+            lambda r: r["arms"].update(cold=r["arms"].pop("warm")),
+            "has the arms baseline, method, cold, the file baseline, method, warm",
+        ),
         (lambda r: r["arms"]["warm"]["settings"].update(warm_steps=3), "warm was recorded with another warm_steps"),
         (_fewer_seeds, "3 seeds; run python -m experiments.family.broken --record with 8, or state the reason"),
         (lambda r: r["claim"].update(verdict="undecided"), "as undecided, the claim now says supported here; run"),

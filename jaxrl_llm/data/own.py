@@ -1,0 +1,32 @@
+"""What a user names as ``MODULE:NAME``, found beside the command."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.errors import UserError
+
+
+def own(name: str, flag: str, kind: str = "function") -> Callable[..., Any]:
+    """``module:function`` or ``module:Class`` of one's own.
+
+    Args:
+      flag: that names it, for the error.
+      kind: what it should be, likewise.
+
+    Raises:
+      UserError: for what is no such thing.
+    """
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path and "." not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        named = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"{flag} {name}: {error}; give MODULE:{kind.upper()} of a module beside this command"
+        ) from error
+    if not callable(named):
+        raise UserError(f"{flag} {name} is {type(named).__name__}; give a {kind}")
+    return named
