@@ -65,6 +65,7 @@ ARMS = {
     "penalty": {"penalty": 0.5},
     "outputs_too": {"trained": written_and_shown},
 }
+ONLY = "its questions are answered with a tool, and an env has actions of its own"
 METRICS = ("eval/success", "eval/code", "eval/passed", "eval/turns")
 CURVES = ("eval/success", "eval/code", "eval/passed", "reward/mean", "policy/entropy")
 
@@ -84,7 +85,7 @@ def build(settings: Settings) -> Plan:
     method = partial(episode_methods.make_grpo, settings=settings, trained=trained, score=score)
     if settings.data:
         opened = partial(catalog.questions, calls=settings.calls)
-        return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures)
+        return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures, only=ONLY)
     arena = calculator.make_arena(calls=settings.calls)
     measure = arenas.make_measure(arena, samples=8, more=calculator.figures)
     base = arenas.make_base(calculator.make_arena(calls=2), steps=settings.base_steps)

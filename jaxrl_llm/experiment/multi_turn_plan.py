@@ -100,7 +100,7 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
         "action_tokens": settings.action_tokens, "observation_tokens": settings.observation_tokens, "chat": chat,
         "encode": make_reply_encoder(tokenizer) if chat else None,
     }  # fmt: skip
-    if plays_env(settings) and only and not settings.data.startswith(job.GYM):
+    if only and catalog.is_env(settings.data) and not settings.data.startswith(job.GYM):
         raise UserError(f"--data {settings.data}: {only}; give rows, or reasoning_gym:FAMILY")
     if plays_env(settings) and not only:
         opened = catalog.folders

@@ -102,11 +102,11 @@ def test_families_of_reasoning_gym_are_rows():
 
 
 AGENTS = sorted(p.stem for p in (ROOT / "experiments" / "agents").glob("*.py") if not p.stem.startswith("_"))
-ROWS_ALONE = ("ufo", "w4s", "igpo", "curio")  # and say why
+ROWS_ALONE = ("ufo", "w4s", "igpo", "curio", "torl")  # and say why
 WORDS = ["--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "90", "--max-new-tokens", "120",
          "--slots", "4", "--eval-problems", "2", "--smoke", "--seeds", "1"]  # fmt: skip
 MORE = {"agentgym_rl": ["--turns", "1", "2"]}
-FIRST_ARM = {"tool_star": "tool_star", "curio": "rlhf", "w4s": "rlao", "loop": "loop"}
+FIRST_ARM = {"agentgym_rl": "scaling", "tool_star": "tool_star", "curio": "rlhf", "w4s": "rlao", "loop": "loop"}
 
 
 @pytest.mark.slow
