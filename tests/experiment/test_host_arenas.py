@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_two_steps_in_a_shop(shop, tmp_path):
     for name in ("reward/mean", "policy/entropy", "length/mean_tokens"):
         np.testing.assert_allclose(split[name], found.arms["grpo"].metrics[name], rtol=1e-3, err_msg=name)
     with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
-        cli.run(gigpo, [*chosen, *arguments, "--max-new-tokens", "600", "--max-turns", "99"])
+        more = {"--max-new-tokens": "600", "--max-turns": "99"}
+        cli.run(gigpo, [*chosen, *(more.get(flag, word) for flag, word in pairwise(["", *arguments]))])
 
 
 @pytest.mark.slow
