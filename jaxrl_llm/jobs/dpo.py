@@ -202,12 +202,10 @@ def build(settings: Settings) -> Plan:
     on_host = settings.rows_in == "host"
 
     def extras(params, key):
-        kept = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
-        return (
-            kept
-            if on_host
-            else kept | {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
-        )
+        before = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
+        if not on_host:
+            before |= {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+        return before
 
     beta = named.settings(loss).get("beta", 0.1)
 
