@@ -57,8 +57,12 @@ def update_difference(left: Any, right: Any, start: Any) -> float:
     return size(left, right) / max(size(right, start), 1e-30)
 
 
-def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, str]:
-    """The sd of one seed's paired difference, and where it is from: the committed record, else the pilot's own."""
+def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
+    """The sd of one seed's paired difference, the effect seen before, and where they are from.
+
+    Of the committed record, else the pilot's own sd and no effect: two seeds show none. An effect that was seen and is
+    wider than the interval of all looks can be decided, however small d* is beside the noise.
+    """
     path = arms.record_path(module)
     if path.is_file():
         _, found = results.read(path)
@@ -67,13 +71,17 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
             values = values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
             values = values[np.isfinite(values)]
             if values.size > 3:
-                return float(np.std(values, ddof=1)), "the committed record"
+                effect = primary.sign * float(np.mean(values)) - primary.by
+                effect = effect if primary.kind == "difference" else math.nan
+                return float(np.std(values, ddof=1)), effect, "the committed record"
     if primary.kind == "level" or primary.than not in ran.arms:
-        return math.nan, "unknown"
+        return math.nan, math.nan, "unknown"
     values = ran.values(primary.arm, primary.metric) - ran.values(primary.than, primary.metric)
     spread = float(np.std(values, ddof=1)) if np.isfinite(values).all() else math.nan
     share = beds.ceiling_of(primary.metric, beds.Bed()) is not None
-    return (max(spread, NOISE), "the pilot, at least the noise known") if share else (spread, "the pilot's two seeds")
+    if share:
+        return max(spread, NOISE), math.nan, "the pilot, at least the noise known"
+    return spread, math.nan, "the pilot's two seeds"
 
 
 def half_width(noise: float, seeds: int, looks: tuple[int, ...] = verdicts.LOOKS) -> float:
@@ -136,13 +144,14 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
             problems.append(f"{metric} of {learner} does not rise: {ends_at[0]:.3g} to {ends_at[-1]:.3g}")
     stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
     d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
-    noise, source = paired_noise(module, claim.primary, ran)
+    noise, before, source = paired_noise(module, claim.primary, ran)
     widths = {n: half_width(noise, n) for n in verdicts.LOOKS}
     found |= {"d_star": d_star, "noise": noise, "noise_from": source, "half_widths": widths,
               "seconds_a_seed": sum(a.seconds / len(a.seeds) for a in ran.arms.values()) / len(ran.arms),
               "evaluations": loop.evaluations(built[healthy], resolved[healthy].eval_every)}  # fmt: skip
-    if math.isfinite(noise) and math.isfinite(d_star) and widths[verdicts.LOOKS[-1]] > d_star:
-        last = verdicts.LOOKS[-1]
+    last = verdicts.LOOKS[-1]
+    found["seen_before"] = before
+    if math.isfinite(noise) and math.isfinite(d_star) and widths[last] > d_star and not abs(before) > widths[last]:
         problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than d* {d_star:.3g}")
     return results.plain(found) | {"problems": problems}
 
