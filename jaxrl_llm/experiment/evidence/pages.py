@@ -50,7 +50,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
                   "|---" * (len(next(iter(tuned["curves"].values()))) + 2) + "|"]  # fmt: skip
         for arm, row in tuned["curves"].items():
             cells = " | ".join(f"{sum(v) / len(v):.4g}" for v in row.values())
-            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g} |")
+            edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
+            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
     for near in proof.get("neighbours") or ():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
         lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "
