@@ -223,7 +223,10 @@ def same_outcomes(found: Results) -> str:
 
 
 def pilot_command(path: str, arguments: list[str]) -> int:
-    """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused."""
+    """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused.
+
+    With ``--record`` also into ``results/pilots.tsv``; ``--tune`` counts towards the cost.
+    """
     from jaxrl_llm.experiment import cli, doctor
 
     module = doctor.load(path)
@@ -239,4 +242,8 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     check_updates(job)
     found = pilot.pilot(module, resolved, built, planned, folder)
     print(pilot.said(found))
+    if options.record:
+        path = arms.record_path(module)
+        number = pilot.programs(resolved, len(options.tune))
+        pilot.keep(path.parents[1] / "pilots.tsv", f"{path.parent.name}/{path.stem}", found, arms_of_record=number)
     return int(bool(found["problems"]))
