@@ -15,20 +15,22 @@ from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
 from tests.experiments.test_smoke import FILES, _name
 from tests.models_for_tests import byte_model
 
 FAMILIES = ("preference", "reward_models", "analysis", "systems")
 PAIRS = (  # over pairs of one's own, by the same text
     "rpo", "salsa", "rlhf_workflow", "robust_rlhf", "sharpe_active", "cyclealign", "u2a", "model_surgery", "mpo",
-    "pairwise_rl", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
+    "pairwise_rl", "rlhf_diversity", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
     "judgelrm",
 )  # fmt: skip
 SOLVED = ("math_beyond", "negative_synthetic", "trpa")  # over problems with solutions
+REBOUND = (
+    "math_beyond", "negative_synthetic", "trpa",
+)  # fmt: skip
 ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
-NOT_YET = (  # the list only shrinks; n-grams of rlhf_diversity need few tokens
-    "rlhf_diversity",
+NOT_YET = (  # the list only shrinks
     "capo", "effective_reward", "pav", "cross_domain_rlvr", "general_reasoner", "rlpr",
     "mip_overthinking", "relational_reasoning",
 )  # fmt: skip
@@ -42,7 +44,7 @@ def test_every_file_takes_rows_or_says_why():
     assert len(only) + len(PAIRS) + len(SOLVED) + len(ELSEWHERE) + len(NOT_YET) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
-        assert "scorer" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
+        assert "scorer" in {f.name for f in dataclasses.fields(tasks.with_rows(module).Settings)}, slug
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +104,21 @@ def _module(seen):
     return types.SimpleNamespace(shortest=shortest)
 
 
-def test_names_are_replaced_where_they_are_defined():
-    world = {"gold_reward": lambda prompts, responses: jnp.full(responses.shape[:1], 7.0)}
-    made = rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": world})
-    parts = made.preference_strings
-    params = parts.WORLD.policy.init(jax.random.key(0))
-    assert float(parts.measure(params, jax.random.key(1))["eval/gold"]) == 7.0
-    plain = importlib.import_module("experiments.parts.preference_strings")
-    assert float(plain.measure(params, jax.random.key(1))["eval/gold"]) != 7.0
-    with pytest.raises(ValueError, match="preference_task.py defines no golden"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"golden": 1}})
-    with pytest.raises(ValueError, match="together"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"VOCABULARY": 1}})
+def test_a_file_makes_everything_from_the_task_that_it_is_given():
+    module = importlib.import_module("experiments.preference.rpo")
+    task = tasks.embedded(module)
+    params = task.world.policy.init(jax.random.key(0))
+    params = {"policy": params, "reference": params}
+    settings, key = module.Settings(**module.SMOKE), jax.random.key(1)
+    other = task._replace(gold_reward=lambda prompts, responses: jnp.full(responses.shape[:1], 7.0))
+    assert float(module.build(settings, task=other).measure(params, key)["eval/gold"]) == 7.0
+    assert float(module.build(settings).measure(params, key)["eval/gold"]) != 7.0
+
+
+def test_who_is_executed_a_second_time():
+    """The list only shrinks: all others are given their task."""
+    given = {slug: tasks.embedded(importlib.import_module(OF_FAMILIES[slug])) is not None for slug in (*PAIRS, *SOLVED)}
+    assert {slug for slug, yes in given.items() if not yes} == set(REBOUND)
 
 
 WRONG = {

@@ -1,18 +1,11 @@
-"""The same experiment file over another world: rows of one's own in the place of its embedded one.
+"""Files that are not given their task yet: executed a second time over rows of one's own (see ``tasks``).
 
-A file with an embedded world is written against the names of a module, for example ``draw_prompts``, ``draw_pairs``
-and ``gold_reward`` of ``experiments.parts.preference_task``. Such a module says in ``OWN_ROWS`` which module makes the
-same names from a model and rows of one's own. With ``--data`` the experiment file and the parts that it imports are
-executed a second time with these in the place of the embedded ones, so that every arm, stage and measurement is the
-one that is written there and no file holds a second wiring. What others import stays as it is.
-
-A module behind ``OWN_ROWS`` has ``Settings`` (a dataclass of flags, among them ``data``) and ``make(settings, smoke)
--> Own``.
+Such a file is written against the names of a module, which says in ``OWN_ROWS`` which module makes the same names from
+a model and rows of one's own: ``make(settings, smoke) -> Own``. The list of these files only shrinks.
 """
 
 import ast
 import builtins
-import dataclasses
 import importlib
 import importlib.util
 import pathlib
@@ -20,9 +13,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import UserError
-from jaxrl_llm.planning import presets
-from jaxrl_llm.run import flags
 from jaxrl_llm.train.plan import Plan
 
 ROOM = "experiments"
@@ -80,70 +70,6 @@ def own_env(module: ModuleType) -> ModuleType | None:
         if own := getattr(importlib.import_module(part), "OWN_ROWS", ""):
             return importlib.import_module(own)
     return None
-
-
-def with_rows(module: ModuleType) -> ModuleType:
-    """The file with the flags of rows of one's own among its settings, where it can have such rows; else the file.
-
-    A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
-    not read get these in their place.
-    """
-    if getattr(module, "OWN_ROWS", "") is None or (world := own_env(module)) is None:
-        return module
-    shown = ModuleType(module.__name__)
-    shown.__dict__.update(vars(module))
-    fields = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(world.Settings)]
-    shown.Settings = dataclasses.make_dataclass("Settings", fields, bases=(module.Settings,), frozen=True)
-    return shown
-
-
-def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) -> tuple[ModuleType, Any]:
-    """The file and its settings over the rows of ``--data``, where that is given; else as they were.
-
-    Args:
-      module: the file itself.
-      base: settings of ``with_rows(module)``.
-      given: names of the settings that were given as flags.
-
-    Raises:
-      UserError: for rows or a model that do not serve, or flags of rows without rows.
-    """
-    if isinstance(base, module.Settings) and type(base) is module.Settings:
-        return module, base
-    world = own_env(module)
-    own, plain = (
-        {f.name for f in dataclasses.fields(world.Settings)},
-        {f.name for f in dataclasses.fields(module.Settings)},
-    )
-    if not base.data:
-        if wrong := sorted(given & own):
-            raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
-        return module, module.Settings(**{name: getattr(base, name) for name in plain - own})
-    if not pathlib.Path(base.model).is_dir():
-        raise UserError(f"--data {base.data} needs --model FOLDER, a model that reads text")
-    values, size = presets.for_model(base.model)
-    if "learning_rate" not in given and values:
-        base = dataclasses.replace(base, learning_rate=values["learning_rate"])
-        print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
-    found: Own = world.make(base, smoke)
-    made = executed(spec_name(module), found.names)
-    fields = [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in dataclasses.fields(type(base))
-              if f.name in own]  # fmt: skip
-    kind = dataclasses.make_dataclass("Settings", fields, bases=(made.Settings,), frozen=True)
-    there = made.Settings(**(made.SMOKE if smoke else {}))  # its functions are those of the second execution
-    functions = {
-        f.name: getattr(there, f.name) for f in dataclasses.fields(there) if callable(getattr(base, f.name))
-    }  # fmt: skip
-    plain = {f.name: getattr(base, f.name) for f in dataclasses.fields(kind)}
-    build = made.build
-
-    def build_over(settings: Any) -> Plan:
-        for name in (*own, "model"):
-            getattr(settings, name)  # they were read when the world was made
-        return found.finish(build(settings))
-
-    made.Settings, made.build = kind, build_over
-    return made, kind(**plain | functions)
 
 
 def executed(name: str, names: dict[str, dict[str, Any]]) -> ModuleType:
