@@ -224,13 +224,13 @@ def test_the_shortcut_pays_in_training_and_fails_where_it_is_broken():
 @pytest.mark.slow
 def test_cued_problems_and_prefixes():
     prompts = sums.draw_training(jax.random.key(0), 600)
-    params = sums.WORLD.policy.init(jax.random.key(2))
+    params = sums.SUMS.world.policy.init(jax.random.key(2))
     responses = sums.solution(prompts[:3])
-    found = sums.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
+    found = sums.completions(sums.SUMS, params, prompts[:3], responses, 2, jax.random.key(3), 2)
     assert found.shape == (3, 2, 4)
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(np.asarray(responses)[:, None, :2], 2, axis=1))
-    whole = sums.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
-    parts = [sums.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
+    whole = sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
+    parts = [sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
     assert (whole < parts[0]).all() and not parts[1].any()
 
 

@@ -11,12 +11,10 @@ import importlib
 import inspect
 import pathlib
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment.own_rows import rebound
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags
 from jaxrl_llm.train.plan import Plan
@@ -42,7 +40,7 @@ def opener(module: ModuleType) -> ModuleType | None:
     """
     task = embedded(module)
     if task is None:
-        return rebound.own_env(module)
+        return None
     named = getattr(module, "OWN_ROWS", "") or getattr(importlib.import_module(type(task).__module__), "OWN_ROWS", "")
     return importlib.import_module(named) if named else None
 
@@ -89,35 +87,16 @@ def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) ->
     if "learning_rate" not in given and values:
         base = dataclasses.replace(base, learning_rate=values["learning_rate"])
         print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
-    made, base, build, finish = _opened(module, world, base, own, smoke)
+    opened: Opened = world.open_task(base, smoke)
+    made = _copy(module)
 
     def build_over(settings: Any) -> Plan:
         for name in (*own, "model"):
             getattr(settings, name)  # they were read when the task was opened
-        return finish(build(settings))
+        return opened.finish(module.build(settings, task=opened.task))
 
     made.Settings, made.build = type(base), build_over
     return made, base
-
-
-def _opened(
-    module: ModuleType, world: ModuleType, base: Any, own: set[str], smoke: bool
-) -> tuple[ModuleType, Any, Callable[[Any], Plan], Callable[[Plan], Plan]]:
-    """The file over opened rows: itself, its settings, its ``build`` and what finishes a plan."""
-    if embedded(module) is not None:
-        opened: Opened = world.open_task(base, smoke)
-        return _copy(module), base, partial(module.build, task=opened.task), opened.finish
-    found: rebound.Own = world.make(base, smoke)
-    made = rebound.executed(rebound.spec_name(module), found.names)
-    fields = [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in dataclasses.fields(type(base))
-              if f.name in own]  # fmt: skip
-    kind = dataclasses.make_dataclass("Settings", fields, bases=(made.Settings,), frozen=True)
-    there = made.Settings(**(made.SMOKE if smoke else {}))  # its functions are those of the second execution
-    functions = {
-        f.name: getattr(there, f.name) for f in dataclasses.fields(there) if callable(getattr(base, f.name))
-    }  # fmt: skip
-    plain = {f.name: getattr(base, f.name) for f in dataclasses.fields(kind)}
-    return made, kind(**plain | functions), made.build, found.finish
 
 
 def _copy(module: ModuleType) -> ModuleType:
