@@ -125,8 +125,9 @@ def make_measure(task: Preferences, weights: tuple[float, ...]):
 
     def measure(params, key):
         prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
+        strange = task.strange(prompts)
         found = preference_strings.measure_parts(task, params, key)
-        for k, (name, asked) in enumerate((("ood/gold", task.strange(prompts)), ("seen", task.seen(prompts)))):
+        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
             drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
             if name == "ood/gold":
                 found[name] = reduce.scalars(task.gold_reward(asked, drawn))

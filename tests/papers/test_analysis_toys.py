@@ -239,7 +239,7 @@ def test_puzzles_as_tokens(make):
         met = sets[row[edges - 1]] & sets[row[2 * edges - 1]] & sets[row[3 * edges - 1]]
         assert met == 1 << answer
     assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
-    found = relations.make_solver_measure(make, 2)({}, jax.random.key(0))
+    found = relations.make_solver_measure(relations.PUZZLES, make, 2)({}, jax.random.key(0))
     assert float(found["near/accuracy"]) == float(found["far/accuracy"]) == 1.0 and float(found["eval/drop"]) == 0.0
 
 

@@ -65,7 +65,7 @@ def test_other_problems_are_refused():
     with pytest.raises(UserError, match="chains alone"):
         free_answers.make_free(recipes.OnlineSettings(data="countdown"))
     with pytest.raises(UserError, match="right steps"):
-        step_labels.make_stepped(recipes.OnlineSettings(data="rows.jsonl"))
+        step_labels.make_stepped(recipes.OnlineSettings(data="countdown"))
 
 
 def _text(free, tokens, keep):
