@@ -316,7 +316,7 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     }
 
 
-class Said(NamedTuple):
+class Responses(NamedTuple):
     """Measured responses, all samples of a problem side by side; see ``Trajectories``."""
 
     tokens: Int[Array, "B T"]
@@ -333,13 +333,13 @@ def measure_on_host(
     key: Key,
     *,
     chunk: int = 64,
-    more: Callable[[Said, Rewards], dict[str, Array]] | None = None,
+    more: Callable[[Responses, Rewards], dict[str, Array]] | None = None,
 ) -> dict[str, Array]:
     """``summary`` of all problems, judged in Python, so many problems at a time.
 
     Args:
       rollout: compiled, makes groups of ``samples``.
-      more: ``(said, rewards) -> metrics`` of all rows, beside the summary.
+      more: ``(responses, rewards) -> metrics`` of all rows, beside the summary.
     """
     count = problems.tokens.shape[0]
     masks, values, valids, tokens = [], [], [], []
@@ -356,5 +356,5 @@ def measure_on_host(
     whole = Rewards(jnp.asarray(np.concatenate(values)), jnp.asarray(np.concatenate(valids)))
     mask = jnp.asarray(np.concatenate(masks))
     ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), samples)
-    found = {} if more is None else more(Said(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
+    found = {} if more is None else more(Responses(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
     return summary(mask, whole, samples) | found

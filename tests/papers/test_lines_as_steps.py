@@ -36,7 +36,7 @@ def test_labels_of_rows_of_ones_own(tmp_path):
     said = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
     tokens = jnp.zeros((1, width), jnp.int32).at[0, 4 : 4 + len(said)].set(jnp.asarray(said))
     mask = (jnp.arange(width) >= 4)[None] & (jnp.arange(width) < 4 + len(said))[None]
-    said = recipes.Said(tokens, mask, jnp.asarray([3], jnp.int32))
+    said = recipes.Responses(tokens, mask, jnp.asarray([3], jnp.int32))
     steps, labels = jax.jit(lambda rows: step_labels.label(stepped, rows))(said)
     assert int(steps.count[0]) == 3
     assert np.asarray(labels[0])[np.asarray(steps.ends[0])].tolist() == [True, False, True]
