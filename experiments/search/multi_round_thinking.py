@@ -34,10 +34,10 @@ class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
 
     max_new_tokens: int = 16384
-    rounds: int = 2
     shown: Callable = rounds.final_answer
     ask: Callable[[str, str], str] = rounds.as_published
     counted: Callable = rounds.last_round
+    rounds: int = 2  # below what is taken from the module of this name
     taught_steps: int = 0  # supervised steps on second rounds, for a model that has never read one
 
 
