@@ -21,13 +21,13 @@ def _round(texts, right):
 
 def test_a_round_is_asked_with_the_answer_and_without_the_reasoning():
     response = "because 2 and 2 <think>..</think> so \\boxed{5}"
-    shown = rounds.final_answer([response], np.array([False]), 1)
+    shown = rounds.final_answer([response], 1)
     again = rounds.asked(PROBLEM, shown[0], rounds.as_published)
     assert again.prompt == (
         "What is 2+2?\nThe assistant's previous answer is: <answer> 5 </answer>, and please re-answer."
     )
     assert "because" not in again.prompt and again.answer == PROBLEM.answer
-    assert "because" in rounds.asked(PROBLEM, rounds.whole_response([response], None, 1)[0], rounds.in_signs).prompt
+    assert "because" in rounds.asked(PROBLEM, rounds.whole_response([response], 1)[0], rounds.in_signs).prompt
     assert rounds.asked(PROBLEM, None, rounds.as_published) is PROBLEM
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "What is 2+2?"}]
     chat = rounds.asked(PROBLEM._replace(prompt=messages), "5", rounds.in_signs).prompt
@@ -36,8 +36,8 @@ def test_a_round_is_asked_with_the_answer_and_without_the_reasoning():
 
 def test_anothers_answer_is_of_another_problem():
     texts = ["#1", "#2", "#3", "#4", "#5", "#6"]  # three problems, two samples
-    assert rounds.anothers(texts, None, 2) == ["5", "6", "1", "2", "3", "4"]
-    assert rounds.nothing(texts, None, 2) == [None] * 6
+    assert rounds.anothers(texts, 2) == ["5", "6", "1", "2", "3", "4"]
+    assert rounds.nothing(texts, 2) == [None] * 6
 
 
 def test_transitions_account_for_the_gain_exactly():
@@ -100,4 +100,4 @@ def test_teaching_shows_both_kinds_of_prompts_and_right_ends(settings):
 
 def test_wrong_numbers_of_rounds_are_refused(settings):
     with pytest.raises(UserError, match="--rounds 0 must be at least 1"):
-        rounds.make_rounds(settings, [PROBLEM], None, number=0, samples=1)
+        rounds.make_rounds(settings, [PROBLEM], lambda rows: rows, number=0, samples=1)

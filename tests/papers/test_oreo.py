@@ -71,7 +71,7 @@ def _method(arm, **changes):
 
 
 def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
-    """At pi = ref all log-ratios are 0: the slope of a log-probability is ``-2 beta (R - V)``, apart from the critic."""
+    """At pi = ref all log-ratios are 0, a log-probability has the slope ``-2 beta (R - V)``, apart from the critic."""
     method, table, plan, found = _method("oreo", kl_weight=0.0, beta=0.2, searched=0)
     params = plan.init(jax.random.key(0))
     params["value"]["bias"] = jnp.full((1,), 0.25)

@@ -21,7 +21,7 @@ from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.metrics import calibration
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.train.methods import builders, supervised
+from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Key, Metrics, Params, Trajectories
 
 VALIDATION = 128  # training problems that no table holds, for the choice of a learning rate
@@ -231,6 +231,11 @@ def oreo(settings: Any, found: Bench) -> Method:
     return Method(settings.credit, loss, responses, critic=True)
 
 
+def response_tokens(batch: Table) -> Array:
+    """How many tokens of a minibatch train, as a divisor."""
+    return reduce.denominator(batch.mask, mode="token_mean")
+
+
 def responses(batch: Table) -> Array:
     """How many responses of a minibatch train."""
     return reduce.denominator(batch.mask, mode="seq_mean")
@@ -250,7 +255,7 @@ def rejection(settings: Any, found: Bench) -> Method:
         shown = {"policy/entropy": reduce.tokens(jax.lax.stop_gradient(entropy), batch.mask, total=total)}
         return value, {"sft/loss": value} | shown | trained(batch)
 
-    return Method(right_ones, loss, supervised.trained_tokens)
+    return Method(right_ones, loss, response_tokens)
 
 
 def dpo(settings: Any, found: Bench) -> Method:

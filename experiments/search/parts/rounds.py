@@ -1,7 +1,7 @@
 """Rounds of thinking: a problem is asked again with something of the last round's response, in a fresh context.
 
 A rollout of rounds gives, for every round, rows with parents: row k of a round was asked with what row ``parents[k]``
-of the round before had answered. ``shown(responses, right, samples) -> [what is shown]`` says what that is,
+of the round before had answered. ``shown(responses, samples) -> [what is shown]`` says what that is, without the truth;
 ``ask(prompt, shown) -> prompt`` in which words.
 """
 
@@ -75,22 +75,22 @@ def asked(problem: Problem, shown: str | None, ask: Callable[[str, str], str]) -
 # ------------------------------------------------------------------ what is shown of the round before
 
 
-def final_answer(texts: Sequence[str], right: np.ndarray, samples: int) -> list[str | None]:
+def final_answer(texts: Sequence[str], samples: int) -> list[str | None]:
     """The final answer; the reasoning is dropped."""
     return [final_part(text) for text in texts]
 
 
-def whole_response(texts: Sequence[str], right: np.ndarray, samples: int) -> list[str | None]:
+def whole_response(texts: Sequence[str], samples: int) -> list[str | None]:
     """Reasoning and answer."""
     return list(texts)
 
 
-def nothing(texts: Sequence[str], right: np.ndarray, samples: int) -> list[str | None]:
+def nothing(texts: Sequence[str], samples: int) -> list[str | None]:
     """The problem is asked once more, as if for the first time."""
     return [None] * len(texts)
 
 
-def anothers(texts: Sequence[str], right: np.ndarray, samples: int) -> list[str | None]:
+def anothers(texts: Sequence[str], samples: int) -> list[str | None]:
     """The final answer to the problem before it: an answer that has nothing to do with this one."""
     answers = [final_part(text) for text in texts]
     return [answers[k - samples] for k in range(len(answers))]
@@ -192,7 +192,7 @@ def make_rounds(
         for index in range(number):
             if played:
                 last = played[-1]
-                told = shown(last.texts, last.right, samples)
+                told = shown(last.texts, samples)
                 now = [asked(problem, text, ask) for problem, text in zip(first, told, strict=True)]
             else:
                 now = first
