@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -60,41 +61,41 @@ CURVES = ("eval/utility", "eval/safe", "eval/benign_actionable", "eval/length", 
 BED = experiment.Bed(metric="eval/utility", baseline="ppo")
 
 
-def draw(key, n):
+def draw(task: Replies, key, n):
     """Replies of the behaviour and their labels, a tenth of noise in each."""
-    prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
-    labels = text.attributes(prompts, responses)[:, :LABELS]
+    prompts, responses = task.draw_behaviour(jax.random.fold_in(key, 0), n)
+    labels = task.attributes(prompts, responses)[:, :LABELS]
     noise = 0.1 * jax.random.normal(jax.random.fold_in(key, 1), labels.shape)
     return prompts, responses, jnp.clip(labels + noise, 0.0, 1.0)
 
 
-def every_label(params, prompts, responses):
-    return attribute_rewards.scores(params["reward"], prompts, responses)
+def every_label(task: Replies, params, prompts, responses):
+    return attribute_rewards.scores(task, params["reward"], prompts, responses)
 
 
 def per_label(scores, group_ids, *, valid):
     return group.per_label_advantages(scores, group_ids, jnp.full((LABELS,), 1 / LABELS, jnp.float32), valid=valid)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The regressor fitted, then the policy trained on what it says by the arm's learner."""
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=LABELS)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=LABELS)
     proxy = attribute_rewards.mixed if settings.only < 0 else attribute_rewards.column(settings.only)
     shared = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-    grpo = partial(attribute_rewards.grpo_stage, kl_weight=settings.kl_weight, **shared)
+    grpo = partial(attribute_rewards.grpo_stage, task, kl_weight=settings.kl_weight, **shared)
     learners = {
         "none": lambda: [],
         "grpo": lambda: [grpo(proxy)],
         "per_label": lambda: [grpo(every_label, advantages=per_label)],
-        "ppo": lambda: [attribute_rewards.ppo_stage(proxy, kl_weight=settings.kl_weight, **shared)],
-        "dpo": lambda: [attribute_rewards.dpo_stage(proxy, **shared)],
+        "ppo": lambda: [attribute_rewards.ppo_stage(task, proxy, kl_weight=settings.kl_weight, **shared)],
+        "dpo": lambda: [attribute_rewards.dpo_stage(task, proxy, **shared)],
     }
-    stages = [attribute_rewards.fit_stage(draw, attribute_rewards.label_loss, steps=settings.fit_steps)]
+    stages = [attribute_rewards.fit_stage(task, draw, attribute_rewards.label_loss, steps=settings.fit_steps)]
     stages += learners[settings.learner]()
     return experiment.Plan(
         lambda key: start(key) | {"mix": jnp.zeros((LABELS,), jnp.float32)},
         tuple(stages),
-        attribute_rewards.make_measure(attribute_rewards.mixed),
+        attribute_rewards.make_measure(task, attribute_rewards.mixed),
     )
 
 

@@ -21,7 +21,7 @@ from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
@@ -445,10 +445,10 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 
     arms.check_slots(module)
     check_embedded(module, arguments)
-    options, base, given = parse(rebound.with_rows(module), arguments)
+    options, base, given = parse(tasks.with_rows(module), arguments)
     check_options(options, arguments)
     check_model(base, given)
-    module, base = rebound.over_rows(module, base, given, smoke=options.smoke)
+    module, base = tasks.over_rows(module, base, given, smoke=options.smoke)
     hosts.connect(options.hosts)
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")

@@ -364,7 +364,7 @@ def make_policy(
     experts_fn: ExpertsFn = grouped_experts,
     attend_fn: AttendFn = attend,
     place: Callable[[Array, str], Array] = anywhere,
-    int8_cache: bool = False,
+    cache_dtype: Any = None,
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
@@ -381,8 +381,9 @@ def make_policy(
       experts_fn: how a mixture of experts is computed, ``models.mlp.grouped_experts`` or ``dense_experts``.
       attend_fn: how attention is computed, with the arguments of ``models.attention.attend``.
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
-      int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
-        off what trains, and ``sampler_logp`` is of what sampled.
+      cache_dtype: keys and values are kept as numbers of a byte (``int8`` or ``float8_e4m3fn``) with a scale for every
+        head and column, half the memory of bfloat16; what samples is then a little off what trains, and
+        ``sampler_logp`` is of what sampled. None: in the compute dtype.
       cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
         layer's part is cut out and given to ``attend_fn``.
       rows_fn: how rows of such a cache are repeated for a group into one with more columns,
@@ -398,7 +399,7 @@ def make_policy(
         init=partial(init_params, config),
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
-        init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
+        init_cache=partial(caches.init_cache, config, compute_dtype, cache_dtype, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
         repeat_cache=caches.repeat_cache,
         scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),

@@ -23,10 +23,15 @@ def test_worked_log_odds():
 
 def test_principles_and_their_signs():
     prompts, replies = text.draw_behaviour(jax.random.key(0), 400)
-    scores = np.asarray(principles.qualities(prompts, replies))
+    scores = np.asarray(principles.qualities(principles.LANGUAGE, prompts, replies))
     for quality, cut in enumerate(principles.CUTS):
         wanted, unwanted = (
-            principles.satisfied(prompts, replies, jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2)))
+            principles.satisfied(
+                principles.LANGUAGE,
+                prompts,
+                replies,
+                jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2)),
+            )
             for sign in (principles.WANTED, principles.UNWANTED)
         )
         np.testing.assert_array_equal(wanted, scores[:, quality] > cut)
@@ -40,24 +45,26 @@ def test_principles_and_their_signs():
 def test_consensus_makes_labels_cleaner():
     votes = jnp.array([[True, True, True], [True, False, True], [False, False, False]])
     assert principles.agreed(votes).tolist() == [True, False, True]
-    named, prompts, replies, label, weight = principles.draw_judgements(jax.random.key(0), 4000)
-    truth = np.asarray(principles.satisfied(prompts, replies, named))
+    named, prompts, replies, label, weight = principles.draw_judgements(principles.LANGUAGE, jax.random.key(0), 4000)
+    truth = np.asarray(principles.satisfied(principles.LANGUAGE, prompts, replies, named))
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
     assert kept.mean() == pytest.approx(0.8**3 + 0.2**3, abs=0.03)
     assert right.mean() == pytest.approx(0.8, abs=0.03)
     assert right[kept].mean() == pytest.approx(0.8**3 / (0.8**3 + 0.2**3), abs=0.02)
-    assert bool((principles.draw_judgements(jax.random.key(0), 50, keep=principles.anyhow)[4] == 1).all())
+    assert bool(
+        (principles.draw_judgements(principles.LANGUAGE, jax.random.key(0), 50, keep=principles.anyhow)[4] == 1).all()
+    )
 
 
 @pytest.mark.slow
 def test_the_reader_hears_the_principle():
     params = {"reader": principles.READER.policy.init(jax.random.key(0))}
     prompts, replies = text.draw_behaviour(jax.random.key(1), 5)
-    one, other = (principles.score(params, prompts, replies, quality=q) for q in (0, 1))
-    against = principles.score(params, prompts, replies, quality=0, wanted=principles.UNWANTED)
+    one, other = (principles.score(principles.LANGUAGE, params, prompts, replies, quality=q) for q in (0, 1))
+    against = principles.score(principles.LANGUAGE, params, prompts, replies, quality=0, wanted=principles.UNWANTED)
     assert (one != other).all() and (one != against).all()
     rows = (jnp.zeros((5, 2), jnp.int32), prompts, replies, jnp.ones(5), jnp.zeros(5))
-    value, _ = principles.judgement_loss(params, rows)
+    value, _ = principles.judgement_loss(principles.LANGUAGE, params, rows)
     assert float(value) == 0.0  # nothing kept
 
 
@@ -65,13 +72,17 @@ def test_the_reader_hears_the_principle():
 def test_rankings_of_an_oracle():
     def oracle(quality, wanted):
         sign = 1.0 if wanted == principles.WANTED else -1.0
-        return lambda params, prompts, replies: sign * principles.qualities(prompts, replies)[:, quality]
+        return lambda task, params, prompts, replies: (
+            sign * principles.qualities(principles.LANGUAGE, prompts, replies)[:, quality]
+        )
 
-    found = principles.ranking(oracle, None, jax.random.key(0))
+    found = principles.ranking(principles.LANGUAGE, None, jax.random.key(0), proxy_of=oracle)
     assert {k: float(v) for k, v in found.items()} == {
         "rank/known": 1.0,
         "rank/held_out": 1.0,
         "rank/longer_is_worse": 1.0,
     }
-    deaf = principles.ranking(lambda quality, wanted: oracle(5, 0), None, jax.random.key(0))
+    deaf = principles.ranking(
+        principles.LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: oracle(5, 0)
+    )
     assert float(deaf["rank/known"]) < 0.8
