@@ -1,6 +1,6 @@
 """The first map of the atlas: policy losses on samples of older weights, by lag and base model.
 
-Run:       python -m jaxrl_llm.experiment atlas experiments/beds/parts/staleness_map.py
+Run:       python -m jaxrl_llm.experiment atlas experiments/beds/stale_sampler.py
 Measure:   held-out Countdown with three numbers, as in the bed ``stale_sampler``: 512 problems x 4 samples where there
            are as many, the mean of the last three of ten evaluations; equal rollouts, updates and learning rate for
            all, which is that of the bed and was not tuned for any of them.

@@ -1,6 +1,6 @@
 """Maps of the atlas: methods by the dose of a disease, on several base models; kept cell by cell, drawn as far as run.
 
-A map is a module with ``Settings``, ``EMBEDDED``, ``SMOKE``, ``METHODS`` (settings to plan, by name), ``BASELINE`` (one
+A bed names its map as ``MAP``, a module with ``Settings``, ``EMBEDDED``, ``SMOKE``, ``METHODS`` (settings to plan, by name), ``BASELINE`` (one
 of them), ``KNOB`` (a setting) with ``DOSES``, ``BASES`` (models), ``METRIC`` and ``TITLE``; for example
 ``experiments/beds/parts/staleness_map.py``.
 """
@@ -263,15 +263,21 @@ def plot(path: pathlib.Path, kept: dict[str, Any]) -> None:
 
 
 def command(path: str, arguments: list[str]) -> int:
-    """``experiment atlas FILE [flags]``: runs cells that are missing, and writes map, figure and page."""
+    """``experiment atlas FILE [flags]``: runs cells that are missing, and writes map, figure and page.
+
+    Raises:
+      UserError: for a file without a map, or flags that do not fit it.
+    """
     from jaxrl_llm.experiment import doctor
 
-    module = doctor.load(path)
+    module = getattr(doctor.load(path), "MAP", None)
+    if module is None:
+        raise UserError(f"{path} has no MAP; give for example experiments/beds/stale_sampler.py")
     options = flags.read(Options, arguments, prog=f"python -m jaxrl_llm.experiment atlas {path}")
     if options.seeds < 2:
         raise UserError(f"--seeds {options.seeds} must be at least 2: an interval needs two")
     compile_cache.enable(options.compile_cache)
-    slug, root = pathlib.Path(path).stem.removesuffix("_map"), locate.root()
+    slug, root = module.__name__.rpartition(".")[2].removesuffix("_map"), locate.root()
     folder, pages = root / "results" / "atlas", root / "docs" / "atlas"
     if options.out or options.smoke:
         folder = pages = cli.open_folder(options.out or f"runs/smoke/atlas/{slug}")
