@@ -27,19 +27,22 @@ PAIRS = (  # over pairs of one's own, by the same text
 )  # fmt: skip
 LINES = ("capo", "effective_reward", "pav")  # over problems with solutions whose steps are lines
 FREE = ("cross_domain_rlvr", "general_reasoner", "rlpr")  # over problems with solutions that mark an answer
-SOLVED = ("math_beyond", "relational_reasoning", "negative_synthetic", "trpa")  # over problems with solutions
-ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
-NOT_YET = (  # the list only shrinks
+SOLVED = (
+    "math_beyond",
     "mip_overthinking",
-)  # fmt: skip
+    "relational_reasoning",
+    "negative_synthetic",
+    "trpa",
+)  # over problems with solutions
+ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
 OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
 
 
 def test_every_file_takes_rows_or_says_why():
     only = {slug for slug, name in OF_FAMILIES.items() if hasattr(importlib.import_module(name), "EMBEDDED_ONLY")}
     assert len(only) <= 8, "at most eight files may stay in their embedded world"
-    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
-    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE, NOT_YET)
+    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE} == OF_FAMILIES.keys()
+    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE)
     assert sum(map(len, lists)) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
@@ -62,7 +65,7 @@ def solved(own, tmp_path_factory):
     path = tmp_path_factory.mktemp("solved") / "sums.jsonl"
     rows = [{"question": f"What is {k} + 1?", "answer": f"{k}+1\n#### {k + 1}"} for k in range(120)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "16"]
+    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "24"]
 
 
 @pytest.mark.slow
