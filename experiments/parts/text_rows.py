@@ -260,8 +260,10 @@ def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     judge = parts.load_model(settings.judge_model)
     asked, yes, no = (judge.tokenizer.encode(text) for text in (QUESTION, "Yes", "No"))
     if any(judge.tokenizer.encode(text) != model.tokenizer.encode(text) for text in SAME):
-        raise UserError(f"--judge-model {settings.judge_model} reads other tokens than --model {settings.model}: take a "
-                        "model of the same family, or --scorer MODULE:FUNCTION")  # fmt: skip
+        raise UserError(
+            f"--judge-model {settings.judge_model} reads other tokens than --model {settings.model}: take a model of "
+            "the same family, or --scorer MODULE:FUNCTION"
+        )
     columns = rows.train.prompts.shape[1] + rows.train.chosen.shape[1] + len(asked)
     if columns > judge.config.max_positions:
         raise too_long(columns, judge)
