@@ -84,7 +84,7 @@ def _ill_posed(rows: text_rows.Rows, make: Any, chat: bool) -> Int[Array, "N P"]
     return jnp.where(fits, tokens[:, -width:], plain)
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Premises`` of the rows of the settings."""
     found = text_problems.opened(settings)
     rows, tokenizer, end = found.rows, found.rows.model.tokenizer, found.world.end
