@@ -98,7 +98,7 @@ def build(settings: Settings) -> experiment.Plan:
         return plan
     search = step_search.make_figures(
         found, partial(progress_verifier.last_chance, found), separators=stepped.separators,
-        problems=settings.searched, new_tokens=settings.max_new_tokens,
+        problems=min(settings.searched, found.heldout.tokens.shape[0]), new_tokens=settings.max_new_tokens,
     )  # fmt: skip
 
     def measure(params, key):
