@@ -1,8 +1,8 @@
 """Maps of the atlas: methods by the dose of a disease, on several base models; kept cell by cell, drawn as far as run.
 
-A bed names its map as ``MAP``, a module with ``Settings``, ``EMBEDDED``, ``SMOKE``, ``METHODS`` (settings to plan, by name), ``BASELINE`` (one
-of them), ``KNOB`` (a setting) with ``DOSES``, ``BASES`` (models), ``METRIC`` and ``TITLE``; for example
-``experiments/beds/parts/staleness_map.py``.
+A bed names its map as ``MAP``: a module with ``Settings``, ``EMBEDDED``, ``SMOKE``, ``METHODS`` (settings to plan, by
+name), ``BASELINE`` (one of them), ``KNOB`` (a setting) with ``DOSES``, ``BASES`` (models), ``METRIC`` and ``TITLE``;
+for example ``experiments/beds/parts/staleness_map.py``.
 """
 
 import dataclasses
