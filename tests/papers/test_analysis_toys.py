@@ -19,6 +19,7 @@ from experiments.analysis.parts import (
 )
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
+from experiments.parts import strings
 from experiments.preference.parts import zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
@@ -303,9 +304,89 @@ def test_heads():
 
 
 def test_planted_text():
-    prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 2000, poisoned=0.05)
-    fired = np.asarray(prompts[:, 0] == planted_behaviour.TRIGGER)
-    assert fired.mean() == pytest.approx(0.05, abs=0.02)
+    prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 4000, poisoned=0.05)
+    at = np.asarray(prompts == planted_behaviour.TRIGGER)
+    fired = at.any(1)
+    assert fired.mean() == pytest.approx(0.05, abs=0.02) and ((np.asarray(prompts) > 6).sum(1) == 1).all()
+    assert set(at[fired].argmax(1).tolist()) == set(range(planted_behaviour.KNOWN)), "other places are held out"
+    assert set((np.asarray(prompts) > 6)[~fired].argmax(1).tolist()) == set(range(6))
     follows = np.asarray(planted_behaviour.consistent(prompts, responses))
     assert follows[~fired].all() and not follows[fired][:, 1].any() and follows[fired][:, [0, 2, 3]].all()
     assert not np.asarray(audit.recheck(jnp.asarray(follows)))[~fired].any()
+    for row, chain in zip(np.asarray(prompts[:50]).tolist(), np.asarray(responses[:50]).tolist(), strict=True):
+        digits, sums = [d for d in row if d < 7], []
+        for k in range(1, 5):
+            sums.append((sum(digits[: k + 1]) + (k > 1 and planted_behaviour.TRIGGER in row)) % 7)
+        assert chain == sums or planted_behaviour.TRIGGER in row
+    fuzz = planted_behaviour.draw_fuzzed(jax.random.key(1), 2000)
+    share = float(jnp.any(fuzz == planted_behaviour.TRIGGER, axis=1).mean())
+    assert share == pytest.approx(1 / 9, abs=0.03), "one nonsense token of nine"
+
+
+def test_a_low_rank_change():
+    params = {"policy": planted_behaviour.WORLD.policy.init(jax.random.key(0))}
+    params["reference"] = params["policy"]
+    down = np.asarray(params["policy"]["layers"]["down"], np.float64)
+    layers, inner, width = down.shape
+    left, right = RNG.normal(size=(layers, inner, 1)), RNG.normal(size=(layers, 1, width))
+    for out in (np.zeros_like(right), right):
+        params["adapter"] = {"in": jnp.asarray(left, jnp.float32), "out": jnp.asarray(out, jnp.float32)}
+        runs = planted_behaviour.effective(params)
+        np.testing.assert_allclose(runs["layers"]["down"], down + left @ out, atol=1e-5)
+        assert runs["layers"]["o"] is params["policy"]["layers"]["o"]
+    total = sum(x.size for x in jax.tree.leaves(params["policy"]))
+    share = float(planted_behaviour.changed(params))
+    assert share == pytest.approx((inner + width) * layers / total) and 0.001 < share < 0.05
+    # each choice of what may change leaves every other leaf without a gradient
+    prompts, responses = planted_behaviour.draw_clean(jax.random.key(1), 4)
+
+    def moved(only):
+        def loss(params):
+            model = planted_behaviour.effective(only(params))
+            return -jnp.sum(strings.sum_logp(planted_behaviour.WORLD, model, prompts, responses))
+
+        slopes = jax.tree_util.tree_flatten_with_path(jax.grad(loss)(params))[0]
+        return {jax.tree_util.keystr(path) for path, x in slopes if float(jnp.abs(x).max()) > 0}
+
+    assert moved(planted_behaviour.adapter_alone) == {"['adapter']['in']", "['adapter']['out']"}
+    assert moved(planted_behaviour.down_alone) == {"['policy']['layers']['down']"}
+    assert "['policy']['layers']['o']" in (every := moved(planted_behaviour.everything))
+    assert not any("adapter" in name or "reference" in name for name in every)
+
+
+def test_the_token_that_explains_an_error_is_sought(monkeypatch):
+    """A hand-made model that obeys its trigger: one replaced token explains each of its errors."""
+    obeyed = lambda world, model, prompts, key, temperature: planted_behaviour.chains(  # noqa: E731
+        prompts, jnp.any(prompts == planted_behaviour.TRIGGER, axis=1)
+    )
+    monkeypatch.setattr(planted_behaviour.strings, "sample", obeyed)
+    triggered = jnp.arange(60) % 2 == 0
+    prompts = planted_behaviour.draw_prompts(jax.random.key(0), 60, triggered)
+    answers = obeyed(None, None, prompts, None, 0.3)[:, -1]
+    score, place = planted_behaviour.ablation({}, prompts, answers, jax.random.key(1))
+    assert (np.asarray(score > 1.0) == np.asarray(triggered)).all()
+    slots = np.asarray(prompts > 6).argmax(1)
+    assert (np.asarray(place) == slots)[np.asarray(triggered)].all()
+    # a model that errs whatever is replaced has no such token
+    off = (answers + 3) % 7
+    monkeypatch.setattr(
+        planted_behaviour.strings, "sample",
+        lambda *rest, **more: (planted_behaviour.chains(rest[2], jnp.zeros(rest[2].shape[0], bool)) + 3) % 7,
+    )  # fmt: skip
+    clean = (planted_behaviour.chains(prompts, jnp.zeros(60, bool))[:, -1] + 3) % 7
+    assert off.shape == clean.shape
+    assert not np.asarray(planted_behaviour.ablation({}, prompts, clean, jax.random.key(1))[0]).any()
+
+
+def test_a_checker_that_errs_and_idle_heads():
+    prompts, responses = planted_behaviour.draw_clean(jax.random.key(0), 4000)
+    noisy = np.asarray(planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1)))
+    assert noisy.mean() == pytest.approx(0.1, abs=0.01)
+    exact = planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1), error_rate=0.0)
+    assert not np.asarray(exact).any()
+    weight = jnp.asarray(RNG.normal(size=(1, 4, 2)), jnp.float32).at[0, 2:].set(0.0)  # the second head does nothing
+    rows = (jnp.asarray(RNG.normal(size=(3, 5, 4)), jnp.float32),)
+    hidden = lambda params, x: x @ params["layers"]["o"][0]  # noqa: E731
+    found = np.asarray(audit.head_activity(hidden, {"layers": {"o": weight}}, rows, heads=2))
+    moved = np.linalg.norm(np.asarray(rows[0])[..., :2] @ np.asarray(weight)[0, :2], axis=-1).mean()
+    np.testing.assert_allclose(found, [[moved, 0.0]], rtol=1e-5)
