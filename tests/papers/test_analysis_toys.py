@@ -20,7 +20,7 @@ from experiments.analysis.parts import (
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
 from experiments.parts import strings
-from experiments.preference.parts import zones
+from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
 
@@ -247,6 +247,71 @@ def test_violations_and_multipliers():
     a, c = jnp.asarray([1.0, -2.0]), jnp.asarray([3.0, 4.0])
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(0.0)).tolist() == a.tolist()
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(1.0)).tolist() == [-1.0, -3.0]
+
+
+def test_words_from_their_contexts():
+    counts = np.asarray(zones.draw_corpus(jax.random.key(0)), np.float64)
+    assert (counts.sum(1) == 120).all()
+    share = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
+    mutual = np.maximum(np.log(np.maximum(counts, 1e-300) / np.maximum(share, 1e-300)), 0.0)
+    left, values, _ = np.linalg.svd(mutual)
+    expected = left[:, :5] * values[:5]
+    found = np.asarray(constraints.embed(jnp.asarray(counts, jnp.float32)))
+    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-3)  # known up to signs
+    near = constraints._unit(jnp.asarray(expected, jnp.float32))
+    cosine = np.asarray(near @ near.T)
+    same = [cosine[a, b] for a in range(10) for b in range(a) if (a > 3) == (b > 3)]
+    other = [cosine[a, b] for a in range(10) for b in range(a) if (a > 3) != (b > 3)]
+    assert np.mean(same) > np.mean(other) + 0.3, "meaning is in the corpus, not in the world"
+
+
+def test_rules_and_their_choice():
+    places, rules = RNG.normal(size=(3, 4, 5)), RNG.normal(size=(2, 5))
+    kept = np.array([True, False])
+    found = constraints.rule_chances(*(jnp.asarray(x, jnp.float32) for x in (places, rules)), jnp.asarray(kept))
+    for n, m in itertools.product(range(3), range(4)):
+        stays = 1.0
+        for rule in rules[kept]:
+            cosine = places[n, m] @ rule / np.linalg.norm(places[n, m]) / np.linalg.norm(rule)
+            stays *= 1 - 1 / (1 + np.exp(-12 * (cosine - 0.7)))
+        assert float(found[n, m]) == pytest.approx(1 - stays, abs=1e-5)
+    losses = {(): 3.0, (1,): 2.0, (0, 1): 2.5, (1, 2): 1.0}
+
+    def loss_of(mask):
+        keys = jnp.asarray([[float(k in x) for k in range(3)] for x in losses])
+        same = jnp.all(keys == mask.astype(jnp.float32)[None], axis=1)
+        return jnp.sum(jnp.where(same, jnp.asarray(list(losses.values())), 0.0)) + jnp.where(jnp.any(same), 0.0, 9.0)
+
+    assert constraints.keep_rules(jnp.asarray([1, 0, 2]), loss_of).tolist() == [False, True, True]
+    # on demonstrations the dangerous words become rules, harmless ones do not
+    embedding = constraints.embed(zones.draw_corpus(jax.random.key(1)))
+    knows = {"direction": jnp.zeros((5,)), "bias": jnp.asarray(0.0)}
+    assert not np.asarray(constraints.find_rules(embedding, knows, jax.random.key(2)))[: zones.DANGER].any()
+    assert np.asarray(constraints.find_rules(embedding, knows, jax.random.key(2)))[zones.DANGER :].any()
+
+
+def test_inverse_reinforcement_learning_moves_towards_the_demonstrations():
+    expert, own = RNG.normal(size=(7, 5)), RNG.normal(size=(4, 5))
+    given = [jnp.asarray(x, jnp.float32) for x in (expert, own)]
+    slope = jax.grad(constraints.irl_loss)(jnp.zeros((5,), jnp.float32), *given)
+    np.testing.assert_allclose(slope, own.mean(0) - expert.mean(0), atol=1e-6)
+    prompts, walks = zones.draw_walks(jax.random.key(0), 64)
+    blind = walks.at[:, 0].set(zones.END)
+    found, lost = zones.outcomes(prompts, walks), zones.outcomes(prompts, blind)
+    assert (found[:, 0] == 1).all() and (found[:, 1] == 0).all() and (found[:, 3] == 0).all()
+    assert (lost[:, 0] == 0).all() and (lost[:, 1] > 0).all() and (lost[:, 2] == 0).all()
+    assert float(jax.grad(constraints.irl_loss)(jnp.zeros((5,)), found, lost)[0]) == -1.0  # arrival is worth more
+    given = jnp.asarray([0.0, 1.0, 0.0])
+    assert constraints.given_reward({}, prompts, walks, given) is given
+    params = {"goal": jnp.asarray([1.0, 0.0, -0.5, 0.0, 0.0])}
+    paid = constraints.inferred_reward(params, prompts, walks, given)
+    np.testing.assert_allclose(paid, 1.0 - 0.5 * np.asarray(found)[:, 2], atol=1e-6)
+    # only safe demonstrations are experts
+    experts = np.asarray(constraints.draw_experts(jax.random.key(3)))
+    prompts, walks, bad = constraints.draw_demonstrations(jax.random.key(3))
+    np.testing.assert_allclose(
+        experts.mean(0), np.asarray(zones.outcomes(prompts, walks))[~np.asarray(bad)].mean(0), atol=1e-5
+    )
 
 
 @pytest.mark.slow
