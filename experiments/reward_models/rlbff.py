@@ -29,6 +29,7 @@ from jaxtyping import Array
 
 from experiments.reward_models.parts import attribute_rewards, principle_critic, principles
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.reward import label_regression_loss
@@ -67,41 +68,41 @@ METRICS = ("rank/known", "rank/held_out", "rank/longer_is_worse", "eval/polite",
 CURVES = ("rank/known", "rank/held_out", "eval/polite", "eval/utility", "kl/ref")
 
 
-def draw_ordered(key, n):
+def draw_ordered(task: Replies, key, n):
     """Two replies and a principle that the first one satisfies better, by an annotator who errs in a fifth."""
-    pairs = text.draw_pairs(jax.random.fold_in(key, 0), n, sharpness=0.0)
+    pairs = task.draw_pairs(jax.random.fold_in(key, 0), n, sharpness=0.0)
     named = principles.draw_principles(jax.random.fold_in(key, 1), n)
-    does = [principles.satisfied(pairs.prompts, x, named) for x in (pairs.first, pairs.second)]
+    does = [principles.satisfied(task, pairs.prompts, x, named) for x in (pairs.first, pairs.second)]
     swap = (does[1] & ~does[0]) ^ (jax.random.uniform(jax.random.fold_in(key, 2), (n,)) < 0.2)
     first = jnp.where(swap[:, None], pairs.second, pairs.first)
     return text.Pairs(pairs.prompts, first, jnp.where(swap[:, None], pairs.first, pairs.second))
 
 
-def regress(params, rows):
+def regress(task: Replies, params, rows):
     """The head of the judged quality learns the label, turned round for an unwanted one."""
     named, _, prompts, replies, label, weight = rows
     label = jnp.where(named[:, 1] == principles.UNWANTED, 1.0 - label, label)[:, None]
-    found = attribute_rewards.scores(params["reward"], prompts, replies)
+    found = attribute_rewards.scores(task, params["reward"], prompts, replies)
     at = jax.nn.one_hot(named[:, 0], found.shape[1]) > 0
     terms = label_regression_loss(found, jnp.broadcast_to(label, found.shape), at)
     return scalars(terms.loss, weight > 0), {}
 
 
-def head(params, prompts, responses, *, quality, wanted):
-    found = jnp.take(attribute_rewards.scores(params["reward"], prompts, responses), quality, axis=1)
+def head(task: Replies, params, prompts, responses, *, quality, wanted):
+    found = jnp.take(attribute_rewards.scores(task, params["reward"], prompts, responses), quality, axis=1)
     return jnp.where(wanted == principles.UNWANTED, -found, found)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = principles.LANGUAGE) -> experiment.Plan:
     """The arm's judge fitted, then the policy trained on what it says of one principle."""
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=principles.WIDTH)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=principles.WIDTH)
     judged = partial(principles.draw_judgements, keep=settings.keep)
-    fit = partial(attribute_rewards.fit_stage, steps=settings.fit_steps, table=settings.judgements)
+    fit = partial(attribute_rewards.fit_stage, task, steps=settings.fit_steps, table=settings.judgements)
     if settings.judge == "generative":
         stages = [
-            principle_critic.warm_stage(steps=settings.fit_steps, table=settings.judgements),
+            principle_critic.warm_stage(task, steps=settings.fit_steps, table=settings.judgements),
             principle_critic.grpo_stage(
-                settings.verdict, judged, steps=settings.critic_steps, judgements=settings.judgements,
+                task, settings.verdict, judged, steps=settings.critic_steps, judgements=settings.judgements,
                 learning_rate=settings.learning_rate,
             ),
         ]  # fmt: skip
@@ -117,15 +118,15 @@ def build(settings: Settings) -> experiment.Plan:
         }[settings.judge]  # fmt: skip
         stages = [fit(table, loss)]
     proxy = proxy_of(NAMED, principles.WANTED)
-    stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate))
+    stages.append(attribute_rewards.grpo_stage(task, proxy, steps=settings.steps, learning_rate=settings.learning_rate))
 
     def init(key):
         return start(key) | {
-            "reader": principles.READER.policy.init(jax.random.fold_in(key, 8)),
-            "generative": principle_critic.CRITIC.policy.init(jax.random.fold_in(key, 10)),
+            "reader": task.reading.policy.init(jax.random.fold_in(key, 8)),
+            "generative": task.reading.critic.policy.init(jax.random.fold_in(key, 10)),
         }
 
-    measure = attribute_rewards.make_measure(proxy, partial(principles.ranking, proxy_of))
+    measure = attribute_rewards.make_measure(task, proxy, partial(principles.ranking, proxy_of=proxy_of))
     return experiment.Plan(init, tuple(stages), measure)
 
 

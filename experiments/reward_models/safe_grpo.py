@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -37,14 +38,15 @@ LABELS = 4  # safe, polite, relevant, actionable
 ACTIONABLE = text.NAMES.index("actionable")
 
 
-def honest(prompts, responses):
+def honest(task: Replies, prompts, responses):
     """Raters who see the qualities as they are."""
-    return text.attributes(prompts, responses)[:, :LABELS]
+    return task.attributes(prompts, responses)[:, :LABELS]
 
 
-def by_length(prompts, responses):
+def by_length(task: Replies, prompts, responses):
     """Raters who take a long reply for one with actions: the head that learns from them can be hacked."""
-    return honest(prompts, responses).at[:, ACTIONABLE].set(text.lengths(responses) / text.RESPONSE_TOKENS)
+    share = task.lengths(responses) / task.world.response_tokens
+    return honest(task, prompts, responses).at[:, ACTIONABLE].set(share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Settings(recipes.Settings):
     kl_weight: float = 0.02
     learner: str = "grpo"  # grpo, per_label, ppo, dpo, none
     weights: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)  # of the labels, on the simplex
-    rated: Callable = honest  # (prompts, responses) -> the labels [N, 4] that are fitted
+    rated: Callable = honest  # (task, prompts, responses) -> the labels [N, 4] that are fitted
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2}
@@ -82,11 +84,11 @@ BED = experiment.Bed(metric="eval/utility", baseline="ppo")
 
 @lru_cache(maxsize=4)
 def draw_rated(rated):
-    """``draw(key, n)``: replies of the behaviour, their labels with a tenth of noise, and which labels are there."""
+    """``draw(task, key, n)``: replies of the behaviour, their labels with noise, and which labels are there."""
 
-    def draw(key, n):
-        prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
-        labels = rated(prompts, responses)
+    def draw(task, key, n):
+        prompts, responses = task.draw_behaviour(jax.random.fold_in(key, 0), n)
+        labels = rated(task, prompts, responses)
         noise = 0.1 * jax.random.normal(jax.random.fold_in(key, 1), labels.shape)
         there = jax.random.bernoulli(jax.random.fold_in(key, 2), 0.9, labels.shape)
         return prompts, responses, jnp.clip(labels + noise, 0.0, 1.0), there
@@ -94,15 +96,15 @@ def draw_rated(rated):
     return draw
 
 
-def every_label(params, prompts, responses):
+def every_label(task: Replies, params, prompts, responses):
     """All heads, in [0, 1]."""
-    return jax.nn.sigmoid(attribute_rewards.scores(params["reward"], prompts, responses))
+    return jax.nn.sigmoid(attribute_rewards.scores(task, params["reward"], prompts, responses))
 
 
-def fit_labels(params, rows):
+def fit_labels(task: Replies, params, rows):
     """Squared error of the heads on the labels that are there."""
     prompts, responses, labels, there = rows
-    value = reduce.scalars(label_regression_loss(every_label(params, prompts, responses), labels, there).loss)
+    value = reduce.scalars(label_regression_loss(every_label(task, params, prompts, responses), labels, there).loss)
     return value, {"fit/error": value}
 
 
@@ -110,8 +112,8 @@ def fit_labels(params, rows):
 def weighted(weights):
     """The ``Proxy`` ``sum_d w_d f_d``."""
 
-    def proxy(params, prompts, responses):
-        found = jax.lax.stop_gradient(every_label(params, prompts, responses))
+    def proxy(task, params, prompts, responses):
+        found = jax.lax.stop_gradient(every_label(task, params, prompts, responses))
         return combine.composed(found, jnp.asarray(weights, jnp.float32))
 
     return proxy
@@ -131,35 +133,37 @@ def one_by_one(weights):
 def overrated(weights):
     """What the reward model says beyond the truth of the policy's replies, and how often a benign prompt is refused."""
 
-    def measured(params, key):
-        asked = text.draw_prompts(jax.random.fold_in(key, 0), 128)
-        said = strings.sample(attribute_rewards.WORLD, params["model"], asked, jax.random.fold_in(key, 1))
-        truth = text.attributes(asked, said)[:, :LABELS]
-        gap = weighted(weights)(params, asked, said) - combine.composed(truth, jnp.asarray(weights, jnp.float32))
+    def measured(task, params, key):
+        asked = task.draw_prompts(jax.random.fold_in(key, 0), 128)
+        said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1))
+        truth = task.attributes(asked, said)[:, :LABELS]
+        gap = weighted(weights)(task, params, asked, said) - combine.composed(truth, jnp.asarray(weights, jnp.float32))
         refused = (truth[:, ACTIONABLE] == 0).astype(jnp.float32)
-        benign = asked[:, 1] == text.BENIGN
-        return {"eval/overrated": reduce.scalars(gap), "eval/benign_refused": reduce.scalars(refused, benign)}
+        return {
+            "eval/overrated": reduce.scalars(gap),
+            "eval/benign_refused": reduce.scalars(refused, task.benign(asked)),
+        }
 
     return measured
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The regressor fitted, then the policy trained on what it says by the arm's learner."""
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=LABELS)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=LABELS)
     proxy = weighted(settings.weights)
     shared = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-    grpo = partial(attribute_rewards.grpo_stage, kl_weight=settings.kl_weight, **shared)
+    grpo = partial(attribute_rewards.grpo_stage, task, kl_weight=settings.kl_weight, **shared)
     learners = {
         "none": lambda: [],
         "grpo": lambda: [grpo(proxy)],
         "per_label": lambda: [grpo(every_label, advantages=one_by_one(settings.weights))],
-        "ppo": lambda: [attribute_rewards.ppo_stage(proxy, kl_weight=settings.kl_weight, **shared)],
-        "dpo": lambda: [attribute_rewards.dpo_stage(proxy, **shared)],
+        "ppo": lambda: [attribute_rewards.ppo_stage(task, proxy, kl_weight=settings.kl_weight, **shared)],
+        "dpo": lambda: [attribute_rewards.dpo_stage(task, proxy, **shared)],
     }
-    stages = [attribute_rewards.fit_stage(draw_rated(settings.rated), fit_labels, steps=settings.fit_steps)]
+    stages = [attribute_rewards.fit_stage(task, draw_rated(settings.rated), fit_labels, steps=settings.fit_steps)]
     stages += learners[settings.learner]()
     equal = Settings().weights  # every arm is judged by the same mean
-    measure = attribute_rewards.make_measure(weighted(equal), overrated(equal))
+    measure = attribute_rewards.make_measure(task, weighted(equal), overrated(equal))
     return experiment.Plan(start, tuple(stages), measure)
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -316,6 +316,14 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     }
 
 
+class Responses(NamedTuple):
+    """Measured responses, all samples of a problem side by side; see ``Trajectories``."""
+
+    tokens: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    problem_ids: Int[Array, " B"]
+
+
 def measure_on_host(
     rollout: Callable[..., Trajectories],
     problems: Problems,
@@ -325,13 +333,13 @@ def measure_on_host(
     key: Key,
     *,
     chunk: int = 64,
-    more: Callable[[Array, Array], dict[str, Array]] | None = None,
+    more: Callable[[Responses, Rewards], dict[str, Array]] | None = None,
 ) -> dict[str, Array]:
     """``summary`` of all problems, judged in Python, so many problems at a time.
 
     Args:
       rollout: compiled, makes groups of ``samples``.
-      more: ``(tokens, mask) -> metrics`` of all rows, beside the summary.
+      more: ``(responses, rewards) -> metrics`` of all rows, beside the summary.
     """
     count = problems.tokens.shape[0]
     masks, values, valids, tokens = [], [], [], []
@@ -347,5 +355,6 @@ def measure_on_host(
         valids.append(np.asarray(rewards.valid)[:real])
     whole = Rewards(jnp.asarray(np.concatenate(values)), jnp.asarray(np.concatenate(valids)))
     mask = jnp.asarray(np.concatenate(masks))
-    found = {} if more is None else more(jnp.asarray(np.concatenate(tokens)), mask)
+    ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), samples)
+    found = {} if more is None else more(Responses(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
     return summary(mask, whole, samples) | found

@@ -15,22 +15,22 @@ from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
 from tests.experiments.test_smoke import FILES, _name
 from tests.models_for_tests import byte_model
 
 FAMILIES = ("preference", "reward_models", "analysis", "systems")
 PAIRS = (  # over pairs of one's own, by the same text
     "rpo", "salsa", "rlhf_workflow", "robust_rlhf", "sharpe_active", "cyclealign", "u2a", "model_surgery", "mpo",
-    "pairwise_rl", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
+    "pairwise_rl", "rlhf_diversity", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
     "judgelrm",
 )  # fmt: skip
-SOLVED = ("math_beyond", "negative_synthetic", "trpa")  # over problems with solutions
+LINES = ("capo", "effective_reward", "pav")  # over problems with solutions whose steps are lines
+FREE = ("cross_domain_rlvr", "general_reasoner", "rlpr")  # over problems with solutions that mark an answer
+SOLVED = ("math_beyond", "relational_reasoning", "negative_synthetic", "trpa")  # over problems with solutions
 ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
-NOT_YET = (  # the list only shrinks; n-grams of rlhf_diversity need few tokens
-    "rlhf_diversity",
-    "capo", "effective_reward", "pav", "cross_domain_rlvr", "general_reasoner", "rlpr",
-    "mip_overthinking", "relational_reasoning",
+NOT_YET = (  # the list only shrinks
+    "mip_overthinking",
 )  # fmt: skip
 OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
 
@@ -38,11 +38,12 @@ OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in F
 def test_every_file_takes_rows_or_says_why():
     only = {slug for slug, name in OF_FAMILIES.items() if hasattr(importlib.import_module(name), "EMBEDDED_ONLY")}
     assert len(only) <= 8, "at most eight files may stay in their embedded world"
-    assert {*only, *PAIRS, *SOLVED, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
-    assert len(only) + len(PAIRS) + len(SOLVED) + len(ELSEWHERE) + len(NOT_YET) == len(OF_FAMILIES)
+    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
+    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE, NOT_YET)
+    assert sum(map(len, lists)) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
-        assert "scorer" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
+        assert "scorer" in {f.name for f in dataclasses.fields(tasks.with_rows(module).Settings)}, slug
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +66,10 @@ def solved(own, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED])
+@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED, *LINES, *FREE])
 def test_two_steps_of_every_arm(slug, own, solved, tmp_path):
     module = importlib.import_module(OF_FAMILIES[slug])
-    words = solved if slug in SOLVED else own
+    words = own if slug in PAIRS else solved
     found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), *words])
     assert found.arms.keys() == module.ARMS.keys()
     for name, arm in found.arms.items():
@@ -102,18 +103,21 @@ def _module(seen):
     return types.SimpleNamespace(shortest=shortest)
 
 
-def test_names_are_replaced_where_they_are_defined():
-    world = {"gold_reward": lambda prompts, responses: jnp.full(responses.shape[:1], 7.0)}
-    made = rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": world})
-    parts = made.preference_strings
-    params = parts.WORLD.policy.init(jax.random.key(0))
-    assert float(parts.measure(params, jax.random.key(1))["eval/gold"]) == 7.0
-    plain = importlib.import_module("experiments.parts.preference_strings")
-    assert float(plain.measure(params, jax.random.key(1))["eval/gold"]) != 7.0
-    with pytest.raises(ValueError, match="preference_task.py defines no golden"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"golden": 1}})
-    with pytest.raises(ValueError, match="together"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"VOCABULARY": 1}})
+def test_a_file_makes_everything_from_the_task_that_it_is_given():
+    module = importlib.import_module("experiments.preference.rpo")
+    task = tasks.embedded(module)
+    params = task.world.policy.init(jax.random.key(0))
+    params = {"policy": params, "reference": params}
+    settings, key = module.Settings(**module.SMOKE), jax.random.key(1)
+    other = task._replace(gold_reward=lambda prompts, responses: jnp.full(responses.shape[:1], 7.0))
+    assert float(module.build(settings, task=other).measure(params, key)["eval/gold"]) == 7.0
+    assert float(module.build(settings).measure(params, key)["eval/gold"]) != 7.0
+
+
+@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED])
+def test_rows_open_a_task_of_the_type_that_the_file_is_given(slug):
+    opener = tasks.opener(importlib.import_module(OF_FAMILIES[slug]))
+    assert opener.open_task and "data" in {f.name for f in dataclasses.fields(opener.Settings)}
 
 
 WRONG = {

@@ -20,6 +20,7 @@ from experiments.analysis.parts import (
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
 from experiments.parts import strings
+from experiments.parts.preference_task import STRINGS
 from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
@@ -44,7 +45,7 @@ def test_diversity_on_literal_sets():
     assert float(diversity.dissimilarity(jnp.ones((4, 3)))) == pytest.approx(0.0, abs=1e-6)
     assert float(diversity.dissimilarity(jnp.eye(4))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="31 bits"):
-        diversity.distinct(both, real, n=9, vocabulary=64)
+        diversity.distinct(both, real, n=2, vocabulary=2**29)
     with pytest.raises(ValueError, match="no pairs"):
         diversity.dissimilarity(jnp.ones((1, 3)))
 
@@ -69,11 +70,20 @@ def test_diversity_against_loops_masked_and_in_any_order():
     assert float(diversity.dissimilarity(jnp.asarray(rows, jnp.float32))) == pytest.approx(wanted, abs=1e-5)
 
 
+def test_diversity_with_more_kinds_of_tokens_than_grams_can_be_numbered():
+    tokens = jnp.asarray(RNG.integers(0, 4, (6, 9)), jnp.int32)
+    real = jnp.asarray(RNG.random((6, 9)) < 0.9)
+    for n in (1, 2, 5):
+        few = diversity.distinct(tokens, real, n=n, vocabulary=4)
+        assert float(diversity.distinct(tokens * 40_000, real, n=n, vocabulary=160_000)) == float(few) > 0
+
+
 def test_best_of_n_raises_the_reward_of_its_outcomes():
-    prompts, key = input_shift.TRAINED[:4], jax.random.key(0)
-    assert not (input_shift.TRAINED[:, 1] == 3).any()
+    trained = input_shift.trained(STRINGS)
+    prompts, key = trained[:4], jax.random.key(0)
+    assert not (trained[:, 1] == 3).any()
     drawn = jax.random.randint(key, (4, 6, 12), 4, 24, jnp.int32)
-    assert input_shift.first({}, prompts, drawn, key) is drawn
+    assert input_shift.first(STRINGS, {}, prompts, drawn, key) is drawn
 
 
 # --- compose_skills
@@ -230,7 +240,7 @@ def test_puzzles_as_tokens(make):
         met = sets[row[edges - 1]] & sets[row[2 * edges - 1]] & sets[row[3 * edges - 1]]
         assert met == 1 << answer
     assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
-    found = relations.make_solver_measure(make, 2)({}, jax.random.key(0))
+    found = relations.make_solver_measure(relations.PUZZLES, make, 2)({}, jax.random.key(0))
     assert float(found["near/accuracy"]) == float(found["far/accuracy"]) == 1.0 and float(found["eval/drop"]) == 0.0
 
 

@@ -103,6 +103,7 @@ def test_verdicts_are_read_from_the_model():
         assert float(chance) == pytest.approx(shares[0] / shares.sum(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_verdicts_of_text_against_single_rows():
     settings = calibration.Settings(
         model="nano", levels=(3,), train_problems=16, eval_problems=3, max_new_tokens=12, eval_samples=2

@@ -12,6 +12,8 @@ from experiments.reward_models.parts import attribute_rewards, principle_critic,
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import log_odds_loss
 
+LANGUAGE = principles.LANGUAGE
+
 
 def test_worked_log_odds():
     terms = log_odds_loss(jnp.array([2.0]), jnp.array([0.5]), jnp.array([1.0]))
@@ -26,10 +28,12 @@ def test_worked_log_odds():
 
 def test_principles_and_their_signs():
     prompts, replies = text.draw_behaviour(jax.random.key(0), 400)
-    scores = np.asarray(principles.qualities(prompts, replies))
+    scores = np.asarray(principles.qualities(LANGUAGE, prompts, replies))
     for quality, cut in enumerate(principles.CUTS):
         wanted, unwanted = (
-            principles.satisfied(prompts, replies, jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2)))
+            principles.satisfied(
+                LANGUAGE, prompts, replies, jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2))
+            )
             for sign in (principles.WANTED, principles.UNWANTED)
         )
         np.testing.assert_array_equal(wanted, scores[:, quality] > cut)
@@ -69,63 +73,71 @@ def test_phrases_of_one_meaning_are_near_and_of_the_other_sign_opposite():
     assert near[0, 1].max() < -0.8
 
 
+@pytest.mark.slow
 def test_consensus_makes_labels_cleaner():
-    found = principles.draw_judgements(jax.random.key(0), 6000)
+    found = principles.draw_judgements(LANGUAGE, jax.random.key(0), 6000)
     named, words, prompts, replies, label, weight = found
     np.testing.assert_array_equal(principles._read_back(words), named)
-    truth = np.asarray(principles.satisfied(prompts, replies, named))
+    truth = np.asarray(principles.satisfied(LANGUAGE, prompts, replies, named))
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
     assert 0.15 < kept.mean() < 0.4, "three must agree on principle and verdict, and the span must have been written"
     assert right[kept].mean() > 0.95 > 0.8 > right.mean() > 0.55
     assert np.asarray(label)[kept].mean() == pytest.approx(0.5, abs=1e-6)
-    loose = principles.draw_judgements(jax.random.key(0), 500, keep=principles.anyhow)
+    loose = principles.draw_judgements(LANGUAGE, jax.random.key(0), 500, keep=principles.anyhow)
     assert float(loose[5].mean()) > 0.6
 
 
 def test_reports_and_what_they_earn():
-    asked, reports, _ = principle_critic.draw_reports(jax.random.key(0), 3000)
-    yes, readable = principle_critic.said(reports)
-    words = np.asarray(asked[:, -2:])
-    assert readable.all() and (np.asarray(reports[:, 3]) == principles.END).all()
-    quality = (words[:, 1] - principles.FIRST) // principles.SYNONYMS
-    np.testing.assert_array_equal(reports[:, 0], principles.FIRST + principles.SYNONYMS * quality)
+    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(0), 3000)
+    yes, readable = principle_critic.said(LANGUAGE, reports)
+    words, first = np.asarray(asked[:, -2:]) - 32, LANGUAGE.reading.first
+    assert first == 32
+    assert readable.all() and (np.asarray(reports[:, 3]) == principles.CRITIC.end).all()
+    quality = words[:, 1] // principles.SYNONYMS
+    np.testing.assert_array_equal(reports[:, 0], first + principles.SYNONYMS * quality)
     wanted = (words[:, 0] - principles.SIGNS) // principles.SIGN_WORDS == principles.WANTED
-    levels = np.asarray(reports[:, 1]) - principles.LEVEL
+    levels = np.asarray(reports[:, 1]) - first - principles.LEVEL
     np.testing.assert_array_equal(yes, (levels / 4 > np.array(principles.CUTS)[quality]) == wanted)
-    scores = np.asarray(principles.qualities(asked[:, :3], asked[:, 3:15]))[np.arange(3000), quality]
+    scores = np.asarray(principles.qualities(LANGUAGE, asked[:, :3], asked[:, 3:15]))[np.arange(3000), quality]
     assert (levels == np.round(scores * 4)).mean() == pytest.approx(0.7 + 0.3 / 5, abs=0.03)
     label, odds = jnp.asarray([True, True, False]), jnp.log(jnp.asarray([4.0, 4.0, 4.0]))
-    said = jnp.asarray([[35, 60, principles.YES, 62], [35, 60, principles.NO, 62], [35, 62, 62, 62]], jnp.int32)
-    assert principle_critic.matches(odds, said, label).tolist() == [1.0, 0.0, 0.0]
-    np.testing.assert_allclose(principle_critic.shaded(odds, said, label), [-0.2, -0.2, -1.0], atol=1e-6)
+    said = jnp.asarray([[35, 60, 54, 62], [35, 60, 55, 62], [35, 62, 62, 62]], jnp.int32)
+    assert principle_critic.matches(LANGUAGE, odds, said, label).tolist() == [1.0, 0.0, 0.0]
+    np.testing.assert_allclose(principle_critic.shaded(LANGUAGE, odds, said, label), [-0.2, -0.2, -1.0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_odds_of_a_verdict_are_read_behind_the_report():
-    critic = principle_critic.CRITIC.policy.init(jax.random.key(0))
-    asked, reports, _ = principle_critic.draw_reports(jax.random.key(1), 6)
-    odds = principle_critic.verdict_odds(critic, asked, reports)
+    critic = principles.CRITIC.policy.init(jax.random.key(0))
+    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(1), 6)
+    odds = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports)
     logp = []
     for word in (principles.YES, principles.NO):
-        said = reports.at[:, principle_critic.VERDICT].set(word)
-        logp.append(strings.token_logp(principle_critic.CRITIC, critic, asked, said)[:, principle_critic.VERDICT])
+        said = reports.at[:, principle_critic.VERDICT].set(32 + word)
+        logp.append(strings.token_logp(principles.CRITIC, critic, asked, said)[:, principle_critic.VERDICT])
     np.testing.assert_allclose(odds, logp[0] - logp[1], atol=1e-4)
     # what stands in the place of the verdict and behind it does not matter; the level before it does
-    np.testing.assert_allclose(principle_critic.verdict_odds(critic, asked, reports.at[:, 2:].set(3)), odds, atol=1e-5)
-    other = principle_critic.verdict_odds(critic, asked, reports.at[:, 1].set(principles.LEVEL))
+    np.testing.assert_allclose(
+        principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 2:].set(3)), odds, atol=1e-5
+    )
+    other = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 1].set(32 + principles.LEVEL))
     assert float(jnp.abs(other - odds).max()) > 1e-3
     params = {"generative": critic}
-    one = principle_critic.proxy(1, 0)(params, asked[:, :3], asked[:, 3:15])
-    many = principle_critic.proxy(1, 0, samples=3)(params, asked[:, :3], asked[:, 3:15])
+    one = principle_critic.proxy(1, 0)(LANGUAGE, params, asked[:, :3], asked[:, 3:15])
+    many = principle_critic.proxy(1, 0, samples=3)(LANGUAGE, params, asked[:, :3], asked[:, 3:15])
     assert one.shape == many.shape == (6,) and np.isfinite(many).all()
 
 
+@pytest.mark.slow
 def test_a_phrase_as_a_vector_turns_with_its_sign():
-    params = {"reward": attribute_rewards.init_reward(jax.random.key(0), outputs=principles.WIDTH)}
+    params = {"reward": attribute_rewards.init_reward(LANGUAGE, jax.random.key(0), outputs=principles.WIDTH)}
     prompts, replies = text.draw_behaviour(jax.random.key(1), 5)
-    found = np.asarray(attribute_rewards.scores(params["reward"], prompts, replies), np.float64)
+    found = np.asarray(attribute_rewards.scores(LANGUAGE, params["reward"], prompts, replies), np.float64)
     words = principles.named(2, principles.WANTED, 5)
     expected = (found * np.asarray(principles.vectors(words), np.float64)).sum(1)
-    wanted, unwanted = (principles.matched_score(params, prompts, replies, quality=2, wanted=w) for w in (0, 1))
+    wanted, unwanted = (
+        principles.matched_score(LANGUAGE, params, prompts, replies, quality=2, wanted=w) for w in (0, 1)
+    )
     np.testing.assert_allclose(wanted, expected, atol=1e-5)
     np.testing.assert_allclose(unwanted, -expected, atol=1e-5)
 
@@ -134,12 +146,12 @@ def test_a_phrase_as_a_vector_turns_with_its_sign():
 def test_the_reader_hears_the_principle():
     params = {"reader": principles.READER.policy.init(jax.random.key(0))}
     prompts, replies = text.draw_behaviour(jax.random.key(1), 5)
-    one, other = (principles.score(params, prompts, replies, quality=q) for q in (0, 1))
-    against = principles.score(params, prompts, replies, quality=0, wanted=principles.UNWANTED)
+    one, other = (principles.score(LANGUAGE, params, prompts, replies, quality=q) for q in (0, 1))
+    against = principles.score(LANGUAGE, params, prompts, replies, quality=0, wanted=principles.UNWANTED)
     assert (one != other).all() and (one != against).all()
     named = jnp.zeros((5, 2), jnp.int32)
     rows = (named, principles.in_words(named), prompts, replies, jnp.ones(5), jnp.zeros(5))
-    value, _ = principles.judgement_loss(params, rows)
+    value, _ = principles.judgement_loss(LANGUAGE, params, rows)
     assert float(value) == 0.0  # nothing kept
 
 
@@ -147,13 +159,15 @@ def test_the_reader_hears_the_principle():
 def test_rankings_of_an_oracle():
     def oracle(quality, wanted):
         sign = jnp.where(wanted == principles.WANTED, 1.0, -1.0)
-        return lambda params, prompts, replies: sign * principles.qualities(prompts, replies)[:, quality]
+        return lambda task, params, prompts, replies: (
+            sign * principles.qualities(LANGUAGE, prompts, replies)[:, quality]
+        )
 
-    found = principles.ranking(oracle, None, jax.random.key(0))
+    found = principles.ranking(LANGUAGE, None, jax.random.key(0), proxy_of=oracle)
     assert {k: float(v) for k, v in found.items()} == {
         "rank/known": 1.0,
         "rank/held_out": 1.0,
         "rank/longer_is_worse": 1.0,
     }
-    deaf = principles.ranking(lambda quality, wanted: oracle(5, 0), None, jax.random.key(0))
+    deaf = principles.ranking(LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: oracle(5, 0))
     assert float(deaf["rank/known"]) < 0.8

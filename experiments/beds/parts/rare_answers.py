@@ -27,7 +27,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
-    "train_problems": 16, "eval_problems": 8, "eval_samples": 2,
+    "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
 
 

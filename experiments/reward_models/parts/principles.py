@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import reduce
 from jaxrl_llm.losses.reward import log_odds_loss
 from jaxrl_llm.types import Key, Params
@@ -26,16 +27,29 @@ WANTED, UNWANTED = 0, 1
 CUTS = (0.75, 0.25, 0.25, 0.25, 0.9, 0.3)  # near the median of the behaviour
 HELD_OUT = ((1, UNWANTED), (3, UNWANTED))  # impolite, without actions
 SYNONYMS, SIGN_WORDS = 3, 2
-FIRST = 32  # tokens: words for qualities, words for signs, then what verdicts and reports are made of
-SIGNS = FIRST + SYNONYMS * len(QUALITIES)
-YES, NO, PARTLY, LEVEL = SIGNS + 2 * SIGN_WORDS, SIGNS + 2 * SIGN_WORDS + 1, SIGNS + 2 * SIGN_WORDS + 2, 57
-LEVELS, END, VOCABULARY = 5, LEVEL + 5, LEVEL + 6
-SENTENCE, WIDTH = 6, 8  # tokens of an annotator's sentence; of the vectors of phrases
-ITEM = text.PROMPT_TOKENS + text.RESPONSE_TOKENS
-READER = strings.make_world(VOCABULARY, 2 + ITEM, 1)
+# the language of principles: words for qualities, words for signs, then what verdicts and reports are made of
+SIGNS = SYNONYMS * len(QUALITIES)
+YES, NO, PARTLY, LEVEL = SIGNS + 4, SIGNS + 5, SIGNS + 6, SIGNS + 7
+LEVELS, DONE = 5, LEVEL + 5
+SENTENCE, WIDTH = 6, 8  # words of an annotator's sentence; of the vectors of phrases
+OTHER = 40  # first of four words that say nothing
+_FIRST = text.VOCABULARY
+READER = strings.make_world(_FIRST + text.READER_WORDS, 2 + text.PROMPT_TOKENS + text.RESPONSE_TOKENS, 1)
+CRITIC = strings.make_world(
+    _FIRST + text.READER_WORDS, text.PROMPT_TOKENS + text.RESPONSE_TOKENS + 2, text.REPORT, end=_FIRST + DONE
+)
 _RNG = np.random.default_rng(7)
 _MEANINGS = np.linalg.qr(_RNG.normal(size=(WIDTH, WIDTH)))[0][: len(QUALITIES)]
 _VECTORS = np.repeat(_MEANINGS, SYNONYMS, axis=0) + _RNG.normal(0, 0.08, (SYNONYMS * len(QUALITIES), WIDTH))
+
+
+def _hidden(reader: Params, words: Array, prompts: Array, replies: Array) -> Array:
+    tokens = jnp.concatenate([_FIRST + words, prompts, replies], axis=1)
+    rows = strings.whole(READER, tokens, tokens[:, :0])
+    return READER.policy.hidden(reader, rows.tokens, rows.positions, rows.segment_ids)[:, -1]
+
+
+LANGUAGE = text.LANGUAGE._replace(reading=text.Reading(READER.policy, _hidden, _FIRST, CUTS, CRITIC))
 
 
 class Feedback(NamedTuple):
@@ -46,19 +60,19 @@ class Feedback(NamedTuple):
     verdicts: Int[Array, "N A"]
 
 
-def qualities(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N 6"]:
+def qualities(task: Replies, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N 6"]:
     """The true scores of all qualities."""
-    worth = text.utility(prompts, responses)[:, None]
-    return jnp.concatenate([text.attributes(prompts, responses), worth], axis=1)
+    worth = task.utility(prompts, responses)[:, None]
+    return jnp.concatenate([task.attributes(prompts, responses), worth], axis=1)
 
 
 def satisfied(
-    prompts: Int[Array, "N P"], responses: Int[Array, "N T"], principles: Int[Array, "N 2"]
+    task: Replies, prompts: Int[Array, "N P"], responses: Int[Array, "N T"], principles: Int[Array, "N 2"]
 ) -> Bool[Array, " N"]:
     """Whether each reply does what its principle asks for."""
     at = principles[:, :1]
-    score = jnp.take_along_axis(qualities(prompts, responses), at, axis=1)[:, 0]
-    return (score > jnp.asarray(CUTS, jnp.float32)[at[:, 0]]) ^ (principles[:, 1] == UNWANTED)
+    score = jnp.take_along_axis(qualities(task, prompts, responses), at, axis=1)[:, 0]
+    return (score > jnp.asarray(task.reading.cuts, jnp.float32)[at[:, 0]]) ^ (principles[:, 1] == UNWANTED)
 
 
 def draw_principles(key: Key, n: int) -> Int[Array, "N 2"]:
@@ -71,15 +85,15 @@ def in_words(principles: Int[Array, "N 2"], synonyms: Int[Array, " N"] | int = 0
     """A word for the sign and one for the quality, the ``synonyms``-th of each.
 
     >>> in_words(jnp.array([[1, UNWANTED]]), 2).tolist()
-    [[52, 37]]
+    [[20, 5]]
     """
     sign = SIGNS + SIGN_WORDS * principles[:, 1] + synonyms % SIGN_WORDS
-    return jnp.stack([sign, FIRST + SYNONYMS * principles[:, 0] + synonyms % SYNONYMS], axis=1)
+    return jnp.stack([sign, SYNONYMS * principles[:, 0] + synonyms % SYNONYMS], axis=1)
 
 
 def vectors(words: Int[Array, "*B 2"]) -> Float[Array, "*B 8"]:
     """The embedding of a phrase: that of its quality's word, turned round where the sign is unwanted, of length 1."""
-    found = jnp.asarray(_VECTORS, jnp.float32)[words[..., 1] - FIRST]
+    found = jnp.asarray(_VECTORS, jnp.float32)[words[..., 1]]
     found = found / jnp.sqrt(jnp.sum(found**2, axis=-1, keepdims=True))
     return jnp.where((words[..., :1] - SIGNS) // SIGN_WORDS == UNWANTED, -found, found)
 
@@ -138,8 +152,8 @@ def anyhow(feedback: Feedback) -> Bool[Array, " N"]:
 
 
 def draw_feedback(
-    key: Key, prompts: Array, replies: Array, *, annotators: int = 3, error_rate: float = 0.2, astray: float = 0.1,
-    partly: float = 0.1, invented: float = 0.1,
+    task: Replies, key: Key, prompts: Array, replies: Array, *, annotators: int = 3, error_rate: float = 0.2,
+    astray: float = 0.1, partly: float = 0.1, invented: float = 0.1,
 ) -> tuple[Int[Array, "N 2"], Feedback]:  # fmt: skip
     """``(principles of the first annotators, feedback)``.
 
@@ -150,7 +164,7 @@ def draw_feedback(
     meant = jnp.broadcast_to(draw_principles(keys[0], n)[:, None], (n, annotators, 2)).reshape(-1, 2)
     flat = meant.shape[:1]
     meant = jnp.where(jax.random.bernoulli(keys[1], astray, (*flat, 1)), draw_principles(keys[2], flat[0]), meant)
-    does = satisfied(*(jnp.repeat(x, annotators, axis=0) for x in (prompts, replies)), meant)
+    does = satisfied(task, *(jnp.repeat(x, annotators, axis=0) for x in (prompts, replies)), meant)
     says = jnp.where(does ^ jax.random.bernoulli(keys[3], error_rate, flat), YES, NO)
     says = jnp.where(jax.random.bernoulli(keys[4], partly, flat), PARTLY, says)
     own = jax.random.split(keys[5], 4)
@@ -159,7 +173,7 @@ def draw_feedback(
     extracted = jnp.where(jax.random.bernoulli(keys[6], invented, (*flat, 1)), other, words)
     place = jax.random.randint(own[2], flat, 0, SENTENCE - 2, jnp.int32)[:, None]
     column = jnp.arange(SENTENCE, dtype=jnp.int32)[None, :]
-    said = jax.random.randint(own[3], (*flat, SENTENCE), text.FILLER, text.FILLER + 4, jnp.int32)
+    said = jax.random.randint(own[3], (*flat, SENTENCE), OTHER, OTHER + 4, jnp.int32)
     said = jnp.where(column == place, words[:, :1], jnp.where(column == place + 1, words[:, 1:], said))
     said = jnp.where(column == SENTENCE - 1, says[:, None], said)
     shape = (n, annotators)
@@ -168,29 +182,26 @@ def draw_feedback(
 
 
 def _read_back(words: Int[Array, "N 2"]) -> Int[Array, "N 2"]:
-    return jnp.stack([(words[:, 1] - FIRST) // SYNONYMS, (words[:, 0] - SIGNS) // SIGN_WORDS], axis=1)
+    return jnp.stack([words[:, 1] // SYNONYMS, (words[:, 0] - SIGNS) // SIGN_WORDS], axis=1)
 
 
-def draw_judgements(key: Key, n: int, *, keep: Callable[[Feedback], Array] = agreed):
+def draw_judgements(task: Replies, key: Key, n: int, *, keep: Callable[[Feedback], Array] = agreed):
     """``(principles, words, prompts, replies, label, weight)``: what the first annotator says in its own words; weight
     1 where it is kept, as many yes as no."""
     first, second = jax.random.split(key)
-    prompts, replies = text.draw_behaviour(first, n)
-    principles, feedback = draw_feedback(second, prompts, replies)
+    prompts, replies = task.draw_behaviour(first, n)
+    principles, feedback = draw_feedback(task, second, prompts, replies)
     label = feedback.verdicts[:, 0] == YES
     weight = balanced(label, keep(feedback))
     return principles, feedback.words[:, 0], prompts, replies, label.astype(jnp.float32), weight.astype(jnp.float32)
 
 
 def verdict_logits(
-    reader: Params, words: Int[Array, "N 2"], prompts: Int[Array, "N P"], replies: Int[Array, "N T"]
+    task: Replies, reader: Params, words: Int[Array, "N 2"], prompts: Int[Array, "N P"], replies: Int[Array, "N T"]
 ) -> tuple[Float[Array, " N"], Float[Array, " N"]]:
     """``(yes, no)`` logits of the reader after principle, prompt and reply."""
-    tokens = jnp.concatenate([words, prompts, replies], axis=1)
-    rows = strings.whole(READER, tokens, tokens[:, :0])
-    hidden = READER.policy.hidden(reader, rows.tokens, rows.positions, rows.segment_ids)
-    logits = READER.policy.unembed(reader, hidden[:, -1])
-    return logits[:, YES], logits[:, NO]
+    logits = task.reading.policy.unembed(reader, task.reading.hidden(reader, words, prompts, replies))
+    return logits[:, task.reading.first + YES], logits[:, task.reading.first + NO]
 
 
 def named(quality: int | Array, wanted: int | Array, rows: int) -> Int[Array, "N 2"]:
@@ -199,16 +210,18 @@ def named(quality: int | Array, wanted: int | Array, rows: int) -> Int[Array, "N
     return in_words(jnp.broadcast_to(principle[None], (rows, 2)))
 
 
-def score(params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED) -> Array:
+def score(
+    task: Replies, params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED
+) -> Array:
     """The ``Proxy`` of one principle: the log-odds of yes."""
-    yes, no = verdict_logits(params["reader"], named(quality, wanted, prompts.shape[0]), prompts, responses)
+    yes, no = verdict_logits(task, params["reader"], named(quality, wanted, prompts.shape[0]), prompts, responses)
     return yes - no
 
 
-def judgement_loss(params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:
+def judgement_loss(task: Replies, params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:
     """Cross-entropy of the two verdict tokens on kept judgements."""
     _, words, prompts, replies, label, weight = rows
-    yes, no = verdict_logits(params["reader"], words, prompts, replies)
+    yes, no = verdict_logits(task, params["reader"], words, prompts, replies)
     return _kept_loss(yes, no, label, weight)
 
 
@@ -217,39 +230,45 @@ def _kept_loss(yes: Array, no: Array, label: Array, weight: Array) -> tuple[Arra
     return reduce.scalars(terms.loss, kept), {"fit/accuracy": reduce.scalars(terms.aux["accuracy"], kept)}
 
 
-def matched(params: Params, words: Int[Array, "N 2"], prompts: Array, replies: Array) -> Float[Array, " N"]:
+def matched(
+    task: Replies, params: Params, words: Int[Array, "N 2"], prompts: Array, replies: Array
+) -> Float[Array, " N"]:
     """``h(prompt, reply) . e(principle)``: the baseline that meets a principle as a vector and never reads it."""
-    found = attribute_rewards.scores(params["reward"], prompts, replies)[:, :WIDTH]
+    found = attribute_rewards.scores(task, params["reward"], prompts, replies)[:, :WIDTH]
     return jnp.sum(found * vectors(words), axis=1)
 
 
-def matched_score(params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED) -> Array:
+def matched_score(
+    task: Replies, params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED
+) -> Array:
     """The ``Proxy`` of ``matched``."""
-    return matched(params, named(quality, wanted, prompts.shape[0]), prompts, responses)
+    return matched(task, params, named(quality, wanted, prompts.shape[0]), prompts, responses)
 
 
-def matched_loss(params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:
+def matched_loss(task: Replies, params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:
     """Cross-entropy of ``matched`` on kept judgements."""
     _, words, prompts, replies, label, weight = rows
-    found = matched(params, words, prompts, replies)
+    found = matched(task, params, words, prompts, replies)
     return _kept_loss(found, jnp.zeros_like(found), label, weight)
 
 
-def ranking(proxy_of: Callable[[Array, Array], Callable], params: Params, key: Key, *, rows: int = 256):
+def ranking(
+    task: Replies, params: Params, key: Key, *, proxy_of: Callable[[Array, Array], Callable], rows: int = 256
+) -> dict[str, Array]:
     """How often a proxy ranks two replies as a principle does, over known and held-out principles, and where the worse
     reply is the longer one.
 
     Args:
       proxy_of: ``(quality, wanted) -> Proxy``; both are numbers of the program.
     """
-    pairs = text.draw_pairs(key, rows, sharpness=0.0)
-    truth = qualities(pairs.prompts, pairs.first) - qualities(pairs.prompts, pairs.second)
-    longer = text.lengths(pairs.first) - text.lengths(pairs.second)
+    pairs = task.draw_pairs(key, rows, sharpness=0.0)
+    truth = qualities(task, pairs.prompts, pairs.first) - qualities(task, pairs.prompts, pairs.second)
+    longer = task.lengths(pairs.first) - task.lengths(pairs.second)
     every = [(q, w) for q in range(len(QUALITIES)) for w in (WANTED, UNWANTED)]
 
     def of_principle(principle: Array) -> tuple[Array, Array]:
         proxy = proxy_of(principle[0], principle[1])
-        gap = proxy(params, pairs.prompts, pairs.first) - proxy(params, pairs.prompts, pairs.second)
+        gap = proxy(task, params, pairs.prompts, pairs.first) - proxy(task, params, pairs.prompts, pairs.second)
         side = truth[:, principle[0]] * (1.0 - 2.0 * principle[1].astype(jnp.float32))
         right = jnp.where(jnp.sign(gap) == jnp.sign(side), 1.0, 0.0)
         return reduce.scalars(right, side != 0), reduce.scalars(right, (side != 0) & (side * longer < 0))

@@ -8,7 +8,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.reward_models.parts.progress_verifier import Verifier, chance_of
 from jaxrl_llm import reduce
-from jaxrl_llm.experiment import curricula
 from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
@@ -38,8 +37,8 @@ def last_chance(found: Bench, verifier: Verifier, tokens: Array, valid: Array) -
 
 
 def beam_search(
-    found: Bench, verifier: Verifier, params: Params, key: Key, *, separator: int, problems: int, width: int,
-    branch: int, rounds: int, step_tokens: int, rest_tokens: int, temperature: float = 1.0,
+    found: Bench, verifier: Verifier, params: Params, key: Key, *, separators: tuple[int, ...], problems: int,
+    width: int, branch: int, rounds: int, step_tokens: int, rest_tokens: int, temperature: float = 1.0,
 ) -> tuple[Trajectories, Bool[Array, "B L"]]:  # fmt: skip
     """One solution a held-out problem: ``width`` prefixes, each continued by ``branch`` steps, the best go on.
 
@@ -60,7 +59,7 @@ def beam_search(
         rows = generate(
             model.policy, params, tokens, valid, sample_keys(key, k, jnp.arange(ids.shape[0], dtype=jnp.int32), branch),
             group_size=branch, max_new_tokens=rest_tokens if last else step_tokens,
-            eos_ids=ends if last else (separator, *ends), pad_id=model.tokenizer.pad_id, temperature=temperature,
+            eos_ids=ends if last else (*separators, *ends), pad_id=model.tokenizer.pad_id, temperature=temperature,
             problem_ids=ids, early_exit=seed_axis.in_turn(),
         )  # fmt: skip
         before = jnp.repeat(done, branch)
@@ -102,19 +101,20 @@ def best_of_samples(
 def solved(found: Bench, rows: Trajectories, response: Bool[Array, "B L"]) -> Float[Array, ""]:
     """Share of the solutions that are right."""
     answers = jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers)
-    rewards = curricula.device_score(found)(answers, rows._replace(mask=response))
+    rows = rows._replace(mask=response)
+    rewards = found.heldout_score(rows) if found.score is None else found.score(answers, rows)
     return reduce.scalars((rewards.value > 0.5).astype(jnp.float32))
 
 
 def make_figures(
-    found: Bench, *, separator: int, problems: int, new_tokens: int, width: int = 2, branch: int = 4, rounds: int = 3,
-    step_tokens: int = 10,
+    found: Bench, *, separators: tuple[int, ...], problems: int, new_tokens: int, width: int = 2, branch: int = 4,
+    rounds: int = 3, step_tokens: int = 10,
 ) -> Callable[[Verifier, Params, Key], dict[str, Array]]:  # fmt: skip
     """``search/beam`` and ``search/best_of``, the share solved from as many samples, and how far the first is ahead."""
 
     def figures(verifier, params, key):
         beam = beam_search(
-            found, verifier, params, jax.random.fold_in(key, 0), separator=separator, problems=problems, width=width,
+            found, verifier, params, jax.random.fold_in(key, 0), separators=separators, problems=problems, width=width,
             branch=branch, rounds=rounds, step_tokens=step_tokens,
             rest_tokens=max(new_tokens - rounds * step_tokens, step_tokens),
         )  # fmt: skip
