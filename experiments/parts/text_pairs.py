@@ -53,7 +53,7 @@ def typical(rows: text_rows.Rows) -> Typical:
     return Typical(jnp.asarray(shares[1] >= RUDE * shares[0]), jnp.asarray(shares[0] >= RUDE * shares[1]), seen)
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Preferences`` of the rows of the settings."""
     rows = text_rows.opened(settings)
     return Opened(preferences(rows, settings), text_rows.finish(rows))

@@ -18,6 +18,7 @@ from experiments.parts import strings, text_rows
 from jaxrl_llm.data import formats
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.run import parts
+from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers.verdict import Verifier
 
 KINDS = 3  # of difficulty
@@ -45,6 +46,17 @@ class Solved(NamedTuple):
     answer: Any
 
 
+def with_answer(solution: str, answer: Any) -> str:
+    r"""A worked solution that says its answer at the end: formats keep work and answer apart.
+
+    >>> with_answer("3+1=4", {"value": "4"}), with_answer(r"so \boxed{4}", {"value": "4"})
+    ('3+1=4\n\\boxed{4}', 'so \\boxed{4}')
+    """
+    value = answer.get("value") if isinstance(answer, dict) else None
+    marks = answers.final_part(solution) != solution.strip()
+    return solution if marks or not isinstance(value, str) else f"{solution}\n\\boxed{{{value}}}"
+
+
 def solved(settings: Any) -> list[Solved]:
     """The rows of ``--data``.
 
@@ -55,7 +67,8 @@ def solved(settings: Any) -> list[Solved]:
     if without := sum(not row.solution for row in found):
         raise UserError(f"--data {settings.data}: {without} of {len(found)} rows have no worked solution, which this "
                         "experiment shows; give a column solution, or --format gsm8k or math")  # fmt: skip
-    return [Solved(row.prompt, row.solution, row.solution, row.answer) for row in found]
+    told = [with_answer(row.solution, row.answer) for row in found]
+    return [Solved(row.prompt, text, text, row.answer) for row, text in zip(found, told, strict=True)]
 
 
 def verifier_of(settings: Any) -> Verifier:
@@ -78,12 +91,12 @@ def make_right(rows: text_rows.Rows, verify: Verifier) -> Callable[[Array, Array
         for response in np.asarray(responses):
             stop = np.flatnonzero(np.isin(response, ends))
             texts.append(tokenizer.decode(response[: stop[0] if len(stop) else None].tolist()))
-        answers = [rows.sources[int(k)].answer for k in np.asarray(numbers)]
+        known = [rows.sources[int(k)].answer for k in np.asarray(numbers)]
         pool = _pool(verify)
         if pool is None:
-            verdicts = [verify(answer, text) for answer, text in zip(answers, texts, strict=True)]
+            verdicts = [verify(answer, text) for answer, text in zip(known, texts, strict=True)]
         else:
-            verdicts = pool.judge(verify, answers, texts).verdicts
+            verdicts = pool.judge(verify, known, texts).verdicts
         return np.asarray([v.valid and v.value > 0.5 for v in verdicts], bool)
 
     def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Array, " N"]:

@@ -21,10 +21,12 @@ Run:       python -m experiments.reward_models.pav
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
-from experiments.reward_models.parts import progress_verifier, step_labels, step_search
+from experiments.parts import step_search
+from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts.progress_verifier import Prover, make_progress
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
@@ -95,8 +97,9 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.stages:
         return plan
     search = step_search.make_figures(
-        found, separators=stepped.separators, problems=settings.searched, new_tokens=settings.max_new_tokens
-    )
+        found, partial(progress_verifier.last_chance, found), separators=stepped.separators,
+        problems=min(settings.searched, found.heldout.tokens.shape[0]), new_tokens=settings.max_new_tokens,
+    )  # fmt: skip
 
     def measure(params, key):
         verifier = fit(jax.random.fold_in(key, 50))

@@ -12,6 +12,7 @@ USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
   pilot FILE [flags]       two minutes before a record: room, difference of the updates, expected interval; with
                            --record its row in results/pilots.tsv, which orders records by their cost
   certify FILE [flags]     a test bed: gates, controls and response to the dose, kept under results/ with --record
+  atlas FILE [flags]       a map: methods by dose and base model; cell by cell, a page and a figure of what was run
   sweep FILE [--help]      one setting over every arm
   compare FAMILY [--help]  the methods of a family on one task and budget
   pages                    writes docs/SYSTEMS.md and docs/papers/, one page a paper
@@ -33,6 +34,10 @@ def main(arguments: list[str]) -> int:
                 from jaxrl_llm.experiment.evidence import certificates  # as above
 
                 return certificates.command(path, rest)
+            case ["atlas", path, *rest] if not path.startswith("-"):
+                from jaxrl_llm.experiment.evidence import atlas  # as above
+
+                return atlas.command(path, rest)
             case ["pages" | "systems"]:  # both from the same files: one is not up to date without the other
                 print(f"written: {systems.write()} and {len(pages.write())} pages")
                 return 0

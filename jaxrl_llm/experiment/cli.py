@@ -201,7 +201,8 @@ def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Progra
       index: of the stage.
     """
     module = importlib.import_module(name)
-    options, base, _ = parse(module, arguments)
+    options, base, given = parse(tasks.with_rows(module), arguments)
+    module, base = tasks.over_rows(module, base, given)
     settings = arms.resolve(module, base, (arm,))[arm]
     plan = in_parts(module.build(settings), settings, options.microbatches)
 
@@ -448,7 +449,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     options, base, given = parse(tasks.with_rows(module), arguments)
     check_options(options, arguments)
     check_model(base, given)
-    module, base = tasks.over_rows(module, base, given, smoke=options.smoke)
+    module, base = tasks.over_rows(module, base, given)
     hosts.connect(options.hosts)
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -314,14 +314,6 @@ def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
         "eval/wrong_tokens": reduce.scalars(length, rewards.valid & ~right),
         "problems/right": solved_by,
     }
-
-
-class Responses(NamedTuple):
-    """Measured responses, all samples of a problem side by side; see ``Trajectories``."""
-
-    tokens: Int[Array, "B T"]
-    mask: Bool[Array, "B T"]
-    problem_ids: Int[Array, " B"]
 
 
 def measure_on_host(

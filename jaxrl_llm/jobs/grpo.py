@@ -140,7 +140,7 @@ def make_rollout(
     apart = layout is not None and by_device(settings)
     if apart or layout != mesh:
         make = parts.policy_maker(
-            None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention
+            None if apart else layout, rollout_cache=settings.rollout_cache, attention=settings.attention
         )
         policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
         model = lora_state.computed(model, settings.lora, policy)
@@ -346,7 +346,7 @@ def opened(settings: Settings) -> Opened:
     model = parts.load_model(
         settings.model,
         mesh=mesh,
-        int8_cache=settings.int8_cache,
+        rollout_cache=settings.rollout_cache,
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,

@@ -192,6 +192,11 @@ def solved_problems(settings: OnlineSettings, *, heldout: bool = False) -> list[
     return problems
 
 
+def heldout_problems(settings: OnlineSettings) -> list[Problem]:
+    """The problems behind ``bench(settings).heldout`` as text, in the same order."""
+    return list(_problem_sets(settings)[1])
+
+
 def demonstrations(settings: OnlineSettings) -> tuple[Array, Array]:
     """The solution of every training problem of ``bench(settings)`` as a response: ``(tokens, valid)``, both [N, new].
 

@@ -46,6 +46,9 @@ class Plan(NamedTuple):
     world: HostEpisodes | None = None
     move: Move | None = None  # makes the weights of rollouts in a layout of their own, see ``train.host``
     model: Any = None  # the loaded model (``run.parts.Model``) whose policy the parameters are, where there is one
+    # ``measure`` in its place while a learning rate is chosen, for methods that train on no rewards of their own:
+    # ``reward/mean`` on problems that neither train nor are measured on
+    validate: Callable[[Params, Key], dict[str, Array]] | None = None
 
 
 def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None = None) -> TrainState:

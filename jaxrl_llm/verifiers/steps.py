@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Responses, Trajectories
 
 _BASE = np.int32(1_000_003)
 
@@ -53,7 +53,7 @@ def read_steps(trajectories: Trajectories, *, separator: int, mark: int) -> Step
     return cut(trajectories, lambda token: (token == separator) | (token == mark), mark)
 
 
-def cut(trajectories: Trajectories, closes: Callable[[Array], Array], mark: int) -> Steps:
+def cut(trajectories: Trajectories | Responses, closes: Callable[[Array], Array], mark: int) -> Steps:
     """Cuts the responses behind every token that ``closes`` a step, until token ``mark`` (-1: until their end)."""
     tokens, mask = trajectories.tokens, trajectories.mask
     rows = tokens.shape[0]

@@ -82,6 +82,27 @@ def test_each_arm_is_judged_by_what_it_has(tmp_path):
     assert tuning.tried(online).stages == online.stages, "imitation before a reward is left as it is"
 
 
+def test_a_table_that_is_validated_holds_no_rows_out(tmp_path):
+    """Fresh samples on other problems choose the rate: the table trains whole, and more reward is better."""
+
+    def build(settings):
+        return plan(settings.learning_rate)._replace(
+            validate=lambda params, key: {"reward/mean": -jnp.abs(params["x"] - 1.0)}
+        )
+
+    module = made_module(ARMS={"pairs": {}}, build=build)
+    options = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
+    resolved = {"pairs": tiny.Settings(learning_rate=0.5, eval_every=1)}
+    built = {name: build(settings) for name, settings in resolved.items()}
+    assert tuning.criterion(built["pairs"]) == (tuning.METRIC, 1)
+    assert tuning.tried(built["pairs"]).stages == built["pairs"].stages
+    job = standard.Job(module, options, tiny.Settings(), resolved, built, tmp_path, tmp_path)
+    found = tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))
+    means = {rate: np.mean(values) for rate, values in found["curves"]["pairs"].items()}
+    assert found["metric"] == "reward/mean" and f"{found['best']['pairs']:g}" == max(means, key=means.get)
+    assert len(set(means.values())) == 3
+
+
 def test_a_rate_at_which_a_seed_diverges_is_the_worst():
     worth = [tuning._worth(values, -1) for values in ([0.1, float("nan"), 0.1], [5.0, 5.0, 5.0], [1.0, 2.0, 3.0])]
     assert worth == [-np.inf, -5.0, -2.0]

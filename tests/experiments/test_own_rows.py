@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import text_rows
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.experiment.own_rows import tasks
+from jaxrl_llm.run import options
 from tests.experiments.test_smoke import FILES, _name
 from tests.models_for_tests import byte_model
 
@@ -27,19 +29,22 @@ PAIRS = (  # over pairs of one's own, by the same text
 )  # fmt: skip
 LINES = ("capo", "effective_reward", "pav")  # over problems with solutions whose steps are lines
 FREE = ("cross_domain_rlvr", "general_reasoner", "rlpr")  # over problems with solutions that mark an answer
-SOLVED = ("math_beyond", "relational_reasoning", "negative_synthetic", "trpa")  # over problems with solutions
-ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
-NOT_YET = (  # the list only shrinks
+SOLVED = (
+    "math_beyond",
     "mip_overthinking",
-)  # fmt: skip
+    "relational_reasoning",
+    "negative_synthetic",
+    "trpa",
+)  # over problems with solutions
+ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
 OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
 
 
 def test_every_file_takes_rows_or_says_why():
     only = {slug for slug, name in OF_FAMILIES.items() if hasattr(importlib.import_module(name), "EMBEDDED_ONLY")}
     assert len(only) <= 8, "at most eight files may stay in their embedded world"
-    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
-    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE, NOT_YET)
+    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE} == OF_FAMILIES.keys()
+    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE)
     assert sum(map(len, lists)) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
@@ -62,7 +67,7 @@ def solved(own, tmp_path_factory):
     path = tmp_path_factory.mktemp("solved") / "sums.jsonl"
     rows = [{"question": f"What is {k} + 1?", "answer": f"{k}+1\n#### {k + 1}"} for k in range(120)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "16"]
+    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "24"]
 
 
 @pytest.mark.slow
@@ -103,6 +108,19 @@ def _module(seen):
     return types.SimpleNamespace(shortest=shortest)
 
 
+def test_a_language_model_judges(own):
+    """What the judge says depends on prompt and response, not on what stands behind the end of either."""
+    of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, judge_model=own[1])
+    both = dataclasses.asdict(options.ModelSettings(model=own[1])) | dataclasses.asdict(of_rows)
+    settings = types.SimpleNamespace(**both, learning_rate=1e-3)
+    rows = text_rows.opened(settings)
+    gold, table = text_rows.make_gold(rows, settings), rows.heldout
+    first, second = (np.asarray(gold(table.prompts, x)) for x in (table.chosen, table.rejected))
+    assert np.isfinite(first).all() and (first != second).all() and len(set(first.round(4))) > 1
+    wider = jnp.pad(table.prompts, ((0, 0), (3, 0)), constant_values=-1)
+    np.testing.assert_allclose(gold(wider, table.chosen), first, atol=1e-4)
+
+
 def test_a_file_makes_everything_from_the_task_that_it_is_given():
     module = importlib.import_module("experiments.preference.rpo")
     task = tasks.embedded(module)
@@ -124,6 +142,8 @@ WRONG = {
     "model alone": ("preference.rpo", ["--model", "DIR"], "--model DIR without --data"),
     "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
     "flag of rows": ("preference.rpo", ["--scorer", "a:b"], "--scorer is of rows of your own"),
+    "two judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge-model", "nano"], "both judge: drop one"),
+    "other tokens": ("preference.rpo", ["MODEL", "--judge-model", "nano"], "--judge-model nano reads other tokens"),
     "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),
     "beyond the context": ("preference.rpo", ["MODEL", "--max-new-tokens", "399"], "exceed the model's context"),

@@ -10,12 +10,13 @@ import pytest
 from experiments.reward_models.parts import step_labels, text_lines
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.types import Responses
 from tests.models_for_tests import byte_model
 
 
 def test_a_line_is_right_by_its_last_number():
     known = text_lines.results("Half of 1,000 is <<1000/2=500>>half\nhe keeps 480\nThat is all\n#### 480")
-    assert known == {"500", "480", "1000", "That is all"}
+    assert known == {"500", "480", "That is all"}
     said = ("so 500", "he has 480 left", "That is all ", "which is 20", "That was all")
     assert [text_lines.is_right(line, known) for line in said] == [True, True, True, False, False]
 
@@ -30,18 +31,18 @@ def test_labels_of_rows_of_ones_own(tmp_path):
     )  # fmt: skip
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
     problem = recipes.solved_problems(settings)[3]
-    number = problem.solution.rsplit(" ", 1)[1]
+    number = problem.answer["value"]
     text = f"so {number}\nor 777\n#### {number}"
     tokenizer, width = found.model.tokenizer, 40
     said = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
     tokens = jnp.zeros((1, width), jnp.int32).at[0, 4 : 4 + len(said)].set(jnp.asarray(said))
     mask = (jnp.arange(width) >= 4)[None] & (jnp.arange(width) < 4 + len(said))[None]
-    said = recipes.Responses(tokens, mask, jnp.asarray([3], jnp.int32))
+    said = Responses(tokens, mask, jnp.asarray([3], jnp.int32))
     steps, labels = jax.jit(lambda rows: step_labels.label(stepped, rows))(said)
     assert int(steps.count[0]) == 3
     assert np.asarray(labels[0])[np.asarray(steps.ends[0])].tolist() == [True, False, True]
     again = text_lines.repeating(problem, 2).splitlines()
-    assert again == [*problem.solution.splitlines()[:1] * 3, problem.solution.splitlines()[1]]
+    assert again == [*problem.solution.splitlines()[:1] * 3, f"\\boxed{{{number}}}"]
 
 
 def test_tasks_without_known_steps_are_refused():

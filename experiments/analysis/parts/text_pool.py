@@ -9,7 +9,7 @@ from jaxrl_llm.experiment.own_rows.tasks import Opened
 Settings = text_problems.Settings
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Pool`` of the rows of the settings."""
     found = text_problems.opened(settings)
 

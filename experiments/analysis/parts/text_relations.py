@@ -32,7 +32,7 @@ def answer_line(solution: str) -> str:
     return solution.strip().splitlines()[-1]
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Questions`` of the rows of the settings."""
     found = text_problems.opened(settings)
     rows, tokenizer = found.rows, found.rows.model.tokenizer

@@ -34,7 +34,7 @@ def level_of(text: str, right: bool) -> int:
     return 2 if part else 3
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Puzzles`` of the rows of the settings."""
     found = text_problems.opened(settings)
     decode, ends = found.rows.model.tokenizer.decode, np.asarray(found.rows.model.tokenizer.eos_ids)

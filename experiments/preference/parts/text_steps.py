@@ -14,7 +14,7 @@ Settings = text_problems.Settings
 CUTS = 4
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Steps`` of the rows of the settings."""
     found = text_problems.opened(settings)
     width = found.world.response_tokens

@@ -124,7 +124,7 @@ def draw_log(
 
 
 def verdicts(
-    net: Params, pairs: Int[Array, "N 3"], *, worked: bool, log: Log = DIGITS
+    net: Params, pairs: Int[Array, "N K"], *, worked: bool, log: Log = DIGITS
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, "N W"]]:
     """``(P(yes), P(no), what was written before)``: the work is written greedily, the verdict is not drawn."""
     world, prompts = (log.worked, log.question(pairs)) if worked else (log.direct, log.question(pairs))

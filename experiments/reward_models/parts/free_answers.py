@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.text_problems import with_answer
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
@@ -37,7 +38,7 @@ class FreeBench(NamedTuple):
     read: Callable[[Trajectories], tuple[Array, Array]]  # (value, answered) of responses
     reference_tokens: Int[Array, "N R"]
     reference_valid: Bool[Array, "N R"]
-    mark: tuple[int, ...]  # the tokens that stand before an answer; the first of them tells where it begins
+    mark: tuple[int, ...]  # the tokens that stand before an answer
     equivalent: Callable[[Array, Array, dict[str, Array]], Array]  # the truth, of (value, answered, answers)
     exact: Callable[[Array, Array, dict[str, Array]], Array]  # the rule
     shared: Callable[[Array, Array, dict[str, Array]], Array]  # the soft rule
@@ -155,7 +156,10 @@ def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1
     """
     found, pairs = recipes.bench(settings), []
     if settings.data != "chain":
-        rows = supervised.joined(found.train.tokens, found.train.valid, *recipes.demonstrations(settings))
+        texts = [with_answer(p.solution, p.answer) for p in recipes.solved_problems(settings)]
+        width = max(len(found.model.tokenizer.encode(text)) for text in texts) + 1
+        said = map(jnp.asarray, encode_responses(found.model.tokenizer, texts, width=width))
+        rows = supervised.joined(found.train.tokens, found.train.valid, *said)
         tx = optax.adam(settings.learning_rate)
         return Stage(supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=tx), steps)
     for problem in curricula.train_problems(settings):
@@ -214,7 +218,10 @@ def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = Tru
     """
     ends = jnp.asarray(free.bench.model.tokenizer.eos_ids, jnp.int32)
     ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
-    marks = jnp.cumsum(((rows.tokens == free.mark[0]) & rows.mask).astype(jnp.int32), axis=1)
+    here = rows.tokens == free.mark[0]
+    for k, token in enumerate(free.mark[1:], start=1):
+        here = here & (jnp.pad(rows.tokens[:, k:], ((0, 0), (0, k)), constant_values=-1) == token)
+    marks = jnp.cumsum((here & rows.mask).astype(jnp.int32), axis=1)
     work = rows.mask & (marks == 0) & ~ended & reasoning
     count = rows.tokens.shape[0]
     marks = [jnp.full((count, 1), token, jnp.int32) for token in free.mark]

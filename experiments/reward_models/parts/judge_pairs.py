@@ -136,7 +136,7 @@ SUMS = Reports(
 # --- reports, in the words of a task
 
 
-def principled_scores(task: Reports, prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
+def principled_scores(task: Reports, prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
     """The true scores where what counts depends on the question.
 
     >>> import jax.numpy as jnp
@@ -148,7 +148,7 @@ def principled_scores(task: Reports, prompts: Int[Array, "N 12"]) -> Float[Array
 
 
 def scores_of(
-    task: Reports, checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N 12"], chosen: Int[Array, " N"] | None = None
+    task: Reports, checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N P"], chosen: Int[Array, " N"] | None = None
 ) -> Int[Array, "N 2"]:
     """The scores that follow from the checks of the steps under a principle, by default reasoning for all."""
     row = jnp.zeros(prompts.shape[:1], jnp.int32) if chosen is None else chosen
@@ -191,7 +191,7 @@ def draw_principled(
     mistaken: float = 0.25,
     named: bool = True,
     reasons: bool = True,
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and reports of a careless judge of principles: in ``mistaken`` of them it goes by the wrong one.
 
     Args:
@@ -207,7 +207,7 @@ def draw_principled(
 
 def draw_reports(
     task: Reports, key: Array, n: int, *, error_rate: float = 0.15, reasons: bool = True
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and reports of a careless judge: each check is wrong at the given rate, the scores follow from them."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), n)
     slips = jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate
@@ -215,14 +215,14 @@ def draw_reports(
     return prompts, report(task, [checked] if reasons else [], scores_of(task, checked, prompts))
 
 
-def draw_bare_reports(task: Reports, key: Array, n: int) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+def draw_bare_reports(task: Reports, key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """``draw_reports`` with the scores alone: their thoughts are empty."""
     return draw_reports(task, key, n, reasons=False)
 
 
 def draw_reflections(
     task: Reports, key: Array, n: int, *, error: float = 0.2, most: int = MOST_ROUNDS
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and long reports that check everything one to ``most`` times, equally often; the last round is scored.
 
     Every round errs at the same rate: that a later one is better is nothing that a judge could learn from them.

@@ -161,6 +161,13 @@ def chance_of(verifier: Verifier, hidden: Float[Array, "... D"]) -> Float[Array,
     return jax.nn.sigmoid(hidden @ weight + bias)
 
 
+def last_chance(found: Bench, verifier: Verifier, tokens: Array, valid: Array) -> Float[Array, " N"]:
+    """What the verifier says of each left-padded prefix, at its last token."""
+    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+    hidden = found.model.policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))
+    return chance_of(verifier, hidden[:, -1])
+
+
 def step_success(
     found: Bench, verifier: Verifier, rows: Trajectories, steps: reader.Steps, *, most: int
 ) -> tuple[Float[Array, "B K"], Float[Array, " B"], Bool[Array, "B K"]]:

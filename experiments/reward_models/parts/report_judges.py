@@ -103,7 +103,7 @@ def make_score(
 def judged(
     task: Reports,
     params: Params,
-    prompts: Int[Array, "N 12"],
+    prompts: Int[Array, "N P"],
     key: Key,
     *,
     samples: int = 1,
@@ -178,7 +178,7 @@ def init_meta(task: Reports, key: Key) -> Params:
 
 
 def meta_logits(
-    task: Reports, meta: Params, prompts: Int[Array, "N 12"], responses: Int[Array, "N T"]
+    task: Reports, meta: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, " N"]:
     """How sure the judge of judgements is that a report is right."""
     rows = strings.whole(task.world, prompts, responses)
@@ -216,7 +216,7 @@ def meta_stage(
 
 
 def thought_again(
-    task: Reports, params: Params, prompts: Int[Array, "N 12"], key: Key, *, rounds: int, new_tokens: int = 7
+    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int, new_tokens: int = 7
 ) -> tuple[Int[Array, "N L"], Bool[Array, "N L"], Int[Array, " N"]]:
     """Budget forcing: each time the judge closes its thoughts, ``WAIT`` is put in their place, ``rounds`` times.
 
@@ -244,7 +244,7 @@ def thought_again(
 
 
 def forced_scores(
-    task: Reports, params: Params, prompts: Int[Array, "N 12"], key: Key, *, rounds: int
+    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int
 ) -> tuple[Bool[Array, " N"], Float[Array, "N 2"], Float[Array, " N"]]:
     """``(read, scores, tokens thought)`` of a judge that had to think again so many times."""
     tokens, valid, spent = thought_again(task, params, prompts, jax.random.fold_in(key, 0), rounds=rounds)

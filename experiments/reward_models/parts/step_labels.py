@@ -24,7 +24,7 @@ from jaxrl_llm.train.methods import actor_critic, supervised
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Params, Policy, Rewards, Trajectories
+from jaxrl_llm.types import Params, Policy, Responses, Rewards, Trajectories
 from jaxrl_llm.verifiers import steps as reader
 from jaxrl_llm.verifiers.steps import Steps
 
@@ -32,7 +32,7 @@ from jaxrl_llm.verifiers.steps import Steps
 class Stepped(NamedTuple):
     """What it takes to label the steps of a bench: ``label(rows, heldout)``, and the tokens that end a step."""
 
-    label: Callable[[Trajectories, bool], tuple[Steps, Bool[Array, "B T"]]]
+    label: Callable[[Trajectories | Responses, bool], tuple[Steps, Bool[Array, "B T"]]]
     separators: tuple[int, ...]
 
 
@@ -82,7 +82,9 @@ def _stepped(identity: tuple) -> Stepped:
     return Stepped(label, (separator,))
 
 
-def label(stepped: Stepped, rows: Trajectories, *, heldout: bool = False) -> tuple[Steps, Bool[Array, "B T"]]:
+def label(
+    stepped: Stepped, rows: Trajectories | Responses, *, heldout: bool = False
+) -> tuple[Steps, Bool[Array, "B T"]]:
     """The steps of each response and, at their ends, whether each is one of the reference's (repeats are, too)."""
     return stepped.label(rows, heldout)
 
@@ -106,7 +108,7 @@ def _figures(identity: tuple):
     stepped = _stepped(identity)
 
     def more(found: Bench):
-        def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+        def figures(rows: Trajectories | Responses, rewards: Rewards) -> dict[str, Array]:
             steps, right = label(stepped, rows, heldout=True)
             again = reader.repeated_steps(steps)
 

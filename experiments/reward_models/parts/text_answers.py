@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings
+from experiments.parts.text_problems import with_answer
 from experiments.reward_models.parts import free_answers
 from experiments.reward_models.parts.answer_judges import Log
 from experiments.reward_models.parts.free_answers import FreeBench
@@ -29,7 +30,7 @@ from jaxrl_llm.types import Key
 from jaxrl_llm.verifiers import answers as answer_verifiers
 
 MOST_TOKENS = 16  # of an answer; longer ones are cut
-MARK = "\n#### "
+MARK = "\\boxed{"
 
 
 def make_free(settings: OnlineSettings) -> FreeBench:
@@ -60,7 +61,7 @@ def _free(identity: tuple, rate: float) -> FreeBench:
     tokenizer, verify = found.model.tokenizer, parts.VERIFIERS[
         settings.verifier or formats.FORMATS[settings.format].verifier
     ]  # fmt: skip
-    given = [answer_of(p.solution) for p in problems]
+    given = [answer_of(with_answer(p.solution, p.answer)) for p in problems]
     if not all(given):
         raise UserError(f"--data {settings.data}: {sum(not x for x in given)} of {len(given)} worked solutions mark no "
                         "answer (#### or \\boxed), which this method compares")  # fmt: skip

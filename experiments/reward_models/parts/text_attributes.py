@@ -21,7 +21,7 @@ Settings = text_rows.Settings
 MOST_SHOWN = 128  # rows whose median tells a reply that has a quality from one that lacks it
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Replies`` of the rows of the settings."""
     rows = text_rows.opened(settings)
     return Opened(replies(rows, settings), text_rows.finish(rows))

@@ -38,7 +38,7 @@ def _asked(rows: text_rows.Rows, table: text_rows.Table) -> list[np.ndarray]:
     return made
 
 
-def open_task(settings: Any, smoke: bool) -> Opened:
+def open_task(settings: Any) -> Opened:
     """The ``Reports`` on the rows of the settings."""
     rows = text_rows.opened(settings)
     return Opened(reports(rows, settings), text_rows.finish(rows))

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool
 
+from experiments.parts.text_problems import with_answer
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Responses, Trajectories
 from jaxrl_llm.verifiers import steps as reader
 from jaxrl_llm.verifiers.steps import Steps
 
@@ -65,7 +66,7 @@ def separators(tokenizer: Tokenizer, size: int) -> tuple[int, ...]:
 
 def make_label(
     settings: OnlineSettings,
-) -> tuple[Callable[[Trajectories, bool], tuple[Steps, Bool[Array, "B T"]]], tuple[int, ...]]:
+) -> tuple[Callable[[Trajectories | Responses, bool], tuple[Steps, Bool[Array, "B T"]]], tuple[int, ...]]:
     """``label(rows, heldout) -> (steps, right)`` of ``bench(settings)``, and the tokens that end a line.
 
     The end of a response ends its last line. Texts are compared on the host, also from inside a compiled program.
@@ -74,11 +75,14 @@ def make_label(
       UserError: for rows without a worked solution.
     """
     model = recipes.bench(settings).model
-    known = [[results(p.solution) for p in recipes.solved_problems(settings, heldout=part)] for part in (False, True)]
+    known = [
+        [results(with_answer(p.solution, p.answer)) for p in recipes.solved_problems(settings, heldout=part)]
+        for part in (False, True)
+    ]
     breaks = separators(model.tokenizer, model.config.vocab_size)
     closing = jnp.asarray([*breaks, *model.tokenizer.eos_ids], jnp.int32)
 
-    def label(rows: Trajectories, heldout: bool) -> tuple[Steps, Bool[Array, "B T"]]:
+    def label(rows: Trajectories | Responses, heldout: bool) -> tuple[Steps, Bool[Array, "B T"]]:
         found = reader.cut(rows, lambda token: jnp.isin(token, closing), -1)
         shape = jax.ShapeDtypeStruct(rows.tokens.shape, jnp.bool_)
 
@@ -109,9 +113,9 @@ def right_lines(
 def repeating(problem: Problem, times: int) -> str:
     r"""The solution with its last step, the line before the answer, written ``times`` more often.
 
-    >>> repeating(Problem("rows", "", "1", "so 1\n#### 1", 0, ""), 1)
-    'so 1\nso 1\n#### 1'
+    >>> repeating(Problem("rows", "", "so 1", {"value": "1"}, 0, ""), 1)
+    'so 1\nso 1\n\\boxed{1}'
     """
-    lines = problem.solution.splitlines()
+    lines = with_answer(problem.solution, problem.answer).splitlines()
     place = max(len(lines) - 1, 1)
     return "\n".join([*lines[:place], *[lines[place - 1]] * times, *lines[place:]])

@@ -1,8 +1,9 @@
 """Equal tuning: every arm of the primary part over the same learning rates, on seeds of its own.
 
-An arm that ends with samples and rewards is judged by its training reward. One that ends on a table of rows (pairs,
-demonstrations) has no reward: an eighth of its rows is held out of training, and the rate with the lowest value of its
-own loss there is taken. Losses of two arms need not be comparable, for each is only compared with itself.
+An arm that ends with samples and rewards is judged by its training reward, one that says how it is validated
+(``Plan.validate``) by fresh samples on problems that neither train nor are measured on. Another that ends on a table of
+rows (pairs, demonstrations) has no reward: an eighth of its rows is held out of training, and the rate with the lowest
+value of its own loss there is taken. Losses of two arms need not be comparable, for each is only compared with itself.
 """
 
 import dataclasses
@@ -25,7 +26,8 @@ HELD_SHARE = 8  # one row in so many
 
 def criterion(plan: Plan) -> tuple[str, int]:
     """The training metric that chooses a rate, and 1 where more is better, -1 where less is."""
-    return (HELD, -1) if plan.stages and isinstance(plan.stages[-1].method, Offline) else (METRIC, 1)
+    unrewarded = bool(plan.stages) and isinstance(plan.stages[-1].method, Offline)
+    return (HELD, -1) if unrewarded and plan.validate is None else (METRIC, 1)
 
 
 def held_out(method: Offline) -> Offline:
@@ -57,11 +59,11 @@ def held_out(method: Offline) -> Offline:
 
 
 def tried(plan: Plan) -> Plan:
-    """The plan as it is tried out: nothing is measured, and rows are held out where they choose the rate."""
+    """The plan as it is tried out: validated or not measured, and rows are held out where they choose the rate."""
     if criterion(plan)[0] == HELD:
         stages = (s._replace(method=held_out(s.method)) if isinstance(s.method, Offline) else s for s in plan.stages)
         plan = plan._replace(stages=tuple(stages))
-    return plan._replace(measure=sweep.nothing)
+    return plan._replace(measure=plan.validate or sweep.nothing)
 
 
 def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any]:

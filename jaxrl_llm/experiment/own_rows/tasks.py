@@ -3,7 +3,7 @@
 ``build(settings, task=EMBEDDED)`` of a file makes every stage and measurement from the functions that the task holds:
 who draws prompts and pairs, who judges, which decoder is trained. The module that defines the type of the task says in
 ``OWN_ROWS`` which module opens a value of it from a model and rows: that one has ``Settings`` (a dataclass of flags,
-among them ``data``) and ``open_task(settings, smoke) -> Opened``. With ``--data`` the file gets the opened task.
+among them ``data``) and ``open_task(settings) -> Opened``. With ``--data`` the file gets the opened task.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ def with_rows(module: ModuleType) -> ModuleType:
     return shown
 
 
-def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) -> tuple[ModuleType, Any]:
+def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleType, Any]:
     """The file and its settings over the rows of ``--data``, where that is given; else as they were.
 
     Args:
@@ -87,7 +87,7 @@ def over_rows(module: ModuleType, base: Any, given: set[str], *, smoke: bool) ->
     if "learning_rate" not in given and values:
         base = dataclasses.replace(base, learning_rate=values["learning_rate"])
         print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
-    opened: Opened = world.open_task(base, smoke)
+    opened: Opened = world.open_task(base)
     made = _copy(module)
 
     def build_over(settings: Any) -> Plan:
