@@ -137,7 +137,6 @@ WAITING = {
     "experiments.systems.parts.overlap_law": "llamarl's throughput law, pinned by its tests",
     "experiments.systems.parts.transfer_protocols": "hybridflow's protocols, pinned by its tests",
     "jaxrl_llm.train.per_device": "the fused loop of an experiment; benchmarks/fused_vs_trl.py runs it",
-    "jaxrl_llm.distributed.offload": "the update that a plan says needs it",
 }
 
 
