@@ -39,7 +39,7 @@ from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, make
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
-from jaxrl_llm.train.plan import Plan, Stage, most_parts, start
+from jaxrl_llm.train.plan import Plan, Stage, most_parts, start, with_parked_optimiser
 from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -211,7 +211,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     measure = make_measure(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
     )
-    return Plan(
+    plan = Plan(
         init=lambda key: model.params,
         stages=(Stage(make_online(settings, model, tables, mesh), settings.steps, extras),),
         measure=measure,
@@ -220,6 +220,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
         model=model,
     )
+    return with_parked_optimiser(plan) if settings.offload else plan
 
 
 def only_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:

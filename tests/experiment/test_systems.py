@@ -25,6 +25,18 @@ def test_the_list_names_every_system_once_and_every_experiment():
     assert files <= {s.slug for s in listed}, "add the system to experiments/systems.tsv"
 
 
+FAMILIES = (
+    "agents", "analysis", "curriculum", "efficiency", "policy_gradient", "preference", "reward_models", "systems",
+)  # fmt: skip
+
+
+def test_every_file_states_whether_it_has_the_whole_method():
+    stated = {s.slug: s.mechanism for s in systems.listed()}
+    files = {p.stem for family in FAMILIES for p in (ROOT / "experiments" / family).glob("*.py")} - {"__init__"}
+    wrong = {x for x in files if stated[x] != "complete" and not stated[x].startswith("lacks ")}
+    assert not wrong, "say 'complete' or 'lacks ...' in experiments/systems.tsv"
+
+
 def _tree(root):
     for folder in ("experiments/family", "tests/papers", "results/family", "docs"):
         (root / folder).mkdir(parents=True)

@@ -27,7 +27,7 @@ def test_a_tie_prefers_no_place_and_teaches_nothing():
     for said in (true, true + jnp.array([[1.0, 0.0]])):
         both = judgements.picks_best(said, true), judgements.picks_best(said[:, ::-1], true[:, ::-1])
         assert (both[0] == both[1]).all()
-    every = deepseek_grm.correct(None, jnp.ones(400, bool), true, prompts)
+    every = deepseek_grm.correct(task.SUMS, None, jnp.ones(400, bool), true, prompts)
     assert (every == 1.0).all(), "a perfect judge is never wrong"
 
 

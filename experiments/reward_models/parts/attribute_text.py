@@ -21,6 +21,7 @@ VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 3, 12
 BENIGN, RISKY = 4, 5
 POLITE, TOPICAL, ACTION, UNSAFE, FILLER, END = 8, 11, 19, 23, 26, 31  # first token of each kind
 TOPICS = 4
+READER_WORDS, REPORT = 31, 4  # of the language of principles; tokens of a report
 
 
 class Pairs(NamedTuple):
@@ -143,14 +144,16 @@ def benign(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
 class Reading(NamedTuple):
     """A decoder that reads a principle, a prompt and a reply and answers yes or no.
 
-    ``hidden(model, principles [N, 2], prompts, replies) -> [N, D]`` is its state behind all; ``verdicts`` are the
-    tokens yes and no. A reply has quality k where its score is above ``cuts[k]``.
+    ``hidden(model, words [N, 2], prompts, replies) -> [N, D]`` is its state behind all; word ``w`` of the language of
+    principles, which has ``READER_WORDS``, is token ``first + w``. A reply has quality k where its score is above
+    ``cuts[k]``. ``critic`` is the world of a judge that writes: prompt, reply and two words, then a report.
     """
 
     policy: Policy
     hidden: Callable[..., Array]
-    verdicts: tuple[int, int]
+    first: int
     cuts: tuple[float, ...]
+    critic: strings.World
 
 
 class Replies(NamedTuple):

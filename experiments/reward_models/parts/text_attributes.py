@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings, text_pairs, text_rows
-from experiments.reward_models.parts.attribute_text import Pairs, Reading, Replies
+from experiments.reward_models.parts.attribute_text import READER_WORDS, REPORT, Pairs, Reading, Replies
 from jaxrl_llm.experiment.own_rows.tasks import Opened
 from jaxrl_llm.types import Params
 
@@ -84,7 +84,8 @@ def replies(rows: text_rows.Rows, settings: Any) -> Replies:
         return Pairs(table.prompts[row], jnp.where(turned, lost, won), jnp.where(turned, won, lost))
 
     size = rows.model.config.padded_vocab_size
-    world = text_rows.world_maker(rows, settings)(size, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    make, item = text_rows.world_maker(rows, settings), (rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    world, critic = make(size, *item), make(size, sum(item) + 2, REPORT)
     shown = rows.train.prompts[:MOST_SHOWN]
     scores = [jnp.concatenate([attributes(shown, x), utility(shown, x)[:, None]], axis=1)
               for x in (rows.train.chosen[:MOST_SHOWN], rows.train.rejected[:MOST_SHOWN])]  # fmt: skip
@@ -92,21 +93,21 @@ def replies(rows: text_rows.Rows, settings: Any) -> Replies:
     return Replies(
         world=world, size=size, spoken=spoken, lengths=lengths, benign=benign, attributes=attributes, utility=utility,
         draw_prompts=draw_prompts, draw_behaviour=draw_behaviour, draw_pairs=draw_pairs,
-        reading=reading(world, size, cuts),
+        reading=reading(world, size, cuts, critic),
     )  # fmt: skip
 
 
-def reading(world: strings.World, size: int, cuts: tuple[float, ...]) -> Reading:
-    """A reader that starts as the loaded model; qualities, signs and verdicts are the last tokens of its vocabulary."""
-    first = size - len(cuts) - 4
+def reading(world: strings.World, size: int, cuts: tuple[float, ...], critic: strings.World) -> Reading:
+    """A reader that starts as the loaded model; the words of principles are the last tokens of its vocabulary."""
+    first = size - READER_WORDS
 
-    def hidden(reader: Params, principles: Array, prompts: Array, said: Array) -> Array:
-        named = jnp.stack([first + principles[:, 0], first + len(cuts) + principles[:, 1]], axis=1)
-        ask = jnp.full((prompts.shape[0], 1), first + len(cuts), jnp.int32)
+    def hidden(reader: Params, words: Array, prompts: Array, said: Array) -> Array:
+        named = first + words
+        ask = jnp.full((prompts.shape[0], 1), size - 1, jnp.int32)
         asked = jnp.concatenate([named, prompts, said, ask], axis=1)
         real = [jnp.ones(named.shape, bool), prompts != strings.PAD, strings.counted(said, world.end)]
         there = jnp.concatenate([*real, jnp.ones(ask.shape, bool)], axis=1).astype(jnp.int32)
         positions = jnp.maximum(jnp.cumsum(there, axis=1) - 1, 0)
         return world.policy.hidden(reader, jnp.where(there > 0, asked, world.end), positions, there)[:, -1]
 
-    return Reading(world.policy, hidden, (size - 2, size - 1), cuts)
+    return Reading(world.policy, hidden, first, cuts, critic)
