@@ -141,11 +141,11 @@ def index(root: pathlib.Path) -> str:
             seconds = sum(arm["seconds"] for arm in found[0]["arms"].values())
             waiting.append((seconds / 60, name, records.OLD, "none"))
     table = ["| minutes | paper | from | pilot |", "|---|---|---|---|"]
-    table += [
-        f"| {minutes:.0f} | [{name}]({name}.md) | {source} | {said} |"
-        for minutes, name, source, said in sorted(waiting)
-    ]
-    text = ("To the first look, the cheapest first. From a pilot: processor minutes with controls, and with the rates that "
-            "it was asked to count. From a record of the old instrument: what its arms took on the clock of its machine, "
-            "a lower bound, for a record under the standard measures more and has controls.")  # fmt: skip
+    for minutes, name, source, said in sorted(waiting):
+        table.append(f"| {minutes:.0f} | [{name}]({name}.md) | {source} | {said} |")
+    text = (
+        "To the first look, the cheapest first. From a pilot: processor minutes with controls, and with the rates that "
+        "it was asked to count. From a record of the old instrument: what its arms took on the clock of its machine, a "
+        "lower bound, for a record under the standard measures more and has controls."
+    )
     return "\n".join(["# Papers", "", *lines, "", "## What a record would cost", "", text, "", *table]) + "\n"
