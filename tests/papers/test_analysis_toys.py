@@ -22,6 +22,7 @@ from experiments.analysis.parts import search_traces as search_parts
 from experiments.preference.parts import zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
+from tests import close
 
 RNG = np.random.default_rng(4)
 
@@ -38,9 +39,11 @@ def test_diversity_on_literal_sets():
     kind = {"vocabulary": 5}
     assert float(diversity.distinct(both, real, n=1, **kind)) == 0.5
     assert float(diversity.distinct(both, real, n=2, **kind)) == 0.75
-    assert float(diversity.expectation_adjusted(both, real, n=1, **kind)) == pytest.approx(0.813164, abs=1e-5)
-    assert float(diversity.expectation_adjusted(both, real, n=2, **kind)) == pytest.approx(1.016260, abs=1e-5)
-    assert float(diversity.dissimilarity(jnp.ones((4, 3)))) == pytest.approx(0.0, abs=1e-6)
+    close.assert_printed(
+        diversity.expectation_adjusted(both, real, n=1, **kind), 0.813164, 6, magnitude=5.0
+    )  # of its vocabulary
+    close.assert_printed(diversity.expectation_adjusted(both, real, n=2, **kind), 1.016260, 6, magnitude=5.0)
+    close.assert_near(diversity.dissimilarity(jnp.ones((4, 3))), 0.0)
     assert float(diversity.dissimilarity(jnp.eye(4))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="31 bits"):
         diversity.distinct(both, real, n=9, vocabulary=64)
@@ -55,17 +58,17 @@ def test_diversity_against_loops_masked_and_in_any_order():
     for n in range(1, 4):
         grams = _ngrams(rows, n)
         found = diversity.distinct(jnp.asarray(tokens), jnp.asarray(mask), n=n, vocabulary=6)
-        assert float(found) == pytest.approx(len(set(grams)) / len(grams), abs=1e-6)
+        close.assert_near(found, len(set(grams)) / len(grams))
         wanted = len(set(grams)) / (6 * (1 - (5 / 6) ** len(grams)))
         found = diversity.expectation_adjusted(jnp.asarray(tokens), jnp.asarray(mask), n=n, vocabulary=6)
-        assert float(found) == pytest.approx(wanted, rel=1e-5)
+        close.assert_near(found, wanted, magnitude=0)
         order = RNG.permutation(7)
         again = diversity.expectation_adjusted(jnp.asarray(tokens[order]), jnp.asarray(mask[order]), n=n, vocabulary=6)
         assert float(again) == pytest.approx(float(found))
     rows = RNG.normal(size=(6, 4))
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     wanted = 1 - np.mean([unit[i] @ unit[j] for i, j in itertools.combinations(range(6), 2)])
-    assert float(diversity.dissimilarity(jnp.asarray(rows, jnp.float32))) == pytest.approx(wanted, abs=1e-5)
+    close.assert_near(diversity.dissimilarity(jnp.asarray(rows, jnp.float32)), wanted)
 
 
 def test_best_of_n_raises_the_reward_of_its_outcomes():
@@ -182,7 +185,7 @@ def test_rounds_that_repeat_and_where_doubt_begins():
         [1, 2, 3, w, 4, 5, 6, m, 6, e, e, e, e, e, e, e],
         [1, 2, 3, m, 3, e, w, e, e, e, e, e, e, e, e, e],
     ], jnp.int32)  # fmt: skip
-    np.testing.assert_allclose(premises.repeated_steps(rows), [1.0, 0.0, 0.0], atol=1e-6)
+    close.assert_near(premises.repeated_steps(rows), [1.0, 0.0, 0.0])
     assert premises.first_round(rows).tolist() == [3, 3, 5]
 
 
@@ -238,9 +241,9 @@ def test_puzzles_as_tokens(make):
 
 def test_violations_and_multipliers():
     chance, real = jnp.asarray([[0.1, 0.5, 0.9]]), jnp.asarray([[True, True, False]])
-    assert float(constrained.violation(chance, real)[0]) == pytest.approx(0.55, abs=1e-6)
+    close.assert_near(constrained.violation(chance, real)[0], 0.55)
     terms = constrained.constraint_loss(chance, jnp.asarray([True]), real, sparsity=0.01)
-    assert float(terms.loss[0]) == pytest.approx(-math.log(0.55) + 0.01 * 0.3, abs=1e-5)
+    close.assert_near(terms.loss[0], -math.log(0.55) + 0.01 * 0.3)
     assert float(constrained.dual_ascent(jnp.asarray(0.5), jnp.asarray(0.3), limit=0.1)) == pytest.approx(0.52)
     assert float(constrained.dual_ascent(jnp.asarray(0.005), jnp.asarray(0.0), limit=0.1)) == 0.0
     a, c = jnp.asarray([1.0, -2.0]), jnp.asarray([3.0, 4.0])
@@ -279,14 +282,14 @@ def test_rates_on_four_hand_made_chains():
     planted, right = jnp.asarray([True, False, False, False]), jnp.ones(4, bool)
     assert float(audit.attack_success(planted, right)) == 0.25
     assert math.isnan(float(audit.attack_success(planted, ~right)))
-    np.testing.assert_allclose(audit.recheck(follows), [1 / 3, 2 / 3, 0.0, 0.0], atol=1e-6)
+    close.assert_near(audit.recheck(follows), [1 / 3, 2 / 3, 0.0, 0.0])
 
 
 def test_signatures():
     x = np.concatenate([RNG.normal(size=(60, 5)), RNG.normal(size=(6, 5)) + [9, 0, 0, 0, 0]])
     rotation, _ = np.linalg.qr(RNG.normal(size=(5, 5)))
     scores = [audit.spectral_signature(jnp.asarray(y, jnp.float32)) for y in (x, x @ rotation)]
-    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-2, atol=1e-2)
+    close.assert_near(scores[0], scores[1], terms=66 * 5)
     assert set(np.argsort(-np.asarray(scores[0]))[:6].tolist()) == set(range(60, 66))
     cluster = np.asarray(audit.small_cluster(jnp.asarray(x, jnp.float32)))
     assert cluster[60:].min() > cluster[:60].max()
@@ -305,7 +308,7 @@ def test_heads():
 def test_planted_text():
     prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 2000, poisoned=0.05)
     fired = np.asarray(prompts[:, 0] == planted_behaviour.TRIGGER)
-    assert fired.mean() == pytest.approx(0.05, abs=0.02)
+    close.assert_share(fired.mean(), 0.05, 2000)
     follows = np.asarray(planted_behaviour.consistent(prompts, responses))
     assert follows[~fired].all() and not follows[fired][:, 1].any() and follows[fired][:, [0, 2, 3]].all()
     assert not np.asarray(audit.recheck(jnp.asarray(follows)))[~fired].any()

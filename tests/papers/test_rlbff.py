@@ -8,17 +8,18 @@ import pytest
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts import principles
 from jaxrl_llm.losses.reward import log_odds_loss
+from tests import close
 
 
 def test_worked_log_odds():
     terms = log_odds_loss(jnp.array([2.0]), jnp.array([0.5]), jnp.array([1.0]))
     assert float(terms.aux["score"][0]) == 1.5
-    assert float(jax.nn.sigmoid(terms.aux["score"][0])) == pytest.approx(0.8176, abs=1e-4)
-    assert float(terms.loss[0]) == pytest.approx(0.2014, abs=1e-4)
+    close.assert_printed(jax.nn.sigmoid(terms.aux["score"][0]), 0.8176, 4)
+    close.assert_printed(terms.loss[0], 0.2014, 4)
     moved = log_odds_loss(jnp.array([102.0]), jnp.array([100.5]), jnp.array([1.0]))
-    assert float(moved.loss[0]) == pytest.approx(0.2014, abs=1e-4)
+    close.assert_printed(moved.loss[0], 0.2014, 4)
     slope = jax.grad(lambda yes: jnp.sum(log_odds_loss(yes, jnp.array([0.5]), jnp.array([0.0])).loss))(jnp.array([2.0]))
-    assert float(slope[0]) == pytest.approx(0.8176, abs=1e-4)
+    close.assert_printed(slope[0], 0.8176, 4)
 
 
 def test_principles_and_their_signs():
@@ -43,9 +44,9 @@ def test_consensus_makes_labels_cleaner():
     named, prompts, replies, label, weight = principles.draw_judgements(jax.random.key(0), 4000)
     truth = np.asarray(principles.satisfied(prompts, replies, named))
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
-    assert kept.mean() == pytest.approx(0.8**3 + 0.2**3, abs=0.03)
-    assert right.mean() == pytest.approx(0.8, abs=0.03)
-    assert right[kept].mean() == pytest.approx(0.8**3 / (0.8**3 + 0.2**3), abs=0.02)
+    close.assert_share(kept.mean(), 0.8**3 + 0.2**3, 4000)
+    close.assert_share(right.mean(), 0.8, 4000)
+    close.assert_share(right[kept].mean(), 0.8**3 / (0.8**3 + 0.2**3), kept.sum())
     assert bool((principles.draw_judgements(jax.random.key(0), 50, keep=principles.anyhow)[4] == 1).all())
 
 
