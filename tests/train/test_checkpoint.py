@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tensorstore
 import safetensors.numpy
+import tensorstore
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
