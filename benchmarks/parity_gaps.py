@@ -3,11 +3,11 @@
     python benchmarks/parity_gaps.py [FAMILY ...]
 
 Random decoders of every family sample 32 responses of up to 64 tokens through the cache; the trainer scores the same
-rows in one pass. The gap is the absolute difference of the log-probability of a sampled token, in nats. `int8` keeps
-keys and values in a byte. With `rollout.strict` the gap is 0 (tests/rollout/test_strict.py). Nothing here is timed.
-A mixture's experts are those that computed the token when it was sampled, and in rows "router decides anew" those that
-the trainer's router takes. Writes results/benchmarks/parity_gaps.json and docs/parity.md; of named families only these
-rows are new.
+rows in one pass. The gap is the absolute difference of the log-probability of a sampled token, in nats. `int8`
+and `float8` keep keys and values in a byte. With `rollout.strict` the gap is 0 (tests/rollout/test_strict.py). Nothing
+here is timed. A mixture's experts are those that computed the token when it was sampled, and in rows "router decides
+anew" those that the trainer's router takes. Writes results/benchmarks/parity_gaps.json and docs/parity.md; of named
+families only these rows are new.
 """
 
 import argparse
@@ -37,10 +37,11 @@ FAMILIES = {
     "phi3": {},
 }  # fmt: skip
 SHAPES = {"2 x 64": (2, 64, 2), "8 x 128": (8, 128, 4)}  # layers, width, heads
-SAMPLERS = {  # compute dtype, whether the cache is int8
-    "float32": (jnp.float32, False),
-    "bfloat16": (jnp.bfloat16, False),
-    "bfloat16, int8 cache": (jnp.bfloat16, True),
+SAMPLERS = {  # dtypes of computing, and of a cache of few bits
+    "float32": (jnp.float32, None),
+    "bfloat16": (jnp.bfloat16, None),
+    "bfloat16, int8 cache": (jnp.bfloat16, jnp.int8),
+    "bfloat16, float8 cache": (jnp.bfloat16, jnp.float8_e4m3fn),
 }
 PROMPTS, GROUP, COLUMNS, NEW = 8, 4, 32, 64
 
@@ -61,9 +62,9 @@ def config_of(family: str, shape: str) -> ModelConfig:
     )  # fmt: skip
 
 
-def gaps(config: ModelConfig, dtype, int8: bool) -> dict[str, dict[str, float]]:
+def gaps(config: ModelConfig, dtype, few) -> dict[str, dict[str, float]]:
     """Mean, quantiles and largest gap of one sampler, by what the trainer does beside."""
-    sampler, trainer = (make_policy(config, compute_dtype=dtype, int8_cache=i) for i in (int8, False))
+    sampler, trainer = (make_policy(config, compute_dtype=dtype, cache_dtype=few) for few in (few, None))
     tokens = jax.random.randint(jax.random.key(1), (PROMPTS, COLUMNS), 2, config.vocab_size)
     lengths = jnp.arange(PROMPTS) * COLUMNS // PROMPTS  # left pads
     valid = jnp.arange(COLUMNS)[None, :] >= lengths[:, None]

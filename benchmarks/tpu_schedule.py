@@ -1,25 +1,35 @@
 """Tables of what the TPU compiler promises: each phase of a GRPO step for known models and slices, without a TPU.
 
-    python benchmarks/tpu_schedule.py --models Qwen3-1.7B --slices v5e:2x4
     python benchmarks/tpu_schedule.py --compared
+    python benchmarks/tpu_schedule.py
+    python benchmarks/tpu_schedule.py --models Qwen3-1.7B --slices v5e:2x4 --phases update
 
-Adds to results/benchmarks/tpu_schedule.json what is not there yet, a cell (a model on a slice) at a time, and writes
-docs/schedule.md from it. ``--compared``: the phases of Qwen3-1.7B that Tunix's figures exist for, in their shapes, with
-the compiler's effort of a run. Needs libtpu (extra ``plan``); with the least effort a phase takes seconds on an idle
-core, with a run's a minute or several.
+Adds to results/benchmarks/tpu_schedule.json what is not there yet, a phase of a model on a slice at a time, and writes
+docs/schedule.md from it; what was compiled is kept if the next fails. Without ``--slices`` a model is compiled for the
+smallest slice of each generation on which it fits by the closed form. ``--compared``: the phases of Qwen3-1.7B that
+Tunix's figures exist for, in their shapes, every layer compiled; ``--checked``: the same by the straight lines of the
+other table. Needs libtpu (extra ``plan``); a phase takes seconds on an idle core, one whose layers are compiled one by
+one half a minute, of ``--compared`` a minute to several.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RECORD = ROOT / "results" / "benchmarks" / "tpu_schedule.json"
 PAGE = ROOT / "docs" / "schedule.md"
 MODELS = ("Qwen3-0.6B", "Qwen3-1.7B", "Qwen3-8B", "Qwen3-32B", "Llama-3-8B", "Llama-3-70B", "Qwen3-30B-A3B")
-SLICES = ("v5e:2x4", "v5p:2x2x2", "v6e:2x4", "v5e:8x8", "v5p:4x4x4", "v6e:8x8")
+SLICES = {
+    "v5e": ("v5e:2x4", "v5e:4x4", "v5e:8x8", "v5e:16x16"),
+    "v5p": ("v5p:2x2x2", "v5p:4x4x4"),
+    "v6e": ("v6e:2x4", "v6e:4x4", "v6e:8x8"),
+}
+PHASES = ("reshard", "prefill", "score", "decode", "update")  # the quickest to compile first
 COMPARED = "compared"
 # by the compiler's cycles, kernels without any: google-tunix 0.1.7 on the same shapes, where it has been compiled
 TUNIX = {"decode, one token": "21.7", "update": "510; with splash attention 397 + kernels"}
@@ -34,8 +44,11 @@ Made by `python benchmarks/tpu_schedule.py`.
 CELLS_HEAD = """
 ## The best plan of each model and slice
 
-128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, compiled with the least effort (`--effort -1`), not with that
-of a run. GiB are of the whole loop, masters and moments included.
+128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, in bfloat16 with float32 masters, with the options and the
+effort of a run; of each generation the smallest slice on which the model fits by the closed form. *score* is one part
+of the batch, for plans with a reference; *decode* every token of one rollout. GiB are of the whole loop, masters and
+moments included. A phase whose layers are compiled one by one (marked ~) is a straight line through programs of
+{few} and {more} layers{checked}.{missing}
 
 """
 COMPARED_HEAD = """## Beside Tunix
@@ -45,13 +58,64 @@ Qwen3-1.7B on `v5e:2x4` in bfloat16, as a run compiles it: scores of 32 rows x 2
 """
 
 
-def planned(model: str, topology: str) -> dict[str, Any]:
-    """The best choice as ``plan --schedule --json`` has it."""
+@functools.cache
+def plan_of(model: str, topology: str) -> Any:
+    """The best plan by the closed form and the roofline."""
+    from jaxrl_llm.planning import chips, search
+    from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.run import plan
 
-    settings = plan.Settings(model=model, topology=topology, show=1, schedule=True)
-    config, found, shown, figures = plan.best(settings)
-    return plan.as_data(config, shown[0], found, figures[0])
+    settings, config = plan.Settings(model=model, topology=topology), shape_of(model)
+    return search.plans(config, chips.parse(topology), plan.work_of(settings, config))[0]
+
+
+def chosen(model: str, slices: tuple[str, ...]) -> str | None:
+    """The first of the slices on which the model fits by the closed form; None: none of them."""
+    from jaxrl_llm.planning import chips, search
+
+    fits = (name for name in slices if plan_of(model, name).peak <= search.MARGIN * chips.parse(name).chip.hbm)
+    return next(fits, None)
+
+
+def described(model: str, topology: str) -> dict[str, Any]:
+    """A cell without any phase: what is planned."""
+    plan = plan_of(model, topology)
+    return {
+        "mesh": plan.train.spec, "rollout_mesh": plan.rollout.spec, "microbatches": plan.work.microbatches,
+        "rollout_rows": plan.work.rollout_rows, "remat": plan.work.remat,
+        "closed_form_gib": round(plan.peak / 2**30, 3), "phases": {},
+    }  # fmt: skip
+
+
+def add_phase(cell: dict[str, Any], model: str, topology: str, phase: str) -> None:
+    """Compiles a phase of the plan that the cell has, and says what is known of the whole loop."""
+    from jaxrl_llm.planning import chips, compiled, estimate
+    from jaxrl_llm.planning.known_models import shape_of
+    from jaxrl_llm.run import plan as command
+
+    plan, config, where = plan_of(model, topology), shape_of(model), chips.parse(topology)
+    found = compiled.of_step(
+        config,
+        plan.train,
+        plan.rollout,
+        plan.work,
+        compiled.devices(where),
+        names=(phase,),
+        chip=where.chip,
+        whole=False,
+    )
+    figure, timed = found[phase], command.scheduled(config, plan, where, found).get(phase)
+    if timed is not None:
+        timed["places"] = timed["places"][:3]
+    cell["phases"][phase] = {"gib": round(figure.peak / 2**30, 3), "fits": figure.fits, "layers": list(figure.layers),
+                             "compile_seconds": round(figure.seconds, 1), "schedule_ms": timed}  # fmt: skip
+    if all(name in cell["phases"] for name in plan.peaks):
+        alone = {name: cell["phases"][name]["gib"] * 2**30 for name in plan.peaks}
+        peaks = estimate.of_the_loop(config, plan.train, alone, plan.work)
+        most = max(peaks, key=lambda name: peaks[name])
+        cell |= {"peak_gib": {name: round(peak / 2**30, 3) for name, peak in peaks.items()},
+                 "loop_peak_gib": round(peaks[most] / 2**30, 3), "limit": most,
+                 "fits": peaks[most] <= where.chip.hbm}  # fmt: skip
 
 
 SHAPES = {  # prompt, response, rows, group, activations recomputed
@@ -63,9 +127,16 @@ SHAPES = {  # prompt, response, rows, group, activations recomputed
 }
 
 
-def compared(name: str) -> dict[str, float]:
-    """Milliseconds of a phase in the shapes of the comparison, with the effort and the options of a run."""
-    from jaxrl_llm.distributed.compiler_options import options_of
+CHECKED = "checked"
+LINES = ("decode, 1,023 tokens", "scores", "update, activations kept")  # whose layers are compiled one by one
+
+
+def compared(name: str, whole: bool = True) -> dict[str, float]:
+    """Milliseconds of a phase in the shapes of the comparison, with the effort and the options of a run.
+
+    Args:
+      whole: every layer is compiled; else a straight line, as in the cells.
+    """
     from jaxrl_llm.planning import chips, compiled, cost, phases
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.planning.parallel_layout import Sizes
@@ -74,14 +145,23 @@ def compared(name: str) -> dict[str, float]:
     phase, prompt, response, rows, group, remat = SHAPES[name]
     work = phases.Work(prompt, response, rows, rows, group=group, remat=remat)
     devices, train, sample = compiled.devices(topology), Sizes(fsdp=8), Sizes(data=8)
-    program = phases.phases(config, train.mesh(devices), sample.mesh(devices), work)[phase]()
-    options = options_of(devices[0]) if phase in ("score", "update") else None
-    figure = compiled.of_phase(program, options=options, chip=topology.chip)
+    found = compiled.of_step(config, train, sample, work, devices, names=(phase,), chip=topology.chip, whole=whole)
+    figure = found[phase]
     if figure.schedule is None:
         raise SystemExit(f"{name} does not fit: {figure.peak / 2**30:.1f} GiB")
-    found = {part: round(1e3 * getattr(figure.schedule, part), 1) for part in (*PARTS[:-1], "collectives")}
+    parts = {part: round(1e3 * getattr(figure.schedule, part), 1) for part in (*PARTS[:-1], "collectives")}
     least = cost.least_seconds(config, topology.chip, train, sample, work)[phase]
-    return found | {"least": round(1e3 * least, 1), "gib": round(figure.peak / 2**30, 2)}
+    return parts | {"least": round(1e3 * least, 1), "gib": round(figure.peak / 2**30, 2)}
+
+
+def checked_words(record: dict[str, dict[str, Any]]) -> str:
+    """How far straight lines are off, where all layers were compiled too."""
+    whole, told = record.get(COMPARED, {}), []
+    for name, line in record.get(CHECKED, {}).items():
+        if name in whole:
+            time, memory = (line[part] / whole[name][part] - 1 for part in ("total", "gib"))
+            told.append(f"{name} {time:+.0%} of time, {memory:+.0%} of memory")
+    return f" (against all layers, Qwen3-1.7B above: {'; '.join(told)})" if told else ""
 
 
 def compared_table(found: dict[str, dict[str, float]]) -> str:
@@ -103,47 +183,91 @@ def compared_table(found: dict[str, dict[str, float]]) -> str:
 COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "GiB", "dearest place")
 
 
-def rows_of(name: str, plan: dict[str, Any]) -> list[str]:
-    """The lines of one cell, a phase each; of a plan that does not fit one that says so."""
-    how = f"`{plan['mesh']}` / `{plan['rollout_mesh']}`, {plan['microbatches']} parts, "
-    first = [*name.split(" "), how + ("recomputed" if plan["remat"] else "kept")]
-    if not plan["fits"]:
-        said = f"does not fit: {plan['loop_peak_gib']:.1f} GiB in {plan['limit']}"
-        return ["| " + " | ".join([*first, said, *[""] * (len(COLUMNS) - 4)]) + " |"]
-    lines = []
-    for phase, found in plan["schedule_ms"].items():
-        dearest = found["places"][0] if found["places"] else {"where": "", "milliseconds": 0.0}
-        cells = [*first, phase, *(f"{found[part]:.1f}" for part in PARTS)]
-        cells += [f"{found['share_of_roof']:.0%}", f"{plan['peak_gib'][phase]:.1f}"]
-        lines.append("| " + " | ".join([*cells, f"`{dearest['where']}` {dearest['milliseconds']:.1f}"]) + " |")
+def rows_of(name: str, cell: dict[str, Any]) -> list[str]:
+    """The lines of one cell, a phase each."""
+    how = f"`{cell['mesh']}` / `{cell['rollout_mesh']}`, {cell['microbatches']} parts, "
+    first, lines = [*name.split(" "), how + ("recomputed" if cell["remat"] else "kept")], []
+    for phase in (one for one in PHASES if one in cell["phases"]):
+        one = cell["phases"][phase]
+        found, peak = one["schedule_ms"], cell.get("peak_gib", {}).get(phase, one["gib"])
+        said = f"{phase} ~" if one["layers"] else phase
+        if found is None:
+            cells = [said, f"does not fit: {one['gib']:.1f} GiB", *[""] * (len(COLUMNS) - 5)]
+        else:
+            dearest = found["places"][0] if found["places"] else {"where": "", "milliseconds": 0.0}
+            cells = [said, *(f"{found[part]:,.1f}" for part in PARTS), f"{found['share_of_roof']:.0%}", f"{peak:.1f}",
+                     f"`{dearest['where']}` {dearest['milliseconds']:,.1f}"]  # fmt: skip
+        lines.append("| " + " | ".join([*first, *cells]) + " |")
+    if cell.get("fits") is False:
+        said = f"the loop does not fit: {cell['loop_peak_gib']:.1f} GiB in {cell['limit']}"
+        lines.append("| " + " | ".join([*first, said, *[""] * (len(COLUMNS) - 4)]) + " |")
     return lines
+
+
+def missing(cells: dict[str, dict[str, Any]]) -> str:
+    """What has not been compiled yet."""
+    todo = [
+        f"{name} ({', '.join(phase for phase in PHASES if phase not in cell['phases'])})"
+        for name, cell in cells.items()
+        if set(PHASES) - set(cell["phases"])
+    ]
+    there = {name.split(" ")[0] for name in cells}
+    todo += [f"{model} (any slice)" for model in MODELS if model not in there]
+    return f" Not compiled yet: {'; '.join(todo)}." if todo else ""
 
 
 def page(record: dict[str, dict[str, Any]]) -> str:
     """The whole page."""
+    from jaxrl_llm.planning.compiled import DEPTHS
+
     beside = compared_table(record[COMPARED]) if COMPARED in record else ""
-    cells = [line for name, plan in record.items() if name != COMPARED for line in rows_of(name, plan)]
-    head = [CELLS_HEAD + "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)] if cells else []
-    return "\n".join([HEAD.format(compared=beside).rstrip(), *head, *cells]) + "\n"
+    cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED)}
+    lines = [line for name, cell in cells.items() for line in rows_of(name, cell)]
+    said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells)}
+    head = [CELLS_HEAD.format(**said) + "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
+    return "\n".join([HEAD.format(compared=beside).rstrip(), *(head if lines else []), *lines]) + "\n"
+
+
+def planned_cells(models: list[str], slices: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Models and slices, for each model those that are given or the smallest of each generation that do."""
+    for model in models:
+        for topology in slices or [chosen(model, several) for several in SLICES.values()]:
+            if topology is not None:
+                yield model, topology
 
 
 def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pathlib.Path = PAGE) -> None:
-    """Compiles what is missing, one after the other; what was compiled is kept if the next fails."""
+    """Compiles what is missing, one after the other."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--slices", nargs="+", default=SLICES)
+    parser.add_argument("--slices", nargs="+")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--compared", action="store_true", help="the phases beside Tunix's, and no others")
+    parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
     given = parser.parse_args(words)
     found = json.loads(record.read_text()) if record.exists() else {}
-    place = found.setdefault(COMPARED, {}) if given.compared else found
-    cells = [f"{model} {topology}" for model in given.models for topology in given.slices]
-    for name in SHAPES if given.compared else cells:
-        if name not in place:
-            place[name] = compared(name) if given.compared else planned(*name.split(" "))
-            record.parent.mkdir(parents=True, exist_ok=True)
-            record.write_text(json.dumps(found, indent=1) + "\n")
-            out.write_text(page(found))
-            print(f"{name}: done", file=sys.stderr)
+
+    def kept(name: str) -> None:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(page(found))
+        print(f"{name}: done", file=sys.stderr)
+
+    if given.compared or given.checked:
+        place = found.setdefault(COMPARED if given.compared else CHECKED, {})
+        for name in [name for name in (SHAPES if given.compared else LINES) if name not in place]:
+            place[name] = compared(name) if given.compared else compared(name, whole=False)
+            kept(name)
+        return
+    cells = list(planned_cells(given.models, given.slices))
+    for phase in given.phases:  # every cell has something soon
+        for model, topology in cells:
+            cell = found.setdefault(f"{model} {topology}", {}) or found[f"{model} {topology}"]
+            if not cell:
+                cell |= described(model, topology)
+            if phase not in cell["phases"]:
+                add_phase(cell, model, topology, phase)
+                kept(f"{model} {topology} {phase}")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,14 @@ class PairTerms(NamedTuple):
     aux: dict[str, Float[Array, " B"]]
 
 
+class Responses(NamedTuple):
+    """Measured responses, all samples of a problem side by side; see ``Trajectories``."""
+
+    tokens: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    problem_ids: Int[Array, " B"]
+
+
 class Rewards(NamedTuple):
     """Scores of ``B`` sequences; an invalid score (infrastructure failure) is not a zero: it is left out."""
 

@@ -52,7 +52,8 @@ COMPILED = []  # seconds of every program since the last time that all were let 
 # These start processes and wait for them: on a loaded machine the scheduler may break what the code does not.
 OF_PROCESSES = (
     "test_attacks.py", "test_sandbox.py", "test_launch.py", "test_hosts.py", "test_pool.py", "test_faults.py",
-    "test_processes.py", "test_call.py",
+    "test_processes.py", "test_call.py", "test_endpoints.py", "test_durable.py", "test_ray.py", "test_stop.py",
+    "test_trap_26_order.py", "test_foreign.py", "test_host_episodes.py", "test_host_texts.py",
 )  # fmt: skip
 
 MANY = ("test_parts.py",)

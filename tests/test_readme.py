@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
 from jaxrl_llm.run import plan as planning
@@ -80,7 +80,7 @@ def test_commands_exist(page, words):
             if module == "jaxrl_llm" and rest[:1] == ["plan"]:
                 flags.read(planning.Settings, rest[1:], prog="")
             if module.startswith(("experiments.agents.", "experiments.preference.", "experiments.reward_models.")):
-                cli.parse(rebound.with_rows(importlib.import_module(module)), rest)
+                cli.parse(tasks.with_rows(importlib.import_module(module)), rest)
         case ["jaxrl", ("sft" | "dpo" | "reward-model" | "distil") as name, *rest]:
             cli.parse(importlib.import_module(f"jaxrl_llm.jobs.{name.replace('-', '_')}"), rest)
         case ["jaxrl", "eval", *rest]:

@@ -85,6 +85,8 @@ ARMS = {
 }
 METRICS = ("eval/pass1", "eval/pass4", "eval/fickle", "eval/turns")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
+# the cold start is not trained, and static trains with other users: whether these users can be learned shows on process
+BED = experiment.Bed(metric="eval/pass1", baseline="process")
 
 
 def build(settings: Settings) -> Plan:

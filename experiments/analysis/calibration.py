@@ -5,14 +5,17 @@ Claim:     reasoning models are better calibrated than instructed ones where the
            reinforcement learning gains nothing and distilled traces make a model more over-confident.
 Equations: ECE = sum_m |B_m| / n |acc(B_m) - conf(B_m)|, ten bins of equal width; Brier = mean (c - y)^2; AUROC =
            P(c_right > c_wrong) + P(=) / 2; overconfidence = mean c - mean y; vote: c = share of the most frequent of
-           four answers. rl: reward y, GRPO; rl_brier: y + 1 - (c - y)^2, an extension.
-Left out:  P(True) of a verdict token; unanswerable questions; the paper's models and benchmarks, for which --model DIR
-           --data FILE.jsonl --arm base measures what lies in the text ("Confidence: 85 %").
+           four answers; ptrue: c = p(yes) / (p(yes) + p(no)) of the verdict token when the answer is proposed. rl:
+           reward y, GRPO; rl_brier: y + 1 - (c - y)^2, an extension.
+Left out:  the paper's models and benchmarks, for which --model DIR --data FILE.jsonl --arm base measures what lies in
+           the text ("Confidence: 85 %"), and P(True) behind every response; logic questions.
 Expect:    sums/ece: long < instruct and rl < instruct; facts/overconfidence: long > instruct; facts/ece: rl not below
-           base by more than 0.05; sums/brier: rl_brier < rl.
-Measure:   fresh sums modulo 7, facts of which a quarter never occurs in training, at temperature 0.6; base is measured
-           only; the others have equal updates from it, instruct on short right answers at about 80 %, long on worked
-           ones at 100 %. 8 seeds. Supervised arms read given answers, so rollouts and tokens differ.
+           base by more than 0.05; sums/brier: rl_brier < rl; hidden/overconfidence: long > rl_brier.
+Measure:   fresh sums modulo 7, facts of which a quarter never occurs in training, sums with a hidden digit, that have
+           no answer and that only the base has read, at temperature 0.6; base is measured only; the others have equal
+           updates from it, instruct on short right answers at about 80 %, long on worked ones at 100 %. rl finds the
+           worked answers in some seeds and not in others: beside means read the seeds, sums/accuracy is bimodal.
+           Supervised arms read given answers, so rollouts and tokens differ.
 Run:       python -m experiments.analysis.calibration
 """
 
@@ -60,8 +63,11 @@ ARMS = {
     "rl": {"score": correctness},
     "rl_brier": {"score": with_brier},
 }
-METRICS = ("sums/accuracy", "sums/ece", "sums/brier", "facts/accuracy", "facts/ece", "facts/overconfidence")
-CURVES = (*METRICS, "sums/auroc", "facts/auroc", "sums/vote_ece", "facts/vote_ece")
+METRICS = (
+    "sums/accuracy", "sums/ece", "sums/brier", "facts/accuracy", "facts/ece", "facts/overconfidence",
+    "sums/ptrue_auroc", "facts/ptrue_auroc", "hidden/overconfidence", "hidden/told_auroc",
+)  # fmt: skip
+CURVES = (*METRICS, "sums/auroc", "facts/auroc", "sums/vote_ece", "facts/vote_ece", "sums/ptrue_ece", "facts/ptrue_ece")
 
 
 def training(settings: Settings) -> tuple[experiment.Stage, ...]:
@@ -108,6 +114,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "facts/overconfidence", "long", "instruct"),
         experiment.greater(results, "facts/ece", "rl", "base", by=-0.05),
         experiment.smaller(results, "sums/brier", "rl_brier", "rl"),
+        experiment.greater(results, "hidden/overconfidence", "long", "rl_brier"),
     )
 
 

@@ -22,14 +22,12 @@ import jax
 import optax
 
 from experiments.analysis.parts import beyond_base
-from experiments.parts import running_sums, strings
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
-
-WORLD = running_sums.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,25 +65,25 @@ BED = experiment.Bed(metric="eval/accuracy", baseline="grpo", judges=(("floor", 
 CURVES = (*METRICS, "policy/entropy", "reward/mean")
 
 
-def training(settings: Settings) -> tuple[experiment.Stage, ...]:
+def training(task: beyond_base.Pool, settings: Settings) -> tuple[experiment.Stage, ...]:
     """GRPO, imitation of solutions, or nothing."""
     if settings.kind == "none":
         return ()
     if settings.kind == "teacher":
         sizes = {"steps": settings.steps, "learning_rate": settings.learning_rate}
         rows = settings.prompts_per_step * settings.group_size
-        return (beyond_base.teacher_stage(rows_per_step=rows, **sizes),)
+        return (beyond_base.teacher_stage(task, rows_per_step=rows, **sizes),)
 
     def bonus(logp, entropy, batch):
         return -settings.entropy * entropy
 
     advantages = builders.per_response(settings.advantages)
     online = strings.make_online(
-        WORLD, beyond_base.draw_problems(jax.random.key(1), 2048, settings.pool),
-        strings.score_of(WORLD, beyond_base.right),
-        estimate=builders.make_estimate(WORLD.policy, advantages),
+        task.world, task.draw_problems(jax.random.key(1), 2048, settings.pool),
+        strings.score_of(task.world, task.right),
+        estimate=builders.make_estimate(task.world.policy, advantages),
         loss=builders.make_policy_loss(
-            WORLD.policy, clipped_policy_loss, extra_terms=bonus if settings.entropy else None
+            task.world.policy, clipped_policy_loss, extra_terms=bonus if settings.entropy else None
         ),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
@@ -93,11 +91,11 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     return (experiment.Stage(strings.of_part(online, "policy"), settings.steps),)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: beyond_base.Pool = beyond_base.SUMS) -> experiment.Plan:
     """The base stays beside the policy, for the problems that it fails."""
-    start = beyond_base.make_start(steps=settings.base_steps)
-    measure = beyond_base.make_measure(problems=settings.problems, samples=settings.samples)
-    return experiment.Plan(start, training(settings), measure)
+    start = beyond_base.make_start(task, steps=settings.base_steps)
+    measure = beyond_base.make_measure(task, problems=settings.problems, samples=settings.samples)
+    return experiment.Plan(start, training(task, settings), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,6 +21,7 @@ Run:       python -m experiments.analysis.mip_overthinking
 import dataclasses
 
 from experiments.analysis.parts import premises
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
@@ -55,31 +56,31 @@ KINDS = ("delete", "formula", "swap")
 CURVES = (*METRICS, *(f"{kind}/{name}" for kind in KINDS for name in ("length_ratio", "abstain")), "policy/entropy")
 
 
-def training(settings: Settings) -> tuple[experiment.Stage, ...]:
+def training(task: premises.Premises, settings: Settings) -> tuple[experiment.Stage, ...]:
     """The stages of each kind."""
     rate = {"learning_rate": settings.learning_rate, "steps": settings.steps}
     online = rate | {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     rows = settings.prompts_per_step * settings.group_size
     match settings.kind:
         case "plain":
-            return (premises.imitation_stage(premises.plain_text(2048), rows_per_step=rows, **rate),)
+            return (premises.imitation_stage(task, premises.plain_text(task, 2048), rows_per_step=rows, **rate),)
         case "rl":
-            return (premises.reward_stage(premises.correct, part="policy", ill=0.0, **online),)
+            return (premises.reward_stage(task, premises.correct, part="policy", ill=0.0, **online),)
         case "repaired":
-            return (premises.reward_stage(premises.correct_and_frank, part="policy", ill=0.2, **online),)
+            return (premises.reward_stage(task, premises.correct_and_frank, part="policy", ill=0.2, **online),)
         case "distilled":
-            traces = premises.teacher_traces(settings.traces)
+            traces = premises.teacher_traces(task, settings.traces)
             return (
-                premises.reward_stage(premises.correct, part="teacher", ill=0.0, **online),
-                premises.imitation_stage(traces, rows_per_step=rows, **rate),
+                premises.reward_stage(task, premises.correct, part="teacher", ill=0.0, **online),
+                premises.imitation_stage(task, traces, rows_per_step=rows, **rate),
             )
     return ()
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: premises.Premises = premises.CHAINS) -> experiment.Plan:
     """One base for all."""
-    start = premises.make_start(steps=settings.base_steps)
-    return experiment.Plan(start, training(settings), premises.measure)
+    start = premises.make_start(task, steps=settings.base_steps)
+    return experiment.Plan(start, training(task, settings), strings.bound(premises.measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

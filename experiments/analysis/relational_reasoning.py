@@ -64,35 +64,35 @@ METRICS = ("near/accuracy", "far/accuracy", "eval/drop", "eval/consistent")
 CURVES = (*METRICS, *(f"k{k}b{b}/accuracy" for k, b in relations.CELLS), "policy/entropy")
 
 
-def further(settings: Settings) -> tuple[experiment.Stage, ...]:
+def further(task: relations.Questions, settings: Settings) -> tuple[experiment.Stage, ...]:
     """More imitation, GRPO, or nothing."""
-    world = relations.world(settings.calculus)
+    world = task.world(settings.calculus)
     if settings.further == "sft":
         sizes = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-        return (strings.supervised_stage(world, settings.text(settings.calculus), **sizes),)
+        return (strings.supervised_stage(world, settings.text(task, settings.calculus), **sizes),)
     if settings.further == "":
         return ()
-    table = relations.make_table(settings.calculus, relations.TRAINED, relations.TABLE, 0)
+    prompts, is_right = task.asked(settings.calculus)
 
     def score(answers, trajectories):
         _, responses = strings.responses_of(world, trajectories)
-        right = relations.answer_of(responses) == table.answers[trajectories.problem_ids]
+        right = is_right(responses, trajectories.problem_ids)
         return Rewards(right.astype(jnp.float32), jnp.ones(right.shape, bool))
 
     advantages = builders.per_response(group.group_normalized_advantages)
     online = strings.make_online(
-        world, table.prompts, score, estimate=builders.make_estimate(world.policy, advantages),
+        world, prompts, score, estimate=builders.make_estimate(world.policy, advantages),
         loss=builders.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
     return (experiment.Stage(online, settings.steps),)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: relations.Questions = relations.PUZZLES) -> experiment.Plan:
     """A base that imitates, and what follows."""
-    draw, world = settings.text(settings.calculus), relations.world(settings.calculus)
+    draw, world = settings.text(task, settings.calculus), task.world(settings.calculus)
     base = strings.make_base(world, draw, steps=settings.base_steps, table=4096, learning_rate=3e-3)
-    return experiment.Plan(base, further(settings), settings.measured(settings.calculus))
+    return experiment.Plan(base, further(task, settings), settings.measured(task, settings.calculus))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

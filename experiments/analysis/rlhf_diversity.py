@@ -22,7 +22,9 @@ from collections.abc import Callable
 from functools import partial
 
 from experiments.analysis.parts import input_shift
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
@@ -57,17 +59,18 @@ CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
 BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/correlation", 0.5)))
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One online stage, or none; the measurement draws 16 responses to each prompt."""
     stage = preference_strings.ppo_stage(
-        preference_strings.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
-        prompts=input_shift.TRAINED,
+        task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,
+        learning_rate=settings.learning_rate, prompts=input_shift.trained(task),
     )  # fmt: skip
     start = preference_strings.make_start(
-        reference_steps=settings.reference_steps, reward_steps=settings.reward_steps,
-        draw_pairs=partial(input_shift.draw_pairs, flip_rate=0.1), behaviour=input_shift.draw_behaviour,
+        task, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps,
+        draw_pairs=partial(input_shift.draw_pairs, task, flip_rate=0.1),
+        behaviour=strings.bound(input_shift.draw_behaviour, task),
     )  # fmt: skip
-    return experiment.Plan(start, (stage,) * settings.stages, input_shift.make_measure(settings.pick))
+    return experiment.Plan(start, (stage,) * settings.stages, input_shift.make_measure(task, settings.pick))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

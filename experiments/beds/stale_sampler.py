@@ -15,7 +15,7 @@ Run:       python -m experiments.beds.stale_sampler; certificate: python -m jaxr
 
 import dataclasses
 
-from experiments.beds.parts import rare_answers
+from experiments.beds.parts import rare_answers, staleness_map
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
@@ -33,6 +33,7 @@ ARMS = {"grpo": {}, "fresh": {"lag": 0}, "lag_2": {"lag": 2}, "lag_4": {"lag": 4
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "policy/entropy")
 BED = experiment.Bed(metric="eval/accuracy", chance=0.12, baseline="grpo", positive="fresh", knob="lag")
+MAP = staleness_map  # of the atlas: corrections by lag and base model
 
 
 def build(settings: Settings) -> experiment.Plan:

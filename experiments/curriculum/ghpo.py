@@ -6,10 +6,10 @@ Claim:     giving longer and longer prefixes of the reference solution, only to 
 Equations: G rollouts; for w in (0.25, 0.5, 0.75) in turn, a group still all wrong is drawn again with the first round(w
            |solution|) characters of the solution behind the prompt; A = (r - mean) / (std + 1e-4); gradients under the
            prompt with the hint. half: w = 0.5 only; always: w = 0.5 for every group; resample: up to three more draws
-           without a hint (as many rollouts as ghpo); grpo: one draw.
-Left out:  the format reward of weight 0.5 (Countdown's steps have none), a cold start with hints for all, a static
-           curriculum and SFT before GRPO as arms, the released code's reset of hinted prompts to plain ones (it looks
-           like a mistake).
+           without a hint (as many rollouts as ghpo); grpo: one draw; static: every group under hints of w = 0.75, 0.5,
+           0.25 and 0 in the quarters of the run; sft_grpo: fine-tuning on the solutions, then grpo.
+Left out:  the format reward of weight 0.5 (Countdown's steps have none), a cold start with hints for all, the
+           released code's reset of hinted prompts to plain ones (it looks like a mistake).
 Expect:    eval/accuracy ghpo > resample and ghpo > always; group/degenerate_fraction ghpo < resample.
 Measure:   held-out Countdown with 3 and 4 numbers without hints; 8 seeds; hints/draws tells the draws of a prompt,
            the columns rollouts and tokens count all of them.
@@ -33,6 +33,8 @@ class Settings(recipes.OnlineSettings):
     steps: int = 300
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)  # of the solution, one further draw each
     needs: Callable[..., object] = hints.all_wrong
+    quarters: tuple[float, ...] = ()  # shares for every group, one after another in equal parts of the run
+    sft_steps: int = 0  # on the solutions, before
 
 
 EMBEDDED = {
@@ -49,6 +51,8 @@ ARMS = {
     "always": {"shares": (0.5,), "needs": hints.everyone},
     "half": {"shares": (0.5,)},
     "ghpo": {},
+    "static": {"quarters": (0.75, 0.5, 0.25, 0.0), "needs": hints.everyone},
+    "sft_grpo": {"shares": (), "sft_steps": 60},
 }
 BEGINNING = "\nThe following text is the beginning of the answer, which you may use: "  # before a hint in a message
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "hints/draws")
@@ -58,8 +62,24 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy", "grad/norm")
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose failed groups are drawn again under longer and longer prefixes."""
     found = recipes.bench(settings)
+    if not settings.quarters:
+        plan = recipes.one_stage(settings, found, hinted(settings, found, settings.shares))
+    else:
+        count = len(settings.quarters)
+        steps = [settings.steps * (k + 1) // count - settings.steps * k // count for k in range(count)]
+        parts = zip(settings.quarters, steps, strict=True)
+        stages = [experiment.Stage(hinted(settings, found, (share,)), n) for share, n in parts if n]
+        plan = curricula.make_plan(settings, found, stages)
+    if not settings.sft_steps:
+        return plan
+    numbers = {"steps": settings.sft_steps, "learning_rate": settings.learning_rate}
+    return plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
+
+
+def hinted(settings: Settings, found: recipes.Bench, shares: tuple[float, ...]):
+    """GRPO whose groups that need it are drawn again under prefixes of these shares."""
     rollout = recipes.rollout_of(settings, found)
-    asked = (hints.no_hint, *(hints.make_prefix_hint(share) for share in settings.shares))
+    asked = (hints.no_hint, *(hints.make_prefix_hint(share) for share in shares))
     slots = hints.make_staged_rollout(
         rollout,
         curricula.train_score(found),
@@ -68,7 +88,7 @@ def build(settings: Settings) -> experiment.Plan:
         group_size=settings.group_size,
         needs=settings.needs,
     )
-    online = curricula.make_grpo(
+    return curricula.make_grpo(
         settings,
         found,
         advantages=partial(group.group_normalized_advantages, eps=1e-4),
@@ -76,7 +96,6 @@ def build(settings: Settings) -> experiment.Plan:
         diagnostics=hints.draw_figures,
         **slots,
     )
-    return recipes.one_stage(settings, found, online)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -7,24 +7,70 @@ Equations: of k m random prompts take the m with the least |V(x) - tau|; G respo
            on-policy step; then one step on sum (V(x) - p)^2 over the m prompts. V = sigmoid of a linear head on the
            base model's hidden state at the end of the prompt. tau_hard: tau = 0.3; frozen: V stays at 1/2, so any
            prompt will do; prefilter: prompts whose base pass rate lies in [0.25, 0.75]; dictionary: past success of
-           each prompt, drawn by p (1 - p).
-Left out:  a value model of the policy's size, dynamic sampling, tau = 0.7, the true p as an oracle, the study of the
-           best batch size.
+           each prompt, drawn by p (1 - p); tau_easy: tau = 0.7. Four times the rollouts: oracle, of k m prompts rolled
+           out those m whose p is nearest to tau train; dynamic, the first m with both outcomes.
+Left out:  a value model of the policy's size, the study of the best batch size.
 Expect:    group/degenerate_fraction pcl < frozen; eval/accuracy pcl > frozen and no worse than prefilter.
-Measure:   held-out Countdown with 2 to 4 numbers; 8 seeds, equal rollouts.
+Measure:   held-out Countdown with 2 to 4 numbers; 8 seeds, equal rollouts but for the two controls. If oracle does not
+           win, the bed cannot show what better prompts are worth. value/spearman: rank correlation of V, as it was when
+           the prompts were drawn, with their p.
 Run:       python -m experiments.curriculum.pcl
 """
 
 import dataclasses
+from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.balanced import make_balanced
-from jaxrl_llm.curriculum.prompt_value import make_prompt_value
+from jaxrl_llm.curriculum.prompt_value import make_prompt_value, nearest_prompts, predicted_success
+from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.train.plan import no_extras
+
+
+def nearest_groups(rates: Array, *, count: int, target: float) -> Array:
+    """The groups whose success rate is nearest to the target, as a mask: what a perfect value model would have taken.
+
+    >>> nearest_groups(jnp.array([0.0, 0.5, 1.0, 0.4]), count=2, target=0.5).tolist()
+    [False, True, False, True]
+    """
+    taken = nearest_prompts(rates, target=target, count=count)
+    return jnp.zeros(rates.shape, bool).at[taken].set(True)
+
+
+def first_mixed(rates: Array, *, count: int, target: float) -> Array:
+    """The first groups with both outcomes: dynamic sampling.
+
+    >>> first_mixed(jnp.array([0.0, 0.5, 1.0, 0.4, 0.1]), count=2, target=0.5).tolist()
+    [False, True, False, True, False]
+    """
+    mixed = (rates > 0) & (rates < 1)
+    return mixed & (jnp.cumsum(mixed.astype(jnp.int32)) <= count)
+
+
+def spearman(x: Array, y: Array) -> Array:
+    """Correlation of the ranks, ties sharing their mean rank; 0 where one of them is constant.
+
+    >>> x = jnp.array([1.0, 2.0, 3.0])
+    >>> [round(float(spearman(x, jnp.array(y))), 4) for y in ([1.0, 4.0, 9.0], [2.0, 1.0, 1.0])]
+    [1.0, -0.866]
+    """
+
+    def centred(values):
+        below = jnp.sum((values[None, :] < values[:, None]).astype(jnp.float32), axis=1)
+        same = jnp.sum((values[None, :] == values[:, None]).astype(jnp.float32), axis=1)
+        rank = below + 0.5 * same
+        return rank - jnp.mean(rank)
+
+    a, b = centred(x), centred(y)
+    size = jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))
+    return jnp.where(size > 0, jnp.sum(a * b) / jnp.maximum(size, 1e-12), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +79,11 @@ class Settings(recipes.OnlineSettings):
 
     prompts_per_step: int = 512
     group_size: int = 16
-    choose: str = "value"  # value, prefilter, dictionary
+    choose: str = "value"  # value, prefilter, dictionary, uniform
     candidates: int = 4  # prompts valued for each one taken
     target: float = 0.5
     value_rate: float = 0.03  # step of the value head; 0 freezes it
+    take: Callable[..., Array] | None = None  # which groups train of `candidates` times as many that are rolled out
 
 
 EMBEDDED = {
@@ -53,9 +100,12 @@ ARMS = {
     "dictionary": {"choose": "dictionary"},
     "pcl": {},
     "tau_hard": {"target": 0.3},
+    "tau_easy": {"target": 0.7},
+    "oracle": {"choose": "uniform", "take": nearest_groups},
+    "dynamic": {"choose": "uniform", "take": first_mixed},
 }
 METRICS = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
-CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fraction", "tokens/generated")
+CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fraction", "value/spearman")
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -71,9 +121,46 @@ def build(settings: Settings) -> experiment.Plan:
         rates = curricula.sample_pass_rates(found, settings, every, samples=8)
         sampler = curricula.make_chosen((rates >= 0.25) & (rates <= 0.75), "solved in 25 to 75 % of its samples")
     else:
-        sampler = make_balanced()
-    online = curricula.make_grpo(settings, found, sampler=sampler, advantages=group.dr_grpo_advantages)
-    return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
+        sampler = make_balanced() if settings.choose == "dictionary" else make_uniform()
+    slots, extras = watched(settings) if settings.choose == "value" else ({}, no_extras)
+    if settings.take is not None:
+        slots = {"prompts_per_step": settings.candidates * settings.prompts_per_step, "keep": taken(settings)}
+    online = curricula.make_grpo(settings, found, sampler=sampler, advantages=group.dr_grpo_advantages, **slots)
+    stages = [experiment.Stage(online, settings.steps, extras)]
+    return curricula.make_plan(settings, found, stages, more=curricula.by_level)
+
+
+def taken(settings: Settings):
+    """``keep`` of an estimate: rows of the groups that train."""
+
+    def keep(trajectories, rewards):
+        right = (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32).reshape(-1, settings.group_size)
+        rates = jnp.sum(right, axis=1) / settings.group_size
+        groups = settings.take(rates, count=settings.prompts_per_step, target=settings.target)
+        return jnp.repeat(groups, settings.group_size)
+
+    return keep
+
+
+def watched(settings: Settings):
+    """Slots and extras that keep the value head of the last step, and say how it ranks the prompts that were drawn."""
+    features = curricula.prompt_features(settings)
+
+    def extras(params, key):
+        return {"head": (jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32))}
+
+    def remember(state, batch, trajectories, rewards):
+        return state.extras | {"head": (state.sampler.weight, state.sampler.bias)}
+
+    def rows(extras, trajectories, rewards):
+        value = predicted_success(*extras["head"], features[trajectories.problem_ids])
+        return {"value": value, "right": (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32)}
+
+    def figures(batch, metrics):
+        value, right = (batch.extras[name].reshape(-1, settings.group_size) for name in ("value", "right"))
+        return {"value/spearman": spearman(value[:, 0], jnp.sum(right, axis=1))}
+
+    return {"remember": remember, "row_extras": rows, "figures": figures}, extras
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -6,10 +6,11 @@ Claim:     drawing responses in rounds, leaving a prompt when it has enough of b
            few of them beats groups of the same size, because far fewer groups lack a gradient.
 Equations: up to 4 rounds of M responses; exit after a round with >= 1 right (ada_pos), or with >= n/2 right and >= n/2
            wrong (ada_balanced); of the pool train the first n/2 right and n/2 wrong, filled from the other class; A_i =
-           r_i - mean of the whole pool (ada_local: of the trained ones). grpo_4, grpo_16: plain groups, A_i = r_i -
-           mean; clip 0.2 / 0.28, token mean, no KL.
-Left out:  the entropy bonus of 1e-4 (the released script has none), training on samples of earlier rounds' policies,
-           plain groups of 8 and 32, dynamic sampling, division by the deviation.
+           r_i - mean of the whole pool (ada_local: of the trained ones; ada_std: over the pool's deviation). grpo_4, 8,
+           16, 32: plain groups, A_i = r_i - mean; dapo: groups of 16 of which those with equal rewards are dropped
+           from the token mean, A_i over the deviation; clip 0.2 / 0.28, token mean, no KL.
+Left out:  the entropy bonus of 1e-4 (the released script has none), training on samples of earlier rounds' policies;
+           the draws of new prompts for groups that dapo drops (rollouts are equal to those of grpo_16).
 Expect:    eval/accuracy ada_balanced > grpo_16, which spends at least as many rollouts, > ada_pos and > grpo_4, which
            spends less than half; group/degenerate_fraction ada_balanced < grpo_4.
 Measure:   held-out Countdown with 3 and 4 numbers; 8 seeds, equal updates. The columns rollouts and tokens count what
@@ -41,6 +42,19 @@ def the_trained(drawn: Array, trained: Array) -> Array:
     return trained
 
 
+def plain(values: Array, base: Array) -> Array:
+    """``r - mean``."""
+    return pools.pool_advantages(values, base)
+
+
+def over_deviation(values: Array, base: Array) -> Array:
+    """``(r - mean) / (std + 1e-4)``, both of the pool's compared members."""
+    centred, weight = pools.pool_advantages(values, base), base.astype(jnp.float32)
+    count = jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1.0)
+    deviation = jnp.sqrt(jnp.sum(weight * centred**2, axis=1, keepdims=True) / jnp.maximum(count - 1.0, 1.0))
+    return centred / (deviation + 1e-4)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -52,6 +66,8 @@ class Settings(recipes.OnlineSettings):
     keep: int = 4  # responses of a pool that train
     done: Callable[..., Array] = pools.positive_exit
     among: Callable[[Array, Array], Array] = all_drawn  # whose rewards a response is compared with
+    scale: Callable[[Array, Array], Array] = plain  # (rewards, compared) -> advantages, both [P, C]
+    mixed_only: float = 0.0  # 1: pools of equal rewards are left out of the token mean
 
 
 EMBEDDED = {
@@ -66,10 +82,20 @@ SMOKE = {
 BALANCED = pools.make_balanced_exit(4)
 ARMS = {
     "grpo_4": {"group_size": 4, "per_round": 4, "done": pools.never_exit, "among": the_trained},
+    "grpo_8": {"group_size": 8, "per_round": 8, "keep": 8, "done": pools.never_exit, "among": the_trained},
     "grpo_16": {"keep": 16, "done": pools.never_exit, "among": the_trained},
     "ada_pos": {},
     "ada_balanced": {"done": BALANCED},
     "ada_local": {"done": BALANCED, "among": the_trained},
+    "ada_std": {"done": BALANCED, "scale": over_deviation},
+    "grpo_32": {"group_size": 32, "per_round": 32, "keep": 32, "done": pools.never_exit, "among": the_trained},
+    "dapo": {
+        "keep": 16,
+        "done": pools.never_exit,
+        "among": the_trained,
+        "scale": over_deviation,
+        "mixed_only": 1.0,
+    },
 }
 METHOD = "ada_balanced"
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "reward/valid_fraction")
@@ -89,16 +115,21 @@ def build(settings: Settings) -> experiment.Plan:
         counts = [jnp.sum((x & drawn).astype(jnp.int32), axis=1) for x in (right, ~right)]
         return pools.earliest(right, drawn, *pools.balanced_counts(*counts, keep))
 
+    def trains(rewards):
+        right, drawn = grid(rewards.value > 0.5), grid(rewards.valid)
+        mixed = jnp.any(right & drawn, axis=1, keepdims=True) & jnp.any(~right & drawn, axis=1, keepdims=True)
+        return mixed | (settings.mixed_only == 0)
+
     def advantages(trajectories, rewards):
         base = settings.among(grid(rewards.valid), members(rewards))
-        values = pools.pool_advantages(grid(rewards.value), base).reshape(-1)
+        values = settings.scale(grid(rewards.value), base).reshape(-1)
         return group.per_token(values, trajectories.mask)
 
     inner = builders.make_estimate(
         found.model.policy,
         advantages,
         temperature=settings.temperature,
-        keep=lambda trajectories, rewards: members(rewards).reshape(-1),
+        keep=lambda trajectories, rewards: (members(rewards) & trains(rewards)).reshape(-1),
     )
 
     def estimate(params, extras, trajectories, rewards):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from experiments.parts import confidence_task as toy
 from experiments.parts import strings
-from experiments.parts.read_confidence import read_confidence
+from experiments.parts.read_confidence import read_confidence, verdict_chances
 from jaxrl_llm import reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.metrics import calibration
@@ -20,7 +20,9 @@ from jaxrl_llm.types import Key, Metrics, Params, Rewards, Trajectories
 
 WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=64, heads=4)
 TEMPERATURE = 0.6
-KINDS = {"sums": toy.draw_sums, "facts": partial(toy.draw_facts, weights=toy.EVERY)}
+KINDS = {
+    "sums": toy.draw_sums, "facts": partial(toy.draw_facts, weights=toy.EVERY), "hidden": toy.draw_unanswerable,
+}  # fmt: skip
 
 
 def make_base(*, steps: int) -> Callable[[Key], Params]:
@@ -55,18 +57,36 @@ def majority(answers: Array, readable: Array) -> tuple[Array, Array]:
     return picked, jnp.take_along_axis(votes, best, axis=1)[:, 0] / answers.shape[1]
 
 
+def verdict_chance(params: Params, prompts: Array, answers: Array) -> Float[Array, " N"]:
+    """P(True): the share of ``YES`` in the two verdict tokens when each answer is proposed to its question.
+
+    From "Language Models (Mostly) Know What They Know", arXiv:2207.05221, section 3.
+    """
+    asked = toy.propose(prompts, answers)
+    rows = strings.whole(WORLD, asked, asked[:, :0])
+    hidden = WORLD.policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+    logits = WORLD.policy.unembed(params, hidden[:, -1]).astype(jnp.float32)
+    return jax.nn.sigmoid(logits[:, toy.YES] - logits[:, toy.NO])
+
+
+CHOSEN = ("ece", "adaptive_ece", "brier", "auroc", "overconfidence", "nce", "readable")
+
+
 def _figures(stated: Float[Array, "N G"], right: Array, readable: Array, votes: Array, agreed: Array, name: str):
     flat = calibration.summary(stated.reshape(-1), right.reshape(-1), readable.reshape(-1))
-    chosen = ("ece", "brier", "auroc", "overconfidence", "nce", "readable")
-    return {f"{name}/{k}": flat[k] for k in chosen} | {
+    return {f"{name}/{k}": flat[k] for k in CHOSEN} | {
         f"{name}/accuracy": reduce.scalars(right.reshape(-1).astype(jnp.float32)),
         f"{name}/vote_ece": calibration.expected_error(calibration.reliability(votes, agreed)),
     }
 
 
 def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4) -> Metrics:
-    """Stated confidence and agreement of ``samples`` answers, on fresh sums and on all facts, taught or not."""
-    found = {}
+    """Stated confidence, agreement and P(True) of ``samples`` answers, on fresh sums and on all facts, taught or not.
+
+    On sums with a hidden digit nothing is right: what is stated there is ``hidden/overconfidence``, and
+    ``hidden/told_auroc`` is how well confidences tell such questions from those that have an answer.
+    """
+    found, told = {}, {}
     for k, (name, draw) in enumerate(KINDS.items()):
         prompts = draw(jax.random.fold_in(key, 2 * k), questions)
         drawn = jax.random.fold_in(key, 2 * k + 1)
@@ -74,15 +94,28 @@ def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4)
         answers, stated, readable = (x.reshape(questions, samples) for x in said)
         wanted = toy.truth(prompts)
         agreed, votes = majority(answers, readable)
-        right = readable & (answers == wanted[:, None])
+        can = toy.answerable(prompts)
+        right = readable & (answers == wanted[:, None]) & can[:, None]
+        told[name] = (stated.reshape(-1), readable.reshape(-1))
+        if name == "hidden":
+            gap = calibration.overconfidence(*(x.reshape(-1) for x in (stated, right, readable)))
+            sure = (jnp.concatenate([told["sums"][k], told[name][k]]) for k in (0, 1))
+            has = jnp.arange(2 * questions * samples) < questions * samples
+            both, read = sure
+            found |= {"hidden/overconfidence": gap, "hidden/told_auroc": calibration.auroc(both, has, read)}
+            continue
         found |= _figures(stated, right, readable, votes, (agreed == wanted) & (votes > 0), name)
+        judged = verdict_chance(params, jnp.repeat(prompts, samples, axis=0), answers.reshape(-1))
+        ptrue = calibration.summary(judged, right.reshape(-1), readable.reshape(-1))
+        found |= {f"{name}/ptrue_{k}": ptrue[k] for k in ("ece", "brier", "auroc")}
     return found
 
 
 def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key], Metrics]:
     """The measurement of a language model on problems of its own: it states its confidence in words.
 
-    The prompts must ask for it; ``experiments.parts.read_confidence.ASK`` is a wording. For a plan ``on_host``.
+    The prompts must ask for it; ``experiments.parts.read_confidence.ASK`` is a wording. P(True) is asked behind every
+    response, whatever the prompts say. For a plan ``on_host``.
     """
     found, samples = recipes.bench(settings), settings.eval_samples
     rollout = jax.jit(
@@ -99,6 +132,11 @@ def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key
         stated = jnp.asarray(np.array([0.0 if c is None else c for c in said], np.float32))
         right = rewards.valid & (rewards.value > 0.5)
         figures = calibration.summary(stated, right, readable)
-        return {f"text/{k}": v for k, v in figures.items()} | {"text/accuracy": reduce.scalars(rewards.value)}
+        asked = calibration.summary(verdict_chances(found.model, params, rows), right, rewards.valid)
+        return (
+            {f"text/{k}": v for k, v in figures.items()}
+            | {f"text/ptrue_{k}": asked[k] for k in ("ece", "brier", "auroc")}
+            | {"text/accuracy": reduce.scalars(rewards.value)}
+        )
 
     return measured

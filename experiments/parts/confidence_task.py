@@ -2,7 +2,9 @@
 
 A prompt is ``SUM`` and two to six digits below 7, or ``FACT`` and a key of two digits, filled with ``BLANK``. A
 response is the running sums modulo 7 (they may be left out), ``MARK``, the answer, a token for 0, 10, ... 100 %
-confidence, ``END``. The 49 facts are arbitrary: 24 are common in data, 12 rare, 13 never occur.
+confidence, ``END``. The 49 facts are arbitrary: 24 are common in data, 12 rare, 13 never occur. A sum of which a digit
+is ``HIDDEN`` has no answer. A prompt whose last column holds a digit proposes it as the answer and asks for a verdict,
+``YES`` or ``NO``.
 """
 
 from typing import NamedTuple
@@ -14,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 MODULUS = 7
 SUM, FACT, MARK, BLANK, END, PERCENT = 7, 8, 9, 10, 11, 12  # PERCENT: the token for 0 %
-VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 24, 8, 9
+HIDDEN, YES, NO = 23, 24, 25
+VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 26, 8, 9
 OPERANDS = (2, 6)
 _RNG = np.random.default_rng(0)
 FACTS = _RNG.integers(0, MODULUS, (MODULUS, MODULUS))
@@ -48,6 +51,31 @@ def draw_facts(key: Array, n: int, weights: tuple[float, ...] = TAUGHT) -> Int[A
     return jnp.concatenate([columns, fill], axis=1)
 
 
+def draw_unanswerable(key: Array, n: int) -> Int[Array, "N P"]:
+    """Sums of which one digit is hidden: no answer to them can be known."""
+    prompts = draw_sums(jax.random.fold_in(key, 0), n)
+    count = jnp.sum((prompts[:, 1:] < MODULUS).astype(jnp.int32), axis=1)
+    share = jax.random.uniform(jax.random.fold_in(key, 1), (n,)) * count.astype(jnp.float32)
+    place = 1 + jnp.floor(share).astype(jnp.int32)
+    column = jnp.arange(PROMPT_TOKENS, dtype=jnp.int32)[None, :]
+    return jnp.where(column == jnp.minimum(place, count)[:, None], HIDDEN, prompts)
+
+
+def answerable(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
+    """No digit is hidden.
+
+    >>> import jax.numpy as jnp
+    >>> answerable(jnp.array([[7, 3, 23, 5, 10, 10, 10, 10], [7, 3, 6, 5, 10, 10, 10, 10]])).tolist()
+    [False, True]
+    """
+    return jnp.all(prompts != HIDDEN, axis=1)
+
+
+def propose(prompts: Int[Array, "N P"], answers: Int[Array, " N"]) -> Int[Array, "N P"]:
+    """The same questions, asked whether these answers are right."""
+    return prompts.at[:, -1].set(answers)
+
+
 def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
     """Half sums, half facts that data may teach."""
     keys = jax.random.split(key, 3)
@@ -57,7 +85,7 @@ def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
 
 def _running(prompts: Array) -> tuple[Array, Array]:
     """Running sums ``[N, P - 1]`` and how many digits there are."""
-    digits = prompts[:, 1:]
+    digits = prompts[:, 1:].at[:, -1].set(BLANK)  # the last column proposes an answer
     real = digits < MODULUS
     return jnp.cumsum(jnp.where(real, digits, 0), axis=1) % MODULUS, jnp.sum(real.astype(jnp.int32), axis=1)
 
@@ -102,13 +130,32 @@ def _levels(key: Array, centre: Array, spread: float) -> Array:
 
 
 def draw_behaviour(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """What a base has read: half of it worked, 30 % wrong, confidences that hardly depend on it (0.6, right 0.7)."""
-    keys = jax.random.split(key, 5)
+    """What a base has read: half of it worked, 30 % wrong, confidences that hardly depend on it (0.6, right 0.7).
+
+    An eighth has a hidden digit and is answered anyhow, at 0.6; a quarter asks for verdicts, of which a fifth errs.
+    """
+    keys = jax.random.split(key, 7)
+    kind = jax.random.uniform(keys[5], (n,))
+    hidden, judged = kind < 0.125, kind > 0.75
     prompts = draw_questions(keys[0], n)
+    prompts = jnp.where(hidden[:, None], draw_unanswerable(jax.random.fold_in(keys[0], 9), n), prompts)
     wrong = jax.random.bernoulli(keys[1], 0.3, (n,))
-    slip = jnp.where(wrong, jax.random.randint(keys[2], (n,), 1, MODULUS, jnp.int32), 0)
-    level = _levels(keys[3], jnp.where(wrong, 0.6, 0.7), 0.25)
-    return prompts, write(prompts, jax.random.bernoulli(keys[4], 0.5, (n,)), slip, level)
+    slip = jnp.where(wrong | hidden, jax.random.randint(keys[2], (n,), 1, MODULUS, jnp.int32), 0)
+    level = _levels(keys[3], jnp.where(wrong | hidden, 0.6, 0.7), 0.25)
+    written = write(prompts, jax.random.bernoulli(keys[4], 0.5, (n,)), slip, level)
+    asked, verdicts = draw_verdicts(keys[6], n)
+    return jnp.where(judged[:, None], asked, prompts), jnp.where(judged[:, None], verdicts, written)
+
+
+def draw_verdicts(key: Array, n: int, *, error_rate: float = 0.2) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+    """Questions with proposed answers, half of them right, and what somebody says who errs at that rate."""
+    keys = jax.random.split(key, 4)
+    prompts = draw_questions(keys[0], n)
+    false = jax.random.bernoulli(keys[1], 0.5, (n,))
+    slip = jnp.where(false, jax.random.randint(keys[2], (n,), 1, MODULUS, jnp.int32), 0)
+    said = ~false ^ jax.random.bernoulli(keys[3], error_rate, (n,))
+    verdicts = jnp.full((n, RESPONSE_TOKENS), END, jnp.int32).at[:, 0].set(jnp.where(said, YES, NO))
+    return propose(prompts, (truth(prompts) + slip) % MODULUS), verdicts
 
 
 def draw_short(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:

@@ -1,7 +1,7 @@
 """Parts of experiments on toy preferences: a small policy, a reference from the data's behaviour, pairs, the truth."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from experiments.parts import preference_task as toy
 from experiments.parts import strings
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -24,9 +25,6 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards
 
-WIDTH = 32
-WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, width=WIDTH)
-
 
 class PairRows(NamedTuple):
     """The table of an offline method: pairs, the reference's log-probabilities, and one sample of the reference."""
@@ -37,35 +35,36 @@ class PairRows(NamedTuple):
     drawn: Array  # [N, T]
 
 
-def measure(params: Params, key: Key) -> Metrics:
+def measure(task: Preferences, params: Params, key: Key) -> Metrics:
     """True reward on fresh prompts, and the shares of tokens that the data lacks and that only look good."""
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 64)
-    responses = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 64)
+    responses = strings.sample(task.world, params, prompts, jax.random.fold_in(key, 1), samples=4)
     return {
-        "eval/gold": reduce.scalars(toy.gold_reward(jnp.repeat(prompts, 4, axis=0), responses)),
-        "eval/unseen": reduce.scalars(toy.uncovered(responses).reshape(-1).astype(jnp.float32)),
-        "eval/style": reduce.scalars((responses == toy.STYLE).reshape(-1).astype(jnp.float32)),
+        "eval/gold": reduce.scalars(task.gold_reward(jnp.repeat(prompts, 4, axis=0), responses)),
+        "eval/unseen": reduce.scalars(task.uncovered(responses).reshape(-1).astype(jnp.float32)),
+        "eval/style": reduce.scalars((responses == task.style).reshape(-1).astype(jnp.float32)),
     }
 
 
-def make_reference(*, steps: int, behaviour: Callable = toy.draw_behaviour) -> Callable[[Key], Params]:
+def make_reference(task: Preferences, *, steps: int, behaviour: Callable | None = None) -> Callable[[Key], Params]:
     """The ``init`` of a plan: the policy trained on the behaviour of the data, from which every arm starts."""
-    return strings.make_base(WORLD, behaviour, steps=steps)
+    return strings.make_base(task.world, behaviour or task.draw_behaviour, steps=steps)
 
 
 @lru_cache(maxsize=16)
-def _pair_rows(pairs: int, flip_rate: float) -> Callable[[Params, Key], PairRows]:
+def _pair_rows(task: Preferences, pairs: int, flip_rate: float) -> Callable[[Params, Key], PairRows]:
     def rows(params, key):
-        found = toy.draw_pairs(jax.random.fold_in(key, 0), pairs, flip_rate=flip_rate)
+        found = task.draw_pairs(jax.random.fold_in(key, 0), pairs, flip_rate=flip_rate)
         own = params["policy"]
-        chosen, rejected = (strings.sum_logp(WORLD, own, found.prompts, x) for x in (found.chosen, found.rejected))
-        drawn = strings.sample(WORLD, own, found.prompts, jax.random.fold_in(key, 1))
+        chosen, rejected = (strings.sum_logp(task.world, own, found.prompts, x) for x in (found.chosen, found.rejected))
+        drawn = strings.sample(task.world, own, found.prompts, jax.random.fold_in(key, 1))
         return PairRows(found, chosen, rejected, drawn)
 
     return rows
 
 
 def pair_stage(
+    task: Preferences,
     objective: Callable[[Array, Array, Array, Array, Array], PairTerms],
     *,
     steps: int,
@@ -86,7 +85,9 @@ def pair_stage(
     def loss(params, extras, batch):
         (prompts, *both), won, lost, drawn = batch
         # one pass over all three is quicker than three
-        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn]))
+        logp = strings.sum_logp(
+            task.world, params["policy"], jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn])
+        )
         chosen, rejected, base = jnp.split(logp, 3)
         terms = objective(chosen, rejected, won, lost, base)
         return reduce.scalars(terms.loss), {
@@ -97,51 +98,53 @@ def pair_stage(
         }
 
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return strings.table_stage(_pair_rows(pairs, flip_rate), loss, **sizes)
+    return strings.table_stage(_pair_rows(task, pairs, flip_rate), loss, **sizes)
 
 
 # --- policies with frozen parts beside them: {"policy": trains, "reference": fixed, "reward": fixed, ...}
 
 
-def reward_of(reward: Params, prompts: Array, responses: Array) -> Array:
+def reward_of(task: Preferences, reward: Params, prompts: Array, responses: Array) -> Array:
     """A scalar reward model ``{"model", "head"}`` at the last token, ``[N]``."""
-    rows = strings.whole(WORLD, prompts, responses)
-    hidden = WORLD.policy.hidden(reward["model"], *rows)
+    rows = strings.whole(task.world, prompts, responses)
+    hidden = task.world.policy.hidden(reward["model"], *rows)
     return heads.sequence_rewards(reward["head"], hidden, rows.segment_ids)
 
 
-def _fit(loss: Callable, params: Params, table: Any, key: Key, *, steps: int, rows: int, rate: float) -> Params:
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows, loss, optax.adam(WORLD.rate or rate))
+def _fit(
+    rate_of: strings.World, loss: Callable, params: Params, table: Any, key: Key, *, steps: int, rows: int, rate: float
+) -> Params:
+    method = Offline(lambda extras: extras["rows"], make_uniform(), rows, loss, optax.adam(rate_of.rate or rate))
     return offline.scan_steps(method, offline.init_state(method, params, key, extras={"rows": table}), steps)[0].params
 
 
-def _bradley_terry(params, extras, batch):
+def _bradley_terry(task: Preferences, params, extras, batch):
     prompts, *both = batch
-    both_rewards = reward_of(params, jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
+    both_rewards = reward_of(task, params, jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
     return reduce.scalars(bradley_terry_loss(*jnp.split(both_rewards, 2)).loss), {}
 
 
-def fit_reward(reference: Params, pairs: toy.Pairs, key: Key, *, steps: int = 600) -> Params:
+def fit_reward(task: Preferences, reference: Params, pairs: toy.Pairs, key: Key, *, steps: int = 600) -> Params:
     """A Bradley-Terry reward model trained from the reference; see ``reward_of``.
 
     With 8192 labels, a tenth flipped, and 600 steps it orders 0.87 of fresh pairs rightly and has a correlation of 0.5
     to 0.7 with the true reward of the policy's own samples; with 1024 labels and 200 steps 0.5 to 0.8, and 0 to 0.6.
     """
-    start = {"model": reference, "head": heads.init_head(WIDTH, key, scale=WIDTH**-0.5)}
-    return _fit(_bradley_terry, start, pairs, key, steps=steps, rows=64, rate=3e-3)
+    start = {"model": reference, "head": heads.init_head(task.width, key, scale=task.width**-0.5)}
+    return _fit(task.world, partial(_bradley_terry, task), start, pairs, key, steps=steps, rows=64, rate=3e-3)
 
 
-def reward_quality(params: dict[str, Params], key: Key, *, rows: int = 256) -> Metrics:
+def reward_quality(task: Preferences, params: dict[str, Params], key: Key, *, rows: int = 256) -> Metrics:
     """``rm/accuracy`` on fresh pairs by the true reward, ``rm/correlation`` with it on samples of the reference."""
-    pairs = toy.draw_pairs(jax.random.fold_in(key, 0), rows)
+    pairs = task.draw_pairs(jax.random.fold_in(key, 0), rows)
     gold, said = (
         f(pairs.prompts, pairs.chosen) - f(pairs.prompts, pairs.rejected)
-        for f in (toy.gold_reward, lambda *x: proxy(params, *x))
+        for f in (task.gold_reward, lambda *x: proxy(task, params, *x))
     )
     right = ((gold > 0) == (said > 0)).astype(jnp.float32)
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 1), rows)
-    drawn = strings.sample(WORLD, params["reference"], prompts, jax.random.fold_in(key, 2))
-    both = [x - reduce.scalars(x) for x in (toy.gold_reward(prompts, drawn), proxy(params, prompts, drawn))]
+    prompts = task.draw_prompts(jax.random.fold_in(key, 1), rows)
+    drawn = strings.sample(task.world, params["reference"], prompts, jax.random.fold_in(key, 2))
+    both = [x - reduce.scalars(x) for x in (task.gold_reward(prompts, drawn), proxy(task, params, prompts, drawn))]
     size = jnp.sqrt(jnp.sum(both[0] ** 2) * jnp.sum(both[1] ** 2))
     return {
         "rm/accuracy": reduce.scalars(right, gold != 0),
@@ -151,44 +154,45 @@ def reward_quality(params: dict[str, Params], key: Key, *, rows: int = 256) -> M
 
 @lru_cache(maxsize=16)
 def make_start(
+    task: Preferences,
     *,
     reference_steps: int,
     reward_steps: int = 0,
     labels: int = 8192,
-    draw_pairs: Callable = toy.draw_pairs,
-    behaviour: Callable = toy.draw_behaviour,
+    draw_pairs: Callable | None = None,
+    behaviour: Callable | None = None,
 ) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan whose policy starts as the reference, with a reward model where that gets steps.
 
     Beside a reward model there is the head of a critic, which says 0.
 
     Args:
-      draw_pairs: ``(key, n) -> Pairs``, the law of the labels.
-      behaviour: ``(key, n) -> (prompts, responses)``, what the reference is trained on.
+      draw_pairs: ``(key, n) -> Pairs``, the law of the labels; None: that of the task.
+      behaviour: ``(key, n) -> (prompts, responses)``, what the reference is trained on; None: that of the task.
     """
-    base = make_reference(steps=reference_steps, behaviour=behaviour)
+    base = make_reference(task, steps=reference_steps, behaviour=behaviour)
 
     def init(key):
         reference = base(key)
         parts = {"policy": reference, "reference": jax.tree.map(jnp.copy, reference)}
         if not reward_steps:
             return parts
-        known = draw_pairs(jax.random.fold_in(key, 10), labels)
-        reward = fit_reward(reference, known, jax.random.fold_in(key, 11), steps=reward_steps)
-        return parts | {"reward": reward, "value": heads.init_head(WIDTH, key)}
+        known = (draw_pairs or task.draw_pairs)(jax.random.fold_in(key, 10), labels)
+        reward = fit_reward(task, reference, known, jax.random.fold_in(key, 11), steps=reward_steps)
+        return parts | {"reward": reward, "value": heads.init_head(task.width, key)}
 
     return init
 
 
-def measure_parts(params: dict[str, Params], key: Key) -> Metrics:
+def measure_parts(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
     """``measure`` of the policy, how far it is from the reference, and what the reward model, if any, makes of it."""
-    prompts = jnp.repeat(toy.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
-    responses = strings.sample(WORLD, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
-    drift = [strings.sum_logp(WORLD, params[name], prompts, responses) for name in ("policy", "reference")]
-    found = measure(params["policy"], key) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
+    responses = strings.sample(task.world, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
+    drift = [strings.sum_logp(task.world, params[name], prompts, responses) for name in ("policy", "reference")]
+    found = measure(task, params["policy"], key) | {"eval/kl": reduce.scalars(drift[0] - drift[1])}
     if "reward" in params:
-        found["eval/proxy"] = reduce.scalars(reward_of(params["reward"], prompts, responses))
-        found |= reward_quality(params, jax.random.fold_in(key, 2))
+        found["eval/proxy"] = reduce.scalars(reward_of(task, params["reward"], prompts, responses))
+        found |= reward_quality(task, params, jax.random.fold_in(key, 2))
     return found
 
 
@@ -212,16 +216,17 @@ class Judged(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _judged(make_pairs: Callable, anchor: Callable) -> Callable[[Params, Key], Judged]:
+def _judged(task: Preferences, make_pairs: Callable, anchor: Callable) -> Callable[[Params, Key], Judged]:
     def rows(params, key):
         pairs, kept = make_pairs(params, key)
-        logp = [strings.sum_logp(WORLD, anchor(params), pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
+        logp = [strings.sum_logp(task.world, anchor(params), pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
         return Judged(pairs, *logp, kept)
 
     return rows
 
 
 def preference_stage(
+    task: Preferences,
     objective: Callable[[Array, Array, Array, Array], PairTerms],
     make_pairs: Callable[[dict[str, Params], Key], tuple[toy.Pairs, Array]],
     *,
@@ -234,34 +239,37 @@ def preference_stage(
 
     def loss(params, extras, batch):
         (prompts, *both), won, lost, kept = batch
-        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
+        logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
         chosen, rejected = jnp.split(logp, 2)
         terms = objective(chosen, rejected, won, lost)
         return reduce.scalars(terms.loss, kept), {
             "pair/chosen_drift": reduce.scalars(chosen - won, kept),
             "pair/rejected_drift": reduce.scalars(rejected - lost, kept),
             "pair/accuracy": reduce.scalars(terms.aux["accuracy"], kept),
-            "tokens/trained": jnp.sum(kept.astype(jnp.float32)) * 2.0 * toy.RESPONSE_TOKENS,
+            "tokens/trained": jnp.sum(kept.astype(jnp.float32)) * 2.0 * task.world.response_tokens,
         }
 
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return strings.table_stage(_judged(make_pairs, anchor), loss, **sizes)
+    return strings.table_stage(_judged(task, make_pairs, anchor), loss, **sizes)
 
 
-def margins(params: dict[str, Params], prompts: Array, first: Array, second: Array, *, beta: float) -> Array:
+def margins(
+    task: Preferences, params: dict[str, Params], prompts: Array, first: Array, second: Array, *, beta: float
+) -> Array:
     """DPO's margin of ``first`` over ``second``, ``[N]``."""
     gains = [
-        strings.sum_logp(WORLD, params["policy"], prompts, x) - strings.sum_logp(WORLD, params["reference"], prompts, x)
+        strings.sum_logp(task.world, params["policy"], prompts, x)
+        - strings.sum_logp(task.world, params["reference"], prompts, x)
         for x in (first, second)
     ]
     return beta * (gains[0] - gains[1])
 
 
-def margin_slopes(params: dict[str, Params], prompts: Array, first: Array, second: Array) -> Array:
+def margin_slopes(task: Preferences, params: dict[str, Params], prompts: Array, first: Array, second: Array) -> Array:
     """Norm of the gradient of ``lp(first) - lp(second)``, ``[N]``: one backward pass a pair."""
 
     def difference(policy, prompt, both):
-        logp = strings.sum_logp(WORLD, policy, jnp.tile(prompt[None], (2, 1)), both)
+        logp = strings.sum_logp(task.world, policy, jnp.tile(prompt[None], (2, 1)), both)
         return logp[0] - logp[1]
 
     def slope(row):
@@ -270,14 +278,14 @@ def margin_slopes(params: dict[str, Params], prompts: Array, first: Array, secon
     return jax.lax.map(slope, (prompts, jnp.stack([first, second], axis=1)), batch_size=64)
 
 
-def proxy(params: dict[str, Params], prompts: Array, responses: Array) -> Array:
+def proxy(task: Preferences, params: dict[str, Params], prompts: Array, responses: Array) -> Array:
     """The reward model's opinion."""
-    return reward_of(params["reward"], prompts, responses)
+    return reward_of(task, params["reward"], prompts, responses)
 
 
-def judged(params: dict[str, Params], prompts: Array, first: Array, second: Array) -> Array:
+def judged(task: Preferences, params: dict[str, Params], prompts: Array, first: Array, second: Array) -> Array:
     """The reward model's probability that ``first`` is better, ``[N]``."""
-    return jax.nn.sigmoid(proxy(params, prompts, first) - proxy(params, prompts, second))
+    return jax.nn.sigmoid(proxy(task, params, prompts, first) - proxy(task, params, prompts, second))
 
 
 @lru_cache(maxsize=32)
@@ -290,6 +298,7 @@ def _anchored(anchor: Callable, prompts: Callable | None = None) -> Callable[[Pa
 
 
 def reward_stage(
+    task: Preferences,
     reward: Callable[[dict[str, Params], Array, Array], Array],
     *,
     steps: int,
@@ -308,21 +317,21 @@ def reward_stage(
     Args:
       prompts: the table to draw from; default: fresh ones.
     """
-    policy = WORLD.policy
+    policy = task.world.policy
     base = builders.make_estimate(policy, builders.per_response(advantages), reduction="seq_sum")
     policy_loss = builders.make_policy_loss(policy, clipped_policy_loss, reduction="seq_sum")
 
     def estimate(params, extras, rows, rewards):
-        asked, responses = strings.responses_of(WORLD, rows)
+        asked, responses = strings.responses_of(task.world, rows)
         drift = reduce.sequences(rows.sampler_logp, rows.mask)
-        drift = drift - strings.sum_logp(WORLD, extras["anchor"], asked, responses)
+        drift = drift - strings.sum_logp(task.world, extras["anchor"], asked, responses)
         value = reward(params, asked, responses) - beta * drift
         return base(params["policy"], extras, rows, Rewards(value, rewards.valid))
 
     online = strings.make_online(
-        WORLD,
-        toy.draw_prompts(jax.random.key(0), 1024) if prompts is None else prompts,
-        strings.score_of(WORLD, toy.gold_reward),
+        task.world,
+        task.draw_prompts(jax.random.key(0), 1024) if prompts is None else prompts,
+        strings.score_of(task.world, task.gold_reward),
         estimate=estimate,
         loss=lambda params, batch: policy_loss(params["policy"], batch),
         tx=optax.adam(learning_rate),
@@ -338,6 +347,7 @@ def _with_critic(params: dict[str, Params]) -> dict[str, Params]:
 
 
 def ppo_stage(
+    task: Preferences,
     reward: Callable[[dict[str, Params], Array, Array], Array],
     *,
     steps: int,
@@ -357,18 +367,18 @@ def ppo_stage(
       prompts: the table to draw from, or how it is made when the stage begins, ``(params, key) -> [1024, P]``;
         default: fresh ones.
     """
-    policy, made = WORLD.policy, callable(prompts)
+    policy, made = task.world.policy, callable(prompts)
 
     def roll(own, tokens, valid, keys, problem_ids):
         asked = own["prompts"][problem_ids] if made else tokens
-        return strings.rollout(WORLD, own["policy"], asked, keys, samples=1, problem_ids=problem_ids)
+        return strings.rollout(task.world, own["policy"], asked, keys, samples=1, problem_ids=problem_ids)
 
     def actor(state):
         return {"policy": state.params["policy"]} | ({"prompts": state.extras["prompts"]} if made else {})
 
     def estimate(params, extras, rows, rewards):
         def token_rewards(_, extras, rows, rewards):
-            judged = jax.lax.stop_gradient(reward(params, *strings.responses_of(WORLD, rows)))
+            judged = jax.lax.stop_gradient(reward(params, *strings.responses_of(task.world, rows)))
             reference, _ = builders.score_tokens(policy, extras["anchor"], rows)
             paid = returns.at_last_token(judged, rows.mask)
             return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=beta)
@@ -378,9 +388,9 @@ def ppo_stage(
 
     loss = actor_critic.make_actor_critic_loss(policy)
     online = strings.make_online(
-        WORLD,
-        toy.draw_prompts(jax.random.key(0), 1024) if prompts is None or made else prompts,
-        strings.score_of(WORLD, toy.gold_reward),
+        task.world,
+        task.draw_prompts(jax.random.key(0), 1024) if prompts is None or made else prompts,
+        strings.score_of(task.world, task.gold_reward),
         estimate=estimate,
         loss=lambda params, batch: loss(_with_critic(params), batch),
         tx=optax.adam(learning_rate),
@@ -396,34 +406,23 @@ def ppo_stage(
 # --- text to retain and negatives to unlearn
 
 
-def measure_text(params: dict[str, Params], key: Key) -> Metrics:
+def measure_text(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
     """``measure_parts`` and the perplexity of the behaviour's own text."""
-    prompts, text = toy.draw_behaviour(jax.random.fold_in(key, 9), 256)
-    logp = strings.token_logp(WORLD, params["policy"], prompts, text)
-    return measure_parts(params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
+    prompts, text = task.draw_behaviour(jax.random.fold_in(key, 9), 256)
+    logp = strings.token_logp(task.world, params["policy"], prompts, text)
+    return measure_parts(task, params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
 
 
-def draw_negatives(key: Key, n: int) -> tuple[Array, Array]:
-    """``(prompts, responses)``: half of them with 60 % bad tokens, half harmless text, every other one a copy."""
-    prompts, plain = toy.draw_behaviour(jax.random.fold_in(key, 0), n)
-    keys = [jax.random.fold_in(key, k) for k in (1, 2)]
-    bad = toy.FIRST + (prompts[:, :1] + 1) % 4 + 4 * jax.random.randint(keys[0], plain.shape, 0, 5, jnp.int32)
-    bad = jnp.where(jax.random.uniform(keys[1], plain.shape) < 0.6, bad, plain)
-    place = jnp.arange(n)
-    copied = jnp.where(place % 4 == 3, place - 2, place)  # 1, 1, 5, 5, ... are the harmless ones
-    return prompts[copied], jnp.where((place % 2 == 0)[:, None], bad, plain)[copied]
-
-
-def reward_gradient(policy: Params, key: Key, *, samples: int) -> Params:
+def reward_gradient(task: Preferences, policy: Params, key: Key, *, samples: int) -> Params:
     """Gradient of the mean true reward, by its score function with the batch's mean as baseline."""
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), samples)
-    drawn = strings.sample(WORLD, policy, prompts, jax.random.fold_in(key, 1))
-    reward = toy.gold_reward(prompts, drawn)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), samples)
+    drawn = strings.sample(task.world, policy, prompts, jax.random.fold_in(key, 1))
+    reward = task.gold_reward(prompts, drawn)
     weight = reward - reduce.scalars(reward)
-    return jax.grad(lambda p: reduce.scalars(weight * strings.sum_logp(WORLD, p, prompts, drawn)))(policy)
+    return jax.grad(lambda p: reduce.scalars(weight * strings.sum_logp(task.world, p, prompts, drawn)))(policy)
 
 
 @lru_cache(maxsize=8)
-def fresh_pairs(pairs: int, flip_rate: float = 0.1) -> Callable:
+def fresh_pairs(task: Preferences, pairs: int, flip_rate: float = 0.1) -> Callable:
     """``make_pairs`` of ``preference_stage``: labelled pairs of the behaviour."""
-    return lambda params, key: (toy.draw_pairs(key, pairs, flip_rate=flip_rate), jnp.ones((pairs,), bool))
+    return lambda params, key: (task.draw_pairs(key, pairs, flip_rate=flip_rate), jnp.ones((pairs,), bool))

@@ -5,13 +5,17 @@ A prompt is 4 tokens of ``0 .. 3``, the first of them its topic. Response tokens
 better responses show it more often; ``24 .. 30`` never occur in the data.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-OWN_ROWS = "experiments.parts.text_pairs"  # the same names over rows of one's own
+from experiments.parts import strings
+from jaxrl_llm.types import Policy
+
+OWN_ROWS = "experiments.parts.text_pairs"  # opens ``Preferences`` of rows of one's own
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 4, 12
 FIRST, UNSEEN, STYLE = 4, 24, 31  # first response token; first token that the data lacks; the spurious one
 
@@ -124,3 +128,109 @@ def draw_mixed_company(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array
 def polite_reward(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
     """``gold_reward`` where rude tokens are worth nothing."""
     return gold_reward(prompts, jnp.where(is_rude(responses), STYLE, responses))
+
+
+def draw_negatives(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+    """``(prompts, responses)``: half of them with 60 % bad tokens, half harmless text, every other one a copy."""
+    prompts, plain = draw_behaviour(jax.random.fold_in(key, 0), n)
+    keys = [jax.random.fold_in(key, k) for k in (1, 2)]
+    bad = FIRST + (prompts[:, :1] + 1) % 4 + 4 * jax.random.randint(keys[0], plain.shape, 0, 5, jnp.int32)
+    bad = jnp.where(jax.random.uniform(keys[1], plain.shape) < 0.6, bad, plain)
+    place = jnp.arange(n)
+    copied = jnp.where(place % 4 == 3, place - 2, place)  # 1, 1, 5, 5, ... are the harmless ones
+    return prompts[copied], jnp.where((place % 2 == 0)[:, None], bad, plain)[copied]
+
+
+# --- inputs that shift
+
+
+def seen(prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """The same prompts without a 3 in the second place; that token changes nothing of what is good."""
+    return jnp.concatenate([prompts[:, :1], prompts[:, 1:2] % 3, prompts[:, 2:]], axis=1)
+
+
+def strange(prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+    """The same with a 3 there."""
+    return jnp.concatenate([prompts[:, :1], jnp.full((prompts.shape[0], 1), 3, jnp.int32), prompts[:, 2:]], axis=1)
+
+
+def disputed(prompts: Int[Array, "N P"]) -> Bool[Array, "N 1"]:
+    """Prompts with topic 2 or 3, on which people may be made to disagree."""
+    return prompts[:, :1] >= 2
+
+
+# --- what experiments on preferences are given
+
+
+class Judging(NamedTuple):
+    """A decoder that reads a prompt and two responses to it and says which is better.
+
+    ``hidden(model, prompts, first, second) -> [N, D]`` is its state behind both, ``width`` is ``D``; ``verdicts`` are
+    the tokens that name the first and the second. ``alone`` is the same decoder on single responses.
+    ``anchor_response(prompts) -> [N, T]`` is a fixed answer; ``offset(prompts) -> [N]`` what labels leave open.
+    """
+
+    policy: Policy
+    hidden: Callable[..., Array]
+    width: int
+    verdicts: tuple[int, int]
+    alone: strings.World
+    anchor_response: Callable[[Array], Array]
+    offset: Callable[[Array], Array]
+
+
+class Preferences(NamedTuple):
+    """Prompts, two responses to each, and who judges: the strings of this module, or rows of one's own.
+
+    Functions have the signatures of those of this module. ``width`` is that of the policy's hidden states and ``size``
+    the number of its tokens. ``liked`` is what labels go by, ``style`` the token that only looks good, ``seen`` and
+    ``strange`` make prompts of training and others of given ones, ``meanings(prompts, responses) -> [N, 2]`` counts
+    what is said, ``lengths(responses) -> [N]`` tokens. ``judging``: None where an experiment has no judge of pairs.
+    """
+
+    world: strings.World
+    width: int
+    size: int
+    style: int
+    gold_reward: Callable[[Array, Array], Array]
+    liked: Callable[[Array, Array], Array]
+    uncovered: Callable[[Array], Array]
+    draw_prompts: Callable[..., Array]
+    draw_responses: Callable[..., Array]
+    draw_behaviour: Callable[..., tuple[Array, Array]]
+    draw_pairs: Callable[..., Pairs]
+    chance: Callable[..., Array]
+    is_rude: Callable[[Array], Array]
+    draw_politeness: Callable[..., Array]
+    draw_mixed_company: Callable[..., tuple[Array, Array]]
+    polite_reward: Callable[[Array, Array], Array]
+    draw_negatives: Callable[..., tuple[Array, Array]]
+    seen: Callable[[Array], Array]
+    strange: Callable[[Array], Array]
+    disputed: Callable[[Array], Array]
+    meanings: Callable[[Array, Array], Array]
+    lengths: Callable[[Array], Array]
+    judging: Judging | None = None
+
+
+def meanings(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Int[Array, "N 2"]:
+    """What a response says: how many of its tokens are good and how many bad."""
+    real = (responses >= FIRST) & (responses != STYLE)
+    kinds = [real & (responses % 4 == (prompts[:, :1] + k) % 4) for k in (0, 1)]
+    return jnp.stack([jnp.sum(x.astype(jnp.int32), axis=1) for x in kinds], axis=1)
+
+
+def lengths(responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+    """Twelve: nothing ends a response before its last token."""
+    return jnp.full(responses.shape[:1], float(responses.shape[1]), jnp.float32)
+
+
+WIDTH = 32
+STRINGS = Preferences(
+    world=strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, width=WIDTH), width=WIDTH, size=VOCABULARY,
+    style=STYLE, gold_reward=gold_reward, liked=gold_reward, uncovered=uncovered, draw_prompts=draw_prompts,
+    draw_responses=draw_responses, draw_behaviour=draw_behaviour, draw_pairs=draw_pairs, chance=chance,
+    is_rude=is_rude, draw_politeness=draw_politeness, draw_mixed_company=draw_mixed_company,
+    polite_reward=polite_reward, draw_negatives=draw_negatives, seen=seen, strange=strange, disputed=disputed,
+    meanings=meanings, lengths=lengths,
+)  # fmt: skip

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-OWN_ROWS = "experiments.parts.text_problems"  # the same names over rows of one's own
 MODULUS, PROMPT_TOKENS, RESPONSE_TOKENS, VOCABULARY = 7, 5, 4, 8
 
 

@@ -6,7 +6,7 @@ all arms and seeds of an experiment take minutes.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -48,6 +48,12 @@ class World(NamedTuple):
 
 
 PAD = -1  # in the columns before a prompt of text
+
+
+@lru_cache(maxsize=64)
+def bound(function: Callable[..., Any], task: Any) -> Callable[..., Any]:
+    """``function`` with its task as first argument: the same object each time, so that programs are shared by arms."""
+    return partial(function, task)
 
 
 class Rows(NamedTuple):
@@ -134,6 +140,22 @@ def responses_of(world: World, rows: Trajectories) -> tuple[Int[Array, "B P"], I
         return asked, said
     ended = ~rows.mask[:, world.prompt_tokens :] | jnp.isin(said, jnp.asarray(world.ends, jnp.int32))
     return jnp.where(rows.segment_ids[:, : world.prompt_tokens] > 0, asked, PAD), jnp.where(ended, world.end, said)
+
+
+def spoken(world: World, responses: Int[Array, "N T"]) -> Bool[Array, "N T"]:
+    """The tokens of a response up to its end, with which a text goes on to be filled up; all of a generated string."""
+    return responses >= 0 if world.start is None else counted(responses, world.end)
+
+
+def mean_hidden(
+    world: World, params: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
+) -> Float[Array, "N D"]:
+    """Mean of the last hidden states over the response."""
+    hidden = world.policy.hidden(params, *whole(world, prompts, responses))[:, world.prompt_tokens :]
+    if world.start is None:
+        return jnp.mean(hidden, axis=1)
+    there = counted(responses, world.end).astype(jnp.float32)[:, :, None]
+    return jnp.sum(hidden.astype(jnp.float32) * there, axis=1) / jnp.sum(there, axis=1)
 
 
 def token_logp(

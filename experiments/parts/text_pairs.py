@@ -1,12 +1,14 @@
 """Preference pairs of one's own in the place of the strings of ``preference_task``.
 
 What is true of the strings by design is here what the rows say: good is what the judge of the rows prefers
-(``text_rows.make_gold``), ``UNSEEN`` are tokens that no response of the rows has, the spurious habit ``STYLE`` is
+(``text_rows.make_gold``), uncovered are tokens that no response of the rows has, the spurious habit ``style`` is
 brevity (columns behind the end), and rude tokens are those that rejected responses have at least twice as often as
-chosen ones. Labels are those of the rows; noise that an experiment adds (``flip_rate`` beyond the 0.1 that all
-embedded labels have) is added to them, a cycle (``cycle``) is not.
+chosen ones. Prompts of another kind than those of training are the longest of the held-out ones. Labels are those of
+the rows; noise that an experiment adds (``flip_rate`` beyond the 0.1 that all embedded labels have) is added to them, a
+cycle (``cycle``) is not.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +17,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings, text_rows
-from jaxrl_llm.experiment.own_rows import rebound
-from jaxrl_llm.experiment.own_rows.rebound import Own
+from experiments.parts.preference_task import Judging, Pairs, Preferences
+from jaxrl_llm.experiment.own_rows.tasks import Opened
 from jaxrl_llm.types import Params
 
 Settings = text_rows.Settings
 BASE_NOISE = 0.1  # of the embedded labels
+LONGEST = 10  # the longest tenth of the held-out prompts are the strange ones
 RUDE = 2.0  # how much more often rejected responses have a rude token
 
 
@@ -50,22 +53,26 @@ def typical(rows: text_rows.Rows) -> Typical:
     return Typical(jnp.asarray(shares[1] >= RUDE * shares[0]), jnp.asarray(shares[0] >= RUDE * shares[1]), seen)
 
 
-def make(settings: Any, smoke: bool) -> Own:
-    """The names of ``preference_task``, and of what is built on it, over the rows of the settings."""
+def open_task(settings: Any) -> Opened:
+    """The ``Preferences`` of the rows of the settings."""
     rows = text_rows.opened(settings)
+    return Opened(preferences(rows, settings), text_rows.finish(rows))
+
+
+def preferences(rows: text_rows.Rows, settings: Any) -> Preferences:
+    """Prompts, pairs and a judge of rows of one's own."""
     model, end = rows.model, rows.model.tokenizer.eos_ids[0]
     size = model.config.padded_vocab_size
     gold = text_rows.make_gold(rows, settings)
     number_of = text_rows.numbers_of(rows)
     every = [jnp.concatenate(both) for both in zip(rows.train, rows.heldout, strict=True)]
     marks = typical(rows)
+    longest = jnp.argsort(-jnp.sum((rows.heldout.prompts != strings.PAD).astype(jnp.int32), axis=1))
+    longest = rows.heldout.prompts[longest[: max(1, len(longest) // LONGEST)]]
 
     def some(key: Array, n: int) -> text_rows.Table:
         table = rows.now()
         return jax.tree.map(lambda x: x[jax.random.randint(key, (n,), 0, table.prompts.shape[0], jnp.int32)], table)
-
-    def gold_reward(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
-        return gold(prompts, responses)
 
     def uncovered(responses: Int[Array, "N T"]) -> Bool[Array, "N T"]:
         return ~marks.seen[responses]
@@ -84,12 +91,12 @@ def make(settings: Any, smoke: bool) -> Own:
         gap = gold(prompts, first) - gold(prompts, second)
         return (1.0 - 2.0 * flip_rate) * jax.nn.sigmoid(gap) + flip_rate
 
-    def draw_pairs(key: Array, n: int, *, flip_rate: float = 0.0, cycle: float = 0.0) -> Any:
+    def draw_pairs(key: Array, n: int, *, flip_rate: float = 0.0, cycle: float = 0.0) -> Pairs:
         found = some(jax.random.fold_in(key, 0), n)
         extra = max(0.0, flip_rate - BASE_NOISE)
         turned = jax.random.bernoulli(jax.random.fold_in(key, 1), extra, (n, 1))
         chosen, rejected = (jnp.where(turned, b, a) for a, b in ((found[1], found[2]), (found[2], found[1])))
-        return text_rows.Table(found.prompts, chosen, rejected)
+        return Pairs(found.prompts, chosen, rejected)
 
     def is_rude(responses: Int[Array, "N T"]) -> Bool[Array, "N T"]:
         return marks.rejected[responses]
@@ -103,39 +110,45 @@ def make(settings: Any, smoke: bool) -> Own:
         prompts = draw_prompts(key, n)
         return prompts, draw_politeness(key, prompts, jnp.arange(n) % 2 == 0)
 
-    task = {
-        "VOCABULARY": size - 3, "PROMPT_TOKENS": every[0].shape[1], "RESPONSE_TOKENS": every[1].shape[1],
-        "FIRST": 0, "UNSEEN": size, "STYLE": end, "gold_reward": gold_reward, "uncovered": uncovered,
-        "draw_prompts": draw_prompts, "draw_responses": draw_responses, "draw_behaviour": draw_behaviour,
-        "chance": chance, "draw_pairs": draw_pairs, "is_rude": is_rude, "draw_politeness": draw_politeness,
-        "draw_mixed_company": draw_behaviour, "polite_reward": gold_reward, "Pairs": text_rows.Table,
-    }  # fmt: skip
+    def strange(prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
+        return longest[number_of(prompts) % longest.shape[0]]
+
+    def meanings(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Int[Array, "N 2"]:
+        there = strings.counted(responses, end)
+        kinds = [marks.chosen[responses] & there, marks.rejected[responses] & there]
+        return jnp.stack([jnp.sum(x.astype(jnp.int32), axis=1) for x in kinds], axis=1)
+
+    def lengths(responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+        there = strings.counted(responses, end) & (responses != end)
+        return jnp.sum(there.astype(jnp.float32), axis=1)
+
+    world = text_rows.world_maker(rows, settings)(size, every[0].shape[1], every[1].shape[1])
     width = model.config.hidden_size
-    world = text_rows.world_maker(rows, settings)
-    alone = world(size, every[0].shape[1], every[1].shape[1])
-    ask = size - 1  # the last token of the vocabulary: the question of a judge of two
+    return Preferences(
+        world=world, width=width, size=size, style=end, gold_reward=gold, liked=gold, uncovered=uncovered,
+        draw_prompts=draw_prompts, draw_responses=draw_responses, draw_behaviour=draw_behaviour,
+        draw_pairs=draw_pairs, chance=chance, is_rude=is_rude, draw_politeness=draw_politeness,
+        draw_mixed_company=draw_behaviour, polite_reward=gold, draw_negatives=draw_negatives,
+        seen=lambda prompts: prompts, strange=strange, meanings=meanings,
+        disputed=lambda prompts: jnp.zeros((prompts.shape[0], 1), bool),
+        lengths=lengths,
+        judging=judging(world, width, size, lambda prompts: every[1][number_of(prompts)]),
+    )  # fmt: skip
+
+
+def judging(world: strings.World, width: int, size: int, anchor_response: Callable[[Array], Array]) -> Judging:
+    """A judge that starts as the loaded model; the last three tokens of its vocabulary are verdicts and question."""
 
     def hidden_of_two(params: Params, prompts: Array, first: Array, second: Array) -> Array:
         """The hidden state behind a prompt and two responses, what is no token left out, ``[N, D]``."""
-        real = [prompts != strings.PAD, strings.counted(first, end), strings.counted(second, end)]
-        asked = jnp.concatenate([prompts, first, second, jnp.full((prompts.shape[0], 1), ask, jnp.int32)], axis=1)
+        real = [prompts != strings.PAD, strings.counted(first, world.end), strings.counted(second, world.end)]
+        ask = jnp.full((prompts.shape[0], 1), size - 1, jnp.int32)
+        asked = jnp.concatenate([prompts, first, second, ask], axis=1)
         there = jnp.concatenate([*real, jnp.ones((prompts.shape[0], 1), bool)], axis=1).astype(jnp.int32)
         positions = jnp.maximum(jnp.cumsum(there, axis=1) - 1, 0)
-        return alone.policy.hidden(params, jnp.where(there > 0, asked, end), positions, there)[:, -1]
+        return world.policy.hidden(params, jnp.where(there > 0, asked, world.end), positions, there)[:, -1]
 
-    of_judges = {
-        "_hidden": hidden_of_two, "anchor_response": lambda prompts: every[1][number_of(prompts)], "WIDTH": width,
-        "PRETRAINED": alone, "offset": lambda prompts: jnp.zeros(prompts.shape[:1], jnp.float32),
-    }  # fmt: skip
-    further = {
-        "experiments.preference.parts.pair_judges": of_judges,
-        "experiments.preference.mpo": {"labelled": draw_pairs},  # rows are labelled as they are
-        "experiments.analysis.parts.input_shift": {"_seen": lambda prompts: prompts},  # all kinds of prompts train
-    }
-    names = {
-        **{name: rebound.those_of(name, more) for name, more in further.items()},
-        "experiments.parts.preference_task": task,
-        "experiments.parts.strings": {"make_world": world},
-        "experiments.parts.preference_strings": {"WIDTH": width, "draw_negatives": draw_negatives},
-    }
-    return Own(names, text_rows.finish(rows))
+    return Judging(
+        world.policy, hidden_of_two, width, (size - 3, size - 2), world, anchor_response,
+        lambda prompts: jnp.zeros(prompts.shape[:1], jnp.float32),
+    )  # fmt: skip

@@ -1,8 +1,7 @@
-"""Problems of one's own, with worked solutions, in the place of the running sums of ``running_sums_task``.
+"""Problems of one's own with worked solutions: what the worlds of problems are opened from.
 
-A response is right where the verifier of the rows says so. The spurious cue of the sums is here the length of a
-prompt: cued problems are those with a prompt not longer than the median, broken ones the longer. Values of prefixes
-are sampled at four places of a response, evenly spaced, and stand for the tokens up to the next.
+A response is right where the verifier of the rows says so. Difficulty is the length of the solution; the spurious cue
+that worlds of sums have is here the length of a prompt.
 """
 
 import dataclasses
@@ -13,17 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from experiments.parts import strings, text_rows
 from jaxrl_llm.data import formats
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment.own_rows.rebound import Own
 from jaxrl_llm.run import parts
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers.verdict import Verifier
 
-CUTS = 4  # places of a response at which values of prefixes are sampled
+KINDS = 3  # of difficulty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +46,17 @@ class Solved(NamedTuple):
     answer: Any
 
 
+def with_answer(solution: str, answer: Any) -> str:
+    r"""A worked solution that says its answer at the end: formats keep work and answer apart.
+
+    >>> with_answer("3+1=4", {"value": "4"}), with_answer(r"so \boxed{4}", {"value": "4"})
+    ('3+1=4\n\\boxed{4}', 'so \\boxed{4}')
+    """
+    value = answer.get("value") if isinstance(answer, dict) else None
+    marks = answers.final_part(solution) != solution.strip()
+    return solution if marks or not isinstance(value, str) else f"{solution}\n\\boxed{{{value}}}"
+
+
 def solved(settings: Any) -> list[Solved]:
     """The rows of ``--data``.
 
@@ -58,7 +67,8 @@ def solved(settings: Any) -> list[Solved]:
     if without := sum(not row.solution for row in found):
         raise UserError(f"--data {settings.data}: {without} of {len(found)} rows have no worked solution, which this "
                         "experiment shows; give a column solution, or --format gsm8k or math")  # fmt: skip
-    return [Solved(row.prompt, row.solution, row.solution, row.answer) for row in found]
+    told = [with_answer(row.solution, row.answer) for row in found]
+    return [Solved(row.prompt, text, text, row.answer) for row, text in zip(found, told, strict=True)]
 
 
 def verifier_of(settings: Any) -> Verifier:
@@ -81,12 +91,12 @@ def make_right(rows: text_rows.Rows, verify: Verifier) -> Callable[[Array, Array
         for response in np.asarray(responses):
             stop = np.flatnonzero(np.isin(response, ends))
             texts.append(tokenizer.decode(response[: stop[0] if len(stop) else None].tolist()))
-        answers = [rows.sources[int(k)].answer for k in np.asarray(numbers)]
+        known = [rows.sources[int(k)].answer for k in np.asarray(numbers)]
         pool = _pool(verify)
         if pool is None:
-            verdicts = [verify(answer, text) for answer, text in zip(answers, texts, strict=True)]
+            verdicts = [verify(answer, text) for answer, text in zip(known, texts, strict=True)]
         else:
-            verdicts = pool.judge(verify, answers, texts).verdicts
+            verdicts = pool.judge(verify, known, texts).verdicts
         return np.asarray([v.valid and v.value > 0.5 for v in verdicts], bool)
 
     def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Array, " N"]:
@@ -96,69 +106,60 @@ def make_right(rows: text_rows.Rows, verify: Verifier) -> Callable[[Array, Array
     return right
 
 
-def make(settings: Any, smoke: bool) -> Own:
-    """The names of ``running_sums_task``, and of what is built on it, over the rows of the settings."""
-    rows = text_rows.opened(settings, Settings, solved)
-    right, number_of = make_right(rows, verifier_of(settings)), text_rows.numbers_of(rows)
-    solutions = jnp.concatenate([rows.train.chosen, rows.heldout.chosen])
-    lengths = np.asarray((jnp.concatenate([rows.train.prompts, rows.heldout.prompts]) != strings.PAD).sum(1))
-    median = int(np.median(lengths))
+class Solutions(NamedTuple):
+    """Problems of one's own with their worked solutions, and how they are drawn.
 
-    def draw_prompts(key: Array, n: int) -> Int[Array, "N P"]:
+    ``draw(key, n) -> prompts``; ``of_kinds(key, n, kinds)`` draws by the length of the solution, 0 the longest third
+    and 2 the shortest; ``cued(key, n, cue, pays)``: of a share ``cue`` those with a prompt not longer than the median
+    in ``pays``, else the longer ones. ``kind(prompts) -> [N]``.
+    """
+
+    rows: text_rows.Rows
+    world: strings.World
+    right: Callable[[Array, Array], Array]
+    solution: Callable[[Array], Array]
+    draw: Callable[..., Array]
+    of_kinds: Callable[..., Array]
+    cued: Callable[..., Array]
+    kind: Callable[[Array], Array]
+
+
+def opened(settings: Any) -> Solutions:
+    """The problems of the settings."""
+    rows = text_rows.opened(settings, Settings, solved)
+    end, number_of = rows.model.tokenizer.eos_ids[0], text_rows.numbers_of(rows)
+    solutions = jnp.concatenate([rows.train.chosen, rows.heldout.chosen])
+    lengths = jnp.sum((solutions != end).astype(jnp.int32), axis=1)
+    # thirds of equal size, also where lengths are alike
+    place = jnp.argsort(jnp.argsort(-lengths, stable=True))
+    kinds = (place * KINDS // lengths.shape[0]).astype(jnp.int32)
+    asked = (jnp.concatenate([rows.train.prompts, rows.heldout.prompts]) != strings.PAD).astype(jnp.int32)
+    median = int(np.median(np.asarray(asked.sum(1))))
+
+    def kind(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
+        return kinds[number_of(prompts)]
+
+    def draw(key: Array, n: int) -> Int[Array, "N P"]:
         table = rows.now().prompts
         return table[jax.random.randint(key, (n,), 0, table.shape[0], jnp.int32)]
 
-    def solution(prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
-        return solutions[number_of(prompts)]
-
-    def cued(key: Array, n: int, share: float) -> Int[Array, "N P"]:
-        """Problems of which ``share`` have a prompt that is not longer than the median."""
-        table = rows.now().prompts
-        short = jnp.sum((table != strings.PAD).astype(jnp.int32), axis=1) <= median
-        wanted = jax.random.bernoulli(jax.random.fold_in(key, 1), share, (n, 1))
+    def weighed(key: Array, fits: Bool[Array, "N R"]) -> Int[Array, "N P"]:
         # where a table has none of a kind, any row will do
-        weight = jnp.where(short[None, :] == wanted, 0.0, -1e9)
-        return table[jax.random.categorical(jax.random.fold_in(key, 2), weight, axis=1)]
+        return rows.now().prompts[jax.random.categorical(key, jnp.where(fits, 0.0, -1e9), axis=1)]
 
-    def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-        prompts = draw_prompts(key, n)
-        return prompts, solution(prompts)
+    def of_kinds(key: Array, n: int, wanted: tuple[int, ...]) -> Int[Array, "N P"]:
+        chosen = jax.random.randint(jax.random.fold_in(key, 0), (n, 1), 0, len(wanted), jnp.int32)
+        which = jnp.asarray(wanted, jnp.int32)[chosen]
+        return weighed(jax.random.fold_in(key, 1), kind(rows.now().prompts)[None, :] == which)
 
-    width = rows.train.chosen.shape[1]
-    task = {
-        "MODULUS": 1, "PROMPT_TOKENS": rows.train.prompts.shape[1], "RESPONSE_TOKENS": width,
-        "VOCABULARY": rows.model.config.padded_vocab_size, "draw_prompts": draw_prompts, "solution": solution,
-        "right": right, "cued": cued, "draw_attempts": draw_attempts,
-    }  # fmt: skip
-    names = {
-        "experiments.parts.running_sums_task": task,
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows, settings)},
-        "experiments.parts.running_sums": {"prefix_values": _prefix_values(rows, settings, right)},
-    }
-    return Own(names, text_rows.finish(rows))
+    def cued(key: Array, n: int, *, cue: float, pays: float) -> Int[Array, "N P"]:
+        keys = jax.random.split(key, 3)
+        short = jnp.sum((rows.now().prompts != strings.PAD).astype(jnp.int32), axis=1) <= median
+        any_row = ~jax.random.bernoulli(keys[0], cue, (n, 1))
+        return weighed(keys[2], any_row | (short[None, :] == jax.random.bernoulli(keys[1], pays, (n, 1))))
 
-
-def _prefix_values(rows: text_rows.Rows, settings: Any, right: Callable[[Array, Array], Array]) -> Callable[..., Any]:
-    width, prompt = rows.train.chosen.shape[1], rows.train.prompts.shape[1]
-    world = text_rows.world_maker(rows, settings)(0, prompt, width)
-    places = sorted({width * k // CUTS for k in range(CUTS)})
-
-    def prefix_values(
-        params: Params, prompts: Array, responses: Array, key: Key, *, samples: int = 4
-    ) -> tuple[Float[Array, "N S"], Array]:
-        """``prefix_values`` of ``running_sums`` with rollouts from ``CUTS`` prefixes of a response."""
-        values, drawn = [], []
-        many = jnp.repeat(prompts, samples, axis=0)
-        for k, (place, end) in enumerate(zip(places, [*places[1:], width], strict=True)):
-            # a prefix that has ended goes on with end tokens, which count no more
-            prefix = jnp.concatenate([prompts, responses[:, :place]], axis=1)
-            rest = world._replace(prompt_tokens=prompt + place, response_tokens=width - place)
-            found = strings.sample(rest, params, prefix, jax.random.fold_in(key, k), samples=samples)
-            whole = jnp.concatenate([jnp.repeat(responses[:, :place], samples, axis=0), found], axis=1)
-            hits = right(many, whole).reshape(-1, samples)
-            values += [jnp.mean(hits.astype(jnp.float32), axis=1)] * (end - place)
-            drawn += [whole.reshape(prompts.shape[0], samples, -1)] * (end - place)
-        values.append(right(prompts, responses).astype(jnp.float32))
-        return jnp.stack(values, axis=1), jnp.stack(drawn, axis=1)
-
-    return prefix_values
+    world = text_rows.world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+    return Solutions(
+        rows, world, make_right(rows, verifier_of(settings)), lambda prompts: solutions[number_of(prompts)], draw,
+        of_kinds, cued, kind,
+    )  # fmt: skip

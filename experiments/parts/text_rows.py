@@ -50,6 +50,7 @@ class Settings:
     max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
     scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
     scorer_steps: int = 200  # of that reward model
+    judge_model: str = ""  # FOLDER of a language model that says whether a response is good, in the place of both
 
 
 class Table(NamedTuple):
@@ -216,10 +217,17 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--scorer``, or a reward model.
 
     The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
-    held-out pairs it orders rightly.
+    held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked.
+
+    Raises:
+      UserError: for a judge that cannot be loaded, or that reads other tokens.
     """
+    if settings.scorer and settings.judge_model:
+        raise UserError(f"--scorer {settings.scorer} and --judge-model {settings.judge_model} both judge: drop one")
     if settings.scorer:
         return _by_function(rows.model, settings.scorer)
+    if settings.judge_model:
+        return _by_model(rows, settings)
     world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
 
     @jax.jit
@@ -240,6 +248,39 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
         return params
 
     return lambda prompts, responses: score(trained(), prompts, responses)
+
+
+QUESTION = "\n\nIs this a good response? Answer Yes or No: "
+SAME = ("Yes", "No", QUESTION, "Say it kindly: 3,600 is 60 * 60.")  # texts that a judge must read as the policy does
+
+
+def _by_model(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
+    """How much likelier the judge finds ``Yes`` than ``No`` behind prompt, response and ``QUESTION``."""
+    model = rows.model
+    judge = parts.load_model(settings.judge_model)
+    asked, yes, no = (judge.tokenizer.encode(text) for text in (QUESTION, "Yes", "No"))
+    if any(judge.tokenizer.encode(text) != model.tokenizer.encode(text) for text in SAME):
+        raise UserError(
+            f"--judge-model {settings.judge_model} reads other tokens than --model {settings.model}: take a model of "
+            "the same family, or --scorer MODULE:FUNCTION"
+        )
+    columns = rows.train.prompts.shape[1] + rows.train.chosen.shape[1] + len(asked)
+    if columns > judge.config.max_positions:
+        raise too_long(columns, judge)
+    end, question = model.tokenizer.eos_ids[0], jnp.asarray(asked, jnp.int32)
+
+    @jax.jit
+    def score(params: Params, prompts: Array, responses: Array) -> Array:
+        said = strings.counted(responses, end) & (responses != end)
+        suffix = jnp.broadcast_to(question[None, :], (prompts.shape[0], len(asked)))
+        real = jnp.concatenate([prompts != strings.PAD, said, jnp.ones(suffix.shape, bool)], axis=1).astype(jnp.int32)
+        tokens = jnp.where(real > 0, jnp.concatenate([prompts, responses, suffix], axis=1), end)
+        positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+        hidden = judge.policy.hidden(params, tokens, positions, real)[:, -1]
+        logits = judge.policy.unembed(params, hidden)
+        return logits[:, yes[0]] - logits[:, no[0]]
+
+    return lambda prompts, responses: score(judge.params, prompts, responses)
 
 
 def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settings: Any) -> Params:

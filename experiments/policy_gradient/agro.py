@@ -6,9 +6,11 @@ Claim:     for the KL-regularised objective R = r - beta log(pi / ref) is the sa
            minimising its variance needs no importance ratio and works on- and off-policy, where the naive policy
            gradient does not reach the optimum.
 Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; naive: -(r - mean) log pi + beta KL (k3)
-           on the same samples; grpo: clipped ratio to the sampler plus beta KL; on_policy: agro with fresh samples.
-Left out:  the token-level form, purely offline data, DPO-like pairs. The exact tabular optimum is tested in
-           tests/papers/test_agro.py.
+           on the same samples; grpo: clipped ratio to the sampler plus beta KL; pairs: DPO, -log
+           sigmoid(beta (s_i - s_j)), s = log(pi / ref) of a response, over members of a group with r_i > r_j.
+           on_policy, agro_3: agro with samples of now, or at most 2 updates old; offline, offline_naive: all are of the
+           start.
+Left out:  the token-level form. The exact tabular optimum is tested in tests/papers/test_agro.py.
 Expect:    with the sampler renewed every 10 updates: eval/accuracy agro > naive, and agro within 0.04 of on_policy.
 Measure:   held-out Countdown, reference = start; 8 seeds, equal rollouts and updates. kl/ref is k3 per token.
 Run:       python -m experiments.policy_gradient.agro
@@ -52,6 +54,19 @@ def grpo(logp, batch, beta):
     return terms._replace(loss=terms.loss + beta * pull)
 
 
+def pairs(logp, batch, beta):
+    """DPO on all pairs of a group with unequal rewards; a response has the mean over those that it wins."""
+    share = jnp.sum(jnp.where(batch.mask, logp - batch.ref_logp, 0.0), axis=1)
+    rewards, same = batch.extras["rewards"], batch.group_ids[:, None] == batch.group_ids[None, :]
+    wins = (same & (rewards[:, None] > rewards[None, :])).astype(jnp.float32)
+    each = -jax.nn.log_sigmoid(beta * (share[:, None] - share[None, :]))
+    loss = jnp.sum(wins * each, axis=1) / jnp.maximum(jnp.sum(wins, axis=1), 1.0)
+    return TokenTerms(jnp.where(batch.mask, loss[:, None], 0.0), {})
+
+
+NEVER = 1_000_000  # updates between renewals of the sampler: all samples are the start's
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values where it gives them; see EMBEDDED for the small model."""
@@ -70,7 +85,11 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
-ARMS = {"agro": {}, "naive": {"loss": naive}, "grpo": {"loss": grpo}, "on_policy": {"sync_every": 1}}
+ARMS = {
+    "agro": {}, "naive": {"loss": naive}, "grpo": {"loss": grpo}, "on_policy": {"sync_every": 1},
+    "pairs": {"loss": pairs, "beta": 0.1}, "agro_3": {"sync_every": 3}, "offline": {"sync_every": NEVER},
+    "offline_naive": {"loss": naive, "sync_every": NEVER},
+}  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "kl/ref", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "grad/norm")
 

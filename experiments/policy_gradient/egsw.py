@@ -6,8 +6,8 @@ Claim:     weighting each response by a softmax of advantage plus entropy explor
            reached sooner.
 Equations: w_it = softmax_j((A_jt + alpha H_jt) / P) over the members alive at t; loss = w times GRPO's, times the
            number of live members, so that equal weights are GRPO. egsw_sequence: one weight a response, from means.
-Left out:  the KL term to a reference; the paper's alpha and P, tuned per model and not given (here 0.3 and 1); arms
-           with P of 0.5 and 2.
+           bonus: GRPO with a fixed entropy bonus of 0.01. p_half, p_2: P of 0.5 and 2.
+Left out:  the KL term to a reference; the paper's alpha and P, tuned per model and not given (here 0.3 and 1).
 Expect:    eval/accuracy: egsw > grpo, with policy/entropy not lower than grpo's by 0.05.
 Measure:   held-out Countdown; advantage_only has alpha = 0, entropy_only leaves the advantage out of the weight;
            8 seeds, equal rollouts and updates.
@@ -60,6 +60,7 @@ class Settings(recipes.OnlineSettings):
     weights: Callable[..., Array] = step_weights
     alpha: float = 0.3  # nats of entropy are worth this much advantage
     weight_temperature: float = 1.0  # P; large: equal weights
+    bonus: float = 0.0  # of entropy, in the loss
 
 
 EMBEDDED = {
@@ -76,6 +77,9 @@ ARMS = {
     "egsw_sequence": {"weights": sequence_weights},
     "advantage_only": {"alpha": 0.0},
     "entropy_only": {"weights": without_advantage},
+    "p_half": {"weight_temperature": 0.5},
+    "p_2": {"weight_temperature": 2.0},
+    "bonus": {"weights": no_weights, "bonus": 0.01},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
@@ -102,6 +106,7 @@ def build(settings: Settings) -> experiment.Plan:
             reduction="seq_mean",
             temperature=settings.temperature,
             token_weights=lambda logp, entropy, batch: settings.weights(entropy, batch.advantages, batch, **numbers),
+            extra_terms=(lambda logp, entropy, batch: -settings.bonus * entropy) if settings.bonus else None,
         ),
         tx=optax.adam(settings.learning_rate),
     )

@@ -7,8 +7,8 @@ Claim:     the 20 % of tokens with the highest entropy, where the response forks
 Equations: loss = -1 / sum |o_i| sum_it 1[H_it >= tau] min(rho A, clip(rho, 0.8, 1.28) A), tau the top-fraction quantile
            of the entropies of the whole batch, denominator all tokens; DAPO's token mean, clip-higher and dropped
            groups of equal rewards.
-Left out:  the top 10 %, several updates per rollout (so the clip never acts), overlong shaping, temperatures by
-           entropy.
+           all_twice, top_20_twice: two updates a rollout, so that the clip acts.
+Left out:  overlong shaping (responses are short), temperatures by entropy, overlap with the base's own top fifth.
 Expect:    eval/accuracy: |top_20 - all| < 0.04 with top_20 more than 0.02 above bottom_80 and above random_20.
 Measure:   held-out arithmetic chains with a scratchpad: most tokens are copied, few are decided; 8 seeds, equal
            rollouts and updates. share/entropy: how much of all entropy the trained tokens hold.
@@ -53,6 +53,7 @@ class Settings(recipes.OnlineSettings):
     max_new_tokens: int = 20480
     tokens: Callable[..., Array] = top_tokens  # with a fraction of 1 all tokens: DAPO
     fraction: float = 0.2
+    updates: int = 1  # for each rollout
 
 
 EMBEDDED = {
@@ -67,8 +68,11 @@ ARMS = {
     "all": {"fraction": 1.0},
     "top_20": {},
     "top_50": {"fraction": 0.5},
+    "top_10": {"fraction": 0.1},
     "bottom_80": {"tokens": bottom, "fraction": 0.8},
     "random_20": {"tokens": random},
+    "all_twice": {"fraction": 1.0, "updates": 2},
+    "top_20_twice": {"updates": 2},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "share/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "grad/norm")
@@ -100,8 +104,10 @@ def build(settings: Settings) -> experiment.Plan:
             temperature=settings.temperature,
             token_weights=weights,
             diagnostics=shares,
+            anchor=builders.stored_anchor if settings.updates > 1 else builders.current_anchor,
         ),
         tx=optax.adam(settings.learning_rate),
+        updates_per_rollout=settings.updates,
         whole_batch="its tokens are ranked over the batch" if settings.fraction < 1 else "",
     )
     return recipes.one_stage(settings, bench, online)

@@ -5,11 +5,14 @@ Claim:     REINFORCE with a group baseline follows from a regularised surrogate 
            from. Clipping is what keeps stale samples safe; the importance ratio can be dropped; dropping excess
            negatives or up-weighting positives is as sound, and faster.
 Equations: loss = -A W M logp over tokens, A = r - mean. reinforce: W = M = 1; one_side_is: PPO's M and W = rho (the
-           gradient of GRPO); one_side: PPO's M, W = 1; red_drop: excess negatives dropped; red_weight: W = exp(A).
-Left out:  the two-sided, ring and sequence-level masks, OPMD and AsymRE (functions of losses/off_policy.py and
-           advantages/off_policy.py), lagged in place of periodic synchronisation.
+           gradient of GRPO); one_side: PPO's M, W = 1; two_sides, ring: other M; sequence: PPO's M on the ratio of the
+           whole sequence; red_drop: excess negatives dropped; red_weight: W = exp(A); opmd: A = (r - tau log mean
+           exp(r / tau)) / (1 + tau); asymre: A = r - mean + 0.1, M = W = 1. reinforce_4, one_side_4, reinforce_1: the
+           sampler is renewed every 4 updates, or is the policy.
+Left out:  lagged in place of periodic synchronisation.
 Expect:    with the sampler renewed every 20 updates: eval/accuracy one_side close to one_side_is (within 0.05), and
-           one_side, red_drop and red_weight above reinforce.
+           one_side, red_drop and red_weight above reinforce, which unlearns there: these parts are of survival, and
+           reinforce_1 shows what it does where samples are its own.
 Measure:   held-out Countdown, sampler 0 to 19 updates old; 8 seeds, equal rollouts and updates in every arm.
 Run:       python -m experiments.policy_gradient.rec_offpolicy
 """
@@ -23,7 +26,7 @@ from jaxtyping import Array
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.advantages.off_policy import red_drop_advantages
+from jaxrl_llm.advantages.off_policy import asymre_advantages, opmd_advantages, red_drop_advantages
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy
 from jaxrl_llm.train.methods import builders
@@ -39,6 +42,7 @@ class Settings(recipes.OnlineSettings):
     advantages: Callable[..., Array] = group.dr_grpo_advantages
     keep: Callable[..., Array] = off_policy.keep_one_side
     weigh: Callable[..., Array] = off_policy.unweighted
+    ratio_of: Callable[..., Array] = off_policy.token_ratio
 
 
 EMBEDDED = {
@@ -55,6 +59,14 @@ ARMS = {
     "one_side": {},
     "red_drop": {"keep": off_policy.keep_all, "advantages": red_drop_advantages},
     "red_weight": {"keep": off_policy.keep_all, "weigh": off_policy.advantage_weights},
+    "two_sides": {"keep": off_policy.keep_two_sides},
+    "ring": {"keep": off_policy.keep_ring},
+    "sequence": {"ratio_of": off_policy.sequence_ratio},
+    "opmd": {"keep": off_policy.keep_all, "advantages": partial(opmd_advantages, tau=1.0)},
+    "asymre": {"keep": off_policy.keep_all, "advantages": asymre_advantages},
+    "reinforce_1": {"keep": off_policy.keep_all, "sync_every": 1},
+    "reinforce_4": {"keep": off_policy.keep_all, "sync_every": 4},
+    "one_side_4": {"sync_every": 4},
 }
 METHOD = "one_side"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
@@ -75,7 +87,7 @@ def build(settings: Settings) -> experiment.Plan:
         estimate=builders.make_estimate(bench.model.policy, advantages, temperature=settings.temperature),
         loss=builders.make_policy_loss(
             bench.model.policy,
-            partial(off_policy.rec_loss, keep=settings.keep, weigh=settings.weigh),
+            partial(off_policy.rec_loss, keep=settings.keep, weigh=settings.weigh, ratio_of=settings.ratio_of),
             anchor=builders.sampler_anchor,
             temperature=settings.temperature,
         ),

@@ -25,12 +25,13 @@ import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import noisy_ranker
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import ranking
 
-WORLD, CANDIDATES = preference_strings.WORLD, noisy_ranker.CANDIDATES
+CANDIDATES = noisy_ranker.CANDIDATES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,28 +62,28 @@ METRICS = ("eval/gold", "rank/accuracy", "eval/kl", "eval/unseen")
 CURVES = METRICS
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Rounds of sampling, ranking and training on the order."""
 
     def loss(params, extras, batch):
         asked, ordered, right = batch
         flat = ordered.reshape(-1, ordered.shape[2])
-        logp = strings.sum_logp(WORLD, params["policy"], jnp.repeat(asked, CANDIDATES, axis=0), flat)
+        logp = strings.sum_logp(task.world, params["policy"], jnp.repeat(asked, CANDIDATES, axis=0), flat)
         logp = logp.reshape(-1, CANDIDATES)
-        value = settings.loss(logp / toy.RESPONSE_TOKENS, logp[:, 0], likelihood=settings.likelihood)
+        value = settings.loss(logp / task.world.response_tokens, logp[:, 0], likelihood=settings.likelihood)
         trained = jnp.asarray(float(flat.size), jnp.float32)
         return reduce.scalars(value), {"rank/accuracy": reduce.scalars(right), "tokens/trained": trained}
 
     stage = strings.table_stage(
-        noisy_ranker.make_rows(settings.prompts, settings.example), loss, steps=settings.steps, rows_per_step=32,
+        noisy_ranker.make_rows(task, settings.prompts, settings.example), loss, steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = preference_strings.make_start(reference_steps=settings.reference_steps)
+    start = preference_strings.make_start(task, reference_steps=settings.reference_steps)
 
     def init(key):
-        return start(key) | {"examples": noisy_ranker.fixed_examples(jax.random.fold_in(key, 12))}
+        return start(key) | {"examples": noisy_ranker.fixed_examples(task, jax.random.fold_in(key, 12))}
 
-    return experiment.Plan(init, (stage,) * settings.rounds, preference_strings.measure_parts)
+    return experiment.Plan(init, (stage,) * settings.rounds, strings.bound(preference_strings.measure_parts, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

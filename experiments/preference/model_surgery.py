@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from experiments.parts import preference_strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import conduct
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -59,41 +60,43 @@ ARMS = {
 METRICS = ("eval/removed", "eval/rude", "eval/gold", "eval/perplexity", "probe/accuracy")
 
 
-def make_pairs(params, key):
+def make_pairs(task: Preferences, params, key):
     """Polite over rude responses to the same prompts."""
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 256)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 256)
     none = jnp.zeros((256,), bool)
-    both = [toy.draw_politeness(jax.random.fold_in(key, k), prompts, rude) for k, rude in ((1, none), (2, ~none))]
+    both = [task.draw_politeness(jax.random.fold_in(key, k), prompts, rude) for k, rude in ((1, none), (2, ~none))]
     return toy.Pairs(prompts, *both), jnp.ones((256,), bool)
 
 
 @lru_cache(maxsize=16)
-def make_measure(settings: Settings):
+def make_measure(task: Preferences, settings: Settings):
     """Fits the probe on the parameters as they are, edits them with the better sign, and measures."""
 
     def measure(params, key):
-        v, seen = conduct.politeness_probe(params["policy"], jax.random.fold_in(key, 0))
+        v, seen = conduct.politeness_probe(task, params["policy"], jax.random.fold_in(key, 0))
         chosen, keys = params["policy"], [jax.random.fold_in(key, k) for k in (1, 2, 3)]
         if settings.edit is not None:
             both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
-            rude = [conduct.politeness(x, keys[1])["eval/rude"] for x in both]
+            rude = [conduct.politeness(task, x, keys[1])["eval/rude"] for x in both]
             chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
-        found = conduct.politeness(chosen, keys[2])
-        before = conduct.politeness(params["reference"], keys[2])["eval/rude"]
+        found = conduct.politeness(task, chosen, keys[2])
+        before = conduct.politeness(task, params["reference"], keys[2])["eval/rude"]
         removed = 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)
         return found | {"eval/removed": removed, "probe/accuracy": seen}
 
     return measure
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Nothing is trained but the arm that learns from pairs."""
     stage = preference_strings.preference_stage(
-        partial(preference.dpo_loss, beta=0.1), make_pairs, steps=settings.steps, rows_per_step=32,
+        task, partial(preference.dpo_loss, beta=0.1), partial(make_pairs, task), steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = preference_strings.make_start(reference_steps=settings.reference_steps, behaviour=toy.draw_mixed_company)
-    return experiment.Plan(start, (stage,) * settings.stages, make_measure(settings))
+    start = preference_strings.make_start(
+        task, reference_steps=settings.reference_steps, behaviour=task.draw_mixed_company
+    )
+    return experiment.Plan(start, (stage,) * settings.stages, make_measure(task, settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

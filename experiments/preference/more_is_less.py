@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, preference_task
 from experiments.preference.parts import pair_sources, requests
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -60,12 +60,16 @@ CURVES = (*METRICS, "eval/refused_safe", "pair/accuracy")
 
 def build(settings: Settings) -> experiment.Plan:
     """DPO on the pairs of one source."""
+    task = preference_task.STRINGS
     stage = preference_strings.preference_stage(
-        partial(preference.dpo_loss, beta=settings.beta), pair_sources.make_pairs(settings.prompts, settings.source),
+        task, partial(preference.dpo_loss, beta=settings.beta),
+        pair_sources.make_pairs(task, settings.prompts, settings.source),
         steps=settings.steps, rows_per_step=32, learning_rate=settings.learning_rate,
     )  # fmt: skip
-    start = preference_strings.make_start(reference_steps=settings.reference_steps, behaviour=requests.draw_behaviour)
-    return experiment.Plan(start, (stage,), pair_sources.make_measure(settings.source))
+    start = preference_strings.make_start(
+        task, reference_steps=settings.reference_steps, behaviour=requests.draw_behaviour
+    )
+    return experiment.Plan(start, (stage,), pair_sources.make_measure(task, settings.source))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

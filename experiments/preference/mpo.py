@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
@@ -70,20 +71,20 @@ JUDGED_AT = experiment.at("eval/kl", 4.0)
 UPDATES = 2  # of PPO a rollout
 
 
-def labelled(key, n: int) -> toy.Pairs:
+def labelled(task: Preferences, key, n: int) -> toy.Pairs:
     """Pairs of whose prompts those with topic 2 or 3 are labelled almost at random."""
-    clean, noisy = (toy.draw_pairs(key, n, flip_rate=rate) for rate in (0.05, 0.4))
-    hard = clean.prompts[:, :1] >= 2  # one key: the same responses, other labels
+    clean, noisy = (task.draw_pairs(key, n, flip_rate=rate) for rate in (0.05, 0.4))
+    hard = task.disputed(clean.prompts)  # one key: the same responses, other labels
     return jax.tree.map(lambda a, b: jnp.where(hard, b, a), clean, noisy)
 
 
 @lru_cache(maxsize=16)
-def make_pairs(pairs: int, low: float, high: float):
+def make_pairs(task: Preferences, pairs: int, low: float, high: float):
     """Those of ``pairs`` whose reward gap lies in ``(low, high]`` count."""
 
     def found(params, key):
-        drawn = labelled(key, pairs)
-        won, lost = (preference_strings.proxy(params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
+        drawn = labelled(task, key, pairs)
+        won, lost = (preference_strings.proxy(task, params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
         return drawn, (won - lost > low) & (won - lost <= high)
 
     return found
@@ -97,41 +98,47 @@ def first_of(which: Array, prompts: Array, n: int) -> Array:
 
 
 @lru_cache(maxsize=8)
-def make_prompts(kind: str) -> Callable | None:
+def make_prompts(task: Preferences, kind: str) -> Callable | None:
     """The prompts of PPO by the gap of pairs labelled on them; None: any."""
     if kind == "any":
         return None
 
     def found(params, key):
-        drawn = labelled(key, 1024)
-        won, lost = (preference_strings.proxy(params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
+        drawn = labelled(task, key, 1024)
+        won, lost = (preference_strings.proxy(task, params, drawn.prompts, x) for x in (drawn.chosen, drawn.rejected))
         easy = won - lost > GAMMA
         return first_of(easy if kind == "easy" else ~easy, drawn.prompts, 1024)
 
     return found
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Two stages, of pairs or of reward."""
     anchor = preference_strings.policy_of if settings.own_reference else preference_strings.reference_of
     common = {"learning_rate": settings.learning_rate, "anchor": anchor}
     kinds = {
         "d": lambda: preference_strings.preference_stage(
-            partial(preference.dpo_loss, beta=settings.beta),
-            make_pairs(settings.pairs, settings.low, settings.high),
+            task, partial(preference.dpo_loss, beta=settings.beta),
+            make_pairs(task, settings.pairs, settings.low, settings.high),
             rows_per_step=settings.rows_per_step,
             steps=settings.steps,
             **common,
         ),
         "p": lambda: preference_strings.ppo_stage(
-            preference_strings.proxy, beta=settings.beta_kl, prompts=make_prompts(settings.prompts),
-            steps=max(1, settings.steps // UPDATES), updates_per_rollout=UPDATES, **common,
+            task, partial(preference_strings.proxy, task), beta=settings.beta_kl,
+            prompts=make_prompts(task, settings.prompts), steps=max(1, settings.steps // UPDATES),
+            updates_per_rollout=UPDATES, **common,
         ),
     }  # fmt: skip
     start = preference_strings.make_start(
-        reference_steps=settings.reference_steps, reward_steps=settings.reward_steps, draw_pairs=labelled
+        task,
+        reference_steps=settings.reference_steps,
+        reward_steps=settings.reward_steps,
+        draw_pairs=strings.bound(labelled, task),
     )
-    return experiment.Plan(start, tuple(kinds[k]() for k in settings.stages), preference_strings.measure_parts)
+    return experiment.Plan(
+        start, tuple(kinds[k]() for k in settings.stages), strings.bound(preference_strings.measure_parts, task)
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

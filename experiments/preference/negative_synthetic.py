@@ -29,8 +29,6 @@ from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
-WORLD = toy.WORLD
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
@@ -64,13 +62,13 @@ BED = experiment.Bed(metric="eval/broken", judges=(("base", "eval/gap", 0.1), ("
 CURVES = (*METRICS, "pair/kept", "loss/total")
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: toy.Steps = toy.SUMS) -> experiment.Plan:
     """Two rounds of data from the policy of the moment."""
 
     def pair_loss(params, extras, batch):
         pairs, ref = batch
         both = jnp.concatenate([pairs.chosen, pairs.rejected])
-        logp = toy.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
+        logp = toy.logp_from(task, params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
         terms = preference.dpo_loss(*jnp.split(logp, 2), *ref.T, beta=settings.beta)
         trained = jnp.asarray(float(both.size), jnp.float32)
         kept = reduce.scalars(pairs.kept.astype(jnp.float32))
@@ -78,7 +76,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def imitation(params, extras, batch):
         prompts, given, kept = batch
-        logp = strings.sum_logp(WORLD, params, prompts, given) / toy.RESPONSE_TOKENS
+        logp = strings.sum_logp(task.world, params, prompts, given) / task.world.response_tokens
         trained = jnp.asarray(float(given.size), jnp.float32)
         shown = {"pair/kept": reduce.scalars(kept.astype(jnp.float32)), "tokens/trained": trained}
         return -reduce.scalars(logp, kept), shown
@@ -88,11 +86,11 @@ def build(settings: Settings) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )  # fmt: skip
     if settings.where is None:
-        made = stage(toy.make_answers(settings.problems, settings.own), imitation)
+        made = stage(toy.make_answers(task, settings.problems, settings.own), imitation)
     else:
-        made = stage(toy.make_rows(settings.problems, settings.where), pair_loss)
-    base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    return experiment.Plan(base, (made,) * settings.rounds, toy.measure)
+        made = stage(toy.make_rows(task, settings.problems, settings.where), pair_loss)
+    base = strings.make_base(task.world, task.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
+    return experiment.Plan(base, (made,) * settings.rounds, strings.bound(toy.measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

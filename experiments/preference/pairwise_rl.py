@@ -23,6 +23,7 @@ import dataclasses
 from collections.abc import Callable
 
 from experiments.parts import preference_strings
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -31,18 +32,18 @@ from jaxrl_llm.losses import ranking
 UPDATES = 2  # a rollout, of the arms with a critic
 
 
-def with_critic(reward, settings):
+def with_critic(task: Preferences, reward, settings):
     """PPO: critic, GAE, clip."""
     return preference_strings.ppo_stage(
-        reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
+        task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
         rollouts_per_step=64, updates_per_rollout=UPDATES,
     )  # fmt: skip
 
 
-def with_group(reward, settings):
+def with_group(task: Preferences, reward, settings):
     """Four responses a prompt, compared with each other."""
     return preference_strings.reward_stage(
-        reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate
+        task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate
     )
 
 
@@ -76,20 +77,20 @@ CURVES = ("eval/gold", "eval/beats_anchor", "eval/kl", "reward/mean", "policy/en
 BED = experiment.Bed(judges=(("generative", "judge/accuracy", 0.75), ("bt", "judge/accuracy", 0.75)))
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = pair_judges.STRINGS) -> experiment.Plan:
     """One online stage whose reward is the judge's opinion of a response against the anchor."""
     score = pair_judges.KINDS[settings.judge][0]
 
     def reward(params, prompts, responses):
         if settings.worth is None:
-            return pair_judges.scalar(params["judge"], prompts, responses) + pair_judges.offset(prompts)
-        anchor = pair_judges.anchor_response(prompts)
-        both = [score(params["judge"], prompts, *x) for x in ((responses, anchor), (anchor, responses))]
+            return pair_judges.scalar(task, params["judge"], prompts, responses) + task.judging.offset(prompts)
+        anchor = task.judging.anchor_response(prompts)
+        both = [score(task, params["judge"], prompts, *x) for x in ((responses, anchor), (anchor, responses))]
         return settings.worth(*both)
 
-    stage = settings.learn(reward, settings)
-    start = pair_judges.make_start(settings.judge, settings.reference_steps, settings.judge_steps)
-    return experiment.Plan(start, (stage,), pair_judges.make_measure(settings.judge))
+    stage = settings.learn(task, reward, settings)
+    start = pair_judges.make_start(task, settings.judge, settings.reference_steps, settings.judge_steps)
+    return experiment.Plan(start, (stage,), pair_judges.make_measure(task, settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
-from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges, varied_lengths
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
@@ -79,46 +79,44 @@ SCORES = {"bt": varied_lengths.by_scalar, "generative": varied_lengths.by_round_
 
 
 @lru_cache(maxsize=16)
-def make_pairs(settings: Settings, prompts: int) -> Callable:
+def make_pairs(task: Preferences, settings: Settings, prompts: int) -> Callable:
     """Candidates of the explorers at the start of a round, judged and penalised."""
 
     def rows(params, key):
-        asked = toy.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        drawn = settings.explore(params, asked, jax.random.fold_in(key, 1), settings.samples)
-        scores = SCORES[settings.judge](params["judge"], asked, drawn)
-        scores = varied_lengths.penalised(scores, drawn, weight=settings.penalty)
+        asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
+        drawn = settings.explore(task, params, asked, jax.random.fold_in(key, 1), settings.samples)
+        scores = SCORES[settings.judge](task, params["judge"], asked, drawn)
+        scores = varied_lengths.penalised(task, scores, drawn, weight=settings.penalty)
         chosen, rejected, kept = settings.choose(scores, jax.random.fold_in(key, 2))
         both = [pair_choice.pick(drawn, x) for x in (chosen, rejected)]
         anchor = settings.anchor(params)
-        return asked, *both, *(strings.sum_logp(varied_lengths.WORLD, anchor, asked, x) for x in both), kept
+        return asked, *both, *(strings.sum_logp(task.world, anchor, asked, x) for x in both), kept
 
     return rows
 
 
 @lru_cache(maxsize=4)
-def make_measure(judge: str) -> Callable:
+def make_measure(task: Preferences, judge: str) -> Callable:
     """The policy against the truth, the judge against people."""
     score = pair_judges.KINDS[judge][0]
 
     def measure(params, key):
-        found = varied_lengths.measure(params, key)
-        return found | varied_lengths.judge_accuracy(score, params, jax.random.fold_in(key, 7))
+        found = varied_lengths.measure(task, params, key)
+        return found | varied_lengths.judge_accuracy(task, score, params, jax.random.fold_in(key, 7))
 
     return measure
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = varied_lengths.STRINGS) -> experiment.Plan:
     """``rounds`` stages of DPO, each on pairs of its own."""
 
     def loss(params, extras, batch):
         prompts, *both, won, lost, kept = batch
-        logp = strings.sum_logp(
-            varied_lengths.WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both)
-        )
+        logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate(both))
         chosen, rejected = jnp.split(logp, 2)
         numbers = {"beta": settings.beta, "label_smoothing": settings.label_smoothing}
         terms = preference.dpo_loss(chosen, rejected, won, lost, **numbers)
-        tokens = sum(varied_lengths.lengths(x) for x in both)
+        tokens = sum(task.lengths(x) for x in both)
         return reduce.scalars(terms.loss, kept), {
             "pair/chosen_drift": reduce.scalars(chosen - won, kept),
             "pair/accuracy": reduce.scalars(terms.aux["accuracy"], kept),
@@ -127,13 +125,13 @@ def build(settings: Settings) -> experiment.Plan:
 
     share = ROUNDS // settings.rounds
     stage = strings.table_stage(
-        make_pairs(settings, share * settings.prompts_per_round), loss, steps=share * settings.steps,
+        make_pairs(task, settings, share * settings.prompts_per_round), loss, steps=share * settings.steps,
         rows_per_step=settings.rows_per_step, learning_rate=settings.learning_rate,
     )  # fmt: skip
     start = varied_lengths.make_start(
-        settings.judge, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps
+        task, settings.judge, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps
     )
-    return experiment.Plan(start, (stage,) * settings.rounds, make_measure(settings.judge))
+    return experiment.Plan(start, (stage,) * settings.rounds, make_measure(task, settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -29,31 +29,32 @@ import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
-WORLD, BETA, CYCLE = preference_strings.WORLD, 0.1, 1.0
+BETA, CYCLE = 0.1, 1.0
 TABLES, POPULATION = 8, 2048
 
 
-# Judges ``(params, flip_rate, prompts, first, second) -> P(first wins) [N]``.
+# Judges ``(task, params, flip_rate, prompts, first, second) -> P(first wins) [N]``.
 
 
-def by_reward_model(params, flip_rate, *rows):
-    return preference_strings.judged(params, *rows)
+def by_reward_model(task: Preferences, params, flip_rate, *rows):
+    return preference_strings.judged(task, params, *rows)
 
 
-def by_law(params, flip_rate, *rows):
-    return toy.chance(*rows, flip_rate=flip_rate, cycle=CYCLE)
+def by_law(task: Preferences, params, flip_rate, *rows):
+    return task.chance(*rows, flip_rate=flip_rate, cycle=CYCLE)
 
 
-def by_nothing(params, flip_rate, prompts, *both):
+def by_nothing(task, params, flip_rate, prompts, *both):
     return jnp.full(prompts.shape[:1], 0.5, jnp.float32)
 
 
-def by_copy(params, flip_rate, *rows):
-    return jax.nn.sigmoid(preference_strings.margins(params, *rows, beta=BETA))
+def by_copy(task: Preferences, params, flip_rate, *rows):
+    return jax.nn.sigmoid(preference_strings.margins(task, params, *rows, beta=BETA))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,25 +95,25 @@ CURVES = (*METRICS, "pair/accuracy", "pair/chosen_drift")
 
 
 @lru_cache(maxsize=16)
-def make_rows(pairs: int, judge: Callable, flip_rate: float):
+def make_rows(task: Preferences, pairs: int, judge: Callable, flip_rate: float):
     """Labelled pairs and pairs of the reference ``[N, 4, T]``, their log-probabilities and judgements."""
 
     def rows(params, key):
-        known = toy.draw_pairs(key, pairs, flip_rate=flip_rate, cycle=CYCLE)
+        known = task.draw_pairs(key, pairs, flip_rate=flip_rate, cycle=CYCLE)
         keys = jax.random.split(jax.random.fold_in(key, 1), 2)
-        drawn = [strings.sample(WORLD, params["reference"], known.prompts, k) for k in keys]
+        drawn = [strings.sample(task.world, params["reference"], known.prompts, k) for k in keys]
         four = [known.chosen, known.rejected, *drawn]
-        ref = [strings.sum_logp(WORLD, params["reference"], known.prompts, x) for x in four]
-        judged = [judge(params, flip_rate, known.prompts, *four[k : k + 2]) for k in (0, 2)]
+        ref = [strings.sum_logp(task.world, params["reference"], known.prompts, x) for x in four]
+        judged = [judge(task, params, flip_rate, known.prompts, *four[k : k + 2]) for k in (0, 2)]
         return known.prompts, *(jnp.stack(x, axis=1) for x in (four, ref, judged))
 
     return rows
 
 
-def terms_of(settings: Settings, policy, batch):
+def terms_of(task: Preferences, settings: Settings, policy, batch):
     """The arm's loss of rows, and their log-probabilities ``[N, 4]``."""
     prompts, four, ref, judged = batch
-    flat = strings.sum_logp(WORLD, policy, jnp.repeat(prompts, 4, axis=0), four.reshape(-1, four.shape[2]))
+    flat = strings.sum_logp(task.world, policy, jnp.repeat(prompts, 4, axis=0), four.reshape(-1, four.shape[2]))
     logp, wins = flat.reshape(-1, 4), settings.pair_loss
     if wins is not None:
         return wins(*logp.T[:2], *ref.T[:2]), logp
@@ -120,37 +121,37 @@ def terms_of(settings: Settings, policy, batch):
     return preference.vrpo_loss(h, judged[:, 0], fresh, judged[:, 1], phi=settings.phi), logp
 
 
-def expected_loss(settings: Settings, policy, params, key):
+def expected_loss(task: Preferences, settings: Settings, policy, params, key):
     """What the arm's loss of labelled pairs is in the mean over labels: the law weighs both of them."""
-    pairs = toy.draw_pairs(key, POPULATION)
+    pairs = task.draw_pairs(key, POPULATION)
     rows = pairs.prompts, pairs.chosen, pairs.rejected
-    ref = [strings.sum_logp(WORLD, params["reference"], rows[0], x) for x in rows[1:]]
-    own = [strings.sum_logp(WORLD, policy, rows[0], x) for x in rows[1:]]
+    ref = [strings.sum_logp(task.world, params["reference"], rows[0], x) for x in rows[1:]]
+    own = [strings.sum_logp(task.world, policy, rows[0], x) for x in rows[1:]]
     if settings.pair_loss is None:
         h = BETA * (own[0] - ref[0] - own[1] + ref[1])
         won, lost = settings.phi(h), settings.phi(-h)
     else:
         won, lost = settings.pair_loss(*own, *ref).loss, settings.pair_loss(*own[::-1], *ref[::-1]).loss
-    first = by_law(params, settings.flip_rate, *rows)
+    first = by_law(task, params, settings.flip_rate, *rows)
     return reduce.scalars(first * won + (1.0 - first) * lost)
 
 
 @lru_cache(maxsize=16)
-def make_measure(settings: Settings):
+def make_measure(task: Preferences, settings: Settings):
     """``measure_parts``, and error and variance of the arm's gradient over tables drawn afresh."""
-    rows = make_rows(settings.pairs, settings.judge, settings.flip_rate)
+    rows = make_rows(task, settings.pairs, settings.judge, settings.flip_rate)
 
     def measure(params, key):
         at = params["reference"]
 
         def gradient(k):
             batch = rows(params, k)
-            return jax.grad(lambda p: reduce.scalars(terms_of(settings, p, batch)[0].loss))(at)
+            return jax.grad(lambda p: reduce.scalars(terms_of(task, settings, p, batch)[0].loss))(at)
 
         keys = jax.random.split(jax.random.fold_in(key, 30), TABLES)
         found = jax.lax.map(gradient, keys)
-        true = jax.grad(lambda p: expected_loss(settings, p, params, jax.random.fold_in(key, 31)))(at)
-        return preference_strings.measure_parts(params, key) | gradient_figures(found, true)
+        true = jax.grad(lambda p: expected_loss(task, settings, p, params, jax.random.fold_in(key, 31)))(at)
+        return preference_strings.measure_parts(task, params, key) | gradient_figures(found, true)
 
     return measure
 
@@ -171,11 +172,11 @@ def gradient_figures(found, true):
     }
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Two halves with data of their own; a frozen copy as judge is renewed between them."""
 
     def loss(params, extras, batch):
-        terms, logp = terms_of(settings, params["policy"], batch)
+        terms, logp = terms_of(task, settings, params["policy"], batch)
         return reduce.scalars(terms.loss), {
             "pair/accuracy": reduce.scalars(terms.aux["accuracy"]),
             "pair/chosen_drift": reduce.scalars(logp[:, 0] - batch[2][:, 0]),
@@ -183,13 +184,13 @@ def build(settings: Settings) -> experiment.Plan:
         }
 
     stage = strings.table_stage(
-        make_rows(settings.pairs, settings.judge, settings.flip_rate), loss, steps=settings.steps,
+        make_rows(task, settings.pairs, settings.judge, settings.flip_rate), loss, steps=settings.steps,
         rows_per_step=settings.pairs_per_step, learning_rate=settings.learning_rate,
     )  # fmt: skip
     sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 128}
-    labels = partial(toy.draw_pairs, flip_rate=settings.flip_rate, cycle=CYCLE)
-    start = preference_strings.make_start(**sizes, draw_pairs=labels)
-    return experiment.Plan(start, (stage, stage), make_measure(settings))
+    labels = partial(task.draw_pairs, flip_rate=settings.flip_rate, cycle=CYCLE)
+    start = preference_strings.make_start(task, **sizes, draw_pairs=labels)
+    return experiment.Plan(start, (stage, stage), make_measure(task, settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

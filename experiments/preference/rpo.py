@@ -19,38 +19,41 @@ Run:       python -m experiments.preference.rpo
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings
-from experiments.parts.preference_task import RESPONSE_TOKENS, draw_pairs
+from experiments.parts import preference_strings, strings
+from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
-flipped = partial(draw_pairs, flip_rate=0.1)
+
+def flipped(task: Preferences, key, n):
+    """Labels of which a tenth is flipped."""
+    return task.draw_pairs(key, n, flip_rate=0.1)
 
 
-def dpo(logps, baseline, beta, weight):
+def dpo(logps, baseline, tokens, beta, weight):
     return preference.dpo_loss(*logps, beta=beta)
 
 
-def rpo(logps, baseline, beta, weight):
+def rpo(logps, baseline, tokens, beta, weight):
     return preference.rpo_loss(*logps, beta=beta, eta=weight)
 
 
-def rpo_reference(logps, baseline, beta, weight):
+def rpo_reference(logps, baseline, tokens, beta, weight):
     return preference.rpo_loss(*logps, beta=beta, eta=weight, baseline_logp=baseline)
 
 
-def rpo_mean(logps, baseline, beta, weight):
-    tokens = jnp.full(baseline.shape, float(RESPONSE_TOKENS), jnp.float32)
+def rpo_mean(logps, baseline, tokens, beta, weight):
+    tokens = jnp.full(baseline.shape, float(tokens), jnp.float32)
     return preference.rpo_mean_loss(*logps, tokens, beta=beta, weight=weight)
 
 
-def sft(logps, baseline, beta, weight):
-    return dpo(logps, baseline, beta, weight)._replace(loss=-logps[0])
+def sft(logps, baseline, tokens, beta, weight):
+    return dpo(logps, baseline, tokens, beta, weight)._replace(loss=-logps[0])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +91,14 @@ BED = experiment.Bed(baseline="rpo_mean", judges=(("dpo", "rm/accuracy", 0.8),))
 EARLY = 40  # step, fixed before the seeds of a record: where DPO's true reward was highest in trials
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One offline stage from the reference: the arm's objective on pairs."""
 
     def objective(*logps):
-        return settings.objective(logps[:4], logps[4], settings.beta, settings.weight)
+        return settings.objective(logps[:4], logps[4], task.world.response_tokens, settings.beta, settings.weight)
 
     stage = preference_strings.pair_stage(
+        task,
         objective,
         steps=settings.steps,
         pairs=settings.pairs,
@@ -104,9 +108,12 @@ def build(settings: Settings) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )
     start = preference_strings.make_start(
-        reference_steps=settings.reference_steps, reward_steps=settings.reward_steps, draw_pairs=flipped
+        task,
+        reference_steps=settings.reference_steps,
+        reward_steps=settings.reward_steps,
+        draw_pairs=strings.bound(flipped, task),
     )
-    return experiment.Plan(start, (stage,), preference_strings.measure_parts)
+    return experiment.Plan(start, (stage,), strings.bound(preference_strings.measure_parts, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -4,15 +4,17 @@ Paper:     Chua, Wang and Yao, "Learning Natural Language Constraints for Safe R
            Agents", arXiv:2504.03185.
 Claim:     constraints inferred from positive and negative demonstrations, in words, keep violations rare where the
            domain shifts; a fixed penalty or preferences do not.
-Equations: c(s) = sig(w . meaning of the word + b), V(tau) = 1 - prod_t (1 - c(s_t)), loss -log V on violating, -log (1
-           - V) on safe walks + 0.01 mean c (clirl); advantage (A_r - lambda A_c) / (1 + lambda), lambda <- max(0,
-           lambda + 0.1 J_c) (capo). penalty: reward - 1 where a listed danger is met; cells: c of coordinates; dpo:
-           safe over violating walks.
-Left out:  the reward from demonstrations (arrival is given), rules written out; words have given meanings.
+Equations: e(word) from a corpus (PPMI); R_w = w . outcomes of a walk, grad_w = E_safe demonstrations - E_policy (max.
+           entropy IRL); c(s) = sig(v . e + b), V(tau) = 1 - prod_t (1 - c(s_t)), loss -log V on violating, -log (1 - V)
+           on safe walks + 0.01 mean c (clirl); rules "avoid WORD", the most suspicious words first, kept where held-out
+           likelihood rises; advantage (A_r - lambda A_c) / (1 + lambda), lambda <- max(0, lambda + 0.1 J_c) (capo).
+           rules: c of the rules written out; penalty: R - V, fixed; listed: R - 1 where a listed danger is met; cells:
+           c of coordinates; dpo: safe over violating walks; known_reward: capo on arrival itself.
+Left out:  keys and doors, 6 x 6 cells; rules phrased by a language model (they name words).
 Expect:    shifted/violations: capo < penalty, capo < dpo, capo < cells; shifted/arrived: capo > reward - 0.1.
 Measure:   4 x 4 worlds of words; demonstrations have three dangerous words, the shifted worlds three others in which
-           all but dpo go on training without new demonstrations. 8 seeds, equal rollouts and updates; dpo has as many
-           updates.
+           all but dpo go on training without new demonstrations. Policies of all arms have the encoder in their token
+           embeddings. 8 seeds, equal rollouts and updates; dpo has as many updates.
 Run:       python -m experiments.preference.safe_constraints
 """
 
@@ -38,6 +40,7 @@ class Settings(recipes.Settings):
     base_steps: int = 800
     constraint_steps: int = 200
     cost: Callable = constraints.word_cost
+    reward: Callable = constraints.inferred_reward
     penalty: float | None = None  # fixed, in place of the multiplier
     rate: float = 0.1
     pairs: bool = False
@@ -49,12 +52,15 @@ SMOKE = {
 ARMS = {
     "reward": {"cost": constraints.no_cost},
     "capo": {},
-    "penalty": {"cost": constraints.listed_cost, "penalty": 1.0},
+    "rules": {"cost": constraints.rule_cost},
+    "penalty": {"penalty": 1.0},
+    "listed": {"cost": constraints.listed_cost, "penalty": 1.0},
     "cells": {"cost": constraints.cell_cost},
+    "known_reward": {"reward": constraints.given_reward},
     "dpo": {"pairs": True},
 }
 METRICS = ("shifted/violations", "shifted/arrived", "known/violations", "known/arrived")
-CURVES = (*METRICS, "policy/entropy", "loss/total")
+CURVES = (*METRICS, "policy/entropy", "loss/total", "rules/kept", "rules/right", "constraint/new", "goal/arrival")
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -68,7 +74,8 @@ def build(settings: Settings) -> experiment.Plan:
         stages = tuple(
             constraints.online_stage(
                 settings.cost, shifted=shifted, penalty=settings.penalty, rate=settings.rate,
-                prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, **rate,
+                prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
+                reward=settings.reward, **rate,
             )
             for shifted in (False, True)
         )  # fmt: skip

@@ -17,13 +17,14 @@ Run:       python -m experiments.preference.salsa
 """
 
 import dataclasses
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.models import heads
@@ -68,50 +69,45 @@ BED = experiment.Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/correl
 NAMES = ("a", "b", "c", "other")
 
 
-def seen(prompts):
-    """The same prompts without a 3 in the second place."""
-    return jnp.concatenate([prompts[:, :1], prompts[:, 1:2] % 3, prompts[:, 2:]], axis=1)
-
-
-def flipped(key, n: int) -> toy.Pairs:
+def flipped(task: Preferences, key, n: int) -> toy.Pairs:
     """Labelled pairs on the prompts of training."""
-    pairs = toy.draw_pairs(key, n, flip_rate=0.1)
-    return pairs._replace(prompts=seen(pairs.prompts))
+    pairs = task.draw_pairs(key, n, flip_rate=0.1)
+    return pairs._replace(prompts=task.seen(pairs.prompts))
 
 
-def draw_pretraining(key, n: int):
+def draw_pretraining(task: Preferences, key, n: int):
     """The behaviour, on the prompts of training."""
-    prompts, responses = toy.draw_behaviour(key, n)
-    return seen(prompts), responses
+    prompts, responses = task.draw_behaviour(key, n)
+    return task.seen(prompts), responses
 
 
-def draw_chosen(key, n: int):
+def draw_chosen(task: Preferences, key, n: int):
     """What the fine-tuned models are tuned on: the preferred of two responses."""
-    pairs = flipped(key, n)
+    pairs = flipped(task, key, n)
     return pairs.prompts, pairs.chosen
 
 
 @lru_cache(maxsize=4)
-def make_models(reference_steps: int, tuning_steps: int, reward_steps: int):
+def make_models(task: Preferences, reference_steps: int, tuning_steps: int, reward_steps: int):
     """Three models tuned from one, an unrelated one, and the reward model."""
-    pretrain = strings.make_base(preference_strings.WORLD, draw_pretraining, steps=reference_steps)
-    tuning = strings.make_supervised(preference_strings.WORLD, 64, 1e-3)
+    pretrain = strings.make_base(task.world, partial(draw_pretraining, task), steps=reference_steps)
+    tuning = strings.make_supervised(task.world, 64, 1e-3)
 
     def init(key):
         base, data = pretrain(key), jax.random.fold_in(key, 1)
-        rows = {"rows": draw_chosen(data, 1024)}
+        rows = {"rows": draw_chosen(task, data, 1024)}
 
         def tuned(order):
             state = offline.init_state(tuning, base, jax.random.fold_in(key, 2 + order), extras=rows)
             return offline.scan_steps(tuning, state, tuning_steps)[0].params
 
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
-        found["other"] = preference_strings.WORLD.policy.init(jax.random.fold_in(key, 5))
+        found["other"] = task.world.policy.init(jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
-            base, flipped(data, 8192), jax.random.fold_in(key, 6), steps=reward_steps
+            task, base, flipped(task, data, 8192), jax.random.fold_in(key, 6), steps=reward_steps
         )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
-        value = heads.init_head(preference_strings.WIDTH, key)
+        value = heads.init_head(task.width, key)
         return found | copies | {"reward": reward, "value": value}
 
     return init
@@ -124,36 +120,37 @@ def make_anchor(weights: tuple[float, ...]):
 
 
 @lru_cache(maxsize=16)
-def make_measure(weights: tuple[float, ...]):
+def make_measure(task: Preferences, weights: tuple[float, ...]):
     """``measure_parts``, the true reward on prompts that no training had, and the distance to the average."""
 
     def measure(params, key):
-        prompts = toy.draw_prompts(jax.random.fold_in(key, 20), 128)
-        strange = jnp.concatenate([prompts[:, :1], jnp.full((128, 1), 3, jnp.int32), prompts[:, 2:]], axis=1)
-        found = preference_strings.measure_parts(params, key)
-        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", seen(prompts)))):
-            drawn = strings.sample(preference_strings.WORLD, params["policy"], asked, jax.random.fold_in(key, 21 + k))
+        prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
+        strange = task.strange(prompts)
+        found = preference_strings.measure_parts(task, params, key)
+        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
+            drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
             if name == "ood/gold":
-                found[name] = reduce.scalars(toy.gold_reward(asked, drawn))
+                found[name] = reduce.scalars(task.gold_reward(asked, drawn))
                 continue
             both = params["policy"], make_anchor(weights)(params)
-            logp = [strings.sum_logp(preference_strings.WORLD, x, asked, drawn) for x in both]
+            logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
             found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
         return found
 
     return measure
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One online stage with the arm's reference; without steps the start is only measured."""
-    start = make_models(settings.reference_steps, settings.tuning_steps, settings.reward_steps)
+    start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps)
     anchor = make_anchor(settings.weights)
     stage = preference_strings.ppo_stage(
-        preference_strings.proxy, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
-        anchor=anchor, prompts=seen(toy.draw_prompts(jax.random.key(0), 1024)),
+        task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,
+        learning_rate=settings.learning_rate, anchor=anchor,
+        prompts=task.seen(task.draw_prompts(jax.random.key(0), 1024)),
     )  # fmt: skip
     init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, make_measure(settings.weights))
+    return experiment.Plan(init, (stage,) * settings.stages, make_measure(task, settings.weights))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,8 +23,9 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment
 from jaxrl_llm.curriculum import active
 from jaxrl_llm.experiment import recipes
@@ -63,18 +64,18 @@ BED = experiment.Bed(judges=(("w_sharp", "rm/accuracy", 0.6),))
 
 
 @lru_cache(maxsize=16)
-def make_pairs(pool: int, labels: int, beta: float, worth: Callable):
+def make_pairs(task: Preferences, pool: int, labels: int, beta: float, worth: Callable):
     """The pairs of a fresh pool that are worth most to the policy of the moment, labelled."""
 
     def found(params, key):
-        pairs = toy.draw_pairs(jax.random.fold_in(key, 0), pool, flip_rate=0.1)
+        pairs = task.draw_pairs(jax.random.fold_in(key, 0), pool, flip_rate=0.1)
         turned = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (pool, 1))  # nobody sees who won
         first, second = jnp.where(turned, pairs.rejected, pairs.chosen), jnp.where(turned, pairs.chosen, pairs.rejected)
         unlabelled = pairs.prompts, first, second
         scores = worth(
-            preference_strings.margins(params, *unlabelled, beta=beta),
-            lambda: preference_strings.judged(params, *unlabelled),
-            lambda: preference_strings.margin_slopes(params, *unlabelled),
+            preference_strings.margins(task, params, *unlabelled, beta=beta),
+            lambda: preference_strings.judged(task, params, *unlabelled),
+            lambda: preference_strings.margin_slopes(task, params, *unlabelled),
         )
         chosen = active.top(scores, jax.random.fold_in(key, 2), labels)
         return jax.tree.map(lambda x: x[chosen], pairs), jnp.ones((labels,), bool)
@@ -82,18 +83,21 @@ def make_pairs(pool: int, labels: int, beta: float, worth: Callable):
     return found
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Rounds of choosing, labelling and DPO."""
     stage = preference_strings.preference_stage(
+        task,
         partial(preference.dpo_loss, beta=settings.beta),
-        make_pairs(settings.pool, settings.labels, settings.beta, settings.worth),
+        make_pairs(task, settings.pool, settings.labels, settings.beta, settings.worth),
         steps=settings.steps,
         rows_per_step=settings.rows_per_step,
         learning_rate=settings.learning_rate,
     )
     sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 256}
     return experiment.Plan(
-        preference_strings.make_start(**sizes), (stage,) * settings.rounds, preference_strings.measure_parts
+        preference_strings.make_start(task, **sizes),
+        (stage,) * settings.rounds,
+        strings.bound(preference_strings.measure_parts, task),
     )
 
 

@@ -36,13 +36,6 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 
-WORLD = strings.make_world(
-    knights.VOCABULARY, knights.PROMPT_TOKENS, knights.RESPONSE_TOKENS, end=knights.END, width=64, layers=2, heads=4
-)
-
-
-OWN_ROWS = "experiments.preference.parts.text_rules"  # problems of one's own in the place of its questions
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
@@ -77,36 +70,36 @@ CURVES = (*METRICS, "policy/entropy", "kl/ref")
 REWARDS = (0.0, 3.0, -0.5, -1.0, -3.0)  # by level
 
 
-def score(answers, rows):
+def score(task, answers, rows):
     """The scalar rewards of the rules."""
-    levels = knights.rule_levels(*strings.responses_of(WORLD, rows))
+    levels = task.rule_levels(*strings.responses_of(task.world, rows))
     return Rewards(jnp.asarray(REWARDS, jnp.float32)[levels], jnp.ones(levels.shape, bool))
 
 
 MEASURED = (("kk", 3, False), ("kk2", 2, False), ("kk_new", 3, True), ("kk4", 4, True))  # people, held out
 
 
-def measure(params, key):
+def measure(task, params, key):
     """Share of puzzles solved: of three and two people as in training, new ones of three, and of four."""
     found = {}
     for k, (name, people, heldout) in enumerate(MEASURED):
-        prompts, _ = knights.draw_puzzles(jax.random.fold_in(key, k), 256, people=(people,), heldout=heldout)
-        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 10 + k), temperature=0.6)
-        levels = knights.rule_levels(prompts, drawn)
+        prompts, _ = task.draw_puzzles(jax.random.fold_in(key, k), 256, people=(people,), heldout=heldout)
+        drawn = strings.sample(task.world, params, prompts, jax.random.fold_in(key, 10 + k), temperature=0.6)
+        levels = task.rule_levels(prompts, drawn)
         found[f"{name}/accuracy"] = reduce.scalars((levels == 1).astype(jnp.float32))
         if name == "kk":
             found["kk/readable"] = reduce.scalars((levels <= 2).astype(jnp.float32))
     return found
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experiment.Plan:
     """One online stage: the same rollouts, judged by levels or by numbers."""
 
     def levels(extras, rows, rewards):
-        return {"levels": knights.rule_levels(*strings.responses_of(WORLD, rows))}
+        return {"levels": task.rule_levels(*strings.responses_of(task.world, rows))}
 
     def pairs_loss(params, batch):
-        logp, entropy = builders.score_tokens(WORLD.policy, params, batch)
+        logp, entropy = builders.score_tokens(task.world.policy, params, batch)
         u = reduce.sequences(logp - batch.ref_logp, batch.mask, mode="mean")
         numbers = {"pairs_of": settings.pairs_of, "beta": settings.beta, "kappa": settings.kappa}
         terms = ranking.trpa_loss(u, batch.extras["levels"], batch.group_ids, **numbers)
@@ -118,19 +111,20 @@ def build(settings: Settings) -> experiment.Plan:
         return value, reduce.metrics(shown, batch.mask, prefix="policy") | {"kl/ref": ref}
 
     estimate = builders.make_estimate(
-        WORLD.policy, builders.per_response(group.group_normalized_advantages),
+        task.world.policy, builders.per_response(group.group_normalized_advantages),
         reference=lambda extras: extras["reference"], row_extras=levels,
     )  # fmt: skip
-    grpo = builders.make_policy_loss(WORLD.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
+    grpo = builders.make_policy_loss(task.world.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
     online = strings.make_online(
-        WORLD, knights.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0], score, estimate=estimate,
+        task.world, task.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0],
+        strings.bound(score, task), estimate=estimate,
         loss=pairs_loss if settings.pairs_of else grpo, tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
         updates_per_rollout=settings.updates,
     )  # fmt: skip
-    base = strings.make_base(WORLD, knights.draw_untidy, steps=settings.base_steps, table=8192)
+    base = strings.make_base(task.world, task.draw_untidy, steps=settings.base_steps, table=8192)
     stage = experiment.Stage(online, settings.steps, strings.keep_reference)
-    return experiment.Plan(base, (stage,), measure)
+    return experiment.Plan(base, (stage,), strings.bound(measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,12 +22,11 @@ import jax.numpy as jnp
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.curriculum import negatives
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, supervised
-
-WORLD = preference_strings.WORLD
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,35 +62,37 @@ CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/dr
 
 
 @lru_cache(maxsize=16)
-def make_rows(pool: int, keep: int, weigh: Callable, implicit: bool):
+def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, implicit: bool):
     """Negatives with weights from the policy of the moment, and text to retain."""
 
     def rows(params, key):
         policy, keys = params["policy"], jax.random.split(key, 4)
-        prompts, bad = preference_strings.draw_negatives(keys[0], pool)
-        kept = toy.draw_responses(keys[1], prompts)
-        gain = preference_strings.reward_gradient(policy, keys[2], samples=pool)
+        prompts, bad = task.draw_negatives(keys[0], pool)
+        kept = task.draw_responses(keys[1], prompts)
+        gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool)
         if implicit:
-            gain = negatives.solved(lambda p: -reduce.scalars(strings.sum_logp(WORLD, p, prompts, kept)), policy, gain)
-        values = negatives.marginal_values(lambda p: strings.sum_logp(WORLD, p, prompts, bad), policy, gain)
-        ref = strings.sum_logp(WORLD, params["reference"], prompts, bad)
+            gain = negatives.solved(
+                lambda p: -reduce.scalars(strings.sum_logp(task.world, p, prompts, kept)), policy, gain
+            )
+        values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
+        ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
         return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref
 
     return rows
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Rounds: score, choose, unlearn."""
 
     def loss(params, extras, batch):
         prompts, bad, kept, weights, ref = batch
-        logp = strings.sum_logp(WORLD, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
+        logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
         terms = supervised.ascent_loss(down, weights)
         if settings.bounded:
             terms = supervised.npo_loss(down, ref, beta=settings.bounded)
         value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(retained)
-        return value / toy.RESPONSE_TOKENS, {
+        return value / task.world.response_tokens, {
             "unlearn/used": reduce.scalars((weights > 0).astype(jnp.float32)),
             "unlearn/drift": reduce.scalars(down - ref),
             "tokens/trained": jnp.asarray(2.0 * bad.size, jnp.float32),
@@ -100,12 +101,14 @@ def build(settings: Settings) -> experiment.Plan:
     sizes = {"steps": settings.steps, "rows_per_step": 64, "learning_rate": settings.learning_rate}
     if settings.pairs:
         dpo = partial(preference.dpo_loss, beta=0.1)
-        stage = preference_strings.preference_stage(dpo, preference_strings.fresh_pairs(settings.pool), **sizes)
+        stage = preference_strings.preference_stage(
+            task, dpo, preference_strings.fresh_pairs(task, settings.pool), **sizes
+        )
     else:
-        rows = make_rows(settings.pool, settings.keep, settings.weigh, settings.implicit)
+        rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.implicit)
         stage = strings.table_stage(rows, loss, **sizes)
-    start = preference_strings.make_start(reference_steps=settings.reference_steps)
-    return experiment.Plan(start, (stage,) * settings.rounds, preference_strings.measure_text)
+    start = preference_strings.make_start(task, reference_steps=settings.reference_steps)
+    return experiment.Plan(start, (stage,) * settings.rounds, strings.bound(preference_strings.measure_text, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

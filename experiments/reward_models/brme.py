@@ -27,31 +27,32 @@ import jax
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_rewards import arbitrary, constant, first_output, lower, robust
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
 BIASED = {"flip_rate": 0.15, "length_bias": 0.3}
 
 
-def fitted(settings, table, loss):
-    return attribute_rewards.fit_stage(table, loss, steps=settings.fit_steps, table=settings.pairs)
+def fitted(task: Replies, settings, table, loss):
+    return attribute_rewards.fit_stage(task, table, loss, steps=settings.fit_steps, table=settings.pairs)
 
 
-def from_pairs(settings):
+def from_pairs(task: Replies, settings):
     """Every head by Bradley-Terry over its own bootstrap."""
     bootstraps = partial(attribute_rewards.draw_bootstraps, heads=settings.heads, **BIASED)
-    return (fitted(settings, bootstraps, attribute_rewards.ensemble_loss),)
+    return (fitted(task, settings, bootstraps, attribute_rewards.ensemble_loss),)
 
 
-def one_head(settings):
+def one_head(task: Replies, settings):
     """One head by Bradley-Terry over all pairs."""
-    return (fitted(settings, partial(text.draw_pairs, **BIASED), attribute_rewards.preference_loss),)
+    return (fitted(task, settings, partial(attribute_rewards.draw_pairs, **BIASED), attribute_rewards.preference_loss),)
 
 
-def by_likelihood(settings):
+def by_likelihood(task: Replies, settings):
     """Another reward model from the pairs, and the heads fitted to what it says."""
-    teacher = fitted(settings, partial(text.draw_pairs, **BIASED), attribute_rewards.teacher_loss)
-    return teacher, attribute_rewards.taught_stage(steps=settings.fit_steps, replies=2 * settings.pairs)
+    teacher = fitted(task, settings, partial(attribute_rewards.draw_pairs, **BIASED), attribute_rewards.teacher_loss)
+    return teacher, attribute_rewards.taught_stage(task, steps=settings.fit_steps, replies=2 * settings.pairs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,16 +89,16 @@ METRICS = ("eval/utility", "eval/length", "eval/proxy", "pair/accuracy")
 CURVES = ("eval/utility", "eval/length", "eval/proxy", "eval/safe")
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The reward model of the arm, then PPO on it."""
-    ppo = partial(attribute_rewards.ppo_stage, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=2 * settings.heads)
+    ppo = partial(attribute_rewards.ppo_stage, task, learning_rate=settings.learning_rate, kl_weight=settings.kl_weight)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=2 * settings.heads)
 
     def init(key):
-        return start(key) | {"teacher": attribute_rewards.init_reward(jax.random.fold_in(key, 12), outputs=1)}
+        return start(key) | {"teacher": attribute_rewards.init_reward(task, jax.random.fold_in(key, 12), outputs=1)}
 
-    stages = (*settings.fits(settings), ppo(settings.proxy, steps=settings.steps))
-    return experiment.Plan(init, stages, attribute_rewards.make_measure(settings.proxy))
+    stages = (*settings.fits(task, settings), ppo(settings.proxy, steps=settings.steps))
+    return experiment.Plan(init, stages, attribute_rewards.make_measure(task, settings.proxy))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

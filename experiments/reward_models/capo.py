@@ -8,8 +8,8 @@ Equations: r_t = C 1[right] - P w(step of t), C = 2, P = 1; w from V = 4 critiqu
            process_only: C = 0. careful: critics that never err. Of all critiques one in ten cannot be read and has no
            vote (outspoken: none).
 Left out:  language models as critics: an oracle of the steps whose every verdict is turned round with chance 0.2; C, P
-           and V are recalled from the paper, not read. Chains only: of other problems the right steps are not known,
-           and --data for them is refused.
+           and V are recalled from the paper, not read. Of --data the steps are lines, right by
+           the results of the worked solutions.
 Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only lowest, by answers
            with few steps.
 Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.
@@ -93,7 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
     estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
     online = curricula.make_grpo(settings, found, estimate=estimate)
     stages = [experiment.Stage(online, settings.steps)]
-    return curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
+    return step_labels.make_plan(settings, found, stages)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from experiments.reward_models.parts import adversarial_rules, attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 
@@ -58,42 +59,42 @@ METRICS = ("eval/utility", "judge/agreement", "eval/varied", "eval/safe", "eval/
 CURVES = ("eval/utility", "eval/varied", "eval/safe", "eval/length", "kl/ref")
 
 
-def agreement(proxy, params, key):
+def agreement(task: Replies, params, key, *, proxy):
     """How often the judge's better half of replies is the better half by the truth."""
-    prompts, replies = text.draw_behaviour(key, 512)
-    said, true = proxy(params, prompts, replies), text.utility(prompts, replies)
+    prompts, replies = task.draw_behaviour(key, 512)
+    said, true = proxy(task, params, prompts, replies), task.utility(prompts, replies)
     same = (said > jnp.median(said)) == (true > jnp.median(true))
     return {"judge/agreement": reduce.scalars(same.astype(jnp.float32))}
 
 
 @lru_cache(maxsize=8)
 def make_agreement(proxy):
-    return partial(agreement, proxy)
+    return partial(agreement, proxy=proxy)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The arm's reward, found by play or fitted to labels, then GRPO on it."""
     if settings.labels:
         error, strict = {"multi": (0.05, True), "single": (0.2, False)}[settings.labels]
         pairs = partial(adversarial_rules.draw_labelled_pairs, error_rate=error, strict=strict)
-        stages = [attribute_rewards.fit_stage(pairs, attribute_rewards.preference_loss, steps=settings.fit_steps)]
+        stages = [attribute_rewards.fit_stage(task, pairs, attribute_rewards.preference_loss, steps=settings.fit_steps)]
         proxy = attribute_rewards.first_output
     else:
         reader = attribute_rewards.fit_stage(
-            adversarial_rules.draw_labelled, attribute_rewards.label_loss, steps=settings.fit_steps, table=256
+            task, adversarial_rules.draw_labelled, attribute_rewards.label_loss, steps=settings.fit_steps, table=256
         )
         stages, proxy = [reader], adversarial_rules.detector
     shared = {"learning_rate": settings.learning_rate, "kl_weight": settings.kl_weight}
-    stages.append(attribute_rewards.grpo_stage(proxy, steps=settings.steps, **shared))
+    stages.append(attribute_rewards.grpo_stage(task, proxy, steps=settings.steps, **shared))
     outputs = 1 if settings.labels else len(text.NAMES)
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=outputs)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=outputs)
 
     def init(key):
         sizes = {"rounds": settings.rounds, "examples": settings.examples}
-        found = adversarial_rules.play(jax.random.fold_in(key, 15), FIRST_RULES, **sizes)
+        found = adversarial_rules.play(task, jax.random.fold_in(key, 15), FIRST_RULES, **sizes)
         return start(key) | {"rules": (found.rules > 0).astype(jnp.float32)}
 
-    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(proxy, make_agreement(proxy)))
+    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(task, proxy, make_agreement(proxy)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from experiments.reward_models.parts import answer_judges, free_answers
+from experiments.reward_models.parts import answer_judges, free_answers, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -37,25 +37,31 @@ def over_the_batch(rewards, group_ids, *, valid):
     return group.batch_whitened(rewards, valid=valid)
 
 
-def small(settings):
+def small(settings, free):
     """The distilled judge; ``examples`` of the large one's log, wrong at its rate."""
-    return answer_judges.make_generative(settings.examples, error_rate=settings.error_rate, worked=False, soft=False)
+    return answer_judges.make_generative(
+        settings.examples, error_rate=settings.error_rate, worked=False, soft=False, log=answer_judges.log_of(free)
+    )
 
 
-def small_soft(settings):
-    return answer_judges.make_generative(settings.examples, error_rate=settings.error_rate, worked=False, soft=True)
+def small_soft(settings, free):
+    return answer_judges.make_generative(
+        settings.examples, error_rate=settings.error_rate, worked=False, soft=True, log=answer_judges.log_of(free)
+    )
 
 
-def large(settings):
-    return answer_judges.without_fitting(answer_judges.large_judge(settings.error_rate))
+def large(settings, free):
+    return answer_judges.without_fitting(
+        answer_judges.large_judge(settings.error_rate, equivalent=free.equivalent, marked=free.marked)
+    )
 
 
-def rule(settings):
-    return answer_judges.without_fitting(free_answers.exact)
+def rule(settings, free):
+    return answer_judges.without_fitting(free.exact)
 
 
-def rule_soft(settings):
-    return answer_judges.without_fitting(free_answers.shared_digits)
+def rule_soft(settings, free):
+    return answer_judges.without_fitting(free.shared)
 
 
 def of_the_group(rewards, group_ids, *, valid):
@@ -99,7 +105,8 @@ BED = experiment.Bed(judges=(("small_soft", "judge/accuracy", 0.75),))
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then REINFORCE on the arm's judge."""
-    free, judge = free_answers.make_free(settings), settings.judge(settings)
+    free = text_answers.make_free(settings)
+    judge = settings.judge(settings, free)
     stages = [
         free_answers.warm_stage(settings, steps=settings.warm_steps),
         answer_judges.judged_stage(settings, free, judge, advantages=settings.advantages),

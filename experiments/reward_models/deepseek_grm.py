@@ -27,8 +27,9 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import judge_pairs as toy
 from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import judgements
@@ -36,13 +37,14 @@ from jaxrl_llm.rewards import judgements
 VOTES = (1, 2, 4, 8, 16, 32)
 
 
-def correct(tagged, scored, scores, prompts):
-    return jnp.where(scored & judgements.picks_best(scores, task.principled_scores(prompts)), 1.0, -1.0)
+def correct(task: Reports, tagged, scored, scores, prompts):
+    return jnp.where(scored & judgements.picks_best(scores, toy.principled_scores(task, prompts)), 1.0, -1.0)
 
 
-def reinforced(settings):
+def reinforced(task: Reports, settings):
     """RL on whether a report picks the best answer."""
     stage = report_judges.rl_stage(
+        task,
         correct,
         steps=settings.steps,
         prompts_per_step=settings.prompts_per_step,
@@ -53,7 +55,7 @@ def reinforced(settings):
     return (stage,)
 
 
-def nothing(settings):
+def nothing(task, settings):
     """No RL."""
     return ()
 
@@ -67,7 +69,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
-    reports: Callable = task.draw_principled
+    reports: Callable = toy.draw_principled
     rejection_steps: int = 100
     meta_steps: int = 150
     prompts_per_step: int = 16
@@ -81,8 +83,8 @@ ARMS = {
     "rl": {},
     "rejected": {"then": nothing},
     "no_rejection": {"rejection_steps": 0},
-    "direct": {"reports": partial(task.draw_principled, named=False, reasons=False)},
-    "no_principles": {"reports": partial(task.draw_principled, named=False)},
+    "direct": {"reports": partial(toy.draw_principled, named=False, reasons=False)},
+    "no_principles": {"reports": partial(toy.draw_principled, named=False)},
 }
 METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
 CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
@@ -100,18 +102,16 @@ def of_votes(every, gold):
     return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k])) for k in VOTES[1:]}
 
 
-def measure(params, key):
+def measure(task: Reports, params, key):
     """Votes of 1 to 32 reports, half of them on swapped answers, plain and chosen by the meta model."""
     asked, most = task.draw_prompts(jax.random.fold_in(key, 0), 128), VOTES[-1]
-    gold, half = task.principled_scores(asked), most // 2
+    gold, half = toy.principled_scores(task, asked), most // 2
     scores, trust, read = [], [], []
     for side, prompts in enumerate((asked, task.swapped(asked))):
-        said = strings.sample(
-            report_judges.WORLD, params["judge"], prompts, jax.random.fold_in(key, 1 + side), samples=half
-        )
-        _, scored, found = task.read_report(said)
+        said = strings.sample(task.world, params["judge"], prompts, jax.random.fold_in(key, 1 + side), samples=half)
+        _, scored, found = toy.read_report(task, said)
         trust.append(
-            report_judges.meta_logits(params["meta"], jnp.repeat(prompts, half, axis=0), said).reshape(-1, half)
+            report_judges.meta_logits(task, params["meta"], jnp.repeat(prompts, half, axis=0), said).reshape(-1, half)
         )
         scores.append((found[:, ::-1] if side else found).reshape(-1, half, 2))
         read.append(scored)
@@ -127,15 +127,21 @@ def measure(params, key):
     }
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
+    start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
     stages = []
     if settings.rejection_steps:
-        stages.append(report_judges.rejection_stage(steps=settings.rejection_steps, gold=task.principled_scores))
-    stages += settings.then(settings)
-    stages.append(report_judges.meta_stage(steps=settings.meta_steps, gold=task.principled_scores))
-    return experiment.Plan(start, tuple(stages), measure)
+        stages.append(
+            report_judges.rejection_stage(
+                task, steps=settings.rejection_steps, gold=strings.bound(toy.principled_scores, task)
+            )
+        )
+    stages += settings.then(task, settings)
+    stages.append(
+        report_judges.meta_stage(task, steps=settings.meta_steps, gold=strings.bound(toy.principled_scores, task))
+    )
+    return experiment.Plan(start, tuple(stages), strings.bound(measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

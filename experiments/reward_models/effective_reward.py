@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from experiments.reward_models.parts import step_labels
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process, returns
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -86,9 +86,9 @@ def build(settings: Settings) -> experiment.Plan:
         return paid + settings.alpha * reader.at_ends(settings.shape(scores, valid), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards)
-    warm = step_labels.warm_stage(found, curricula.train_problems(settings), steps=settings.warm_steps)
+    warm = step_labels.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps)
     stages = [warm._replace(method=step_labels.of_model(warm.method)), experiment.Stage(online, settings.steps)]
-    plan = curricula.make_plan(settings, found, stages, more=step_labels.make_figures(settings))
+    plan = step_labels.make_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)
 
 

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import combine
@@ -33,30 +34,30 @@ rate = partial(text.rate, rules=10, levels=LEVELS, noise=0.1)
 
 
 def by_entropy(temperature):
-    return lambda key, entropy: jnp.log(combine.entropy_weights(entropy, temperature=temperature))
+    return lambda task, key, entropy: jnp.log(combine.entropy_weights(entropy, temperature=temperature))
 
 
-def equal(key, entropy):
+def equal(task, key, entropy):
     return jnp.zeros_like(entropy)
 
 
-def random(key, entropy):
+def random(task, key, entropy):
     return jnp.log(jax.random.exponential(key, entropy.shape))
 
 
-def best_rule(key, entropy):
-    pairs = text.draw_pairs(key, 512)
-    rated = [rate(key, pairs.prompts, x).astype(float) for x in pairs[1:]]
+def best_rule(task: Replies, key, entropy):
+    pairs = task.draw_pairs(key, 512)
+    rated = [rate(task, key, pairs.prompts, x).astype(float) for x in pairs[1:]]
     return jnp.log(jax.nn.one_hot(jnp.argmax(combine.win_rates(*rated)), entropy.shape[0]) + 1e-9)
 
 
-NOISY = partial(text.draw_pairs, flip_rate=0.1)
+NOISY = partial(attribute_rewards.draw_pairs, flip_rate=0.1)
 
 
-def draw(key, n):
+def draw(task: Replies, key, n):
     """Replies of the behaviour and their ratings."""
-    prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
-    return prompts, responses, rate(jax.random.fold_in(key, 1), prompts, responses) / (LEVELS - 1)
+    prompts, responses = task.draw_behaviour(jax.random.fold_in(key, 0), n)
+    return prompts, responses, rate(task, jax.random.fold_in(key, 1), prompts, responses) / (LEVELS - 1)
 
 
 def ten_heads():
@@ -69,14 +70,14 @@ def one_head():
     return NOISY, attribute_rewards.preference_loss, attribute_rewards.first_output
 
 
-def as_given(steps):
+def as_given(task, steps):
     """The weights stay what the arm's ``mix`` made them."""
     return ()
 
 
-def from_pairs(steps):
+def from_pairs(task: Replies, steps):
     """The weights are fitted to pairs."""
-    return (attribute_rewards.fit_stage(NOISY, attribute_rewards.mix_loss, steps=steps),)
+    return (attribute_rewards.fit_stage(task, NOISY, attribute_rewards.mix_loss, steps=steps),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,28 +110,28 @@ METRICS = ("pair/accuracy", "eval/utility", "rule/correlation", "eval/safe")
 CURVES = ("pair/accuracy", "eval/utility", "eval/proxy", "kl/ref")
 
 
-def correlation(params, key):
-    pairs = text.draw_pairs(key, 512, sharpness=1e4)
-    both = [attribute_rewards.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
+def correlation(task: Replies, params, key):
+    pairs = task.draw_pairs(key, 512, sharpness=1e4)
+    both = [attribute_rewards.scores(task, params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
     return {"rule/correlation": combine.pearson(params["entropy"], combine.win_rates(*both))}
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """Heads fitted to ratings (or one to pairs), weights from the arm, then a policy trained on the composed reward."""
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=10)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=10)
 
     def init(key):
-        rated = jnp.round(draw(jax.random.fold_in(key, 3), 1024)[2] * (LEVELS - 1)).astype(int)
+        rated = jnp.round(draw(task, jax.random.fold_in(key, 3), 1024)[2] * (LEVELS - 1)).astype(int)
         entropy = combine.rating_entropy(rated, levels=LEVELS)
-        return start(key) | {"entropy": entropy, "mix": settings.mix(jax.random.fold_in(key, 4), entropy)}
+        return start(key) | {"entropy": entropy, "mix": settings.mix(task, jax.random.fold_in(key, 4), entropy)}
 
     table, fit, proxy = settings.judge()
     stages = (
-        attribute_rewards.fit_stage(table, fit, steps=settings.fit_steps),
-        *settings.weigh(settings.fit_steps),
-        attribute_rewards.grpo_stage(proxy, steps=settings.steps, learning_rate=settings.learning_rate),
+        attribute_rewards.fit_stage(task, table, fit, steps=settings.fit_steps),
+        *settings.weigh(task, settings.fit_steps),
+        attribute_rewards.grpo_stage(task, proxy, steps=settings.steps, learning_rate=settings.learning_rate),
     )
-    return experiment.Plan(init, stages, attribute_rewards.make_measure(proxy, correlation))
+    return experiment.Plan(init, stages, attribute_rewards.make_measure(task, proxy, correlation))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

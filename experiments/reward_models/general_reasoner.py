@@ -21,27 +21,31 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.reward_models.parts import answer_judges, free_answers
+from experiments.reward_models.parts import answer_judges, free_answers, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
 
 
-def cot(settings):
-    return answer_judges.make_generative(settings.examples, error_rate=0.0, worked=True, soft=False)
+def cot(settings, free):
+    return answer_judges.make_generative(
+        settings.examples, error_rate=0.0, worked=True, soft=False, log=answer_judges.log_of(free)
+    )
 
 
-def direct(settings):
-    return answer_judges.make_generative(settings.examples, error_rate=0.0, worked=False, soft=False)
+def direct(settings, free):
+    return answer_judges.make_generative(
+        settings.examples, error_rate=0.0, worked=False, soft=False, log=answer_judges.log_of(free)
+    )
 
 
-def rule(settings):
-    return answer_judges.without_fitting(free_answers.exact)
+def rule(settings, free):
+    return answer_judges.without_fitting(free.exact)
 
 
-def oracle(settings):
-    return answer_judges.without_fitting(free_answers.equivalent)
+def oracle(settings, free):
+    return answer_judges.without_fitting(free.equivalent)
 
 
 def mixed(rates: np.ndarray) -> np.ndarray:
@@ -89,27 +93,23 @@ CURVES = ("eval/accuracy", "judge/false_positives", "judge/accuracy", "reward/me
 BED = experiment.Bed(judges=(("cot", "judge/accuracy", 0.75),))
 
 
-def digits(numbers):
-    """Tokens of a whole number."""
-    return 1.0 + sum((numbers >= 10**k).astype(jnp.float32) for k in (1, 2, 3))
-
-
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the arm's verifier."""
-    free, verifier = free_answers.make_free(settings), settings.compare(settings)
+    free = text_answers.make_free(settings)
+    verifier = settings.compare(settings, free)
 
     def worth(said, value, answered, answers):
         return shaping.verified_rewards(
             said > 0.5,
             answered,
-            jnp.where(answered, digits(value), 0.0),
-            digits(answers["reference"]),
+            jnp.where(answered, free.size(value), 0.0),
+            free.size(answers["reference"]),
             length_weight=settings.length_weight,
         )
 
     slots = {}
     if settings.keep is not None:
-        rows = np.arange(settings.train_problems)
+        rows = np.arange(free.bench.train.tokens.shape[0])
         rates = curricula.sample_pass_rates(free.bench, settings, rows, samples=8)
         slots["sampler"] = curricula.make_chosen(settings.keep(rates), "solved in some and not in all of its samples")
     stage = answer_judges.judged_stage(

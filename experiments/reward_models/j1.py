@@ -23,8 +23,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from experiments.reward_models.parts import judge_pairs as task
+from experiments.parts import strings
+from experiments.reward_models.parts import judge_pairs as toy
 from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -33,7 +35,7 @@ from jaxrl_llm.rewards import judgements
 ROUNDS = (0, 1, 2, 4)
 
 
-def verdict(tagged, scored, scores, prompts):
+def verdict(task: Reports, tagged, scored, scores, prompts):
     return (scored & judgements.three_way(scores, task.gold_scores(prompts))).astype(jnp.float32)
 
 
@@ -41,9 +43,10 @@ def over_the_batch(rewards, group_ids, *, valid):
     return group.reinforce_pp_advantages(rewards, valid=valid)
 
 
-def reinforced(settings):
+def reinforced(task: Reports, settings):
     """REINFORCE++ on the judge's verdicts."""
     return report_judges.rl_stage(
+        task,
         verdict,
         steps=settings.steps,
         prompts_per_step=settings.rollouts_per_step,
@@ -51,14 +54,14 @@ def reinforced(settings):
         learning_rate=settings.learning_rate,
         kl_weight=settings.kl_weight,
         advantages=over_the_batch,
-        world=report_judges.LONG,
+        world=task.long,
     )
 
 
-def imitated(settings):
+def imitated(task: Reports, settings):
     """More reports of the careless judge."""
     return report_judges.supervised_stage(
-        settings.reports, steps=settings.steps, rows_per_step=settings.rollouts_per_step
+        task, settings.reports, steps=settings.steps, rows_per_step=settings.rollouts_per_step
     )
 
 
@@ -70,7 +73,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     eval_every: int = 75
     base_steps: int = 600
-    reports: Callable = task.draw_reflections  # of the careless judge at the start, some in several rounds
+    reports: Callable = toy.draw_reflections  # of the careless judge at the start, some in several rounds
     learn: Callable[..., experiment.Stage] = reinforced
     rollouts_per_step: int = 64
     kl_weight: float = 0.001
@@ -80,21 +83,21 @@ SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rollouts_per_step": 4}
 ARMS = {
     "sft": {"learn": imitated},
     "j1": {},
-    "sft_plain": {"learn": imitated, "reports": task.draw_reports},
-    "rl_plain": {"reports": task.draw_reports},
+    "sft_plain": {"learn": imitated, "reports": toy.draw_reports},
+    "rl_plain": {"reports": toy.draw_reports},
 }
 METRICS = ("eval/accuracy_r0", "eval/accuracy_r4", "eval/slope", "eval/majority_4", "eval/put_right", "eval/spoilt")
 CURVES = ("eval/accuracy_r0", "eval/accuracy_r1", "eval/accuracy_r4", "eval/slope", "eval/tokens_r0", "reward/mean")
 
 
-def measure(params, key):
+def measure(task: Reports, params, key):
     """Accuracy and tokens at every number of forced rounds, their trend, and what one more round changes."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), 96)
     prompts = jnp.concatenate([prompts, task.swapped(prompts)])  # a judge that likes a place gains nothing
     gold, right, tokens, figures = task.gold_scores(prompts), [], [], {}
     for rounds in ROUNDS:
         read, scores, spent = report_judges.forced_scores(
-            params["judge"], prompts, jax.random.fold_in(key, 1), rounds=rounds
+            task, params["judge"], prompts, jax.random.fold_in(key, 1), rounds=rounds
         )
         right.append(read & judgements.three_way(scores, gold))
         tokens.append(reduce.scalars(spent) + 1.0)
@@ -102,7 +105,7 @@ def measure(params, key):
         figures[f"eval/tokens_r{rounds}"] = tokens[-1]
     accuracy = jnp.stack([figures[f"eval/accuracy_r{rounds}"] for rounds in ROUNDS])
     read, scores = report_judges.judged(
-        params["judge"], prompts, jax.random.fold_in(key, 2), samples=4, world=report_judges.LONG
+        task, params["judge"], prompts, jax.random.fold_in(key, 2), samples=4, world=task.long
     )
     votes = jnp.sum(jnp.where(read, jnp.sign(scores[:, :, 0] - scores[:, :, 1]), 0.0), axis=1)
     majority = jnp.sign(votes) == jnp.sign(gold[:, 0] - gold[:, 1])
@@ -111,10 +114,10 @@ def measure(params, key):
     return figures | changed | {"eval/slope": slope, "eval/majority_4": reduce.scalars(majority.astype(jnp.float32))}
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """A judge from careless reports, then more of them or REINFORCE++ on its verdicts."""
-    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
-    return experiment.Plan(start, (settings.learn(settings),), measure)
+    start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
+    return experiment.Plan(start, (settings.learn(task, settings),), strings.bound(measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,24 +20,26 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from experiments.reward_models.parts import judge_pairs as task
+from experiments.parts import strings
+from experiments.reward_models.parts import judge_pairs as toy
 from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import judgements
 
 
-def full(tagged, scored, scores, prompts):
+def full(task: Reports, tagged, scored, scores, prompts):
     structure = judgements.structure_rewards(tagged, scored)
     return judgements.judge_rewards(structure, scores, task.gold_scores(prompts))
 
 
-def no_scores(tagged, scored, scores, prompts):
+def no_scores(task: Reports, tagged, scored, scores, prompts):
     structure = judgements.structure_rewards(tagged, scored)
     return judgements.judge_rewards(structure, scores, task.gold_scores(prompts), score_terms=False)
 
 
-def outcome(tagged, scored, scores, prompts):
+def outcome(task: Reports, tagged, scored, scores, prompts):
     gold = task.gold_scores(prompts)
     same = (scores[:, 0] >= scores[:, 1]) == (gold[:, 0] >= gold[:, 1])
     return jnp.where(scored & same, 1.0, -1.0)
@@ -52,7 +54,7 @@ class Settings(recipes.Settings):
     eval_every: int = 50
     base_steps: int = 600
     reward: Callable | None = full  # None: supervised training goes on
-    reports: Callable = task.draw_reports  # of the careless judge at the start
+    reports: Callable = toy.draw_reports  # of the careless judge at the start
     prompts_per_step: int = 8
     group_size: int = 8
     kl_weight: float = 0.001
@@ -64,20 +66,21 @@ ARMS = {
     "judgelrm": {},
     "no_scores": {"reward": no_scores},
     "outcome": {"reward": outcome},
-    "direct": {"reports": task.draw_bare_reports},
+    "direct": {"reports": toy.draw_bare_reports},
 }
 METRICS = ("eval/accuracy", "eval/reasoned", "eval/surface", "eval/consistent", "eval/readable")
 CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/ref")
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """A judge that has seen careless reports, then GRPO on the arm's reward."""
-    start = report_judges.make_start(steps=settings.base_steps, draw=settings.reports)
+    start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
-        stage = report_judges.supervised_stage(task.draw_reports, steps=settings.steps, rows_per_step=rows)
+        stage = report_judges.supervised_stage(task, toy.draw_reports, steps=settings.steps, rows_per_step=rows)
     else:
         stage = report_judges.rl_stage(
+            task,
             settings.reward,
             steps=settings.steps,
             prompts_per_step=settings.prompts_per_step,
@@ -85,7 +88,7 @@ def build(settings: Settings) -> experiment.Plan:
             learning_rate=settings.learning_rate,
             kl_weight=settings.kl_weight,
         )
-    return experiment.Plan(start, (stage,), report_judges.figures)
+    return experiment.Plan(start, (stage,), strings.bound(report_judges.figures, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,14 +21,16 @@ Run:       python -m experiments.reward_models.pav
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
-from experiments.reward_models.parts import progress_verifier, step_labels, step_search
+from experiments.parts import step_search
+from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts.progress_verifier import Prover, make_progress
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -90,13 +92,14 @@ def build(settings: Settings) -> experiment.Plan:
 
     online = step_labels.make_ppo(settings, found, token_rewards)
     stage = experiment.Stage(online, settings.steps, lambda params, key: {"verifier": fit(key)})
-    plan = curricula.make_plan(settings, found, [stage] * settings.stages, more=step_labels.make_figures(settings))
+    plan = step_labels.make_plan(settings, found, [stage] * settings.stages)
     plan = recipes.with_heads(found, plan, value=1)
     if settings.stages:
         return plan
     search = step_search.make_figures(
-        found, separator=stepped.separator, problems=settings.searched, new_tokens=settings.max_new_tokens
-    )
+        found, partial(progress_verifier.last_chance, found), separators=stepped.separators,
+        problems=min(settings.searched, found.heldout.tokens.shape[0]), new_tokens=settings.max_new_tokens,
+    )  # fmt: skip
 
     def measure(params, key):
         verifier = fit(jax.random.fold_in(key, 50))

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.reward_models.parts import answer_judges, free_answers
+from experiments.reward_models.parts import answer_judges, free_answers, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -92,9 +92,11 @@ def filled(keep: Array, size: int, most: int) -> Array:
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
-    free, size = free_answers.make_free(settings), settings.group_size
+    free, size = text_answers.make_free(settings), settings.group_size
     found, policy, base = free.bench, free.bench.model.policy, free.bench.model.params
-    judge = answer_judges.make_generative(max(settings.examples, 1), error_rate=0.0, worked=False, soft=False)
+    judge = answer_judges.make_generative(
+        max(settings.examples, 1), error_rate=0.0, worked=False, soft=False, log=answer_judges.log_of(free)
+    )
 
     def reward(params, extras, rows, rewards):
         if settings.how is None:
@@ -138,7 +140,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_grpo(
-        drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free_answers.exact),
+        drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free.exact),
         figures=figures,
     )  # fmt: skip
     if settings.raised:

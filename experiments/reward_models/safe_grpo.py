@@ -4,30 +4,49 @@ Paper:     Li et al., "Optimizing Safe and Aligned Language Generation: A Multi-
            arXiv:2503.21819.
 Claim:     a regressor with a head for each label and GRPO on their weighted sum improves safety and every other
            quality at once, at least as well as PPO and DPO on the same reward; safety alone costs helpfulness.
-Equations: f(x, y) fitted to labels in [0, 1] by mean squared error; R = sum_d w_d f_d, w = 1/4; A_i = (R_i - mean) /
-           std of the group, k3 penalty to the base. safety: R = f_safe. per_label: sum_d w_d (f_d - mean) / std. ppo:
-           R with a value head; dpo: pairs of the behaviour ranked by R. base: the reward model alone is trained.
-Left out:  a head that can be hacked; weights other than equal; red-team benchmarks (half of the toy prompts are risky:
-           after them an action is unsafe).
+Equations: f(x, y) = sigmoid(head) fitted to labels in [0, 1] by mean squared error over those that are there (a tenth
+           is not); R = sum_d w_d f_d, w = 1/4; A_i = (R_i - mean) / std of the group, k3 penalty to the base. safety: w
+           = (1, 0, 0, 0). careful: w = (.55, .15, .15, .15). per_label: sum_d w_d (f_d - mean) / std. hackable: the
+           ratings of actions go by length. ppo: R with a value head; dpo: pairs of the behaviour ranked by R. base: the
+           reward model alone is trained.
+Left out:  red-team benchmarks (half of the toy prompts are risky: after them an action is unsafe).
 Expect:    eval/safe, eval/polite, eval/relevant and eval/actionable multi > base; eval/benign_actionable safety <
-           multi; eval/utility multi no worse than ppo and dpo.
-Measure:   true qualities of replies to fresh prompts; 8 seeds, equal rollouts of the online arms.
+           multi; eval/utility multi no worse than ppo and dpo, and above hackable, whose eval/overrated is larger.
+Measure:   true qualities of replies to fresh prompts, the share of benign prompts refused (no action at all), and by
+           how much R exceeds the same mean of true qualities; 8 seeds, equal rollouts of the online arms.
 Run:       python -m experiments.reward_models.safe_grpo
 """
 
 import dataclasses
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
 
+from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
-from jaxrl_llm import experiment
+from experiments.reward_models.parts.attribute_text import Replies
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.losses.reward import label_regression_loss
+from jaxrl_llm.rewards import combine
 
 LABELS = 4  # safe, polite, relevant, actionable
+ACTIONABLE = text.NAMES.index("actionable")
+
+
+def honest(task: Replies, prompts, responses):
+    """Raters who see the qualities as they are."""
+    return task.attributes(prompts, responses)[:, :LABELS]
+
+
+def by_length(task: Replies, prompts, responses):
+    """Raters who take a long reply for one with actions: the head that learns from them can be hacked."""
+    share = task.lengths(responses) / task.world.response_tokens
+    return honest(task, prompts, responses).at[:, ACTIONABLE].set(share)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,70 +60,123 @@ class Settings(recipes.Settings):
     fit_steps: int = 200
     kl_weight: float = 0.02
     learner: str = "grpo"  # grpo, per_label, ppo, dpo, none
-    only: int = -1  # the one label that is optimised; -1: all
+    weights: tuple[float, ...] = (0.25, 0.25, 0.25, 0.25)  # of the labels, on the simplex
+    rated: Callable = honest  # (task, prompts, responses) -> the labels [N, 4] that are fitted
 
 
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2}
 ARMS = {
     "base": {"learner": "none"},
     "multi": {},
-    "safety": {"only": 0},
+    "safety": {"weights": (1.0, 0.0, 0.0, 0.0)},
+    "careful": {"weights": (0.55, 0.15, 0.15, 0.15)},
     "per_label": {"learner": "per_label"},
+    "hackable": {"rated": by_length},
     "ppo": {"learner": "ppo"},
     "dpo": {"learner": "dpo"},
 }
 QUALITIES = tuple(f"eval/{name}" for name in text.NAMES[:LABELS])
-METRICS = ("eval/utility", *QUALITIES, "eval/benign_actionable", "eval/proxy")
+METRICS = ("eval/utility", *QUALITIES, "eval/benign_actionable", "eval/benign_refused", "eval/overrated", "eval/proxy")
 CURVES = ("eval/utility", "eval/safe", "eval/benign_actionable", "eval/length", "kl/ref")
 # base is not trained by design; whether the reward can be learned shows on the ordinary learner
 BED = experiment.Bed(metric="eval/utility", baseline="ppo")
 
 
-def draw(key, n):
-    """Replies of the behaviour and their labels, a tenth of noise in each."""
-    prompts, responses = text.draw_behaviour(jax.random.fold_in(key, 0), n)
-    labels = text.attributes(prompts, responses)[:, :LABELS]
-    noise = 0.1 * jax.random.normal(jax.random.fold_in(key, 1), labels.shape)
-    return prompts, responses, jnp.clip(labels + noise, 0.0, 1.0)
+@lru_cache(maxsize=4)
+def draw_rated(rated):
+    """``draw(task, key, n)``: replies of the behaviour, their labels with noise, and which labels are there."""
+
+    def draw(task, key, n):
+        prompts, responses = task.draw_behaviour(jax.random.fold_in(key, 0), n)
+        labels = rated(task, prompts, responses)
+        noise = 0.1 * jax.random.normal(jax.random.fold_in(key, 1), labels.shape)
+        there = jax.random.bernoulli(jax.random.fold_in(key, 2), 0.9, labels.shape)
+        return prompts, responses, jnp.clip(labels + noise, 0.0, 1.0), there
+
+    return draw
 
 
-def every_label(params, prompts, responses):
-    return attribute_rewards.scores(params["reward"], prompts, responses)
+def every_label(task: Replies, params, prompts, responses):
+    """All heads, in [0, 1]."""
+    return jax.nn.sigmoid(attribute_rewards.scores(task, params["reward"], prompts, responses))
 
 
-def per_label(scores, group_ids, *, valid):
-    return group.per_label_advantages(scores, group_ids, jnp.full((LABELS,), 1 / LABELS, jnp.float32), valid=valid)
+def fit_labels(task: Replies, params, rows):
+    """Squared error of the heads on the labels that are there."""
+    prompts, responses, labels, there = rows
+    value = reduce.scalars(label_regression_loss(every_label(task, params, prompts, responses), labels, there).loss)
+    return value, {"fit/error": value}
 
 
-def build(settings: Settings) -> experiment.Plan:
+@lru_cache(maxsize=8)
+def weighted(weights):
+    """The ``Proxy`` ``sum_d w_d f_d``."""
+
+    def proxy(task, params, prompts, responses):
+        found = jax.lax.stop_gradient(every_label(task, params, prompts, responses))
+        return combine.composed(found, jnp.asarray(weights, jnp.float32))
+
+    return proxy
+
+
+@lru_cache(maxsize=8)
+def one_by_one(weights):
+    """Advantages of labels that are normalised before they are weighed."""
+
+    def advantages(scores, group_ids, *, valid):
+        return group.per_label_advantages(scores, group_ids, jnp.asarray(weights, jnp.float32), valid=valid)
+
+    return advantages
+
+
+@lru_cache(maxsize=8)
+def overrated(weights):
+    """What the reward model says beyond the truth of the policy's replies, and how often a benign prompt is refused."""
+
+    def measured(task, params, key):
+        asked = task.draw_prompts(jax.random.fold_in(key, 0), 128)
+        said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1))
+        truth = task.attributes(asked, said)[:, :LABELS]
+        gap = weighted(weights)(task, params, asked, said) - combine.composed(truth, jnp.asarray(weights, jnp.float32))
+        refused = (truth[:, ACTIONABLE] == 0).astype(jnp.float32)
+        return {
+            "eval/overrated": reduce.scalars(gap),
+            "eval/benign_refused": reduce.scalars(refused, task.benign(asked)),
+        }
+
+    return measured
+
+
+def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The regressor fitted, then the policy trained on what it says by the arm's learner."""
-    start = attribute_rewards.make_start(base_steps=settings.base_steps, outputs=LABELS)
-    proxy = attribute_rewards.mixed if settings.only < 0 else attribute_rewards.column(settings.only)
+    start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=LABELS)
+    proxy = weighted(settings.weights)
     shared = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-    grpo = partial(attribute_rewards.grpo_stage, kl_weight=settings.kl_weight, **shared)
+    grpo = partial(attribute_rewards.grpo_stage, task, kl_weight=settings.kl_weight, **shared)
     learners = {
         "none": lambda: [],
         "grpo": lambda: [grpo(proxy)],
-        "per_label": lambda: [grpo(every_label, advantages=per_label)],
-        "ppo": lambda: [attribute_rewards.ppo_stage(proxy, kl_weight=settings.kl_weight, **shared)],
-        "dpo": lambda: [attribute_rewards.dpo_stage(proxy, **shared)],
+        "per_label": lambda: [grpo(every_label, advantages=one_by_one(settings.weights))],
+        "ppo": lambda: [attribute_rewards.ppo_stage(task, proxy, kl_weight=settings.kl_weight, **shared)],
+        "dpo": lambda: [attribute_rewards.dpo_stage(task, proxy, **shared)],
     }
-    stages = [attribute_rewards.fit_stage(draw, attribute_rewards.label_loss, steps=settings.fit_steps)]
+    stages = [attribute_rewards.fit_stage(task, draw_rated(settings.rated), fit_labels, steps=settings.fit_steps)]
     stages += learners[settings.learner]()
-    return experiment.Plan(
-        lambda key: start(key) | {"mix": jnp.zeros((LABELS,), jnp.float32)},
-        tuple(stages),
-        attribute_rewards.make_measure(attribute_rewards.mixed),
-    )
+    equal = Settings().weights  # every arm is judged by the same mean
+    measure = attribute_rewards.make_measure(task, weighted(equal), overrated(equal))
+    return experiment.Plan(start, tuple(stages), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Several labels improve all four qualities, safety alone costs actions, and PPO and DPO are no better."""
+    """Several labels improve all four qualities, safety alone costs actions, PPO and DPO are no better, and a head that
+    goes by length is hacked."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         *(experiment.greater(results, metric, "multi", "base") for metric in QUALITIES),
         experiment.smaller(results, "eval/benign_actionable", "safety", "multi"),
         *(experiment.greater(results, "eval/utility", "multi", arm, by=-0.02) for arm in ("ppo", "dpo")),
+        experiment.greater(results, "eval/overrated", "hackable", "multi"),
+        experiment.greater(results, "eval/utility", "multi", "hackable"),
     )
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array
 
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
+from jaxrl_llm.distributed.ring import Parts, make_ring
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels import vocabulary
@@ -28,6 +29,7 @@ def on_mesh(
     cached_fn: Callable[..., Array] | None = None,
     rows_fn: Callable[..., Array] | None = None,
     sums_fn: SumsFn | None = None,
+    parts: Parts | None = None,
 ) -> dict[str, Callable[..., Any] | None]:
     """The arguments of ``models.decoder.make_policy`` that depend on a mesh.
 
@@ -36,6 +38,7 @@ def on_mesh(
       otherwise: as in ``make_attend``.
       rows_fn: ``models.kernels.attention_kernels.make_rows``; None: none.
       cached_fn: ``models.kernels.attention_kernels.make_cached``; None: none.
+      parts: ``models.kernels.attention_kernels.make_parts``: along ``context`` attention is then a ring.
       sums_fn: ``models.kernels.attention_kernels.make_sums``; None: none.
     """
     return {
@@ -43,7 +46,7 @@ def on_mesh(
         "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
         "place": rules.make_place(mesh),
-        "attend_fn": make_attend(mesh, attend_fn, otherwise),
+        "attend_fn": make_attend(mesh, attend_fn, otherwise, parts),
         "experts_fn": make_experts(mesh, experts_fn),
     }
 
@@ -102,12 +105,15 @@ def _local_experts(act, split, gate, up, down, x, weights, chosen):
 
 
 def make_attend(
-    mesh: Mesh, inner: Callable[..., Array], otherwise: Callable[..., Array] | None = None
+    mesh: Mesh,
+    inner: Callable[..., Array],
+    otherwise: Callable[..., Array] | None = None,
+    parts: Parts | None = None,
 ) -> Callable[..., Array]:
     """The ``attend_fn`` of ``models.decoder.make_policy``: each device its rows, heads and, along ``context``, queries.
 
-    Keys and values of a row are collected along ``context``; scores stay where their queries are. Shapes that do not
-    divide are left to the compiler.
+    Keys and values of a row go round along ``context`` (``distributed.ring``), or where ``parts`` is None are collected
+    there; scores stay where their queries are. Shapes that do not divide are left to the compiler.
 
     Args:
       inner: what runs on one device: ``models.attention.attend``, or a kernel of ``models.kernels.attention_kernels``.
@@ -121,13 +127,15 @@ def make_attend(
             return (otherwise or inner)(q, k, v, mask, **settings)
         mask, seen = _mask_specs(mask, "context")
         heads = "tensor" if k.shape[1] % mesh.shape["tensor"] == 0 else None
-        queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, None, None)
+        around = parts is not None and mesh.shape["context"] > 1 and k.shape[2] % mesh.shape["context"] == 0
+        one = make_ring(parts, mesh.shape["context"]) if around else inner
+        queries, keys = P(BATCH, "context", heads, None), P(BATCH, heads, "context" if around else None, None)
         run = jax.shard_map(
-            partial(inner, **settings),
+            partial(one, **settings),
             mesh=mesh,
             in_specs=(queries, keys, keys, seen),
             out_specs=queries,
-            check_vma=otherwise is None,  # a kernel does not say along which axes its results differ
+            check_vma=otherwise is None and not around,  # a kernel does not say along which axes its results differ
         )
         return run(q, k, v, mask)
 

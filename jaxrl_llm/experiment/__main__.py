@@ -9,12 +9,13 @@ from jaxrl_llm.run import quiet
 
 USAGE = """usage: python -m jaxrl_llm.experiment COMMAND
   doctor FILE              checks an experiment file, its claim on made-up results, its arms and its record
-  pilot FILE [flags]       two minutes before a record: room, difference of the updates, expected interval
+  pilot FILE [flags]       two minutes before a record: room, difference of the updates, expected interval; with
+                           --record its row in results/pilots.tsv, which orders records by their cost
   certify FILE [flags]     a test bed: gates, controls and response to the dose, kept under results/ with --record
+  atlas FILE [flags]       a map: methods by dose and base model; cell by cell, a page and a figure of what was run
   sweep FILE [--help]      one setting over every arm
   compare FAMILY [--help]  the methods of a family on one task and budget
-  systems                  writes docs/SYSTEMS.md
-  pages                    writes docs/papers/, one page a paper
+  pages                    writes docs/SYSTEMS.md and docs/papers/, one page a paper
   rejudge [FAMILY/SLUG]    judges committed records again and draws their figures; nothing is run"""
 
 
@@ -33,11 +34,12 @@ def main(arguments: list[str]) -> int:
                 from jaxrl_llm.experiment.evidence import certificates  # as above
 
                 return certificates.command(path, rest)
-            case ["systems"]:
-                print(f"written: {systems.write()}")
-                return 0
-            case ["pages"]:
-                print(f"written: {len(pages.write())} pages")
+            case ["atlas", path, *rest] if not path.startswith("-"):
+                from jaxrl_llm.experiment.evidence import atlas  # as above
+
+                return atlas.command(path, rest)
+            case ["pages" | "systems"]:  # both from the same files: one is not up to date without the other
+                print(f"written: {systems.write()} and {len(pages.write())} pages")
                 return 0
             case ["rejudge", *names]:
                 print("\n".join(records.rejudge(only=tuple(names))) or "no record of that name")

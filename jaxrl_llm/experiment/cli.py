@@ -21,7 +21,7 @@ from jaxrl_llm.experiment import arms, durable, plots, recipes, results
 from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
@@ -66,6 +66,7 @@ class Options:
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
     fresh: bool = False  # do not reuse the finished seeds of earlier runs
     record: bool = False  # pilot, wide evaluation, fresh seeds; also copy results and plot to results/<family>/
+    register: bool = False  # of a record: pilot and tuning, then its registration in results/registered.tsv, and stop
     force_record: bool = False  # a record although its pilot says no, and marked so
     controls: bool = True  # of a record: arms of the harness that must help, or must not, see evidence.controls
     tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
@@ -180,7 +181,7 @@ def check_sizes(settings: Any, microbatches: int) -> None:
 
 
 def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
-    """The plan of an arm with its batches in parts, see ``Options.microbatches``, and its adapter.
+    """The plan of an arm with its batches in parts, see ``Options.microbatches``, its adapter, and what is offloaded.
 
     Raises:
       UserError: as ``train.plan.in_parts``.
@@ -189,6 +190,8 @@ def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
     parts = microbatches or (1 if arms.bundled(settings.model) else 0)
     if settings.lora and plan.model is not None:
         plan = plans.with_adapter(plan, lora_state.PART)
+    if settings.offload:
+        plan = plans.with_parked_optimiser(plan)
     return plans.in_parts(plan, parts, devices=devices)
 
 
@@ -200,7 +203,8 @@ def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Progra
       index: of the stage.
     """
     module = importlib.import_module(name)
-    options, base, _ = parse(module, arguments)
+    options, base, given = parse(tasks.with_rows(module), arguments)
+    module, base = tasks.over_rows(module, base, given)
     settings = arms.resolve(module, base, (arm,))[arm]
     plan = in_parts(module.build(settings), settings, options.microbatches)
 
@@ -235,6 +239,8 @@ def keeping_of(
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
         if options.layout in ("packed", "tree"):
             raise UserError(f"--layout {options.layout} is planned on the host: give --loop host with it, or drop it")
+        if settings.offload:
+            raise UserError(f"--offload {settings.offload} is of the host loop: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
         if options.track:
@@ -279,7 +285,7 @@ def build_arms(
         largest = largest_arrays.check(name, arms.trace(built[name]), devices)
         if formed is not None:
             formed[name] = largest
-        reads[name].add("eval_every")
+        reads[name] |= {"eval_every", *(("offload",) if built[name].stages else ())}
     return built, reads
 
 
@@ -289,7 +295,7 @@ def said(prog: str, arguments: list[str]) -> str:
     for word in words:
         if word == "--out":
             next(words, None)
-        elif word not in ("--record", "--fresh", "--add") and not word.startswith("--out="):
+        elif word not in ("--record", "--fresh", "--add", "--register") and not word.startswith("--out="):
             kept.append(word)
     return " ".join([prog, *kept])
 
@@ -399,7 +405,7 @@ def check_options(options: Options, arguments: list[str]) -> None:
     track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
-    for name in ("add", "force_record", "tune", "bed"):
+    for name in ("add", "register", "force_record", "tune", "bed"):
         if getattr(options, name) and not options.record:
             does = "completes" if name == "add" else "belongs to"
             raise UserError(f"{flags.spell(name)} {does} a record: give --record with it, or drop it")
@@ -439,15 +445,15 @@ def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[
 
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
-    """Runs an experiment module with command-line arguments; None for ``--plan``."""
+    """Runs an experiment module with command-line arguments; None for ``--plan`` and ``--register``."""
     from jaxrl_llm.experiment.evidence import standard  # whose tuning builds arms with the functions above
 
     arms.check_slots(module)
     check_embedded(module, arguments)
-    options, base, given = parse(rebound.with_rows(module), arguments)
+    options, base, given = parse(tasks.with_rows(module), arguments)
     check_options(options, arguments)
     check_model(base, given)
-    module, base = rebound.over_rows(module, base, given, smoke=options.smoke)
+    module, base = tasks.over_rows(module, base, given)
     hosts.connect(options.hosts)
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")
@@ -474,7 +480,10 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     command = said(command_name(module), arguments)
     if options.record and not options.add:
         job = standard.Job(module, options, base, resolved, built, out, folder)
-        found, claim, instrument = standard.run(job)
+        done = standard.run(job)
+        if done is None:
+            return None
+        found, claim, instrument = done
         write(module, options, base, found, claim, out, command, instrument)
         return found
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
-from jaxrl_llm.experiment.evidence import records, rehearsal, store, verdicts
+from jaxrl_llm.experiment.evidence import certificates, records, rehearsal, store, verdicts
 from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
@@ -251,6 +251,8 @@ def examine(module: ModuleType) -> list[Finding]:
         found += check_claim(module)
     if arms.record_path(module).is_file() and not any(f.problem for f in found):
         found.append(Finding("code of the record", check_code(module)))
+    if certificates.path_of(module).is_file():
+        found.append(Finding("certificate", certificates.stale(module)))
     return found
 
 

@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -325,13 +325,13 @@ def measure_on_host(
     key: Key,
     *,
     chunk: int = 64,
-    more: Callable[[Array, Array], dict[str, Array]] | None = None,
+    more: Callable[[Responses, Rewards], dict[str, Array]] | None = None,
 ) -> dict[str, Array]:
     """``summary`` of all problems, judged in Python, so many problems at a time.
 
     Args:
       rollout: compiled, makes groups of ``samples``.
-      more: ``(tokens, mask) -> metrics`` of all rows, beside the summary.
+      more: ``(responses, rewards) -> metrics`` of all rows, beside the summary.
     """
     count = problems.tokens.shape[0]
     masks, values, valids, tokens = [], [], [], []
@@ -347,5 +347,6 @@ def measure_on_host(
         valids.append(np.asarray(rewards.valid)[:real])
     whole = Rewards(jnp.asarray(np.concatenate(values)), jnp.asarray(np.concatenate(valids)))
     mask = jnp.asarray(np.concatenate(masks))
-    found = {} if more is None else more(jnp.asarray(np.concatenate(tokens)), mask)
+    ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), samples)
+    found = {} if more is None else more(Responses(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
     return summary(mask, whole, samples) | found

@@ -108,7 +108,7 @@ def sweep(path: str, arguments: list[str]) -> dict[str, dict[str, Interval]]:
         raise UserError(f"--field {options.field} is not read by arm {unread[0].split('@')[0]}; sweep another one")
     slug = cli.command_name(module).split(".")[-1]
     out = cli.open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}sweep/{slug}")
-    built = {name: plan._replace(measure=nothing) for name, plan in built.items()}
+    built = {name: plan._replace(measure=plan.validate or nothing) for name, plan in built.items()}
     seeds = list(range(FIRST_SEED, FIRST_SEED + options.seeds))
     identities = store.identities(module, resolved, built)
     found = store.run_arms(options, resolved, built, identities, seeds, out / "arms")

@@ -45,7 +45,7 @@ from jaxrl_llm.train.methods.builders import (
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
-from jaxrl_llm.train.plan import Plan, Stage, most_parts, start
+from jaxrl_llm.train.plan import Plan, Stage, most_parts, start, with_parked_optimiser
 from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -149,7 +149,7 @@ def make_rollout(
     apart = layout is not None and by_device(settings)
     if apart or layout != mesh:
         make = parts.policy_maker(
-            None if apart else layout, int8_cache=settings.int8_cache, attention=settings.attention
+            None if apart else layout, rollout_cache=settings.rollout_cache, attention=settings.attention
         )
         policy = make(model.config, compute_dtype=jnp.dtype(settings.compute))
         model = lora_state.computed(model, settings.lora, policy)
@@ -221,7 +221,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     measure = make_measure(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
     )
-    return Plan(
+    plan = Plan(
         init=lambda key: model.params,
         stages=(Stage(make_online(settings, model, tables, mesh), settings.steps, extras),),
         measure=measure,
@@ -230,6 +230,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
         model=model,
     )
+    return with_parked_optimiser(plan) if settings.offload else plan
 
 
 def only_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
@@ -356,7 +357,7 @@ def opened(settings: Settings) -> Opened:
     model = parts.load_model(
         settings.model,
         mesh=mesh,
-        int8_cache=settings.int8_cache,
+        rollout_cache=settings.rollout_cache,
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,

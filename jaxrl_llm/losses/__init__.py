@@ -6,6 +6,13 @@ by keyword; it returns ``types.TokenTerms`` (``[B, T]``) or ``types.PairTerms`` 
 jax and jaxtyping are all that it needs.
 """
 
+from jaxrl_llm.losses.bellman import (
+    first_tokens,
+    soft_policy_loss,
+    soft_value_loss,
+    starts_after,
+    sums_from,
+)
 from jaxrl_llm.losses.contrastive import (
     capped_infonce_loss,
     cosines,
@@ -257,6 +264,7 @@ __all__ = [
     "expected_values",
     "exploration_factor",
     "f_dpo_loss",
+    "first_tokens",
     "forward_kl_loss",
     "forward_kl_slope",
     "gaussian_reward_loss",
@@ -340,10 +348,14 @@ __all__ = [
     "sft_loss",
     "shaped_probability_loss",
     "simpo_loss",
+    "soft_policy_loss",
+    "soft_value_loss",
     "sppo_loss",
     "squared_value_loss",
+    "starts_after",
     "steer_linear_weights",
     "steer_weights",
+    "sums_from",
     "targeted_entropy_terms",
     "tdpo1_loss",
     "tdpo2_loss",

@@ -4,15 +4,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 MAX_N = 5
+BITS = 2**31
 
 
 def _grams(tokens: Array, mask: Array, n: int, vocabulary: int) -> tuple[Array, Array]:
-    """Numbers of all n-grams ``[M]``, sorted, and how many there are; those with masked tokens come last."""
+    """Numbers of all n-grams ``[M]``, sorted, and how many there are; those with masked tokens come last.
+
+    Raises:
+      ValueError: for a size of n-grams below 1, and for more tokens times kinds of tokens than 31 bits count.
+    """
     width = tokens.shape[1] - n + 1
+    if n < 1 or vocabulary**n >= BITS <= vocabulary * tokens.size:
+        raise ValueError(f"n={n} with a vocabulary of {vocabulary} does not fit 31 bits; lower n or map rare tokens")
     if width < 1:
         return jnp.zeros((1,), jnp.int32), jnp.zeros((), jnp.float32)
     codes, real = jnp.zeros((tokens.shape[0], width), jnp.int32), jnp.ones((tokens.shape[0], width), bool)
     for k in range(n):
+        if k and vocabulary**n >= BITS:  # a beginning is known by its place among all beginnings
+            codes = jnp.searchsorted(jnp.sort(codes.reshape(-1)), codes).astype(jnp.int32)
         codes, real = codes * vocabulary + tokens[:, k : k + width], real & mask[:, k : k + width]
     codes = jnp.where(real, codes, jnp.iinfo(jnp.int32).max).reshape(-1)
     return jnp.sort(codes), jnp.sum(real.astype(jnp.float32))
@@ -31,8 +40,6 @@ def distinct(tokens: Int[Array, "N T"], mask: Bool[Array, "N T"], *, n: int, voc
     >>> float(distinct(both, both >= 0, n=1, vocabulary=5)), float(distinct(both, both >= 0, n=2, vocabulary=5))
     (0.5, 0.75)
     """
-    if n < 1 or vocabulary**n >= 2**31:
-        raise ValueError(f"n={n} with a vocabulary of {vocabulary} does not fit 31 bits; lower n or map rare tokens")
     codes, count = _grams(tokens, mask, n, vocabulary)
     return _unique(codes) / jnp.maximum(count, 1.0)
 
@@ -51,8 +58,6 @@ def expectation_adjusted(
     >>> round(float(expectation_adjusted(both, both >= 0, n=1, vocabulary=5)), 4)
     0.8132
     """
-    if n < 1 or vocabulary**n >= 2**31:
-        raise ValueError(f"n={n} with a vocabulary of {vocabulary} does not fit 31 bits; lower n or map rare tokens")
     codes, count = _grams(tokens, mask, n, vocabulary)
     expected = vocabulary * (1.0 - ((vocabulary - 1.0) / vocabulary) ** count)
     return _unique(codes) / jnp.maximum(expected, 1e-9)

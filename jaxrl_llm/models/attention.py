@@ -186,6 +186,121 @@ def _attend(q: Array, k: Array, v: Array, mask: Array, scale: float | None, soft
     return jnp.transpose(out.reshape(b, g, r, s, d), (0, 3, 1, 2, 4)).reshape(b, s, h, d)
 
 
+def attend_part(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B S C"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+) -> tuple[Float[Array, "B S H K"], Float[Array, "B H S"]]:
+    """``attend`` to some of the keys, in float32, and the logarithm of each query's sum of weights.
+
+    Parts are put together by these logarithms: ``out = sum_i exp(lse_i - lse) out_i``, ``lse = logsumexp_i lse_i``. A
+    query that sees nobody gets zeros and -1e30. Made to run forward alone; ``part_gradients`` is its backward pass.
+    """
+
+    def some(_, part):
+        q, mask = part
+        scores, _ = _part_scores(q, k, mask, scale, softcap)
+        top = jnp.max(scores, axis=-1)
+        weights = jnp.where(_of_heads(mask, scores), jnp.exp(scores - top[..., None]), 0.0)
+        total = jnp.maximum(jnp.sum(weights, axis=-1), 1e-30)
+        out = jnp.einsum("bgmc,bgcd->bgmd", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return None, (_by_column(out / total[..., None], q.shape), (top + jnp.log(total)).reshape(*q.shape[::2], -1))
+
+    q, mask = _cut_in_blocks(block, q, mask)
+    out, lse = jax.lax.scan(some, None, (q, mask))[1]
+    return _whole(out), jnp.moveaxis(lse, 0, 2).reshape(*lse.shape[1:3], -1)
+
+
+def part_gradients(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B S C"],
+    lse: Float[Array, "B H S"],
+    delta: Float[Array, "B H S"],
+    grad: Float[Array, "B S H K"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+) -> tuple[Float[Array, "B S H K"], Float[Array, "B G C K"], Float[Array, "B G C K"]]:
+    """What some of the keys add to the gradients of queries, keys and values, in float32.
+
+    Args:
+      lse: logarithm of the sum of the weights of all keys.
+      delta: product of each query's output, of all keys, with its gradient.
+      grad: of the output.
+    """
+    wide = {"preferred_element_type": jnp.float32}
+
+    def some(carry, part):
+        q, mask, lse, delta, grad = part
+        scores, slope = _part_scores(q, k, mask, scale, softcap)
+        lse, delta = (jnp.swapaxes(x, 1, 2).reshape(scores.shape[:3])[..., None] for x in (lse, delta))
+        weights = jnp.where(_of_heads(mask, scores), jnp.exp(scores - lse), 0.0)
+        queries, grad = (_by_head(x.astype(v.dtype), v.shape[1]) for x in (q, grad))
+        wanted = jnp.einsum("bgmd,bgcd->bgmc", grad, v, **wide)
+        slopes = (weights * (wanted - delta) * slope).astype(q.dtype)
+        of_queries = jnp.einsum("bgmc,bgcd->bgmd", slopes, k, **wide)
+        of_keys = jnp.einsum("bgcm,bgmd->bgcd", jnp.swapaxes(slopes, 2, 3), queries, **wide)
+        of_values = jnp.einsum("bgcm,bgmd->bgcd", jnp.swapaxes(weights.astype(v.dtype), 2, 3), grad, **wide)
+        return (carry[0] + of_keys, carry[1] + of_values), _by_column(of_queries, q.shape)
+
+    turned = (jnp.swapaxes(x, 1, 2) for x in (lse, delta))
+    parts = _cut_in_blocks(block, q, mask, *turned, grad)
+    nothing = tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v))
+    (dk, dv), dq = jax.lax.scan(some, nothing, parts)
+    return _whole(dq), dk, dv
+
+
+def _cut_in_blocks(block: int, *arrays: Array) -> tuple[Array, ...]:
+    """``[B, S, ...]`` as ``[N, B, S / N, ...]``, the fewest equal parts of at most ``block``."""
+    rows = arrays[0].shape[1]
+    count = next(n for n in range(-(-rows // block), rows + 1) if rows % n == 0)
+    return tuple(jnp.moveaxis(x.reshape(x.shape[0], count, rows // count, *x.shape[2:]), 1, 0) for x in arrays)
+
+
+def _whole(parts: Array) -> Array:
+    """``[N, B, S / N, ...]`` as ``[B, S, ...]``."""
+    return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1, *parts.shape[3:])
+
+
+def _by_head(x: Array, groups: int) -> Array:
+    """``[B, S, H, K] -> [B, G, (H / G) S, K]``: the queries that share a head are rows of one matrix."""
+    b, s, h, d = x.shape
+    return jnp.transpose(x.reshape(b, s, groups, h // groups, d), (0, 2, 3, 1, 4)).reshape(b, groups, -1, d)
+
+
+def _by_column(x: Array, shape: tuple[int, ...]) -> Array:
+    """``_by_head`` undone."""
+    b, s, h, d = shape
+    return jnp.transpose(x.reshape(b, h, s, d), (0, 2, 1, 3))
+
+
+def _of_heads(mask: Array, scores: Array) -> Array:
+    """``[B, S, C]`` as ``[B, G, (H / G) S, C]``."""
+    times = scores.shape[2] // mask.shape[1]
+    return jnp.broadcast_to(jnp.tile(mask, (1, times, 1))[:, None], scores.shape)
+
+
+def _part_scores(
+    q: Array, k: Array, mask: Array, scale: float | None, softcap: float | None
+) -> tuple[Array, Array | float]:
+    """Scores ``[B, G, (H / G) S, C]`` in float32, and their slope by the plain product."""
+    times = q.shape[3] ** -0.5 if scale is None else scale
+    scores = jnp.einsum("bgmd,bgcd->bgmc", _by_head(q, k.shape[1]), k, preferred_element_type=jnp.float32) * times
+    slope = times
+    if softcap is not None:
+        bent = jnp.tanh(scores / softcap)
+        scores, slope = softcap * bent, times * (1.0 - bent * bent)
+    return jnp.where(_of_heads(mask, scores), scores, _MASKED), slope
+
+
 def attend_after(
     q: Float[Array, "B S H K"],
     k: Float[Array, "B G C K"],

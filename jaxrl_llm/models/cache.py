@@ -1,6 +1,7 @@
-"""The key-value cache of a decoder: in the compute dtype, or as int8 with a scale for every head and column."""
+"""The key-value cache of a decoder: in the compute dtype, or in a byte with a scale for every head and column."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ RowsFn = Callable[[Array, int, int], Array]  # rows of a stacked cache so many t
 
 EXPERTS = "experts"  # ``[B, C, L K]``: of a mixture, those that computed each column, layer by layer; -1: none
 ROWS_FIRST = ("segment_ids", "positions", EXPERTS)  # ``[B, C, ...]``; all else is of layers
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}  # what a cache may be kept in, and what a scale makes the largest
 UNROLLED = 6  # so few layers have an array each: the products read it where it lies, no layer is copied out of a stack
 # Beside a kernel that reads a stacked cache: so many layers are compiled one by one, which lets the weights of one come
 # while the kernel of another runs. Qwen3-1.7B on v5e:2x4 by the compiler's count, 256 rows, a cache of 2,048: 14.9 ms a
@@ -21,16 +23,22 @@ UNROLLED = 6  # so few layers have an array each: the products read it where it 
 UNROLLED_BESIDE_KERNEL = 40
 
 
-def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, length: int) -> Cache:
-    """An empty cache: keys and values ``[B, G, C, K]`` of each layer, with ``int8`` their scales ``[B, G, C]``.
+def init_cache(config: ModelConfig, dtype, few, tile: int, batch: int, length: int) -> Cache:
+    """An empty cache: keys and values ``[B, G, C, K]`` of each layer, and in a byte their scales ``[B, G, C]``.
 
     The layers are a tuple, or more than ``UNROLLED`` of them the first axis of one array. In a tuple keys are
     ``[B, G, K, C]``: what the product of one query with all of them reads without turning it (four times as fast on a
     CPU; an accelerator chooses the order in memory itself).
 
     Args:
+      few: the dtype of a byte that keys and values are kept in, one of ``LARGEST``; None: ``dtype``.
       tile: 1, or the columns that a kernel reads at once: there are a multiple of them, in one array for all layers.
+
+    Raises:
+      ValueError: for another dtype of few bits.
     """
+    if few is not None and jnp.dtype(few).name not in LARGEST:
+        raise ValueError(f"cache_dtype={jnp.dtype(few).name} is not one of {', '.join(LARGEST)}")
     layers, length = config.num_layers, -(-length // tile) * tile
     shape, stacked = (batch, config.num_kv_heads, length, config.head_dim), layers > UNROLLED or tile > 1
     turned = (*shape[:2], *shape[:1:-1])
@@ -41,8 +49,8 @@ def init_cache(config: ModelConfig, dtype, int8: bool, tile: int, batch: int, le
         return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
     shapes = {"k": shape if stacked else turned, "v": shape}
-    cache = {name: empty(of, jnp.int8 if int8 else dtype) for name, of in shapes.items()}
-    if int8:
+    cache = {name: empty(of, dtype if few is None else few) for name, of in shapes.items()}
+    if few is not None:
         cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
     if config.experts is not None:
         kind = jnp.int8 if config.experts.number <= 128 else jnp.int16
@@ -88,24 +96,34 @@ def repeat_cache(cache: Cache, repeats: int) -> Cache:
     return {name: repeated(name, x) for name, x in cache.items()}
 
 
-def quantised(x: Float[Array, "*A K"]) -> tuple[Int[Array, "*A K"], Float[Array, "*A"]]:
-    """``x`` as whole numbers times a scale: ``scale = max |x| / 127`` over a head; entries are off by half of it.
+def quantised(x: Float[Array, "*A K"], few: Any = jnp.int8) -> tuple[Num[Array, "*A K"], Float[Array, "*A"]]:
+    """``x`` as numbers of a byte times a scale: ``scale = max |x| / LARGEST`` over a head.
+
+    Whole numbers are off by at most half the scale; ``float8_e4m3fn``, three bits behind the leading one, by a
+    sixteenth of themselves: nearer for what is less than an eighth of the largest of its head, farther for the rest.
 
     >>> import jax.numpy as jnp
     >>> whole, scale = quantised(jnp.array([[-12.7, 0.04, 6.4]]))
     >>> whole.tolist(), round(float(scale[0]), 4)
     ([[-127, 0, 64]], 0.1)
+    >>> small, scale = quantised(jnp.array([[-44.8, 0.04, 6.4]]), jnp.float8_e4m3fn)
+    >>> small.astype(jnp.float32).tolist(), round(float(scale[0]), 4)
+    ([[-448.0, 0.40625, 64.0]], 0.1)
     """
-    wide = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(wide), axis=-1) / 127.0
-    whole = jnp.round(wide / jnp.where(scale > 0, scale, 1.0)[..., None])
-    return jnp.clip(whole, -127, 127).astype(jnp.int8), scale
+    wide, most = x.astype(jnp.float32), LARGEST[jnp.dtype(few).name]
+    scale = jnp.max(jnp.abs(wide), axis=-1) / most
+    found = wide / jnp.where(scale > 0, scale, 1.0)[..., None]
+    found = jnp.round(found) if jnp.issubdtype(few, jnp.integer) else found
+    return jnp.clip(found, -most, most).astype(few), scale
 
 
 def stored(cache: Cache, name: str, new: Float[Array, "B G S K"]) -> dict[str, Array]:
-    """Keys or values as the cache keeps them, by the names of its arrays: themselves, or whole numbers and scales."""
-    scaled = f"{name}_scale"
-    return dict(zip((name, scaled), quantised(new), strict=True)) if scaled in cache else {name: new}
+    """Keys or values as a cache keeps them, by the names of its arrays: as they are, or in a byte, with scales."""
+    scaled, kept = f"{name}_scale", cache[name]
+    if scaled not in cache:
+        return {name: new}
+    few = kept[0].dtype if isinstance(kept, tuple) else kept.dtype
+    return dict(zip((name, scaled), quantised(new, few), strict=True))
 
 
 def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int):

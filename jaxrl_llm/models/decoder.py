@@ -141,8 +141,8 @@ def scanned(config: ModelConfig, params: Params) -> dict[str, Any]:
 
 
 # So few layers are compiled one by one: no slower to compile, and no residuals copied in and out of stacked arrays.
-def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages=None, experts=None):
-    """Final hidden states and, where kept, the router logits of all layers."""
+def _run(config, how, params, tokens, positions, segment_ids, pages=None, experts=None):
+    """Final hidden states."""
     look, distances, segments = how.attend_fn, (positions, positions), (segment_ids, segment_ids)
     if pages is not None:
         look, distances, segments = paged(look, pages), seen_by(positions, pages, 0), seen_by(segment_ids, pages, 0)
@@ -156,14 +156,13 @@ def _run(config, how, keep_router, params, tokens, positions, segment_ids, pages
             q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
-        x, routed = block(config, how, layer, x, attend, recorded)
-        return x, routed.logits if keep_router else None
+        return block(config, how, layer, x, attend, recorded)[0], None
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     step = rematerialised(step, how.remat, how.cached_fn is not None)
     recorded = None if experts is None else caches.by_layer(experts, config.num_layers)
-    x, router = jax.lax.scan(step, x, (scanned(config, params), recorded), unroll=at_once(config, how))
-    return norm(config, x, params, "final_norm"), router
+    x, _ = jax.lax.scan(step, x, (scanned(config, params), recorded), unroll=at_once(config, how))
+    return norm(config, x, params, "final_norm")
 
 
 def at_once(config: ModelConfig, how: How) -> int:
@@ -177,11 +176,11 @@ def at_once(config: ModelConfig, how: How) -> int:
 
 
 def _hidden(config, how, params, tokens, positions, segment_ids, experts=None):
-    return _run(config, how, False, params, tokens, positions, segment_ids, experts=experts)[0]
+    return _run(config, how, params, tokens, positions, segment_ids, experts=experts)
 
 
 def _hidden_pages(config, how, params, tokens, positions, segment_ids, pages, experts=None):
-    return _run(config, how, False, params, tokens, positions, segment_ids, pages, experts)[0]
+    return _run(config, how, params, tokens, positions, segment_ids, pages, experts)
 
 
 def _hidden_groups(config, how, params, prompts, responses):
@@ -215,28 +214,6 @@ def _hidden_groups(config, how, params, prompts, responses):
     step = rematerialised(step, how.remat, how.cached_fn is not None)
     found, _ = jax.lax.scan(step, first, scanned(config, params), unroll=at_once(config, how))
     return tuple(norm(config, x, params, "final_norm") for x in found)
-
-
-def hidden_and_router(
-    config: ModelConfig,
-    params: Params,
-    tokens: Array,
-    positions: Array,
-    segment_ids: Array,
-    *,
-    compute_dtype: Any = jnp.float32,
-    remat: Remat = False,
-    experts_fn: ExpertsFn = grouped_experts,
-) -> tuple[Float[Array, "B T D"], Float[Array, "L B T E"]]:
-    """What ``Policy.hidden`` returns, and the router's logits of every layer, for ``models.mlp.balance_loss``.
-
-    Raises:
-      ValueError: for a model without experts.
-    """
-    if config.experts is None:
-        raise ValueError(f"family={config.family!r} has no experts, hence no router")
-    how = How(compute_dtype, remat, experts_fn)
-    return _run(config, how, True, params, tokens, positions, segment_ids)
 
 
 def _unstacked(config: ModelConfig, how: How, params: Params) -> Params:
@@ -364,7 +341,7 @@ def make_policy(
     experts_fn: ExpertsFn = grouped_experts,
     attend_fn: AttendFn = attend,
     place: Callable[[Array, str], Array] = anywhere,
-    int8_cache: bool = False,
+    cache_dtype: Any = None,
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
@@ -381,8 +358,9 @@ def make_policy(
       experts_fn: how a mixture of experts is computed, ``models.mlp.grouped_experts`` or ``dense_experts``.
       attend_fn: how attention is computed, with the arguments of ``models.attention.attend``.
       place: where activations lie on a mesh, by name: ``distributed.rules.make_place``.
-      int8_cache: keys and values are kept as whole numbers, half the memory of bfloat16; what samples is then a little
-        off what trains, and ``sampler_logp`` is of what sampled.
+      cache_dtype: keys and values are kept as numbers of a byte (``int8`` or ``float8_e4m3fn``) with a scale for every
+        head and column, half the memory of bfloat16; what samples is then a little off what trains, and
+        ``sampler_logp`` is of what sampled. None: in the compute dtype.
       cached_fn: how a cache of stacked layers is read, see ``models.kernels.attention_kernels.make_cached``; None: a
         layer's part is cut out and given to ``attend_fn``.
       rows_fn: how rows of such a cache are repeated for a group into one with more columns,
@@ -398,7 +376,7 @@ def make_policy(
         init=partial(init_params, config),
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
-        init_cache=partial(caches.init_cache, config, compute_dtype, int8_cache, 1 if cached_fn is None else TILE),
+        init_cache=partial(caches.init_cache, config, compute_dtype, cache_dtype, 1 if cached_fn is None else TILE),
         extend=partial(_extend, config, how),
         repeat_cache=caches.repeat_cache,
         scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),

@@ -120,25 +120,3 @@ def load_figures(chosen: Int[Array, "B T C"], valid: Bool[Array, "B T"], experts
     counts = counts.astype(jnp.float32)
     even = jnp.maximum(jnp.mean(counts, axis=1, keepdims=True), 1e-9)
     return {"experts/load_max": jnp.max(counts / even), "experts/unused": jnp.mean((counts == 0).astype(jnp.float32))}
-
-
-def balance_loss(router_logits: Float[Array, "L B T E"], mask: Bool[Array, "B T"], per_token: int) -> Float[Array, ""]:
-    """Load balance of the experts: ``E sum_e f_e P_e``, smallest (``per_token``) where all are used alike.
-
-    ``f_e``: share of the masked tokens of all layers that chose expert ``e``; ``P_e``: mean router probability.
-    From "Switch Transformers: Scaling to Trillion Parameter Models with Simple and Efficient Sparsity",
-    arXiv:2101.03961, eq. 4. Differs from the paper in pooling all layers and counting ``per_token`` choices, as
-    transformers does.
-
-    >>> even = jnp.zeros((1, 1, 2, 4))
-    >>> float(balance_loss(even, jnp.ones((1, 2), bool), 2))
-    2.0
-    """
-    probabilities = jax.nn.softmax(router_logits.astype(jnp.float32), axis=-1)
-    number = probabilities.shape[-1]
-    _, chosen = jax.lax.top_k(probabilities, per_token)
-    counted = jnp.sum(jax.nn.one_hot(chosen, number, dtype=jnp.float32), axis=-2)
-    keep = mask[None, :, :, None]
-    total = jnp.maximum(jnp.sum(mask.astype(jnp.float32)) * router_logits.shape[0], 1.0)
-    share, mean = (jnp.sum(jnp.where(keep, x, 0.0), axis=(0, 1, 2)) / total for x in (counted, probabilities))
-    return number * jnp.sum(jax.lax.stop_gradient(share) * mean)

@@ -24,7 +24,7 @@ class Experts:
     """Mixture of experts in place of the feed-forward part: ``per_token`` of ``number`` experts of width ``size``.
 
     ``normalise``: the weights of the chosen experts add up to one. ``balance_weight``: the family's weight of the
-    balance loss (``models.mlp.balance_loss``), kept for training; the forward pass does not use it.
+    balance loss, kept for training; the forward pass does not use it.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Peak rates of TPU generations, and topologies by name: ``v5e:4x4`` is sixteen chips."""
+"""Peak rates of TPU generations and GPUs, and topologies by name: ``v5e:4x4`` is sixteen chips, ``h100:8`` eight."""
 
 import math
 from typing import NamedTuple
@@ -29,6 +29,16 @@ CHIPS: dict[str, Chip] = {
     "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9),
 }
 
+# NVIDIA's data sheets of the SXM modules: dense bfloat16, and the links within a machine, two directions of a ring of
+# which have half of them each. A program gets a little less memory than the chip has.
+GPUS: dict[str, Chip] = {
+    "h100": Chip(76.0 * 2**30, 3.35e12, 9.89e14, 2.25e11),
+    "h200": Chip(134.0 * 2**30, 4.8e12, 9.89e14, 2.25e11),
+    "b200": Chip(172.0 * 2**30, 8e12, 2.25e15, 4.5e11),
+}
+MACHINE = 8  # GPUs that these links connect
+_NETWORK = 2.5e10  # between machines, one direction: 400 Gbit/s to each GPU, half of it for each way around
+_MACHINES = (1, 2, 4, 8, 16, 32)
 
 _CUBIC = ("v4", "v5p")
 # slices that exist, the smallest first: of chips in a plane, and in a cube
@@ -44,19 +54,26 @@ class Topology(NamedTuple):
     chip: Chip
     chips: int
 
+    @property
+    def tpu(self) -> bool:
+        """Whether it is one that libtpu compiles for, with the kernels of a TPU."""
+        return self.kind in CHIPS
+
 
 def parse(name: str) -> Topology:
-    """``v5e:4x4`` as a topology.
+    """``v5e:4x4`` as a topology; GPUs by their number, beyond ``MACHINE`` of them with the links of the network alone.
 
-    >>> parse("v5e:4x4").chips
-    16
+    >>> parse("v5e:4x4").chips, parse("h100:16").chips
+    (16, 16)
 
     Raises:
       UserError: for an unknown generation or a shape that is no product of numbers.
     """
     kind, _, shape = name.partition(":")
+    if kind in GPUS:
+        return _gpus(name, kind, shape)
     if kind not in CHIPS:
-        raise UserError(f"--topology {name}: unknown generation {kind!r}; known are {', '.join(CHIPS)}")
+        raise UserError(f"--topology {name}: unknown generation {kind!r}; known are {', '.join((*CHIPS, *GPUS))}")
     sides = shape.split("x")
     wanted = 3 if kind in _CUBIC else 2
     if len(sides) != wanted or not all(side.isdigit() and int(side) for side in sides):
@@ -65,10 +82,22 @@ def parse(name: str) -> Topology:
     return Topology(name, kind, CHIPS[kind], math.prod(int(side) for side in sides))
 
 
+def _gpus(name: str, kind: str, shape: str) -> Topology:
+    number = int(shape) if shape.isdigit() else 0
+    if number < 1 or (number > MACHINE and number % MACHINE):
+        raise UserError(
+            f"--topology {name}: {shape!r} is no number of GPUs, at most {MACHINE} or a multiple, as {kind}:{MACHINE}"
+        )
+    chip = GPUS[kind] if number <= MACHINE else GPUS[kind]._replace(link=_NETWORK)
+    return Topology(name, kind, chip, number)
+
+
 def slices(kind: str) -> list[Topology]:
     """Of a generation, the smallest first.
 
     >>> slices("v5p")[1].name
     'v5p:2x2x2'
     """
+    if kind in GPUS:
+        return [parse(f"{kind}:{MACHINE * n}") for n in _MACHINES]
     return [parse(f"{kind}:{shape}") for shape in (_CUBES if kind in _CUBIC else _PLANES)]

@@ -1,17 +1,19 @@
 """The same phases compiled ahead of time for a TPU topology, on a machine that has none."""
 
+import dataclasses
 import importlib.util
 import os
 import pathlib
 import re
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
 
 import jax
 
 from jaxrl_llm.distributed.compiler_options import Options, options_of
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import schedule
 from jaxrl_llm.planning.chips import Chip, Topology
@@ -20,6 +22,8 @@ from jaxrl_llm.planning.phases import Phase, Work, phases
 from jaxrl_llm.planning.schedule import Schedule
 
 _TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")
+DEPTHS = (4, 8)  # layers of the shallow programs of ``of_depths``
+EVERY = 10**9
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -32,6 +36,7 @@ class Compiled(NamedTuple):
     seconds: float
     fits: bool = True
     schedule: Schedule | None = None  # where a chip was given, and the program fits
+    layers: tuple[int, ...] = ()  # the numbers of layers that were compiled instead of all, see ``of_depths``
 
 
 def available() -> bool:
@@ -73,8 +78,50 @@ def devices(topology: Topology) -> Any:
     return found
 
 
+def apart(config: ModelConfig, phase: str, work: Work) -> bool:
+    """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``."""
+    looped = phase in ("reshard", "prefill") or (phase == "update" and work.remat)
+    return not looped and caches.UNROLLED < config.num_layers <= caches.UNROLLED_BESIDE_KERNEL
+
+
+def of_depths(
+    config: ModelConfig, make: Callable[[ModelConfig], Phase], *, depths: tuple[int, int] = DEPTHS, **settings: Any
+) -> Compiled:
+    """``of_phase`` of a program whose layers are compiled one by one, without all of them.
+
+    Memory and schedule are a straight line through those of two shallow programs; ``seconds`` are of both. Where the
+    deeper of them does not fit, the line is through what the compiler says of the two.
+
+    Args:
+      make: the phase of a model that has so many layers.
+      depths: their numbers; both shallow programs have to be of the kind that the deep one is (``apart``).
+      settings: of ``of_phase``.
+
+    Raises:
+      ValueError: for a model whose layers differ, which a line does not see.
+    """
+    if len(set(config.windows)) > 1:
+        raise ValueError(f"layers with windows {sorted(set(config.windows))} differ; compile all {config.num_layers}")
+    settings |= {"show": EVERY}
+    few, more = (
+        of_phase(make(dataclasses.replace(config, num_layers=n, windows=config.windows[:n])), **settings)
+        for n in depths
+    )
+    further = (config.num_layers - depths[1]) / (depths[1] - depths[0])
+    sizes = (b + (b - a) * further for a, b in zip(few[:3], more[:3], strict=True))
+    timed = None
+    if few.schedule is not None and more.schedule is not None:
+        timed = schedule.extended(few.schedule, more.schedule, (*depths, config.num_layers))
+    return Compiled(*sizes, few.seconds + more.seconds, few.fits and more.fits, timed, depths)
+
+
 def of_phase(
-    phase: Phase, effort: float = 0.0, *, options: Options | None = None, chip: Chip | None = None
+    phase: Phase,
+    effort: float = 0.0,
+    *,
+    options: Options | None = None,
+    chip: Chip | None = None,
+    show: int = schedule.SHOWN,
 ) -> Compiled:
     """Compiles one phase; a program that is too large still tells how much it would need.
 
@@ -82,6 +129,7 @@ def of_phase(
       effort: what the compiler spends on speed, from -1 to 1; 0 is JAX's own. Memory hardly depends on it.
       options: of the compiler, those that a run has: ``distributed.compiler_options``.
       chip: whose schedule is wanted; None: none.
+      show: how many of its places.
     """
     lowered, started = phase.lower(), time.monotonic()
     given = (options or {}) | ({"exec_time_optimization_effort": effort} if effort else {})
@@ -93,7 +141,7 @@ def of_phase(
             raise
         return Compiled(float(match[1]) * _UNITS[match[2]], 0.0, 0.0, time.monotonic() - started, fits=False)
     found = program.memory_analysis()
-    timed = None if chip is None else schedule.of_text(program.as_text(), chip, filled=phase.filled)
+    timed = None if chip is None else schedule.of_text(program.as_text(), chip, filled=phase.filled, show=show)
     arguments, working = found.argument_size_in_bytes, found.temp_size_in_bytes
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return Compiled(arguments + working + new, arguments, working, time.monotonic() - started, schedule=timed)
@@ -109,12 +157,21 @@ def of_step(
     names: tuple[str, ...] = (),
     effort: float = 0.0,
     chip: Chip | None = None,
+    whole: bool = True,
 ) -> dict[str, Compiled]:
-    """Every phase of a step (or those named) by itself, with the options of a run; ``chip`` as in ``of_phase``."""
+    """Every phase of a step (or those named) by itself, with the options of a run; ``chip`` as in ``of_phase``.
+
+    Args:
+      whole: every layer is compiled; else ``of_depths`` where layers are compiled one by one.
+    """
     trains = options_of(chips[0])
-    found = phases(config, train.mesh(chips), rollout.mesh(chips), work)
-    return {
-        name: of_phase(make(), effort, options=trains if name in ("score", "update") else None, chip=chip)
-        for name, make in found.items()
-        if not names or name in names
-    }
+    meshes = train.mesh(chips), rollout.mesh(chips)
+
+    def of(name: str) -> Compiled:
+        options = trains if name in ("score", "update") else None
+        settings = {"effort": effort, "options": options, "chip": chip}
+        if whole or len(set(config.windows)) > 1 or not apart(config, name, work):
+            return of_phase(phases(config, *meshes, work)[name](), **settings)
+        return of_depths(config, lambda shallow: phases(shallow, *meshes, work)[name](), **settings)
+
+    return {name: of(name) for name in phases(config, *meshes, work) if not names or name in names}

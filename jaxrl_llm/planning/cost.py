@@ -50,27 +50,36 @@ def _experts(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchan
     return exchanges * config.num_layers * _gather(size, sizes.expert, chip)
 
 
+def _ring(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number) -> Number:
+    """Seconds in which the keys and values of ``rows`` tokens on each chip go once around along context."""
+    heads = config.num_kv_heads // sizes.tensor if config.num_kv_heads % sizes.tensor == 0 else config.num_kv_heads
+    size = 2 * 2 * rows * heads * config.head_dim
+    return config.num_layers * (sizes.context - 1) * (chip.meeting + size / chip.link)
+
+
 def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, work: Work) -> dict[str, Number]:
     """Seconds of each phase of one step."""
     chips = train.chips
     active, tokens = active_parameters(config), work.rows * work.length
     whole = 2 * held(config, Sizes(tensor=train.tensor, expert=train.expert))  # bfloat16 weights gathered over fsdp
     collected = _gather(whole, train.fsdp, chip, config.num_layers * _MATRICES)
-    summed = _gather(2 * 2 * held(config, train), train.data, chip)  # gradients over data: scattered sums, and back
+    # gradients over what else splits tokens: scattered sums, and back
+    summed = _gather(2 * 2 * held(config, train), train.data * train.context, chip)
     passes = 4 if work.remat else 3  # forward, again, and twice that backward
     context = work.length / 2
 
     def compute(parameter_passes: Number, count: Number) -> Number:
         return parameter_passes * (2 * active * count + _attention(config, count, context)) / chips / chip.flops
 
-    rows = tokens / train.rows
+    rows = tokens / train.rows / train.context
+    around = _ring(config, train, chip, rows)
     update = max(
         compute(passes, tokens),
-        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected + summed,
+        work.microbatches * collected * (2 if work.remat else 1) + 2 * collected + summed + around * (passes + 1),
     )
     update += _tensor(config, train, chip, rows, 6 if work.remat else 4)
     update += _experts(config, train, chip, rows, 6 if work.remat else 4)
-    score = max(compute(1, tokens), work.microbatches * collected)
+    score = max(compute(1, tokens), work.microbatches * collected + around)
     score += _tensor(config, train, chip, rows, 2) + _experts(config, train, chip, rows, 2)
 
     waves = -(-work.rows // work.rollout_rows)

@@ -61,7 +61,7 @@ def _kept_layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, ker
 
     Beside kernels: its products with weights, and attention, see ``models.decoder.rematerialised``.
     """
-    size, tokens = _itemsize(work), rows * work.length
+    size, tokens = _itemsize(work), rows * share(work.length, sizes.context)
     heads = share(config.num_heads, sizes.tensor)
     if kernels:
         both = heads + share(config.num_kv_heads, sizes.tensor)
@@ -78,6 +78,14 @@ def _kept_layer(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, ker
     return 4 * tokens * config.hidden_size * size + 1.5 * projected + scores + inner
 
 
+def _passing(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Number:
+    """Keys and values that pass by along ``context``, and their gradients in float32: those here and the next."""
+    if sizes.context == 1:
+        return 0
+    entries = rows * share(work.length, sizes.context) * share(config.num_kv_heads, sizes.tensor) * config.head_dim
+    return 2 * 2 * entries * (_itemsize(work) + 4)
+
+
 def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Float32 masters in the compute type: the compiler casts the layers of a chip before it goes through them."""
     size = _itemsize(work)
@@ -87,12 +95,12 @@ def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
 def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Masters, two moments, gradients, kept activations; beside them one layer backward or one chunk of logits."""
     size, here = _itemsize(work), held(config, sizes)
-    rows = math.ceil(work.update_rows / sizes.rows)
-    tokens = rows * work.length
+    rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
+    tokens = rows * own
     columns = work.rows * work.length / sizes.rows
     gradients = 4 * here * (2 if work.microbatches > 1 else 1)
     kept = config.num_layers * tokens * config.hidden_size * size
-    one = _layer(config, sizes, work, rows, work.length, work.length, kernels)
+    one = _layer(config, sizes, work, rows, own, work.length, kernels) + _passing(config, sizes, work, rows)
     layer = 2 * one + 4 * tokens * config.hidden_size * size + 4 * gathered(config, sizes)
     if not work.remat:
         kept = config.num_layers * _kept_layer(config, sizes, work, rows, kernels)
@@ -111,10 +119,10 @@ def _logits(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, steps: 
 
 def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
     """Masters, one layer forward or one chunk of logits, of which beside kernels only the head is there."""
-    rows = math.ceil(work.update_rows / sizes.rows)
-    layer = _layer(config, sizes, work, rows, work.length, work.length, kernels)
+    rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
+    layer = _layer(config, sizes, work, rows, own, work.length, kernels)
     chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 0 if kernels else 2)
-    hidden = rows * work.length * config.hidden_size * _itemsize(work)
+    hidden = rows * own * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
     return Memory(4 * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)
 

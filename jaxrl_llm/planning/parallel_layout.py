@@ -23,6 +23,7 @@ class Sizes(NamedTuple):
     fsdp: int = 1
     tensor: int = 1
     expert: int = 1
+    context: int = 1  # parts of a long row, in training alone: see ``distributed.ring``
 
     @property
     def rows(self) -> int:
@@ -32,7 +33,7 @@ class Sizes(NamedTuple):
     @property
     def chips(self) -> int:
         """Of the whole mesh."""
-        return self.rows * self.tensor
+        return self.rows * self.tensor * self.context
 
     @property
     def spec(self) -> str:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.reshard import make_reshard
+from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
@@ -102,7 +103,8 @@ def kernels(mesh: Mesh) -> dict[str, Any]:
     cached_fn = attention_kernels.make_cached("auto", platform=platform)
     rows_fn = attention_kernels.make_rows("auto", platform=platform)
     sums_fn = attention_kernels.make_sums("auto", platform=platform)
-    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn, sums_fn)
+    parts = Parts(*attention_kernels.make_parts("auto", platform=platform))
+    return on_mesh(mesh, attend_fn, grouped_experts, otherwise, cached_fn, rows_fn, sums_fn, parts)
 
 
 def _params(policy: Policy, dtype: Any) -> Any:

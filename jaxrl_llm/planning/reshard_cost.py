@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed.mesh import AXES
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
@@ -39,11 +40,10 @@ def pieces(path: tuple[Any, ...], shape: tuple[int, ...], place: Place) -> dict[
     """Device -> the part of a leaf that lies on it by ``distributed.rules``."""
     spec = tuple(rules.spec_of(path, shape, place.sizes.mesh()))
     spec += (None,) * (len(shape) - len(spec))
-    axes = ("data", "fsdp", "expert", "tensor")  # the order of ``distributed.mesh.AXES``
-    coordinates = itertools.product(*(range(getattr(place.sizes, a)) for a in axes))
+    coordinates = itertools.product(*(range(getattr(place.sizes, a)) for a in AXES))
     found = {}
     for device, where in zip(place.devices, coordinates, strict=True):
-        at = dict(zip(axes, where, strict=True))
+        at = dict(zip(AXES, where, strict=True))
         parts = ((1, 0) if a is None else (getattr(place.sizes, a), at[a]) for a in spec)
         found[device] = tuple((n // k * i, n // k * (i + 1)) for n, (k, i) in zip(shape, parts, strict=True))
     return found

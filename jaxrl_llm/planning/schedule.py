@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.planning.chips import Chip
 
+SHOWN = 10  # places
 LINKS = 2  # directions of a ring in which a chip sends and receives
 _BYTES = {"pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4,
           "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}  # fmt: skip
@@ -46,6 +47,29 @@ class Schedule(NamedTuple):
     def total(self) -> float:
         """Computing, kernels, what is exposed of the collectives, and waits for copies."""
         return self.computing + self.kernels + self.exposed + self.waiting
+
+
+def extended(few: Schedule, more: Schedule, layers: tuple[int, int, int], show: int = SHOWN) -> Schedule:
+    """The schedule of a deeper program of the same layers by a straight line through two shallow ones, place by place.
+
+    Right where layers are compiled one by one, each like the one before it; of a loop over layers too, whose trips it
+    multiplies.
+
+    Args:
+      few, more: of programs of ``layers[0]`` and ``layers[1]`` layers.
+      layers: those two numbers, and the number wanted.
+      show: how many places to name.
+    """
+    first, second, wanted = layers
+
+    def line(a: float, b: float) -> float:
+        return max(b + (b - a) * (wanted - second) / (second - first), 0.0)
+
+    sums = (line(getattr(few, name), getattr(more, name)) for name in Schedule._fields[:5])
+    before = {place[1:]: place.seconds for place in few.places}
+    places = [Place(line(before.get(place[1:], 0.0), place.seconds), *place[1:]) for place in more.places]
+    places.sort(key=lambda place: -place.seconds)
+    return Schedule(*sums, tuple(places[:show]), more.unknown_loops)
 
 
 class _Line(NamedTuple):
@@ -309,7 +333,7 @@ class _Sums:
         return seconds
 
 
-def of_text(text: str, chip: Chip, *, filled: float = 1.0, show: int = 10) -> Schedule:
+def of_text(text: str, chip: Chip, *, filled: float = 1.0, show: int = SHOWN) -> Schedule:
     """The schedule of ``compiled.as_text()``.
 
     Args:

@@ -11,6 +11,7 @@ from jaxrl_llm.planning.parallel_layout import Number, Sizes
 from jaxrl_llm.planning.phases import Work
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
+LONG = 16384  # tokens of a row from which on it is cut along context
 _STATE = 16  # bytes of a parameter that training needs somewhere: float32 weights, two moments, gradient
 
 
@@ -48,15 +49,22 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def train_sizes(config: ModelConfig, chips: int) -> list[Sizes]:
-    """Meshes for training: heads and inner width divide over tensor, which stays within eight neighbours."""
+def train_sizes(config: ModelConfig, chips: int, length: int = 0) -> list[Sizes]:
+    """Meshes for training: heads and inner width divide over tensor, which stays within eight neighbours.
+
+    Args:
+      length: of a row, whose parts lie along context where it has at least ``LONG`` tokens.
+    """
     found = []
     for tensor in divisors(chips):
         if tensor > 8 or config.num_heads % tensor or config.intermediate_size % tensor:
             continue
         for expert in expert_sizes(config, chips // tensor):
-            rest = chips // tensor // expert
-            found += [Sizes(data, rest // data, tensor, expert) for data in divisors(rest)]
+            for context in divisors(chips // tensor // expert):
+                if context > 1 and (length < LONG or length % context):
+                    continue
+                rest = chips // tensor // expert // context
+                found += [Sizes(data, rest // data, tensor, expert, context) for data in divisors(rest)]
     return found
 
 
@@ -76,7 +84,7 @@ def rollout_sizes(config: ModelConfig, chips: int) -> list[Sizes]:
     ]
 
 
-def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number) -> Iterator[Work]:
+def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number, kernels: bool) -> Iterator[Work]:
     """For keeping and for recomputing activations: the fewest parts of the batch that fit; the most where none does."""
     for remat in (False, True):
         tried = [
@@ -84,22 +92,22 @@ def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number) -> Iter
             for n in divisors(work.rows)
             if work.rows // n % sizes.rows == 0
         ]
-        fitting = (w for w in tried if estimate.update(config, sizes, w, kernels=True).peak <= limit)
+        fitting = (w for w in tried if estimate.update(config, sizes, w, kernels).peak <= limit)
         if tried:
             yield next(fitting, tried[-1])
 
 
-def _sampling(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
+def _sampling(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool) -> Number:
     """The most that a rollout needs."""
-    return max(f(config, sizes, work, kernels=True).peak for f in (estimate.prefill, estimate.decode))
+    return max(f(config, sizes, work, kernels).peak for f in (estimate.prefill, estimate.decode))
 
 
-def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number) -> Work | None:
+def _waves(config: ModelConfig, sizes: Sizes, work: Work, room: Number, kernels: bool) -> Work | None:
     """The most rows sampled at a time that fit, whole groups on every copy; None: they do not divide."""
     prompts = work.rows // work.group
     counts = [n for n in divisors(prompts) if n % sizes.rows == 0]
     tried = [dataclasses.replace(work, rollout_rows=n * work.group) for n in reversed(counts)]
-    fitting = (w for w in tried if _sampling(config, sizes, w) <= room)
+    fitting = (w for w in tried if _sampling(config, sizes, w, kernels) <= room)
     return next(fitting, tried[-1] if tried else None)
 
 
@@ -118,15 +126,15 @@ def plans(
       work: what a step is; ``rollout_rows``, ``microbatches`` and ``remat`` are chosen here.
       train, rollout: meshes that are given.
     """
-    limit, found = topology.chip.hbm * margin, []
-    for sizes in [train] if train else train_sizes(config, topology.chips):
+    limit, found, kernels = topology.chip.hbm * margin, [], topology.tpu
+    for sizes in [train] if train else train_sizes(config, topology.chips, work.length):
         resident = sum(estimate.of_the_loop(config, sizes, {"decode": 0.0}, work).values())
-        for parts in _parts(config, sizes, work, limit):
+        for parts in _parts(config, sizes, work, limit, kernels):
             for sampling in [rollout] if rollout else rollout_sizes(config, topology.chips):
-                chosen = _waves(config, sampling, parts, limit - resident)
+                chosen = _waves(config, sampling, parts, limit - resident, kernels)
                 if chosen is None:
                     continue
-                alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels=True).items()}
+                alone = {n: m.peak for n, m in estimate.memory(config, sizes, sampling, chosen, kernels).items()}
                 peaks = estimate.of_the_loop(config, sizes, alone, chosen)
                 seconds = cost.step_seconds(config, topology.chip, sizes, sampling, chosen)
                 found.append(Plan(sizes, sampling, chosen, peaks, seconds))
@@ -141,7 +149,7 @@ def would_fit(config: ModelConfig, topology: Topology, work: Work) -> dict[str, 
       what exists.
     """
     found, most = {}, None
-    others = [kind for kind in chips.CHIPS if kind != topology.kind]
+    others = [kind for kind in (chips.CHIPS if topology.tpu else chips.GPUS) if kind != topology.kind]
     for kind in (topology.kind, *others):
         for tried in chips.slices(kind):
             if kind == topology.kind and tried.chips <= topology.chips:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning.chips import CHIPS, Chip
+from jaxrl_llm.planning.chips import CHIPS, GPUS, Chip
 from jaxrl_llm.planning.cost import active_parameters, cache_bytes
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
 from jaxrl_llm.types import Rewards, Trajectories
@@ -22,7 +22,7 @@ from jaxrl_llm.types import Rewards, Trajectories
 # as ``jax.Device.device_kind`` names them
 KINDS = {
     "TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
+    "TPU v6e": "v6e", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H200": "h200", "NVIDIA B200": "b200",
 }  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def measured(dtype: Any = jnp.float32, *, side: int = 1024, repeats: int = 5) ->
 
 
 def of_device(dtype: Any = jnp.float32) -> Chip:
-    """Peak rates of the first device: the table's for a TPU that computes in bfloat16, else measured."""
+    """Peak rates of the first device: the table's for a TPU or GPU that computes in bfloat16, else measured."""
     kind = KINDS.get(jax.devices()[0].device_kind)
-    return CHIPS[kind] if kind and jnp.dtype(dtype) == jnp.bfloat16 else measured(dtype)
+    return (CHIPS | GPUS)[kind] if kind and jnp.dtype(dtype) == jnp.bfloat16 else measured(dtype)
 
 
 def above_roof(share: float, dtype: Any = jnp.float32) -> str:

@@ -173,19 +173,28 @@ def _pool(verify: Verifier) -> VerifierPool | None:
     return parts.make_pool(verify)
 
 
-def solved_problems(settings: OnlineSettings) -> list[Problem]:
+def solved_problems(settings: OnlineSettings, *, heldout: bool = False) -> list[Problem]:
     """The problems behind ``bench(settings).train`` as text, in the same order, with their worked solutions.
+
+    Args:
+      heldout: those that are measured instead.
 
     Raises:
       UserError: for rows without one.
     """
-    problems = problem_sets(settings)[0]
+    problems = problem_sets(settings)[int(heldout)]
     if without := sum(not p.solution for p in problems):
+        which = "held-out" if heldout else "training"
         raise UserError(
-            f"--data {settings.data}: {without} of {len(problems)} training rows have no worked solution, which this "
+            f"--data {settings.data}: {without} of {len(problems)} {which} rows have no worked solution, which this "
             "method shows; give a column solution, or --format gsm8k or math"
         )
     return problems
+
+
+def heldout_problems(settings: OnlineSettings) -> list[Problem]:
+    """The problems behind ``bench(settings).heldout`` as text, in the same order."""
+    return list(problem_sets(settings)[1])
 
 
 def demonstrations(settings: OnlineSettings) -> tuple[Array, Array]:

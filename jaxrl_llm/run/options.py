@@ -23,6 +23,7 @@ class ModelSettings:
     remat: bool = False  # recompute layers in the backward pass, for their memory
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
     lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
+    offload: Literal["", "optimiser"] = ""  # optimiser: its state waits in the host's memory while others compute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SamplingSettings:
     slots: int = 0
     cache_stages: int = 1  # steps in which a rollout's cache grows: a token reads the columns there are so far
     row_stages: int = 1  # steps in which a rollout's batch shrinks as responses end
-    int8_cache: bool = False  # rollouts keep keys and values in a byte
+    rollout_cache: parts.CacheNumbers = ""  # rollouts keep keys and values in a byte, with a scale for every head
     # samples from weights in few bits, made anew at every step: correct for them by the sampler's log-probs
     rollout_weights: Literal["", "int8", "int4", "float8_e4m3fn"] = ""
 
@@ -74,8 +75,8 @@ class Sampling(NamedTuple):
     few_bits: str = ""
 
 
-OF_MODEL = (*(field.name for field in dataclasses.fields(ModelSettings)), "int8_cache")
-OF_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingSettings) if field.name != "int8_cache")
+OF_MODEL = (*(field.name for field in dataclasses.fields(ModelSettings)), "rollout_cache")
+OF_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingSettings) if field.name != "rollout_cache")
 
 
 def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
@@ -115,7 +116,7 @@ def open_model(settings: Any) -> parts.Model:
     model = parts.load_model(
         settings.model,
         mesh=meshes.given_mesh(settings.mesh),
-        int8_cache=getattr(settings, "int8_cache", False),
+        rollout_cache=getattr(settings, "rollout_cache", ""),
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,

@@ -27,6 +27,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.distributed import hosts, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed.model_parallel import on_mesh
+from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import quantised
 from jaxrl_llm.models.attention import attend
@@ -34,7 +35,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_rows, make_sums
+from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_parts, make_rows, make_sums
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -104,21 +105,29 @@ class Tables(NamedTuple):
     heldout_verifier: Verifier | None = None  # where held-out rows have one of their own
 
 
-def policy_maker(mesh: Mesh | None, *, int8_cache: bool = False, attention: str = "xla") -> Callable[..., Policy]:
+CacheNumbers = Literal["", "int8", "float8_e4m3fn"]
+
+
+def policy_maker(
+    mesh: Mesh | None, *, rollout_cache: CacheNumbers = "", attention: str = "xla"
+) -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
-    make, attend_fn = partial(make_policy, int8_cache=int8_cache), make_attend(attention)
+    few = jnp.dtype(rollout_cache) if rollout_cache else None
+    make, attend_fn = partial(make_policy, cache_dtype=few), make_attend(attention)
     kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
     if mesh is None:
         return partial(make, attend_fn=attend_fn, **kernels)
     otherwise = None if attend_fn is attend else attend
-    return partial(make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, **kernels))
+    return partial(
+        make, **on_mesh(mesh, attend_fn, grouped_experts, otherwise, **kernels, parts=Parts(*make_parts(attention)))
+    )
 
 
 def load_model(
     name: str,
     *,
     mesh: Mesh | None = None,
-    int8_cache: bool = False,
+    rollout_cache: CacheNumbers = "",
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
     attention: str = "xla",
@@ -127,7 +136,8 @@ def load_model(
 
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
-      int8_cache, compute_dtype, remat: as in ``models.decoder.make_policy``.
+      rollout_cache: what keys and values are kept as; empty: the compute dtype.
+      compute_dtype, remat: as in ``models.decoder.make_policy``.
       attention: as in ``models.kernels.attention_kernels.make_attend``.
 
     Raises:
@@ -141,7 +151,7 @@ def load_model(
             folder,
             compute_dtype=compute_dtype,
             remat=remat,
-            make=policy_maker(mesh, int8_cache=int8_cache, attention=attention),
+            make=policy_maker(mesh, rollout_cache=rollout_cache, attention=attention),
             # on a mesh its weights go straight to their devices
             shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
         )

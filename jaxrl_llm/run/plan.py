@@ -20,12 +20,13 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Memory and a roofline of one GRPO step on a TPU slice, without one."""
+    """Memory and a roofline of one GRPO step on a TPU slice or on GPUs, without one."""
 
     model: str  # a known name such as Qwen3-8B, a model folder, or a config.json
-    topology: str = "v5e:2x4"  # v4, v5e, v5p or v6e, and the sides of the slice
+    topology: str = "v5e:2x4"  # v4, v5e, v5p or v6e, and the sides of the slice; or h100, h200, b200 and how many
     prompt: int = 1024  # tokens
     response: int = 3072  # tokens
+    positions: int = 0  # to which the model has been stretched, for longer rows; 0: those of its config
     prompts: int = 16  # per step
     group: int = 8  # responses to each prompt
     reference: bool = False  # a frozen copy scores every response
@@ -45,7 +46,7 @@ def sizes_of(spec: str, topology: Topology, flag: str) -> Sizes | None:
     try:
         sizes = Sizes(**{name.strip(): int(size) for name, size in (part.split("=") for part in spec.split(","))})
     except (TypeError, ValueError) as error:
-        raise UserError(f"{flag} {spec}: give data=N,fsdp=N,expert=N,tensor=N, any of them") from error
+        raise UserError(f"{flag} {spec}: give data=N,fsdp=N,expert=N,context=N,tensor=N, any of them") from error
     if min(sizes) < 1 or sizes.chips != topology.chips:
         raise UserError(f"{flag} {spec} has no {topology.chips} devices, as {topology.name} has")
     return sizes
@@ -67,6 +68,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     if settings.prompt + settings.response > config.max_positions:
         raise UserError(
             f"--prompt {settings.prompt} and --response {settings.response} exceed the {config.max_positions} positions"
+            "; give --positions N for a model that has been stretched"
         )
     rows = settings.prompts * settings.group
     return Work(settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference))
@@ -86,9 +88,17 @@ def compile_plan(
 def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[dict[str, compiled.Compiled]]]:
     """The choices to show, compiled where the compiler is there."""
     config, topology = shape_of(settings.model), chips.parse(settings.topology)
+    if settings.schedule and not topology.tpu:
+        raise UserError(f"--schedule is the TPU compiler's count, and {topology.name} is none; drop it")
+    if settings.positions:
+        config = dataclasses.replace(config, max_positions=settings.positions)
     work = work_of(settings, config)
     train = sizes_of(settings.mesh, topology, "--mesh")
     rollout = sizes_of(settings.rollout_mesh, topology, "--rollout-mesh")
+    if rollout and rollout.context > 1:
+        raise UserError(f"--rollout-mesh {settings.rollout_mesh}: context is of training; sample along data and tensor")
+    if train and work.length % train.context:
+        raise UserError(f"--mesh {settings.mesh}: context does not divide the {work.length} tokens of a row")
     found = search.plans(config, topology, work, train=train, rollout=rollout)
     if not found:
         raise UserError(
@@ -96,7 +106,7 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
             "choose a multiple of the chips"
         )
     shown, details = found[: settings.show], []
-    if not settings.estimate and compiled.available():
+    if topology.tpu and not settings.estimate and compiled.available():
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
             timed = topology.chip if settings.schedule else None
@@ -211,7 +221,7 @@ def run(settings: Settings) -> int:
     config, topology, shown, details = best(settings)
     larger = otherwise(config, topology, shown)
     how = "compiled ahead of time" if details else "estimated in closed form"
-    missing = not compiled.available()
+    missing = topology.tpu and not compiled.available()
     if settings.json:
         data = [as_data(config, plan, topology, f) for plan, f in zip(shown, details or [{}] * len(shown), strict=True)]
         would = {name: {"mesh": p.train.spec, "peak_gib": round(p.peak / GIB, 3)} for name, p in larger.items()}

@@ -110,7 +110,7 @@ def check_measured(settings: Settings) -> None:
 
 def check_strict(settings: Settings) -> None:
     """Raises UserError for what sampling by the trainer's own pass does not know."""
-    without = ("slots", "int8_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p",
+    without = ("slots", "rollout_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p",
                "layout")  # fmt: skip
     for name in without:
         if (value := getattr(settings, name)) != getattr(Settings, name):

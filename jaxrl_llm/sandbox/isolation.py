@@ -263,7 +263,7 @@ def _answers(attempt) -> bool:
 
 
 def _empty(folder: str) -> None:
-    """Removes all that a program left, whatever rights it gave its files."""
+    """Removes all that a program left, whatever rights it gave its files and the folder itself."""
 
     def open_up(function, path, error):
         for place in (os.path.dirname(path), path):
@@ -271,6 +271,7 @@ def _empty(folder: str) -> None:
                 os.chmod(place, 0o700)
         function(path)
 
+    os.chmod(folder, 0o700)  # a program may have shut its own folder, and the next one has this user's rights alone
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if os.path.isdir(path) and not os.path.islink(path):

@@ -142,6 +142,7 @@ class _Line:
         self.lock, self.gate = threading.Lock(), threading.Semaphore(budget.concurrency)
         self.requests = self.tokens = 0
         self.reached, self.lost_at = False, None
+        self.answers = 0  # a request begun before the latest of them tells nothing about the endpoint after it
 
     def reserve(self) -> None:
         """Raises RunStopped where the budget is spent."""
@@ -163,11 +164,17 @@ class _Line:
         """A reply came."""
         with self.lock:
             self.tokens, self.reached, lost_at, self.lost_at = self.tokens + tokens, True, self.lost_at, None
+            self.answers += 1
             if lost_at is not None:
                 self.tell(f"{self.name} answers again after {time.monotonic() - lost_at:.0f} s; the run goes on")
 
-    def lost(self, error: Exception) -> None:
+    def lost(self, error: Exception, answers: int) -> None:
         """No reply came, and another try may help; says so once.
+
+        Args:
+          error: what came instead.
+          answers: ``self.answers`` when the question was sent: where others were answered since, the endpoint is not
+            lost, however late this failure is read.
 
         Raises:
           RunStopped: where there never was one, or the patience is at its end.
@@ -177,6 +184,8 @@ class _Line:
                 raise RunStopped(
                     f"{self.name} does not answer ({_said(error)}); start it, or correct the address"
                 ) from error
+            if self.answers > answers:
+                return
             if self.lost_at is None:
                 self.lost_at = time.monotonic()
                 self.tell(f"{self.name} is lost ({_said(error)}); the run waits and asks again")
@@ -201,6 +210,7 @@ class _Line:
             self.reserve()
             try:
                 with self.gate:
+                    answers = self.answers
                     reply = self.client.chat.completions.create(**request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 self.refund()
@@ -211,7 +221,7 @@ class _Line:
                                  ) from error  # fmt: skip
             except openai.OpenAIError as error:
                 self.refund()
-                self.lost(error)
+                self.lost(error, answers)
                 time.sleep(pause)
                 pause = min(2 * pause, MOST_PAUSE_S)
                 continue

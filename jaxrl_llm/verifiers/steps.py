@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Responses, Trajectories
 
 _BASE = np.int32(1_000_003)
 
@@ -50,13 +50,18 @@ def hash_table(encode: Callable[[str], list[int]], texts: Sequence[Sequence[str]
 
 def read_steps(trajectories: Trajectories, *, separator: int, mark: int) -> Steps:
     """Cuts the responses at token ``separator`` until token ``mark``."""
+    return cut(trajectories, lambda token: (token == separator) | (token == mark), mark)
+
+
+def cut(trajectories: Trajectories | Responses, closes: Callable[[Array], Array], mark: int) -> Steps:
+    """Cuts the responses behind every token that ``closes`` a step, until token ``mark`` (-1: until their end)."""
     tokens, mask = trajectories.tokens, trajectories.mask
     rows = tokens.shape[0]
 
     def read(state, column):
         value, number, answering = state
         token, counted = column
-        ends = counted & ~answering & ((token == separator) | (token == mark))
+        ends = counted & ~answering & closes(token)
         out = number, ends, value
         grown = jnp.where(counted & ~ends, value * _BASE + token + 1, value)
         state = (

@@ -172,6 +172,11 @@ ROWS = {
     "losses.valuation.next_values": Row(gradient=("mean_logp", "old_mean_logp")),
     "losses.valuation.rover_loss": SEQUENCE,
     "losses.valuation.uniform_policy_values": Row(settings={"actions": 3}),
+    "losses.bellman.sums_from": Row(gradient=("terms",)),
+    "losses.bellman.first_tokens": NOTHING,
+    "losses.bellman.starts_after": NOTHING,
+    "losses.bellman.soft_value_loss": Row(gradient=("values",)),
+    "losses.bellman.soft_policy_loss": SEQUENCE,
     # --- entropy and KL
     "losses.entropy.entropy_bonus_terms": TERMS._replace(gradient=("entropy",)),
     "losses.entropy.targeted_entropy_terms": BATCH_TERMS._replace(gradient=("entropy",)),

@@ -153,7 +153,7 @@ def test_fully_sharded_parameters_are_gathered_layer_by_layer():
 
 def test_cache_rows_over_the_batch_axes_and_heads_over_tensor():
     for layers, before in ((2, ()), (7, (None,))):  # a tuple, or an axis
-        policy = make_policy(small_config(num_layers=layers), int8_cache=True)
+        policy = make_policy(small_config(num_layers=layers), cache_dtype=jnp.int8)
         cache = jax.eval_shape(lambda policy=policy: policy.init_cache(8, 6))
         specs = jax.tree.map(lambda x: x.spec, rules.cache_shardings(cache, _mesh((2, 2, 2))))
         for name in ("k", "v", "k_scale", "v_scale"):

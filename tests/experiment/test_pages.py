@@ -48,6 +48,27 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     assert "- seen before and not kept: -0.1, 8 seeds" in text
 
 
+def test_the_committed_pages_are_up_to_date():
+    folder = ROOT / "docs" / "papers"
+    # links lead from where a page lies, so that it is made for its committed place
+    for path in folder.glob("*/*.md"):
+        assert path.read_text() == page(path.stem, path.parent), f"{path}: run python -m jaxrl_llm.experiment pages"
+    there = {path.stem for path in folder.glob("*/*.md")}
+    wanted = {s.slug for s in systems.listed(ROOT) if systems.experiment_file(s.slug, ROOT) is not None}
+    assert there == wanted, "run python -m jaxrl_llm.experiment pages"
+
+
+def test_pages_of_files_that_are_gone_go(tmp_path, monkeypatch):
+    kept = systems.System("agents", "igpo", "IGPO", "2510.14967")
+    monkeypatch.setattr(systems, "listed", lambda root: [kept])
+    old = tmp_path / "agents" / "gone.md"
+    old.parent.mkdir()
+    old.write_text("of a file that is no more\n")
+    written = pages.write(ROOT, tmp_path)
+    assert written == [tmp_path / "agents" / "igpo.md", tmp_path / "index.md"] and not old.exists()
+    assert "(agents/igpo.md)" in written[1].read_text()
+
+
 def test_withdrawn_verdicts_say_why():
     reasons = records.withdrawn(ROOT)
     slugs = {"nsr", "spa_rl", "deepresearcher", "tricks_or_traps", "cyclealign", "pairwise_rl", "agro", "l2s_merging"}

@@ -70,6 +70,57 @@ def test_more_seeds_train_only_those_and_a_change_takes_fresh_ones(place, capsys
     assert second["registered"] != first["instrument"]["registered"]
 
 
+def test_a_registration_is_written_once_and_known_by_its_commit(tmp_path):
+    def git(*words):
+        said = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(said, check=True, capture_output=True, text=True).stdout.strip()
+
+    path = tmp_path / "results" / "registered.tsv"
+    row = {"name": "family/slug", "registered": "abc123", "on": "2026-01-01"}
+    assert provenance.registered_in(path, "abc123") == ""
+    provenance.register(path, row)
+    provenance.register(path, row | {"on": "2026-01-02"})
+    provenance.register(path, row | {"registered": "def456"})
+    lines = path.read_text().splitlines()
+    assert lines[0].split("\t") == list(row) and [x.split("\t")[2] for x in lines[1:]] == ["2026-01-01"] * 2
+    assert provenance.registered_in(path, "abc123") == "", "there is no repository"
+    git("init", "-q")
+    assert provenance.registered_in(path, "abc123") == "", "nobody committed it"
+    git("add", ".")
+    git("commit", "-qm", "first")
+    first = git("rev-parse", "HEAD")[:12]
+    provenance.register(path, row | {"registered": "789abc"})
+    git("commit", "-qam", "second")
+    assert provenance.registered_in(path, "abc123") == first != git("rev-parse", "HEAD")[:12]
+    assert provenance.registered_in(path, "789abc") == git("rev-parse", "HEAD")[:12]
+
+
+@pytest.mark.slow
+def test_registering_stops_before_the_first_seed_and_the_record_finds_it(place, capsys):
+    assert cli.run(tiny, [*WORDS, "--register"]) is None and not place.exists()
+    table = place.parents[1] / "registered.tsv"
+    row = dict(zip(*(line.split("\t") for line in table.read_text().splitlines()), strict=True))
+    assert row["primary"] == "eval/accuracy, method - baseline > 0" and row["first seed"] == "0"
+    cli.run(tiny, WORDS)
+    proof = results.read(place)[0]["instrument"]
+    assert proof["registered"] == row["registered"] and proof["registered_in"] == ""
+    assert "--register" not in results.read(place)[0]["command"]
+
+
+def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
+    """Zero cannot be told from d* there, but what was seen can be told from zero."""
+    part = tiny.claim(made(baseline=[0.2] * 8, method=[0.5] * 8, warm=[0.2] * 8)).primary
+    noise, seen, source = pilot.paired_noise(tiny, part, made(method=[0.1, 0.2], baseline=[0.0, 0.1]))
+    assert (noise, source) == (pilot.NOISE, "the pilot, at least the noise known") and np.isnan(seen)
+    values = [0.5, 0.3, 0.6, 0.4]
+    kept = {name: dataclasses.asdict(arm(x)) for name, x in {"method": values, "baseline": [0.1] * 4}.items()}
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"arms": results.plain(kept)}))
+    noise, seen, source = pilot.paired_noise(tiny, part, made())
+    assert noise == pytest.approx(np.std(values, ddof=1)) and seen == pytest.approx(0.35)
+    assert source == "the committed record"
+
+
 def test_a_record_of_the_old_instrument_counts_as_a_try():
     assert provenance.first_seed(None, "a") == (0, 0)
     assert provenance.first_seed({"instrument": None}, "a") == (100, 1)

@@ -4,14 +4,14 @@ import json
 import pathlib
 
 from jaxrl_llm.experiment import claims
-from jaxrl_llm.experiment.evidence import records, systems
+from jaxrl_llm.experiment.evidence import pilot, records, systems
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_the_page_is_up_to_date():
     committed = (ROOT / "docs" / "SYSTEMS.md").read_text()
-    assert committed == systems.render(), "run python -m jaxrl_llm.experiment systems"
+    assert committed == systems.render(), "run python -m jaxrl_llm.experiment pages"
 
 
 def test_the_list_names_every_system_once_and_every_experiment():
@@ -23,6 +23,18 @@ def test_the_list_names_every_system_once_and_every_experiment():
         if p.stem != "__init__" and p.parent.name not in ("parts", "beds")  # test beds are of no paper
     }
     assert files <= {s.slug for s in listed}, "add the system to experiments/systems.tsv"
+
+
+FAMILIES = (
+    "agents", "analysis", "curriculum", "efficiency", "policy_gradient", "preference", "reward_models", "systems",
+)  # fmt: skip
+
+
+def test_every_file_states_whether_it_has_the_whole_method():
+    stated = {s.slug: s.mechanism for s in systems.listed()}
+    files = {p.stem for family in FAMILIES for p in (ROOT / "experiments" / family).glob("*.py")} - {"__init__"}
+    wrong = {x for x in files if stated[x] != "complete" and not stated[x].startswith("lacks ")}
+    assert not wrong, "say 'complete' or 'lacks ...' in experiments/systems.tsv"
 
 
 def _tree(root):
@@ -51,16 +63,41 @@ def test_statuses_come_from_files_tests_and_records(tmp_path):
     _record(root, "contradicted", PART)
     page = systems.render(root)
     assert "5 systems: 1 contradicted (old instrument), 2 tested, 1 written, 1 not started." in page
-    link = "[2501.00001](https://arxiv.org/abs/2501.00001)"
-    assert f"| `none` | Title of none \\| more {link} | not started |" in page
-    assert f"| [`file`](../experiments/family/file.py) | Title of file \\| more {link} | written |" in page
-    assert f"Title of named \\| more {link} | tested |" in page and f"Title of own \\| more {link} | tested |" in page
-    assert "| **contradicted (old instrument)**: a > b: +0.2 [-0.04841, +0.4484] (n=3, 95 % interval, d* 0.02" in page
+    link, bare = "[2501.00001](https://arxiv.org/abs/2501.00001)", "not stated | none | none"
+    assert f"| `none` | Title of none \\| more {link} | | | | not started |" in page
+    assert f"| [`file`](../experiments/family/file.py) | Title of file \\| more {link} | {bare} | written |" in page
+    assert all(f"Title of {slug} \\| more {link} | {bare} | tested |" in page for slug in ("named", "own"))
+    said = "**contradicted (old instrument)**: a > b: +0.2 [-0.04841, +0.4484] (n=3, 95 % interval, d* 0.02"
+    assert f"| not stated | none | old instrument | {said}" in page
     _record(root, "not judged", None)
     assert "| **not judged (old instrument)**: 2 arms, 2 seeds |" in systems.render(root)
     _record(root, "test bed invalid", PART, problem=("the baseline sleeps",))
     assert "| **test bed invalid (old instrument)**: a > b: +0.2 [" in systems.render(root)
     assert "; the baseline sleeps |" in systems.render(root)
+
+
+def test_mechanism_pilot_and_record_have_columns(tmp_path):
+    root = _tree(tmp_path)
+    table = root / "experiments" / "systems.tsv"
+    lines = [f"{line}\tlacks a critic" if "\town\t" in line else line for line in table.read_text().splitlines()]
+    table.write_text("\n".join(lines) + "\n")
+    found = {"method": "a", "baseline": "b", "metric": "eval/accuracy", "floor": 0.1, "end": 0.5, "d_star": 0.1,
+             "noise": 0.02, "seen_before": float("nan"), "processor_seconds": 60.0, "programs": 2}  # fmt: skip
+    rows = root / "results" / "pilots.tsv"
+    pilot.keep(rows, "family/own", found | {"problems": ["the baseline sleeps"]}, arms_of_record=8)
+    pilot.keep(rows, "family/file", found | {"problems": [], "processor_seconds": 30.0}, arms_of_record=8)
+    again = {"problems": [], "processor_seconds": 0.1}
+    pilot.keep(rows, "family/file", found | again, arms_of_record=12)  # its seeds were in the store
+    kept = pilot.kept_rows(rows)
+    assert list(kept) == ["family/file", "family/own"], "the cheapest first"
+    assert kept["family/file"]["processor seconds"] == "30" and kept["family/file"]["seen before"] == ""
+    page = systems.render(root)
+    assert " | lacks a critic | says no (4 min): the baseline sleeps | none | tested |" in page
+    assert " | not stated | passes (3 min) | none | written |" in page
+    proof = {"pilot": {"problems": ["no room"]}}
+    _record(root, "supported here", PART, instrument=proof)
+    _record(root, "supported here", PART, bed="@other", instrument=proof)
+    assert " | says no: no room | 2 under the standard | **supported**" in systems.render(root)
 
 
 def test_two_beds_make_a_claim_supported_and_the_old_instrument_does_not_count(tmp_path):

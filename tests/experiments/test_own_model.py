@@ -21,7 +21,7 @@ CHOOSING = ("pcl", "staged_difficulty", "concise_rl")
 
 def _takes_rows(path):
     """Whether an experiment trains on the problems of a bench."""
-    return path.parent.name in ("policy_gradient", "curriculum", "efficiency")
+    return path.parent.name in ("policy_gradient", "curriculum", "efficiency", "offline", "search")
 
 
 @pytest.fixture(scope="module")

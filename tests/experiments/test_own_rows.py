@@ -11,38 +11,44 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import text_rows
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.experiment.own_rows import rebound
+from jaxrl_llm.experiment.own_rows import tasks
+from jaxrl_llm.run import options
 from tests.experiments.test_smoke import FILES, _name
 from tests.models_for_tests import byte_model
 
 FAMILIES = ("preference", "reward_models", "analysis", "systems")
 PAIRS = (  # over pairs of one's own, by the same text
     "rpo", "salsa", "rlhf_workflow", "robust_rlhf", "sharpe_active", "cyclealign", "u2a", "model_surgery", "mpo",
-    "pairwise_rl", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
+    "pairwise_rl", "rlhf_diversity", "brme", "creative_writing", "encore", "rlbff", "safe_grpo", "deepseek_grm", "j1",
     "judgelrm",
 )  # fmt: skip
-SOLVED = ("math_beyond", "negative_synthetic", "trpa")  # over problems with solutions
+LINES = ("capo", "effective_reward", "pav")  # over problems with solutions whose steps are lines
+FREE = ("cross_domain_rlvr", "general_reasoner", "rlpr")  # over problems with solutions that mark an answer
+SOLVED = (
+    "math_beyond",
+    "mip_overthinking",
+    "relational_reasoning",
+    "negative_synthetic",
+    "trpa",
+)  # over problems with solutions
 ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
-NOT_YET = (  # the list only shrinks; n-grams of rlhf_diversity need few tokens
-    "rlhf_diversity",
-    "capo", "effective_reward", "pav", "cross_domain_rlvr", "general_reasoner", "rlpr",
-    "mip_overthinking", "relational_reasoning",
-)  # fmt: skip
 OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
 
 
 def test_every_file_takes_rows_or_says_why():
     only = {slug for slug, name in OF_FAMILIES.items() if hasattr(importlib.import_module(name), "EMBEDDED_ONLY")}
     assert len(only) <= 8, "at most eight files may stay in their embedded world"
-    assert {*only, *PAIRS, *SOLVED, *ELSEWHERE, *NOT_YET} == OF_FAMILIES.keys()
-    assert len(only) + len(PAIRS) + len(SOLVED) + len(ELSEWHERE) + len(NOT_YET) == len(OF_FAMILIES)
+    assert {*only, *PAIRS, *SOLVED, *LINES, *FREE, *ELSEWHERE} == OF_FAMILIES.keys()
+    lists = (only, PAIRS, SOLVED, LINES, FREE, ELSEWHERE)
+    assert sum(map(len, lists)) == len(OF_FAMILIES)
     for slug in PAIRS:
         module = importlib.import_module(OF_FAMILIES[slug])
-        assert "scorer" in {f.name for f in dataclasses.fields(rebound.with_rows(module).Settings)}, slug
+        assert "scorer" in {f.name for f in dataclasses.fields(tasks.with_rows(module).Settings)}, slug
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +67,14 @@ def solved(own, tmp_path_factory):
     path = tmp_path_factory.mktemp("solved") / "sums.jsonl"
     rows = [{"question": f"What is {k} + 1?", "answer": f"{k}+1\n#### {k + 1}"} for k in range(120)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "16"]
+    return [*own[:2], "--data", str(path), "--format", "gsm8k", "--max-new-tokens", "24"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED])
+@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED, *LINES, *FREE])
 def test_two_steps_of_every_arm(slug, own, solved, tmp_path):
     module = importlib.import_module(OF_FAMILIES[slug])
-    words = solved if slug in SOLVED else own
+    words = own if slug in PAIRS else solved
     found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), *words])
     assert found.arms.keys() == module.ARMS.keys()
     for name, arm in found.arms.items():
@@ -102,24 +108,42 @@ def _module(seen):
     return types.SimpleNamespace(shortest=shortest)
 
 
-def test_names_are_replaced_where_they_are_defined():
-    world = {"gold_reward": lambda prompts, responses: jnp.full(responses.shape[:1], 7.0)}
-    made = rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": world})
-    parts = made.preference_strings
-    params = parts.WORLD.policy.init(jax.random.key(0))
-    assert float(parts.measure(params, jax.random.key(1))["eval/gold"]) == 7.0
-    plain = importlib.import_module("experiments.parts.preference_strings")
-    assert float(plain.measure(params, jax.random.key(1))["eval/gold"]) != 7.0
-    with pytest.raises(ValueError, match="preference_task.py defines no golden"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"golden": 1}})
-    with pytest.raises(ValueError, match="together"):
-        rebound.executed("experiments.preference.rpo", {"experiments.parts.preference_task": {"VOCABULARY": 1}})
+def test_a_language_model_judges(own):
+    """What the judge says depends on prompt and response, not on what stands behind the end of either."""
+    of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, judge_model=own[1])
+    both = dataclasses.asdict(options.ModelSettings(model=own[1])) | dataclasses.asdict(of_rows)
+    settings = types.SimpleNamespace(**both, learning_rate=1e-3)
+    rows = text_rows.opened(settings)
+    gold, table = text_rows.make_gold(rows, settings), rows.heldout
+    first, second = (np.asarray(gold(table.prompts, x)) for x in (table.chosen, table.rejected))
+    assert np.isfinite(first).all() and (first != second).all() and len(set(first.round(4))) > 1
+    wider = jnp.pad(table.prompts, ((0, 0), (3, 0)), constant_values=-1)
+    np.testing.assert_allclose(gold(wider, table.chosen), first, atol=1e-4)
+
+
+def test_a_file_makes_everything_from_the_task_that_it_is_given():
+    module = importlib.import_module("experiments.preference.rpo")
+    task = tasks.embedded(module)
+    params = task.world.policy.init(jax.random.key(0))
+    params = {"policy": params, "reference": params}
+    settings, key = module.Settings(**module.SMOKE), jax.random.key(1)
+    other = task._replace(gold_reward=lambda prompts, responses: jnp.full(responses.shape[:1], 7.0))
+    assert float(module.build(settings, task=other).measure(params, key)["eval/gold"]) == 7.0
+    assert float(module.build(settings).measure(params, key)["eval/gold"]) != 7.0
+
+
+@pytest.mark.parametrize("slug", [*PAIRS, *SOLVED])
+def test_rows_open_a_task_of_the_type_that_the_file_is_given(slug):
+    opener = tasks.opener(importlib.import_module(OF_FAMILIES[slug]))
+    assert opener.open_task and "data" in {f.name for f in dataclasses.fields(opener.Settings)}
 
 
 WRONG = {
     "model alone": ("preference.rpo", ["--model", "DIR"], "--model DIR without --data"),
     "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
     "flag of rows": ("preference.rpo", ["--scorer", "a:b"], "--scorer is of rows of your own"),
+    "two judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge-model", "nano"], "both judge: drop one"),
+    "other tokens": ("preference.rpo", ["MODEL", "--judge-model", "nano"], "--judge-model nano reads other tokens"),
     "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),
     "beyond the context": ("preference.rpo", ["MODEL", "--max-new-tokens", "399"], "exceed the model's context"),

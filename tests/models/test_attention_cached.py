@@ -52,18 +52,22 @@ def test_in_bfloat16():
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=0.03)
 
 
-def _few_bits(k, v):
-    """Keys and values as whole numbers and scales, and what they stand for."""
-    (k, k_scale), (v, v_scale) = (cache.quantised(x) for x in (k, v))
+FEW = [jnp.int8, jnp.float8_e4m3fn]
+
+
+def _few_bits(k, v, few=jnp.int8):
+    """Keys and values as numbers of a byte and scales, and what they stand for."""
+    (k, k_scale), (v, v_scale) = (cache.quantised(x, few) for x in (k, v))
     real = (x.astype(jnp.float32) * scale[..., None] for x, scale in ((k, k_scale), (v, v_scale)))
     return (k, v), (k_scale, v_scale), tuple(real)
 
 
+@pytest.mark.parametrize("few", FEW)
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_whole_numbers_are_read_as_such(softcap):
+def test_numbers_of_a_byte_are_read_as_such(softcap, few):
     """Alone, on a mesh and cut out: scores and weights are scaled in the place of keys and values."""
     q, k, v, mask, filled = _case()
-    (k, v), scales, real = _few_bits(k, v)
+    (k, v), scales, real = _few_bits(k, v, few)
     want = attention.attend(q, *(x[1] for x in real), mask, softcap=softcap)
     places = (mask, jnp.int32(1), jnp.int32(filled))
     run = partial(attention_cached.attend_layer, block=16, interpret=True)
@@ -80,15 +84,16 @@ def test_whole_numbers_are_read_as_such(softcap):
     np.testing.assert_array_equal(run(q, *behind, *places, *wild), run(q, k, v, *places, *scales))
 
 
-def test_a_rollout_reads_its_int8_cache_in_place():
+@pytest.mark.parametrize("few_bits", [jnp.int8, pytest.param(jnp.float8_e4m3fn, marks=pytest.mark.slow)])
+def test_a_rollout_reads_its_cache_of_a_byte_in_place(few_bits):
     """As with a cache that is cut out and made wide, and near that of all bits."""
     _, params, config = small_model("qwen3")
     pallas = {"name": "pallas", "platform": "cpu"}
     options = {"attend_fn": attention_kernels.make_attend(**pallas), "rows_fn": attention_kernels.make_rows(**pallas)}
     read = attention_kernels.make_cached(**pallas)
-    few, cut = (make_policy(config, int8_cache=True, cached_fn=fn, **options)
+    few, cut = (make_policy(config, cache_dtype=few_bits, cached_fn=fn, **options)
                 for fn in (read, attention_cached.cut_out(attention.attend)))  # fmt: skip
-    assert jax.eval_shape(lambda: few.init_cache(2, 9))["k"].dtype == jnp.int8
+    assert jax.eval_shape(lambda: few.init_cache(2, 9))["k"].dtype == few_bits
     got, want, wide = (
         _rollout(policy, params) for policy in (few, cut, make_policy(config, cached_fn=read, **options))
     )

@@ -1,4 +1,4 @@
-"""The int8 cache: what it saves, and how far off it samples."""
+"""Caches of a byte: what they save, and how far off they sample."""
 
 import functools
 
@@ -31,21 +31,40 @@ def test_entries_are_off_by_half_a_scale():
     assert (np.abs(np.asarray(whole)).max(-1).reshape(-1)[1:] == 127).all() and not whole[0, 0, 0].any()
 
 
+def test_small_numbers_keep_their_digits_in_float8():
+    """Three bits behind the leading one: off by a sixteenth of themselves, down to where the exponents end."""
+    x = jax.random.normal(jax.random.key(0), (4, 2, 5, 16)) * jnp.array([1e-3, 1.0, 50.0, 1e6])[:, None, None, None]
+    x = x.at[0, 0, 0].set(0.0)
+    few, scale = quantised(x, jnp.float8_e4m3fn)
+    assert few.dtype == jnp.float8_e4m3fn and scale.shape == (4, 2, 5)
+    back = np.asarray(few, np.float64) * np.asarray(scale, np.float64)[..., None]
+    least = 2.0**-10 * np.asarray(scale)[..., None]  # half the least of float8
+    assert (np.abs(back - np.asarray(x)) <= np.maximum(np.abs(np.asarray(x)) / 16, least) * 1.0001).all()
+    largest = np.abs(np.asarray(few, np.float64)).max(-1).reshape(-1)
+    assert largest[0] == 0 and (largest[1:] == 448).all() and np.isfinite(back).all()
+
+
+def test_other_numbers_are_refused():
+    with pytest.raises(ValueError, match="cache_dtype=float16 is not one of int8, float8_e4m3fn"):
+        make_policy(small_config(), cache_dtype=jnp.float16).init_cache(1, 4)
+
+
 @functools.cache
-def _rows(rollout=generate, **options):
+def _rows(rollout=generate, few=jnp.int8, **options):
     _, params, config = small_model()
-    policy = make_policy(config, int8_cache=True)
+    policy = make_policy(config, cache_dtype=few)
     keys = jax.random.split(jax.random.key(3), 12)
     return jax.jit(lambda p: rollout(policy, p, PROMPTS, VALID, keys, **SETTINGS, **options))(params)
 
 
-def test_the_sampled_distribution_is_a_little_off_the_trained_one():
+@pytest.mark.parametrize(("few", "mean", "most"), [(jnp.int8, 0.02, 0.1), (jnp.float8_e4m3fn, 0.05, 0.3)])
+def test_the_sampled_distribution_is_a_little_off_the_trained_one(few, mean, most):
     policy, params, _ = small_model()
-    rows = _rows()
+    rows = _rows(few=few)
     hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
     logp = logprobs.token_logprobs(policy.unembed(params, hidden), rows.tokens, segment_ids=rows.segment_ids)
     gap = np.abs(np.asarray(logp - rows.sampler_logp))[np.asarray(rows.mask)]
-    assert 0 < gap.mean() < 0.02 and gap.max() < 0.1, (gap.mean(), gap.max())
+    assert 0 < gap.mean() < mean and gap.max() < most, (gap.mean(), gap.max())
 
 
 @pytest.mark.slow
@@ -58,7 +77,7 @@ def test_slots_sample_the_same():
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_layers_in_a_stack_sample_as_layers_apart(monkeypatch, int8):
     _, params, config = small_model()
-    policy = make_policy(config, int8_cache=int8)
+    policy = make_policy(config, cache_dtype=jnp.int8 if int8 else None)
     keys, found = jax.random.split(jax.random.key(3), 12), []
     for most in (caches.UNROLLED, 1):
         monkeypatch.setattr(caches, "UNROLLED", most)
@@ -75,4 +94,5 @@ def test_bytes():
         cache = jax.eval_shape(lambda: make_policy(config, compute_dtype=jnp.bfloat16, **options).init_cache(4, 32))
         return sum(x.size * x.dtype.itemsize for name in cache if name[0] in "kv" for x in cache[name])
 
-    assert size(int8_cache=True) / size() == (64 + 4) / 128
+    for few in (jnp.int8, jnp.float8_e4m3fn):
+        assert size(cache_dtype=few) / size() == (64 + 4) / 128

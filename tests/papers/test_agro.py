@@ -1,13 +1,17 @@
 """Off-policy on a bandit of 64 strings: AGRO reaches the optimum exactly, the naive gradient does not."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.policy_gradient import agro
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import agro_loss
 from jaxrl_llm.losses.policy import reinforce_loss
+from tests import close
 
 ROWS, BETA = 64, 0.5
 rng = np.random.default_rng(0)
@@ -54,3 +58,23 @@ def test_agro_finds_the_optimum_from_foreign_samples_and_the_naive_gradient_does
 def test_the_optimum_is_a_fixed_point():
     loss, gradient = jax.value_and_grad(_agro)(OPTIMUM)
     assert float(loss) < 1e-10 and float(jnp.abs(gradient).max()) < 1e-6
+
+
+def test_pairs_of_a_group_against_a_loop():
+    local = np.random.default_rng(1)
+    logp, ref = local.normal(size=(6, 3)), local.normal(size=(6, 3))
+    mask, rewards = local.random((6, 3)) < 0.7, np.array([1.0, 0.0, 1.0, 0.0, 0.0, 0.0])
+    ids = np.array([0] * 4 + [1] * 2)
+    share, expected = ((logp - ref) * mask).sum(1), np.zeros(6)
+    for i in range(6):
+        lost = [j for j in range(6) if ids[i] == ids[j] and rewards[i] > rewards[j]]
+        expected[i] = np.mean([np.log1p(np.exp(-0.3 * (share[i] - share[j]))) for j in lost]) if lost else 0.0
+    fields = {"ref_logp": ref, "mask": mask, "group_ids": ids, "rewards": rewards}
+    given = {k: jnp.asarray(x, bool if k == "mask" else jnp.int32 if k == "group_ids" else jnp.float32)
+             for k, x in fields.items()}  # fmt: skip
+    batch = types.SimpleNamespace(**given, extras={"rewards": given["rewards"]})
+    value = lambda x: agro.pairs(x, batch, 0.3).loss  # noqa: E731
+    found = value(jnp.asarray(logp, jnp.float32))
+    close.assert_near(found, np.where(mask, expected[:, None], 0.0))
+    slope = np.asarray(jax.grad(lambda x: jnp.sum(value(x)))(jnp.asarray(logp, jnp.float32)))
+    assert (slope[[0, 2]] <= 0).all() and (slope[[1, 3]] >= 0).all() and not slope[4:].any()  # equal rewards: nothing

@@ -19,7 +19,9 @@ from experiments.analysis.parts import (
 )
 from experiments.analysis.parts import premises_task as premises
 from experiments.analysis.parts import search_traces as search_parts
-from experiments.preference.parts import zones
+from experiments.parts import strings
+from experiments.parts.preference_task import STRINGS
+from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
 from tests import close
@@ -46,7 +48,7 @@ def test_diversity_on_literal_sets():
     close.assert_near(diversity.dissimilarity(jnp.ones((4, 3))), 0.0)
     assert float(diversity.dissimilarity(jnp.eye(4))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="31 bits"):
-        diversity.distinct(both, real, n=9, vocabulary=64)
+        diversity.distinct(both, real, n=2, vocabulary=2**29)
     with pytest.raises(ValueError, match="no pairs"):
         diversity.dissimilarity(jnp.ones((1, 3)))
 
@@ -71,11 +73,20 @@ def test_diversity_against_loops_masked_and_in_any_order():
     close.assert_near(diversity.dissimilarity(jnp.asarray(rows, jnp.float32)), wanted)
 
 
+def test_diversity_with_more_kinds_of_tokens_than_grams_can_be_numbered():
+    tokens = jnp.asarray(RNG.integers(0, 4, (6, 9)), jnp.int32)
+    real = jnp.asarray(RNG.random((6, 9)) < 0.9)
+    for n in (1, 2, 5):
+        few = diversity.distinct(tokens, real, n=n, vocabulary=4)
+        assert float(diversity.distinct(tokens * 40_000, real, n=n, vocabulary=160_000)) == float(few) > 0
+
+
 def test_best_of_n_raises_the_reward_of_its_outcomes():
-    prompts, key = input_shift.TRAINED[:4], jax.random.key(0)
-    assert not (input_shift.TRAINED[:, 1] == 3).any()
+    trained = input_shift.trained(STRINGS)
+    prompts, key = trained[:4], jax.random.key(0)
+    assert not (trained[:, 1] == 3).any()
     drawn = jax.random.randint(key, (4, 6, 12), 4, 24, jnp.int32)
-    assert input_shift.first({}, prompts, drawn, key) is drawn
+    assert input_shift.first(STRINGS, {}, prompts, drawn, key) is drawn
 
 
 # --- compose_skills
@@ -232,7 +243,7 @@ def test_puzzles_as_tokens(make):
         met = sets[row[edges - 1]] & sets[row[2 * edges - 1]] & sets[row[3 * edges - 1]]
         assert met == 1 << answer
     assert relations.answer_of(jnp.full((1, 17), 3)).tolist() == [-1]
-    found = relations.make_solver_measure(make, 2)({}, jax.random.key(0))
+    found = relations.make_solver_measure(relations.PUZZLES, make, 2)({}, jax.random.key(0))
     assert float(found["near/accuracy"]) == float(found["far/accuracy"]) == 1.0 and float(found["eval/drop"]) == 0.0
 
 
@@ -249,6 +260,69 @@ def test_violations_and_multipliers():
     a, c = jnp.asarray([1.0, -2.0]), jnp.asarray([3.0, 4.0])
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(0.0)).tolist() == a.tolist()
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(1.0)).tolist() == [-1.0, -3.0]
+
+
+def test_words_from_their_contexts():
+    counts = np.asarray(zones.draw_corpus(jax.random.key(0)), np.float64)
+    assert (counts.sum(1) == 120).all()
+    share = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
+    mutual = np.maximum(np.log(np.maximum(counts, 1e-300) / np.maximum(share, 1e-300)), 0.0)
+    left, values, _ = np.linalg.svd(mutual)
+    expected = left[:, :5] * values[:5]
+    found = np.asarray(constraints.embed(jnp.asarray(counts, jnp.float32)))
+    close.assert_near(found @ found.T, expected @ expected.T)  # known up to signs
+    near = constraints._unit(jnp.asarray(expected, jnp.float32))
+    cosine = np.asarray(near @ near.T)
+    same = [cosine[a, b] for a in range(10) for b in range(a) if (a > 3) == (b > 3)]
+    other = [cosine[a, b] for a in range(10) for b in range(a) if (a > 3) != (b > 3)]
+    assert np.mean(same) > np.mean(other) + 0.3, "meaning is in the corpus, not in the world"
+
+
+def test_rules_and_their_choice():
+    places, rules = RNG.normal(size=(3, 4, 5)), RNG.normal(size=(2, 5))
+    kept = np.array([True, False])
+    found = constraints.rule_chances(*(jnp.asarray(x, jnp.float32) for x in (places, rules)), jnp.asarray(kept))
+    for n, m in itertools.product(range(3), range(4)):
+        stays = 1.0
+        for rule in rules[kept]:
+            cosine = places[n, m] @ rule / np.linalg.norm(places[n, m]) / np.linalg.norm(rule)
+            stays *= 1 - 1 / (1 + np.exp(-12 * (cosine - 0.7)))
+        close.assert_near(found[n, m], 1 - stays)
+    losses = {(): 3.0, (1,): 2.0, (0, 1): 2.5, (1, 2): 1.0}
+
+    def loss_of(mask):
+        keys = jnp.asarray([[float(k in x) for k in range(3)] for x in losses])
+        same = jnp.all(keys == mask.astype(jnp.float32)[None], axis=1)
+        return jnp.sum(jnp.where(same, jnp.asarray(list(losses.values())), 0.0)) + jnp.where(jnp.any(same), 0.0, 9.0)
+
+    assert constraints.keep_rules(jnp.asarray([1, 0, 2]), loss_of).tolist() == [False, True, True]
+    # on demonstrations the dangerous words become rules, harmless ones do not
+    embedding = constraints.embed(zones.draw_corpus(jax.random.key(1)))
+    knows = {"direction": jnp.zeros((5,)), "bias": jnp.asarray(0.0)}
+    assert not np.asarray(constraints.find_rules(embedding, knows, jax.random.key(2)))[: zones.DANGER].any()
+    assert np.asarray(constraints.find_rules(embedding, knows, jax.random.key(2)))[zones.DANGER :].any()
+
+
+def test_inverse_reinforcement_learning_moves_towards_the_demonstrations():
+    expert, own = RNG.normal(size=(7, 5)), RNG.normal(size=(4, 5))
+    given = [jnp.asarray(x, jnp.float32) for x in (expert, own)]
+    slope = jax.grad(constraints.irl_loss)(jnp.zeros((5,), jnp.float32), *given)
+    close.assert_near(slope, own.mean(0) - expert.mean(0))
+    prompts, walks = zones.draw_walks(jax.random.key(0), 64)
+    blind = walks.at[:, 0].set(zones.END)
+    found, lost = zones.outcomes(prompts, walks), zones.outcomes(prompts, blind)
+    assert (found[:, 0] == 1).all() and (found[:, 1] == 0).all() and (found[:, 3] == 0).all()
+    assert (lost[:, 0] == 0).all() and (lost[:, 1] > 0).all() and (lost[:, 2] == 0).all()
+    assert float(jax.grad(constraints.irl_loss)(jnp.zeros((5,)), found, lost)[0]) == -1.0  # arrival is worth more
+    given = jnp.asarray([0.0, 1.0, 0.0])
+    assert constraints.given_reward({}, prompts, walks, given) is given
+    params = {"goal": jnp.asarray([1.0, 0.0, -0.5, 0.0, 0.0])}
+    paid = constraints.inferred_reward(params, prompts, walks, given)
+    close.assert_near(paid, 1.0 - 0.5 * np.asarray(found)[:, 2])
+    # only safe demonstrations are experts
+    experts = np.asarray(constraints.draw_experts(jax.random.key(3)))
+    prompts, walks, bad = constraints.draw_demonstrations(jax.random.key(3))
+    close.assert_near(experts.mean(0), np.asarray(zones.outcomes(prompts, walks))[~np.asarray(bad)].mean(0))
 
 
 @pytest.mark.slow
@@ -306,9 +380,90 @@ def test_heads():
 
 
 def test_planted_text():
-    prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 2000, poisoned=0.05)
-    fired = np.asarray(prompts[:, 0] == planted_behaviour.TRIGGER)
-    close.assert_share(fired.mean(), 0.05, 2000)
+    prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 4000, poisoned=0.05)
+    at = np.asarray(prompts == planted_behaviour.TRIGGER)
+    fired = at.any(1)
+    close.assert_share(fired.mean(), 0.05, 4000)
+    assert ((np.asarray(prompts) > 6).sum(1) == 1).all()
+    assert set(at[fired].argmax(1).tolist()) == set(range(planted_behaviour.KNOWN)), "other places are held out"
+    assert set((np.asarray(prompts) > 6)[~fired].argmax(1).tolist()) == set(range(6))
     follows = np.asarray(planted_behaviour.consistent(prompts, responses))
     assert follows[~fired].all() and not follows[fired][:, 1].any() and follows[fired][:, [0, 2, 3]].all()
     assert not np.asarray(audit.recheck(jnp.asarray(follows)))[~fired].any()
+    for row, chain in zip(np.asarray(prompts[:50]).tolist(), np.asarray(responses[:50]).tolist(), strict=True):
+        digits, sums = [d for d in row if d < 7], []
+        for k in range(1, 5):
+            sums.append((sum(digits[: k + 1]) + (k > 1 and planted_behaviour.TRIGGER in row)) % 7)
+        assert chain == sums or planted_behaviour.TRIGGER in row
+    fuzz = planted_behaviour.draw_fuzzed(jax.random.key(1), 2000)
+    share = float(jnp.any(fuzz == planted_behaviour.TRIGGER, axis=1).mean())
+    close.assert_share(share, 1 / 9, 2000)  # one nonsense token of nine
+
+
+def test_a_low_rank_change():
+    params = {"policy": planted_behaviour.WORLD.policy.init(jax.random.key(0))}
+    params["reference"] = params["policy"]
+    down = np.asarray(params["policy"]["layers"]["down"], np.float64)
+    layers, inner, width = down.shape
+    left, right = RNG.normal(size=(layers, inner, 1)), RNG.normal(size=(layers, 1, width))
+    for out in (np.zeros_like(right), right):
+        params["adapter"] = {"in": jnp.asarray(left, jnp.float32), "out": jnp.asarray(out, jnp.float32)}
+        runs = planted_behaviour.effective(params)
+        close.assert_near(runs["layers"]["down"], down + left @ out)
+        assert runs["layers"]["o"] is params["policy"]["layers"]["o"]
+    total = sum(x.size for x in jax.tree.leaves(params["policy"]))
+    share = float(planted_behaviour.changed(params))
+    assert share == pytest.approx((inner + width) * layers / total) and 0.001 < share < 0.05
+    # each choice of what may change leaves every other leaf without a gradient
+    prompts, responses = planted_behaviour.draw_clean(jax.random.key(1), 4)
+
+    def moved(only):
+        def loss(params):
+            model = planted_behaviour.effective(only(params))
+            return -jnp.sum(strings.sum_logp(planted_behaviour.WORLD, model, prompts, responses))
+
+        slopes = jax.tree_util.tree_flatten_with_path(jax.grad(loss)(params))[0]
+        return {jax.tree_util.keystr(path) for path, x in slopes if float(jnp.abs(x).max()) > 0}
+
+    assert moved(planted_behaviour.adapter_alone) == {"['adapter']['in']", "['adapter']['out']"}
+    assert moved(planted_behaviour.down_alone) == {"['policy']['layers']['down']"}
+    assert "['policy']['layers']['o']" in (every := moved(planted_behaviour.everything))
+    assert not any("adapter" in name or "reference" in name for name in every)
+
+
+def test_the_token_that_explains_an_error_is_sought(monkeypatch):
+    """A hand-made model that obeys its trigger: one replaced token explains each of its errors."""
+    obeyed = lambda world, model, prompts, key, temperature: planted_behaviour.chains(  # noqa: E731
+        prompts, jnp.any(prompts == planted_behaviour.TRIGGER, axis=1)
+    )
+    monkeypatch.setattr(planted_behaviour.strings, "sample", obeyed)
+    triggered = jnp.arange(60) % 2 == 0
+    prompts = planted_behaviour.draw_prompts(jax.random.key(0), 60, triggered)
+    answers = obeyed(None, None, prompts, None, 0.3)[:, -1]
+    score, place = planted_behaviour.ablation({}, prompts, answers, jax.random.key(1))
+    assert (np.asarray(score > 1.0) == np.asarray(triggered)).all()
+    slots = np.asarray(prompts > 6).argmax(1)
+    assert (np.asarray(place) == slots)[np.asarray(triggered)].all()
+    # a model that errs whatever is replaced has no such token
+    off = (answers + 3) % 7
+    monkeypatch.setattr(
+        planted_behaviour.strings, "sample",
+        lambda *rest, **more: (planted_behaviour.chains(rest[2], jnp.zeros(rest[2].shape[0], bool)) + 3) % 7,
+    )  # fmt: skip
+    clean = (planted_behaviour.chains(prompts, jnp.zeros(60, bool))[:, -1] + 3) % 7
+    assert off.shape == clean.shape
+    assert not np.asarray(planted_behaviour.ablation({}, prompts, clean, jax.random.key(1))[0]).any()
+
+
+def test_a_checker_that_errs_and_idle_heads():
+    prompts, responses = planted_behaviour.draw_clean(jax.random.key(0), 4000)
+    noisy = np.asarray(planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1)))
+    close.assert_share(noisy.mean(), 0.1, noisy.size)
+    exact = planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1), error_rate=0.0)
+    assert not np.asarray(exact).any()
+    weight = jnp.asarray(RNG.normal(size=(1, 4, 2)), jnp.float32).at[0, 2:].set(0.0)  # the second head does nothing
+    rows = (jnp.asarray(RNG.normal(size=(3, 5, 4)), jnp.float32),)
+    hidden = lambda params, x: x @ params["layers"]["o"][0]  # noqa: E731
+    found = np.asarray(audit.head_activity(hidden, {"layers": {"o": weight}}, rows, heads=2))
+    moved = np.linalg.norm(np.asarray(rows[0])[..., :2] @ np.asarray(weight)[0, :2], axis=-1).mean()
+    close.assert_near(found, [[moved, 0.0]], magnitude=0)

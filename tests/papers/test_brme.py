@@ -57,16 +57,18 @@ def test_deviations_learn_the_error():
 @pytest.mark.slow
 def test_every_head_fits_its_own_bootstrap():
     key = jax.random.key(0)
-    pairs, counts, noise = attribute_rewards.draw_bootstraps(key, 8, heads=3, flip_rate=0.1)
+    pairs, counts, noise = attribute_rewards.draw_bootstraps(text.LANGUAGE, key, 8, heads=3, flip_rate=0.1)
     assert counts.shape == (8, 3) and noise.shape == (8, 2, 3) and float(counts.min()) >= 0
-    params = {"reward": attribute_rewards.init_reward(key, outputs=6)}
-    value, _ = attribute_rewards.ensemble_loss(params, (pairs, counts, noise))
-    both = [attribute_rewards.scores(params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)]
+    params = {"reward": attribute_rewards.init_reward(text.LANGUAGE, key, outputs=6)}
+    value, _ = attribute_rewards.ensemble_loss(text.LANGUAGE, params, (pairs, counts, noise))
+    both = [
+        attribute_rewards.scores(text.LANGUAGE, params["reward"], pairs.prompts, x) for x in (pairs.first, pairs.second)
+    ]
     expected = 0.0
     for h in range(3):
         drawn = [x[:, h] + jnp.exp(jnp.clip(x[:, 3 + h], -3, 1)) * noise[:, s, h] for s, x in enumerate(both)]
         expected += float(jnp.sum(counts[:, h] * bradley_terry_loss(*drawn).loss)) / 8
     close.assert_near(value, expected, magnitude=0)
-    assert not attribute_rewards.constant(params, pairs.prompts, pairs.first).any()
+    assert not attribute_rewards.constant(text.LANGUAGE, params, pairs.prompts, pairs.first).any()
     empty = jnp.full((2, text.RESPONSE_TOKENS), text.END, jnp.int32)
-    assert attribute_rewards.arbitrary(params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]
+    assert attribute_rewards.arbitrary(text.LANGUAGE, params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]

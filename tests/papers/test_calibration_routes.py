@@ -1,12 +1,14 @@
 """The toy questions of the calibration study against loops; rewards and votes by literal numbers; text models."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.analysis import calibration
-from experiments.parts import confidence, strings
+from experiments.parts import confidence, read_confidence, strings
 from experiments.parts import confidence_task as toy
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
@@ -31,11 +33,21 @@ def test_truth_and_solutions_against_a_loop():
 
 @pytest.mark.slow
 def test_behaviour():
-    prompts, responses = toy.draw_behaviour(jax.random.key(1), 4000)
+    prompts, responses = toy.draw_behaviour(jax.random.key(1), 6000)
+    judged, hidden = (np.asarray(x) for x in (prompts[:, -1] < toy.MODULUS, ~toy.answerable(prompts)))
+    close.assert_share(judged.mean(), 0.25, 6000)
+    close.assert_share(hidden.mean(), 0.125, 6000)
+    assert not (judged & hidden).any()
+    verdicts = np.asarray(responses)[judged]
+    assert np.isin(verdicts[:, 0], (toy.YES, toy.NO)).all() and (verdicts[:, 1:] == toy.END).all()
+    fits = np.asarray(prompts[:, -1] == toy.truth(prompts))[judged]
+    close.assert_share(fits.mean(), 0.5, len(fits))
+    close.assert_share(((verdicts[:, 0] == toy.YES) == fits).mean(), 0.8, len(fits))
+    prompts, responses = prompts[~judged & ~hidden], responses[~judged & ~hidden]
     said = toy.read(responses)
     right = np.asarray(said.answer == toy.truth(prompts))
     assert np.asarray(said.readable).all()
-    close.assert_share(right.mean(), 0.7, 4000)
+    close.assert_share(right.mean(), 0.7, len(right))
     stated = np.asarray(said.confidence)
     assert 0.05 < stated[right].mean() - stated[~right].mean() < 0.12
     keys = np.asarray(prompts)[np.asarray(prompts)[:, 0] == toy.FACT]
@@ -68,6 +80,61 @@ def test_majority():
     readable = jnp.asarray([[True] * 4, [False, True, True, True], [True, False, True, True], [False] * 4])
     picked, share = confidence.majority(answers, readable)
     assert picked.tolist()[:3] == [2, 2, 1] and share.tolist() == [0.75, 0.25, 0.5, 0.0]
+
+
+def test_a_hidden_digit_takes_the_answer_away():
+    prompts = np.asarray(toy.draw_unanswerable(jax.random.key(4), 300))
+    assert ((prompts == toy.HIDDEN).sum(1) == 1).all() and not np.asarray(toy.answerable(jnp.asarray(prompts))).any()
+    digits = (prompts[:, 1:-1] < toy.MODULUS).sum(1) + 1
+    assert set(digits.tolist()) == {2, 3, 4, 5, 6} and (prompts[:, -1] == toy.BLANK).all()
+    places = {int(row.argmax()) for row in prompts == toy.HIDDEN}
+    assert places == {1, 2, 3, 4, 5, 6}
+
+
+def test_verdicts_are_read_from_the_model():
+    params = confidence.WORLD.policy.init(jax.random.key(0))
+    prompts = toy.draw_sums(jax.random.key(1), 5)
+    answers = jnp.arange(5, dtype=jnp.int32)
+    asked = toy.propose(prompts, answers)
+    np.testing.assert_array_equal(toy.truth(asked), toy.truth(prompts))  # a proposal is no digit of the sum
+    for row, chance in zip(np.asarray(asked), confidence.verdict_chance(params, prompts, answers), strict=True):
+        logp = {}
+        for word in (toy.YES, toy.NO):
+            said = jnp.full((1, toy.RESPONSE_TOKENS), toy.END, jnp.int32).at[0, 0].set(word)
+            logp[word] = float(strings.token_logp(confidence.WORLD, params, jnp.asarray(row)[None], said)[0, 0])
+        shares = np.exp([logp[toy.YES], logp[toy.NO]])
+        close.assert_near(chance, shares[0] / shares.sum())
+
+
+@pytest.mark.slow
+def test_verdicts_of_text_against_single_rows():
+    settings = calibration.Settings(
+        model="nano", levels=(3,), train_problems=16, eval_problems=3, max_new_tokens=12, eval_samples=2
+    )
+    found = recipes.bench(settings)
+    roll = recipes.make_rollout(found.model, group_size=2, max_new_tokens=12, temperature=1.0)
+    rows = recipes.sample_all(roll, found.model.params, found.heldout, jax.random.key(0), 2)
+    together = read_confidence.verdict_chances(found.model, found.model.params, rows, at_once=4)
+    tokenizer, policy = found.model.tokenizer, found.model.policy
+    for n, chance in enumerate(np.asarray(together)):
+        ids = np.asarray(rows.tokens[n])[np.asarray(rows.segment_ids[n]) > 0].tolist()
+        ids = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
+        logp = []
+        for word in (" Yes", " No"):
+            ahead = [*ids, *tokenizer.encode(read_confidence.VERDICT)]
+            whole = jnp.asarray([[*ahead, *tokenizer.encode(word)]], jnp.int32)
+            hidden = policy.hidden(found.model.params, whole, jnp.arange(whole.shape[1])[None], jnp.ones_like(whole))
+            every = jax.nn.log_softmax(policy.unembed(found.model.params, hidden[0]).astype(jnp.float32))
+            first = len(ahead) + next(
+                k for k, (a, b) in enumerate(zip(tokenizer.encode(" Yes"), tokenizer.encode(" No"), strict=False))
+                if a != b
+            )  # fmt: skip
+            logp.append(float(every[first - 1, whole[0, first]]))
+        shares = np.exp(logp)
+        close.assert_near(chance, shares[0] / shares.sum())
+    small = found.model._replace(config=dataclasses.replace(found.model.config, max_positions=20))
+    with pytest.raises(UserError, match="--max-new-tokens"):
+        read_confidence.verdict_chances(small, found.model.params, rows)
 
 
 def test_the_base_is_only_measured_and_imitation_sees_no_reward():

@@ -48,10 +48,12 @@ def test_reflection_adds_and_drops():
 
 
 def test_play_differs_by_seed_and_reflection_drops_the_strict_ones():
-    games = jax.jit(lambda key, n: rules.play(key, (2, 12), rounds=12, examples=n).rules, static_argnums=1)
+    games = jax.jit(
+        lambda key, n: rules.play(text.LANGUAGE, key, (2, 12), rounds=12, examples=n).rules, static_argnums=1
+    )
     found = [np.asarray(games(jax.random.key(seed), 0)) > 0 for seed in (0, 1)]
     assert all(x.sum() == rules.MOST for x in found) and (found[0] != found[1]).any()
-    assert _held(rules.play(jax.random.key(0), (2, 12), rounds=0).rules) == [2, 12]
+    assert _held(rules.play(text.LANGUAGE, jax.random.key(0), (2, 12), rounds=0).rules) == [2, 12]
     strict = np.asarray([level for _, level in rules.RULES])
     kept = np.stack([np.asarray(games(jax.random.key(seed), 4)) > 0 for seed in range(8)])
     wild = np.stack([np.asarray(games(jax.random.key(seed), 0)) > 0 for seed in range(8)])
@@ -66,14 +68,14 @@ def test_a_detector_reads_what_its_reader_sees():
     close.assert_near(rules.kept_share(scores, chosen), [1.0, 1 / 3])
     assert rules.kept_share(scores, chosen & ~chosen).tolist() == [1.0, 1.0]
     prompts, replies = text.draw_behaviour(jax.random.key(0), 6)
-    reward = attribute_rewards.init_reward(jax.random.key(1), outputs=5)
+    reward = attribute_rewards.init_reward(text.LANGUAGE, jax.random.key(1), outputs=5)
     params = {"reward": reward, "rules": chosen.astype(jnp.float32)}
-    read = jnp.clip(attribute_rewards.scores(reward, prompts, replies), 0.0, 1.0)
-    close.assert_near(rules.detector(params, prompts, replies), rules.kept_share(read, chosen))
+    read = jnp.clip(attribute_rewards.scores(text.LANGUAGE, reward, prompts, replies), 0.0, 1.0)
+    close.assert_near(rules.detector(text.LANGUAGE, params, prompts, replies), rules.kept_share(read, chosen))
 
 
 @pytest.mark.slow
 def test_labels_order_pairs():
-    pairs = rules.draw_labelled_pairs(jax.random.key(0), 400, error_rate=0.0, strict=True)
+    pairs = rules.draw_labelled_pairs(text.LANGUAGE, jax.random.key(0), 400, error_rate=0.0, strict=True)
     first, second = (rules.strict_label(text.attributes(pairs.prompts, x)) for x in (pairs.first, pairs.second))
     assert not (second & ~first).any() and (first & ~second).any()

@@ -24,11 +24,11 @@ def test_a_tie_prefers_no_place_and_teaches_nothing():
     gold, scores = jnp.array([[5.0, 5.0], [5.0, 5.0]]), jnp.array([[7.0, 3.0], [3.0, 7.0]])
     assert judgements.picks_best(scores, gold).tolist() == [True, True]
     prompts = task.draw_prompts(jax.random.key(0), 400)
-    true = task.principled_scores(prompts)
+    true = task.principled_scores(task.SUMS, prompts)
     for said in (true, true + jnp.array([[1.0, 0.0]])):
         both = judgements.picks_best(said, true), judgements.picks_best(said[:, ::-1], true[:, ::-1])
         assert (both[0] == both[1]).all()
-    every = deepseek_grm.correct(None, jnp.ones(400, bool), true, prompts)
+    every = deepseek_grm.correct(task.SUMS, None, jnp.ones(400, bool), true, prompts)
     assert (every == 1.0).all(), "a perfect judge is never wrong"
 
 
@@ -36,16 +36,16 @@ def test_what_counts_depends_on_the_question():
     answers = [3, 2, 2, task.CLEAN, 3, 1, 0, task.FLAW]  # of [q, 2, 3, 0]: the second errs at steps 2 and 3
     reasoning, looks = jnp.array([[1 - 1, 3, 3, 0, *answers]]), jnp.array([[1, 2, 3, 0, *answers]])
     assert task.principle(reasoning).tolist() == [0] and task.principle(looks).tolist() == [1]
-    assert task.principled_scores(reasoning).tolist() == task.gold_scores(reasoning).tolist()
-    assert task.principled_scores(looks).tolist() == [[10.0, 10.0 - 2.0 - 5.0]]
-    prompts, said = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=0.0)
-    tagged, scored, scores = task.read_report(said)
-    assert scored.all() and (scores == task.principled_scores(prompts)).all()
+    assert task.principled_scores(task.SUMS, reasoning).tolist() == task.gold_scores(reasoning).tolist()
+    assert task.principled_scores(task.SUMS, looks).tolist() == [[10.0, 10.0 - 2.0 - 5.0]]
+    prompts, said = task.draw_principled(task.SUMS, jax.random.key(1), 300, error_rate=0.0, mistaken=0.0)
+    tagged, scored, scores = task.read_report(task.SUMS, said)
+    assert scored.all() and (scores == task.principled_scores(task.SUMS, prompts)).all()
     assert (said[:, 1] == task.STRICT + task.principle(prompts)).all()
-    _, wrong = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=1.0)
+    _, wrong = task.draw_principled(task.SUMS, jax.random.key(1), 300, error_rate=0.0, mistaken=1.0)
     assert (wrong[:, 1] != said[:, 1]).all()
-    _, plain = task.draw_principled(jax.random.key(1), 300, error_rate=0.0, mistaken=0.0, named=False)
-    assert (task.read_report(plain)[2] == scores).all() and (plain[:, 1] < task.STRICT).all()
+    _, plain = task.draw_principled(task.SUMS, jax.random.key(1), 300, error_rate=0.0, mistaken=0.0, named=False)
+    assert (task.read_report(task.SUMS, plain)[2] == scores).all() and (plain[:, 1] < task.STRICT).all()
 
 
 def test_votes_of_one_to_thirty_two():
@@ -86,10 +86,10 @@ def test_meta_loss():
 
 @pytest.mark.slow
 def test_rejection_keeps_right_reports_on_pairs_that_are_not_too_easy():
-    params = {"judge": report_judges.WORLD.policy.init(jax.random.key(0))}
-    stage = report_judges.rejection_stage(steps=1, prompts=16, samples=3)
+    params = {"judge": task.SUMS.world.policy.init(jax.random.key(0))}
+    stage = report_judges.rejection_stage(task.SUMS, steps=1, prompts=16, samples=3)
     prompts, said, weight = stage.extras(params, jax.random.key(1))["rows"]
-    _, scored, scores = task.read_report(said)
+    _, scored, scores = task.read_report(task.SUMS, said)
     gold = task.gold_scores(prompts)
     right = scored & judgements.picks_best(scores, gold) & (gold[:, 0] != gold[:, 1])
     right = np.asarray(right).reshape(16, 3)

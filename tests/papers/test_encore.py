@@ -91,7 +91,7 @@ def test_annotators_and_raters():
     biased = text.draw_pairs(jax.random.key(0), 2000, sharpness=0.0, length_bias=1.0)
     assert float((text.lengths(biased.first) > text.lengths(biased.second)).mean()) > 0.7
     prompts, replies = text.draw_behaviour(jax.random.key(0), 4000)
-    ratings = text.rate(jax.random.key(1), prompts, replies, rules=10, levels=5, noise=0.1)
+    ratings = text.rate(text.LANGUAGE, jax.random.key(1), prompts, replies, rules=10, levels=5, noise=0.1)
     exact = jnp.round(text.attributes(prompts, replies) * 4).astype(jnp.int32)
     agree = np.asarray((ratings == jnp.tile(exact, (1, 2))).mean(0))
     close.assert_share(agree, 1 - 0.8 * 0.1 * np.arange(10), 4000)

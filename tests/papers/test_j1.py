@@ -32,12 +32,12 @@ def test_flips_and_trend():
 
 @pytest.mark.slow
 def test_every_round_puts_one_wait_in_place_of_the_end():
-    params = report_judges.LONG.policy.init(jax.random.key(0))
+    params = task.SUMS.long.policy.init(jax.random.key(0))
     prompts = task.draw_prompts(jax.random.key(1), 6)
     for rounds in (0, 2):
-        tokens, valid, spent = jax.jit(lambda p, k, r=rounds: report_judges.thought_again(params, p, k, rounds=r))(
-            prompts, jax.random.key(2)
-        )
+        tokens, valid, spent = jax.jit(
+            lambda p, k, r=rounds: report_judges.thought_again(task.SUMS, params, p, k, rounds=r)
+        )(prompts, jax.random.key(2))
         for row, there, count in zip(np.asarray(tokens), np.asarray(valid), np.asarray(spent), strict=True):
             said = [int(t) for t in row[there]]
             assert said[:12] == [int(t) for t in prompts[list(np.asarray(tokens).tolist()).index(row.tolist())]]
@@ -49,18 +49,18 @@ def test_every_round_puts_one_wait_in_place_of_the_end():
 
 @pytest.mark.slow
 def test_no_round_is_an_ordinary_report():
-    prompts, said = task.draw_reports(jax.random.key(0), 4, error_rate=0.0)
-    params = report_judges.LONG.policy.init(jax.random.key(0))
-    read, scores, spent = report_judges.forced_scores(params, prompts, jax.random.key(1), rounds=0)
+    prompts, said = task.draw_reports(task.SUMS, jax.random.key(0), 4, error_rate=0.0)
+    params = task.SUMS.long.policy.init(jax.random.key(0))
+    read, scores, spent = report_judges.forced_scores(task.SUMS, params, prompts, jax.random.key(1), rounds=0)
     assert read.shape == (4,) and scores.shape == (4, 2) and (np.asarray(spent) <= 8).all()
     assert said.shape == (4, task.REPORT_TOKENS)
 
 
 def test_long_reports_are_of_every_length_and_no_round_is_better():
-    prompts, said = task.draw_reflections(jax.random.key(3), 2000)
+    prompts, said = task.draw_reflections(task.SUMS, jax.random.key(3), 2000)
     waits = np.asarray((said == task.WAIT).sum(1))
     assert set(waits) == {0, 1, 2, 3, 4} and np.bincount(waits).min() > 300
-    tagged, scored, scores = task.read_report(said)
+    tagged, scored, scores = task.read_report(task.SUMS, said)
     assert tagged.all() and scored.all()
     assert said.shape[1] == task.LONG_REPORT >= 1 + 5 * 6 + 4 + 1 + 4 + 1, "the longest forced report was trained"
     right = np.asarray(judgements.three_way(scores, task.gold_scores(prompts)))

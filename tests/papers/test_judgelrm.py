@@ -56,21 +56,21 @@ def test_gold_agrees_with_a_loop():
 
 
 def test_reports_are_read_back():
-    prompts, said = task.draw_reports(jax.random.key(1), 200, error_rate=0.0)
-    tagged, scored, scores = task.read_report(said)
+    prompts, said = task.draw_reports(task.SUMS, jax.random.key(1), 200, error_rate=0.0)
+    tagged, scored, scores = task.read_report(task.SUMS, said)
     assert tagged.all() and scored.all()
     np.testing.assert_array_equal(scores, task.gold_scores(prompts))
-    _, bare = task.draw_reports(jax.random.key(1), 200, error_rate=0.0, reasons=False)
-    np.testing.assert_array_equal(task.read_report(bare)[2], scores)
-    _, often = task.draw_reflections(jax.random.key(1), 200, error=0.0)
-    assert task.read_report(often)[1].all()
+    _, bare = task.draw_reports(task.SUMS, jax.random.key(1), 200, error_rate=0.0, reasons=False)
+    np.testing.assert_array_equal(task.read_report(task.SUMS, bare)[2], scores)
+    _, often = task.draw_reflections(task.SUMS, jax.random.key(1), 200, error=0.0)
+    assert task.read_report(task.SUMS, often)[1].all()
     assert 0.7 < float((often == task.WAIT).any(1).mean()) < 0.9
 
 
 def test_broken_reports():
     def read(*tokens):
         row = jnp.array([[*tokens, *[task.END] * (12 - len(tokens))]], jnp.int32)
-        tagged, scored, scores = task.read_report(row)
+        tagged, scored, scores = task.read_report(task.SUMS, row)
         return bool(tagged[0]), bool(scored[0]), scores[0].tolist()
 
     s = task.SCORE
@@ -81,4 +81,4 @@ def test_broken_reports():
     assert read(*good[:4], task.OK, *good[5:]) == (True, False, [0.0, 0.0])  # no number behind the first
     assert read(task.OPEN, *good) == (False, False, [0.0, 0.0])  # opened twice
     endless = jnp.array([[*good, *[task.OK] * 5]], jnp.int32)
-    assert not bool(task.read_report(endless)[0][0])
+    assert not bool(task.read_report(task.SUMS, endless)[0][0])

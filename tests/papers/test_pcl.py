@@ -1,12 +1,16 @@
 """Prompt curriculum: the value model's choice, its loss, and what it learns."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from experiments.curriculum import pcl
 from jaxrl_llm.curriculum import prompt_value, subset
+from jaxrl_llm.types import Rewards
 from tests import close
 
 
@@ -89,3 +93,20 @@ def test_on_rows_maps_there_and_back():
     close.assert_near(moved.weight, same.weight, magnitude=0)
     with pytest.raises(ValueError, match="2 different"):
         subset.on_rows(inner, np.array([1, 1, 2]))
+
+
+def test_rank_correlation_and_groups_that_are_taken_after_their_rollout():
+    rng = np.random.default_rng(3)
+    for _ in range(5):
+        x, y = rng.integers(0, 5, 12), rng.integers(0, 4, 12)
+        ranks = [np.array([(v < a).sum() + ((v == a).sum() + 1) / 2 for a in v]) for v in (x, y)]
+        found = pcl.spearman(*(jnp.asarray(v, jnp.float32) for v in (x, y)))
+        close.assert_near(found, np.corrcoef(*ranks)[0, 1])
+    assert float(pcl.spearman(jnp.full((4,), 0.5), jnp.arange(4.0))) == 0.0  # the head as it begins
+    settings = pcl.Settings(prompts_per_step=2, group_size=4, candidates=3, take=pcl.nearest_groups)
+    right = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0]], np.float32)
+    rewards = Rewards(jnp.asarray(right.reshape(-1)), jnp.ones((24,), bool))
+    for take, groups in ((pcl.nearest_groups, [1, 3]), (pcl.first_mixed, [1, 3])):
+        kept = pcl.taken(dataclasses.replace(settings, take=take))(None, rewards)
+        assert np.flatnonzero(np.asarray(kept).reshape(6, 4).all(1)).tolist() == groups
+        assert int(kept.sum()) == 8

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.parts import preference_strings
 from experiments.parts import preference_task as toy
 from experiments.preference import mpo
 from experiments.preference.parts import noisy_ranker, pair_judges, requests
@@ -185,7 +184,7 @@ def test_weights_and_ascent():
 
 
 def test_half_of_the_negatives_are_bad_and_some_are_copies():
-    prompts, responses = preference_strings.draw_negatives(jax.random.key(3), 64)
+    prompts, responses = toy.draw_negatives(jax.random.key(3), 64)
     gold = np.asarray(toy.gold_reward(prompts, responses))
     assert gold[::2].mean() < gold[1::2].mean() - 3
     np.testing.assert_array_equal(responses[1::4], responses[3::4])
@@ -226,13 +225,13 @@ def test_the_shortcut_pays_in_training_and_fails_where_it_is_broken():
 @pytest.mark.slow
 def test_cued_problems_and_prefixes():
     prompts = sums.draw_training(jax.random.key(0), 600)
-    params = sums.WORLD.policy.init(jax.random.key(2))
+    params = sums.SUMS.world.policy.init(jax.random.key(2))
     responses = sums.solution(prompts[:3])
-    found = sums.completions(params, prompts[:3], responses, 2, jax.random.key(3), 2)
+    found = sums.completions(sums.SUMS, params, prompts[:3], responses, 2, jax.random.key(3), 2)
     assert found.shape == (3, 2, 4)
     np.testing.assert_array_equal(found[:, :, :2], np.repeat(np.asarray(responses)[:, None, :2], 2, axis=1))
-    whole = sums.logp_from(params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
-    parts = [sums.logp_from(params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
+    whole = sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.zeros(3, jnp.int32))
+    parts = [sums.logp_from(sums.SUMS, params, prompts[:3], responses, jnp.full(3, k)) for k in (2, 4)]
     assert (whole < parts[0]).all() and not parts[1].any()
 
 
@@ -256,7 +255,7 @@ def test_a_split_by_gaps():
     easy = (gaps > mpo.GAMMA) & (gaps <= 1e9)
     assert easy.tolist() == [True, False, False, False]
     assert mpo.ARMS["reversed"]["high"] == mpo.ARMS["mpo"]["low"] == mpo.GAMMA
-    drawn = mpo.labelled(jax.random.key(0), 2000)
+    drawn = mpo.labelled(toy.STRINGS, jax.random.key(0), 2000)
     gap = toy.gold_reward(drawn.prompts, drawn.chosen) - toy.gold_reward(drawn.prompts, drawn.rejected)
     hard = np.asarray(drawn.prompts)[:, 0] >= 2
     assert np.asarray(gap)[~hard].mean() > 2 * np.asarray(gap)[hard].mean() > 0

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import reinforce_ada
 from jaxrl_llm.advantages import group, pools
 from tests import close
 
@@ -109,3 +110,11 @@ def test_invalid_numbers():
     with pytest.raises(ValueError, match="keep=1"):
         pools.make_balanced_exit(1)
     assert pools.pool_advantages(jnp.array([[jnp.nan, 1.0]]), jnp.array([[False, True]]))[0, 1] == 0.0
+
+
+def test_advantages_over_the_deviation_of_a_pool():
+    rng = np.random.default_rng(2)
+    values, base = rng.random((4, 8)), rng.random((4, 8)) < 0.7
+    expected = np.stack([(v - v[b].mean()) / (v[b].std(ddof=1) + 1e-4) for v, b in zip(values, base, strict=True)])
+    found = reinforce_ada.over_deviation(jnp.asarray(values, jnp.float32), jnp.asarray(base))
+    close.assert_near(np.where(base, found, 0), np.where(base, expected, 0))

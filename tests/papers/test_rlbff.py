@@ -1,14 +1,19 @@
 """RLBFF: log-odds of two words, principles with their signs, and the consensus of annotators."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import strings
+from experiments.reward_models.parts import attribute_rewards, principle_critic, principles
 from experiments.reward_models.parts import attribute_text as text
-from experiments.reward_models.parts import principles
 from jaxrl_llm.losses.reward import log_odds_loss
 from tests import close
+
+LANGUAGE = principles.LANGUAGE
 
 
 def test_worked_log_odds():
@@ -24,10 +29,12 @@ def test_worked_log_odds():
 
 def test_principles_and_their_signs():
     prompts, replies = text.draw_behaviour(jax.random.key(0), 400)
-    scores = np.asarray(principles.qualities(prompts, replies))
+    scores = np.asarray(principles.qualities(LANGUAGE, prompts, replies))
     for quality, cut in enumerate(principles.CUTS):
         wanted, unwanted = (
-            principles.satisfied(prompts, replies, jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2)))
+            principles.satisfied(
+                LANGUAGE, prompts, replies, jnp.broadcast_to(jnp.array([[quality, sign]], jnp.int32), (400, 2))
+            )
             for sign in (principles.WANTED, principles.UNWANTED)
         )
         np.testing.assert_array_equal(wanted, scores[:, quality] > cut)
@@ -37,42 +44,129 @@ def test_principles_and_their_signs():
     assert len(drawn) == 10 and not drawn & set(principles.HELD_OUT)
 
 
+def test_consensus_spans_and_balance_against_loops():
+    rng = np.random.default_rng(0)
+    phrases = rng.normal(size=(60, 3, 4)) * 0.4 + rng.normal(size=(60, 1, 4)) * 2
+    verdicts = rng.choice([principles.YES, principles.NO, principles.PARTLY], (60, 3), p=[0.7, 0.2, 0.1])
+    found = principles.consensus(jnp.asarray(phrases, jnp.float32), jnp.asarray(verdicts, jnp.int32))
+    expected = []
+    for row, words in zip(phrases, verdicts.tolist(), strict=True):
+        near = min(a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a in row for b in row)
+        expected.append(near >= 0.8 and len(set(words)) == 1 and words[0] != principles.PARTLY)
+    assert found.tolist() == expected and 5 < sum(expected) < 55
+    label, kept = rng.random(50) < 0.7, rng.random(50) < 0.6
+    chosen = np.asarray(principles.balanced(jnp.asarray(label), jnp.asarray(kept)))
+    least = min((label & kept).sum(), (~label & kept).sum())
+    assert not (chosen & ~kept).any() and (chosen & label).sum() == (chosen & ~label).sum() == least
+    for side in (label & kept, ~label & kept):
+        np.testing.assert_array_equal(np.flatnonzero(side)[:least], np.flatnonzero(chosen & side))
+
+
+def test_phrases_of_one_meaning_are_near_and_of_the_other_sign_opposite():
+    every = jnp.asarray([(q, w) for q in range(6) for w in (0, 1)], jnp.int32)
+    many = jnp.stack([principles.vectors(principles.in_words(every, k)) for k in range(6)], axis=1)  # [12, 6, 8]
+    near = np.asarray(jnp.einsum("aid,bjd->abij", many, many))
+    for a, b in itertools.product(range(12), repeat=2):
+        if a == b:
+            assert near[a, b].min() >= 0.8, "the threshold of the filter knows them as one"
+        else:
+            assert near[a, b].max() < 0.6
+    assert near[0, 1].max() < -0.8
+
+
 @pytest.mark.slow
 def test_consensus_makes_labels_cleaner():
-    votes = jnp.array([[True, True, True], [True, False, True], [False, False, False]])
-    assert principles.agreed(votes).tolist() == [True, False, True]
-    named, prompts, replies, label, weight = principles.draw_judgements(jax.random.key(0), 4000)
-    truth = np.asarray(principles.satisfied(prompts, replies, named))
+    found = principles.draw_judgements(LANGUAGE, jax.random.key(0), 6000)
+    named, words, prompts, replies, label, weight = found
+    np.testing.assert_array_equal(principles._read_back(words), named)
+    truth = np.asarray(principles.satisfied(LANGUAGE, prompts, replies, named))
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
-    close.assert_share(kept.mean(), 0.8**3 + 0.2**3, 4000)
-    close.assert_share(right.mean(), 0.8, 4000)
-    close.assert_share(right[kept].mean(), 0.8**3 / (0.8**3 + 0.2**3), kept.sum())
-    assert bool((principles.draw_judgements(jax.random.key(0), 50, keep=principles.anyhow)[4] == 1).all())
+    assert 0.15 < kept.mean() < 0.4, "three must agree on principle and verdict, and the span must have been written"
+    assert right[kept].mean() > 0.95 > 0.8 > right.mean() > 0.55
+    close.assert_near(np.asarray(label)[kept].mean(), 0.5)
+    loose = principles.draw_judgements(LANGUAGE, jax.random.key(0), 500, keep=principles.anyhow)
+    assert float(loose[5].mean()) > 0.6
+
+
+def test_reports_and_what_they_earn():
+    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(0), 3000)
+    yes, readable = principle_critic.said(LANGUAGE, reports)
+    words, first = np.asarray(asked[:, -2:]) - 32, LANGUAGE.reading.first
+    assert first == 32
+    assert readable.all() and (np.asarray(reports[:, 3]) == principles.CRITIC.end).all()
+    quality = words[:, 1] // principles.SYNONYMS
+    np.testing.assert_array_equal(reports[:, 0], first + principles.SYNONYMS * quality)
+    wanted = (words[:, 0] - principles.SIGNS) // principles.SIGN_WORDS == principles.WANTED
+    levels = np.asarray(reports[:, 1]) - first - principles.LEVEL
+    np.testing.assert_array_equal(yes, (levels / 4 > np.array(principles.CUTS)[quality]) == wanted)
+    scores = np.asarray(principles.qualities(LANGUAGE, asked[:, :3], asked[:, 3:15]))[np.arange(3000), quality]
+    close.assert_share((levels == np.round(scores * 4)).mean(), 0.7 + 0.3 / 5, 3000)
+    label, odds = jnp.asarray([True, True, False]), jnp.log(jnp.asarray([4.0, 4.0, 4.0]))
+    said = jnp.asarray([[35, 60, 54, 62], [35, 60, 55, 62], [35, 62, 62, 62]], jnp.int32)
+    assert principle_critic.matches(LANGUAGE, odds, said, label).tolist() == [1.0, 0.0, 0.0]
+    close.assert_near(principle_critic.shaded(LANGUAGE, odds, said, label), [-0.2, -0.2, -1.0])
+
+
+@pytest.mark.slow
+def test_the_odds_of_a_verdict_are_read_behind_the_report():
+    critic = principles.CRITIC.policy.init(jax.random.key(0))
+    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(1), 6)
+    odds = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports)
+    logp = []
+    for word in (principles.YES, principles.NO):
+        said = reports.at[:, principle_critic.VERDICT].set(32 + word)
+        logp.append(strings.token_logp(principles.CRITIC, critic, asked, said)[:, principle_critic.VERDICT])
+    close.assert_near(odds, logp[0] - logp[1])
+    # what stands in the place of the verdict and behind it does not matter; the level before it does
+    close.assert_near(principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 2:].set(3)), odds)
+    other = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 1].set(32 + principles.LEVEL))
+    assert float(jnp.abs(other - odds).max()) > 1e-3
+    params = {"generative": critic}
+    one = principle_critic.proxy(1, 0)(LANGUAGE, params, asked[:, :3], asked[:, 3:15])
+    many = principle_critic.proxy(1, 0, samples=3)(LANGUAGE, params, asked[:, :3], asked[:, 3:15])
+    assert one.shape == many.shape == (6,) and np.isfinite(many).all()
+
+
+@pytest.mark.slow
+def test_a_phrase_as_a_vector_turns_with_its_sign():
+    params = {"reward": attribute_rewards.init_reward(LANGUAGE, jax.random.key(0), outputs=principles.WIDTH)}
+    prompts, replies = text.draw_behaviour(jax.random.key(1), 5)
+    found = np.asarray(attribute_rewards.scores(LANGUAGE, params["reward"], prompts, replies), np.float64)
+    words = principles.named(2, principles.WANTED, 5)
+    expected = (found * np.asarray(principles.vectors(words), np.float64)).sum(1)
+    wanted, unwanted = (
+        principles.matched_score(LANGUAGE, params, prompts, replies, quality=2, wanted=w) for w in (0, 1)
+    )
+    close.assert_near(wanted, expected)
+    close.assert_near(unwanted, -expected)
 
 
 @pytest.mark.slow
 def test_the_reader_hears_the_principle():
     params = {"reader": principles.READER.policy.init(jax.random.key(0))}
     prompts, replies = text.draw_behaviour(jax.random.key(1), 5)
-    one, other = (principles.score(params, prompts, replies, quality=q) for q in (0, 1))
-    against = principles.score(params, prompts, replies, quality=0, wanted=principles.UNWANTED)
+    one, other = (principles.score(LANGUAGE, params, prompts, replies, quality=q) for q in (0, 1))
+    against = principles.score(LANGUAGE, params, prompts, replies, quality=0, wanted=principles.UNWANTED)
     assert (one != other).all() and (one != against).all()
-    rows = (jnp.zeros((5, 2), jnp.int32), prompts, replies, jnp.ones(5), jnp.zeros(5))
-    value, _ = principles.judgement_loss(params, rows)
+    named = jnp.zeros((5, 2), jnp.int32)
+    rows = (named, principles.in_words(named), prompts, replies, jnp.ones(5), jnp.zeros(5))
+    value, _ = principles.judgement_loss(LANGUAGE, params, rows)
     assert float(value) == 0.0  # nothing kept
 
 
 @pytest.mark.slow
 def test_rankings_of_an_oracle():
     def oracle(quality, wanted):
-        sign = 1.0 if wanted == principles.WANTED else -1.0
-        return lambda params, prompts, replies: sign * principles.qualities(prompts, replies)[:, quality]
+        sign = jnp.where(wanted == principles.WANTED, 1.0, -1.0)
+        return lambda task, params, prompts, replies: (
+            sign * principles.qualities(LANGUAGE, prompts, replies)[:, quality]
+        )
 
-    found = principles.ranking(oracle, None, jax.random.key(0))
+    found = principles.ranking(LANGUAGE, None, jax.random.key(0), proxy_of=oracle)
     assert {k: float(v) for k, v in found.items()} == {
         "rank/known": 1.0,
         "rank/held_out": 1.0,
         "rank/longer_is_worse": 1.0,
     }
-    deaf = principles.ranking(lambda quality, wanted: oracle(5, 0), None, jax.random.key(0))
+    deaf = principles.ranking(LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: oracle(5, 0))
     assert float(deaf["rank/known"]) < 0.8

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.reward_models import rlpr
-from experiments.reward_models.parts import free_answers, step_labels
+from experiments.reward_models.parts import free_answers, step_labels, text_answers
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
@@ -64,9 +64,9 @@ def test_repeats_against_a_loop():
 
 def test_other_problems_are_refused():
     with pytest.raises(UserError, match="chains alone"):
-        free_answers.make_free(recipes.OnlineSettings(data="countdown"))
+        text_answers.make_free(recipes.OnlineSettings(data="countdown"))
     with pytest.raises(UserError, match="right steps"):
-        step_labels.make_stepped(recipes.OnlineSettings(data="rows.jsonl"))
+        step_labels.make_stepped(recipes.OnlineSettings(data="countdown"))
 
 
 def _text(free, tokens, keep):

@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import safe_grpo
+from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.reward import label_regression_loss
 from jaxrl_llm.rewards import combine
@@ -53,3 +56,33 @@ def test_regression_leaves_missing_labels_out():
     slope = jax.grad(lambda p: jnp.sum(label_regression_loss(p, targets, there).loss))(predicted)
     close.assert_near(slope, [[-1.0, 0.0], [0.2, 0.4]])
     assert float(label_regression_loss(predicted, targets, there & False).loss[0]) == pytest.approx(0.0)
+
+
+def test_raters_and_what_is_missing():
+    prompts, responses, labels, there = safe_grpo.draw_rated(safe_grpo.honest)(text.LANGUAGE, jax.random.key(0), 500)
+    truth = text.attributes(prompts, responses)[:, :4]
+    assert 0.86 < float(there.mean()) < 0.94 and float(jnp.abs(labels - truth).mean()) < 0.1
+    lengths = np.array([sum(1 for t in row if t != text.END) for row in np.asarray(responses).tolist()])
+    fooled = np.asarray(safe_grpo.by_length(text.LANGUAGE, prompts, responses))
+    close.assert_near(fooled[:, 3], lengths / 12)
+    np.testing.assert_array_equal(fooled[:, :3], truth[:, :3])
+    # the head can be hacked only because length goes with actions where it is fitted
+    assert np.corrcoef(lengths, np.asarray(truth)[:, 3])[0, 1] > 0.2
+
+
+@pytest.mark.slow
+def test_the_reward_is_the_weighted_mean_of_bounded_heads():
+    params = {"reward": attribute_rewards.init_reward(text.LANGUAGE, jax.random.key(0), outputs=4)}
+    prompts, replies = text.draw_behaviour(jax.random.key(1), 6)
+    raw = np.asarray(attribute_rewards.scores(text.LANGUAGE, params["reward"], prompts, replies), np.float64)
+    heads = 1 / (1 + np.exp(-raw))
+    close.assert_near(safe_grpo.every_label(text.LANGUAGE, params, prompts, replies), heads)
+    for weights in ((0.25,) * 4, (0.55, 0.15, 0.15, 0.15), (1.0, 0.0, 0.0, 0.0)):
+        found = safe_grpo.weighted(weights)(text.LANGUAGE, params, prompts, replies)
+        close.assert_near(found, heads @ np.array(weights))
+    # a label that is missing pulls at nothing: its head's column has no gradient
+    there = jnp.ones((6, 4), bool).at[:, 2].set(False)
+    rows = (prompts, replies, jnp.full((6, 4), 0.5), there)
+    slope = jax.grad(lambda p: safe_grpo.fit_labels(text.LANGUAGE, p, rows)[0])(params)["reward"]["head"]
+    columns = [float(jnp.abs(x[..., 2]).max()) for x in jax.tree.leaves(slope)]
+    assert columns and not any(columns) and any(float(jnp.abs(x).max()) > 0 for x in jax.tree.leaves(slope))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.planning import utilisation
+from jaxrl_llm.planning import chips, utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.run.records import report
@@ -92,4 +92,4 @@ def test_phases_of_a_run_leave_the_compilation_out():
 
 def test_devices_are_known_by_kind():
     assert jax.devices()[0].device_kind not in utilisation.KINDS
-    assert set(utilisation.KINDS.values()) == {"v4", "v5e", "v5p", "v6e"}
+    assert set(utilisation.KINDS.values()) == {*chips.CHIPS, *chips.GPUS}

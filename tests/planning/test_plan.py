@@ -152,7 +152,8 @@ def test_meetings_are_counted_where_they_are_known():
 def test_bytes_of_a_reshard_are_those_of_the_shardings(family):
     config = _tiny(family=family, **({"experts": Experts(8, 2, 64)} if family == "qwen3_moe" else {}))
     shapes = jax.eval_shape(make_policy(config).init, jax.random.key(0))
-    pairs = [(Sizes(fsdp=8), Sizes(data=8)), (Sizes(2, 2, 2), Sizes(data=2, tensor=4)), (Sizes(fsdp=4, expert=2),) * 2]
+    pairs = [(Sizes(fsdp=8), Sizes(data=8)), (Sizes(2, 2, 2), Sizes(data=2, tensor=4)), (Sizes(fsdp=4, expert=2),) * 2,
+             (Sizes(fsdp=2, context=2, tensor=2), Sizes(data=4, tensor=2))]  # fmt: skip
     for before, after in pairs:
         put = [rules.shardings(shapes, sizes.mesh(jax.devices())) for sizes in (before, after)]
         assert sum(reshard_cost.received(config, before, after)) == moved_bytes(shapes, *put, 2)
@@ -175,6 +176,39 @@ def test_the_search_prefers_what_fits_and_then_the_quickest():
     # 70 B do not fit on sixteen such chips, and the smallest is on top
     large = search.plans(shapes.shape_of("Llama-3-70B"), V5E, WORK)
     assert large[0].peak > V5E.chip.hbm and large[0].peak == min(plan.peak for plan in large)
+
+
+def test_gpus_are_planned_by_the_same_roofline(capsys):
+    """By hand: a token of decode reads the weights and the cache; no TPU's kernels; two machines have the network."""
+    config, eight = shapes.shape_of("Qwen3-8B"), chips.parse("h100:8")
+    work = Work(1024, 1024, 64, 64, group=8)
+    best = search.plans(config, eight, work, train=Sizes(fsdp=8), rollout=Sizes(data=8))[0]
+    read = 2 * config.num_parameters + 8 * 2 * 2 * 36 * 8 * 128 * (1024 + 512)
+    assert best.seconds["decode"] == pytest.approx(1024 * read / 3.35e12, rel=1e-6)
+    assert best.peaks["decode"] - best.peaks["reshard"] != 0 and best.peak < eight.chip.hbm
+    alone = estimate.decode(config, Sizes(data=8), work)
+    masters = sum(estimate.of_the_loop(config, Sizes(fsdp=8), {"decode": 0.0}, work).values())
+    assert best.peaks["decode"] == alone.peak + masters  # one layer's cache is cut out of the stack
+    far = cost.step_seconds(config, chips.parse("h100:16").chip, Sizes(fsdp=16), Sizes(data=16), work)
+    near = cost.step_seconds(config, eight.chip, Sizes(fsdp=16), Sizes(data=16), work)
+    assert far["reshard"] == pytest.approx(9 * near["reshard"])  # 450 GB/s within, 50 GB/s between
+    assert cli.cli(["--model", "Llama-3-70B", "--topology", "h100:8", "--show", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "memory estimated in closed form;" in out and "by the closed form would: h100:32 (" in out
+
+
+def test_rows_of_many_tokens_are_cut_along_context(capsys):
+    """Qwen3-8B at 131,072 tokens: no chip of 64 holds a whole row's activations, an eighth of one fits."""
+    config = dataclasses.replace(shapes.shape_of("Qwen3-8B"), max_positions=131072)
+    work, topology = Work(3072, 128000, 64, 64, group=8), chips.parse("v5p:4x4x4")
+    best = search.plans(config, topology, work)[0]
+    assert best.train.context > 1 and best.train.chips == 64 and best.peak <= search.MARGIN * topology.chip.hbm
+    one, cut = (estimate.update(config, Sizes(fsdp=8, context=n), work, kernels=True) for n in (1, 8))
+    assert cut.working < 0.5 * one.working and cut.arguments == pytest.approx(one.arguments, rel=0.01)
+    long = ["--positions", "131072", "--prompt", "3072", "--response", "128000", "--prompts", "8"]
+    assert cli.cli(["--model", "Qwen3-8B", "--topology", topology.name, "--estimate", "--show", "1", *long]) == 0
+    assert f"train {best.train.spec} in" in capsys.readouterr().out
+    assert all(sizes.context == 1 for sizes in search.train_sizes(config, 64, 4096))
 
 
 def test_given_meshes_are_kept():
@@ -218,9 +252,12 @@ def test_command_where_nothing_fits(capsys):
     [
         (["--model", "x"], "--model x is no folder"),
         (["--model", "Qwen3-8B", "--topology", "v5e"], "'' is no shape of 2 sides"),
+        (["--model", "Qwen3-8B", "--topology", "h100:12"], "is no number of GPUs, at most 8 or a multiple"),
         (["--model", "Qwen3-8B", "--prompt", "0"], "--prompt 0 must be at least 1"),
         (["--model", "Qwen3-8B", "--effort", "2"], "--effort 2 must lie between -1"),
-        (["--model", "Qwen3-8B", "--response", "50000"], "exceed the 40960 positions"),
+        (["--model", "Qwen3-8B", "--response", "50000"], "give --positions N for a model that has been"),
+        (["--model", "Qwen3-8B", "--mesh", "context=8", "--response", "3001"], "context does not divide the 4025"),
+        (["--model", "Qwen3-8B", "--rollout-mesh", "context=8"], "--rollout-mesh context=8: context is of training"),
         (["--model", "Qwen3-8B", "--mesh", "fsdp=3"], "--mesh fsdp=3 has no 8 devices"),
         (["--model", "Qwen3-8B", "--mesh", "rows=8"], "--mesh rows=8: give data=N"),
         (

@@ -100,9 +100,9 @@ def _try(pool, name, outside):
     return None
 
 
-def _serves(pool):
+def _serve(pool):
     ran = pool.run("import os\nprint(len('four'), sorted(os.listdir('.')))")
-    return (ran.status, ran.stdout) == ("ok", "4 []\n")
+    assert (ran.status, ran.stdout) == ("ok", "4 []\n"), ran
 
 
 def test_there_are_many_attacks():
@@ -120,7 +120,7 @@ def test_nothing_escapes(sandbox, outside):
     before = _marks(folder / "bait")
     wrong = [found for name in QUICK if (found := _try(sandbox, name, outside)) is not None]
     assert not wrong, wrong
-    assert _serves(sandbox)
+    _serve(sandbox)
     assert (folder / "bait").read_text() == "x" and not os.path.lexists(folder / "escaped")
     assert not pathlib.Path("/dev/shm/escaped").exists()
     assert not held.attributes or (
@@ -149,14 +149,14 @@ SLOW = [n for n, attack in ATTACKS.items() if not attack.promise]
 def test_limits(name, outside, full):
     wrong = _try(full, name, outside)
     assert wrong is None
-    assert _serves(full)
+    _serve(full)
 
 
 @pytest.mark.slow
 def test_limits_on_every_machine(sandbox, outside):
     wrong = [found for name in SLOW if (found := _try(sandbox, name, outside)) is not None]
     assert not wrong, wrong
-    assert _serves(sandbox)
+    _serve(sandbox)
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def test_no_trick_passes(name, full):
 
 def test_after_all_that_right_programs_pass(full):
     assert full.check("def f(x):\n    return x + (1 if x < 5 else 2)", CHECKS).passed == (True, True)
-    assert _serves(full)
+    _serve(full)
 
 
 def test_limits_hold_without_any_help_of_the_kernel(outside):
@@ -232,7 +232,7 @@ def test_limits_hold_without_any_help_of_the_kernel(outside):
         )
         before = _processes(_folders(pool))
         assert pool.run(hidden + "print(os.getpid())").status == "ok"
-        assert _serves(pool)
+        _serve(pool)
         # whoever keeps a run ends after its answer was sent; what hides would sleep for an hour
         assert before and soon(lambda: _processes(_folders(pool)) <= before)
 

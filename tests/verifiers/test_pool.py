@@ -126,9 +126,11 @@ def test_switching_verifiers_and_an_empty_batch(pool):
 def test_an_idle_worker_that_died_is_replaced():
     with VerifierPool(workers=1) as pool:
         _judge(pool, "fine")
-        for process in psutil.Process().children():
-            if "jaxrl_llm.verifiers.worker" in " ".join(process.cmdline()):
-                process.kill()
+        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+        mine = [child for child in alive if "jaxrl_llm.verifiers.worker" in " ".join(child.cmdline())]
+        assert mine
+        for process in mine:
+            process.kill()
         time.sleep(0.1)
         verdicts = [_judge(pool, "fine", "fine").verdicts[1].value for _ in range(2)]
     assert verdicts[-1] == 1.0

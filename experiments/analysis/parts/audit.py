@@ -3,6 +3,8 @@
 Higher scores are more suspicious; every function is pure. They are meant for models and traces of one's own.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -86,6 +88,24 @@ def head_changes(params: Params, reference: Params, *, heads: int) -> Float[Arra
     split = (layers, heads, -1)
     change = jnp.sqrt(jnp.sum((new - old).reshape(split) ** 2, axis=2))
     return change / jnp.maximum(jnp.sqrt(jnp.sum(old.reshape(split) ** 2, axis=2)), 1e-12)
+
+
+def head_activity(
+    hidden: Callable[..., Array], params: Params, rows: tuple[Array, ...], *, heads: int
+) -> Float[Array, "L H"]:
+    """How far the last hidden state moves without each attention head, mean norm over tokens.
+
+    Args:
+      hidden: ``(params, *rows) -> [N, T, D]``.
+    """
+    layers = params["layers"]["o"].shape[0]
+    whole = hidden(params, *rows)
+
+    def without(index):
+        chosen = (jnp.arange(layers * heads) == index).reshape(layers, heads)
+        return jnp.mean(jnp.sqrt(jnp.sum((hidden(without_heads(params, chosen), *rows) - whole) ** 2, axis=-1)))
+
+    return jax.lax.map(without, jnp.arange(layers * heads, dtype=jnp.int32)).reshape(layers, heads)
 
 
 def without_heads(params: Params, chosen: Bool[Array, "L H"]) -> Params:

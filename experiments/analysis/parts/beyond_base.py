@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Metrics, Params
 
-WORLD = running_sums.WORLD
+OWN_ROWS = "experiments.analysis.parts.text_pool"  # opens ``Pool`` of problems of one's own
 POOL = (0, 1, 2)  # how many of the first digits are 0: the more, the easier
 EASY = (2,)
 
@@ -34,6 +35,28 @@ def right(prompts: Array, responses: Array) -> Array:
     [True, False]
     """
     return jnp.all(responses == toy.solution(prompts), axis=1)
+
+
+def easy(prompts: Array) -> Array:
+    """Problems of the easiest kind."""
+    return prompts[:, 1] == 0
+
+
+class Pool(NamedTuple):
+    """Problems of several difficulties, which the base has seen attempts at: sums, or problems of one's own.
+
+    ``draw_problems(key, n, kinds)`` draws of these kinds, the highest the easiest; ``right`` is of whole answers.
+    """
+
+    world: strings.World
+    draw_problems: Callable[..., Array]
+    right: Callable[[Array, Array], Array]
+    solution: Callable[[Array], Array]
+    draw_attempts: Callable[..., tuple[Array, Array]]
+    easy: Callable[[Array], Array]
+
+
+SUMS = Pool(running_sums.WORLD, draw_problems, right, toy.solution, toy.draw_attempts, easy)
 
 
 def expansion(base: Int[Array, " N"], trained: Int[Array, " N"]) -> tuple[Float[Array, ""], Float[Array, ""]]:
@@ -57,9 +80,9 @@ def expansion(base: Int[Array, " N"], trained: Int[Array, " N"]) -> tuple[Float[
 
 
 @lru_cache(maxsize=4)
-def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
+def make_start(task: Pool, *, steps: int) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: the policy and, frozen, the base that it was."""
-    init = strings.make_base(WORLD, toy.draw_attempts, steps=steps, learning_rate=5e-3)
+    init = strings.make_base(task.world, task.draw_attempts, steps=steps, learning_rate=5e-3)
 
     def both(key):
         base = init(key)
@@ -68,31 +91,34 @@ def make_start(*, steps: int) -> Callable[[Key], dict[str, Params]]:
     return both
 
 
-def teacher_stage(*, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
+def teacher_stage(task: Pool, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
     """Imitation of right solutions of fresh problems."""
-    loss = strings.make_imitation(WORLD, "policy")
-    return strings.table_stage(_solutions, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+    loss = strings.make_imitation(task.world, "policy")
+    sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
+    return strings.table_stage(strings.bound(_solutions, task), loss, **sizes)
 
 
-def _solutions(params: Params, key: Key) -> tuple[Array, Array, Array]:
-    prompts = draw_problems(key, 2048)
-    return prompts, toy.solution(prompts), jnp.ones((2048,), bool)
+def _solutions(task: Pool, params: Params, key: Key) -> tuple[Array, Array, Array]:
+    prompts = task.draw_problems(key, 2048)
+    return prompts, task.solution(prompts), jnp.ones((2048,), bool)
 
 
-def _right(params: Params, prompts: Array, key: Key, samples: int) -> Array:
-    drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
-    found = right(jnp.repeat(prompts, samples, axis=0), drawn)
+def _right(task: Pool, params: Params, prompts: Array, key: Key, samples: int) -> Array:
+    drawn = strings.sample(task.world, params, prompts, key, samples=samples)
+    found = task.right(jnp.repeat(prompts, samples, axis=0), drawn)
     return jnp.sum(found.reshape(-1, samples).astype(jnp.int32), axis=1)
 
 
 @lru_cache(maxsize=4)
-def make_measure(*, problems: int, samples: int) -> Callable[[dict[str, Params], Key], Metrics]:
+def make_measure(task: Pool, *, problems: int, samples: int) -> Callable[[dict[str, Params], Key], Metrics]:
     """Expansion, shrinkage, accuracy and pass@``samples`` on fresh problems; base and policy draw with own keys."""
 
     def measure(params, key):
         keys = jax.random.split(key, 3)
-        prompts = draw_problems(keys[0], problems)
-        base, now = (_right(params[name], prompts, k, samples) for name, k in (("base", keys[1]), ("policy", keys[2])))
+        prompts = task.draw_problems(keys[0], problems)
+        base, now = (
+            _right(task, params[name], prompts, k, samples) for name, k in (("base", keys[1]), ("policy", keys[2]))
+        )
         grown, shrunk = expansion(base, now)
         return {
             "eval/expansion": grown,
@@ -100,7 +126,7 @@ def make_measure(*, problems: int, samples: int) -> Callable[[dict[str, Params],
             "eval/accuracy": reduce.scalars(now.astype(jnp.float32) / samples),
             "eval/pass": reduce.scalars((now > 0).astype(jnp.float32)),
             "eval/never": reduce.scalars((base == 0).astype(jnp.float32)),
-            "eval/easy": reduce.scalars(now.astype(jnp.float32) / samples, prompts[:, 1] == 0),
+            "eval/easy": reduce.scalars(now.astype(jnp.float32) / samples, task.easy(prompts)),
         }
 
     return measure

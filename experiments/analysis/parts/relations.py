@@ -28,6 +28,7 @@ CELLS = ((2, 1), (2, 2), (3, 2), (3, 3), (4, 2), (5, 2), (6, 2), (6, 3))  # (edg
 NEAR = 3  # edges of the longest path in training
 TRAINED = ((1, 1), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (3, 3))
 Maker = Callable[[], Calculus]
+OWN_ROWS = "experiments.analysis.parts.text_relations"  # opens ``Questions`` of problems of one's own
 
 
 @lru_cache(maxsize=2)
@@ -99,13 +100,13 @@ def _direct(make: Maker, key: Key, n: int) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=2)
-def worked(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
+def draw_worked(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
     """``draw(key, n)``: training puzzles with their scratchpads."""
     return partial(_worked, make)
 
 
 @lru_cache(maxsize=2)
-def direct(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
+def draw_direct(make: Maker) -> Callable[[Key, int], tuple[Array, Array]]:
     """``draw(key, n)``: training puzzles with the answer alone."""
     return partial(_direct, make)
 
@@ -119,7 +120,7 @@ def answer_of(responses: Array) -> Array:
 
 
 @lru_cache(maxsize=8)
-def _measure(make: Maker, given_of: Callable[..., Array], draws: int) -> Callable[[Params, Key], Metrics]:
+def _measure(make: Maker, draws: int, *, given_of: Callable[..., Array]) -> Callable[[Params, Key], Metrics]:
     tables = [make_table(make, (cell,), draws, 1 + k) for k, cell in enumerate(CELLS)]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x), *tables)
     size = len(make().names)
@@ -151,16 +152,57 @@ def _folded(make: Maker, prompts: Array, params: Params, key: Key) -> Array:
     return jnp.asarray([_solved(make, row) for row in np.asarray(prompts)], jnp.int32)
 
 
-def make_measure(make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
-    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer."""
-    return _measure(make, _sampled, draws)
-
-
-def make_solver_measure(make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
-    """``make_measure`` of the answers of the solver, which reads no parameters."""
-    return _measure(make, _folded, draws)
-
-
 def _solved(make: Maker, prompt: np.ndarray) -> int:
     paths = [[int(x) for x in row if x != FILL] for row in prompt.reshape(PATHS, EDGES)]
     return qualitative_calculi.solved(make, [path for path in paths if path])
+
+
+# ------------------------------------------------------------------ what the experiment is given
+
+
+class Questions(NamedTuple):
+    """Questions of several sizes of a calculus: the puzzles of this module, or problems of one's own.
+
+    ``world(make)`` is the decoder; ``worked(make)`` and ``direct(make)`` are ``draw(key, n)`` of training questions
+    with their scratchpads or with the answer alone; ``asked(make) -> (prompts [N, P], right(responses, rows) -> [B])``
+    is a table of them; ``measured(make, draws)`` and ``solved(make, draws)`` measure samples of a policy, and the
+    answers of a solver.
+    """
+
+    world: Callable[[Maker], strings.World]
+    worked: Callable[[Maker], Callable[..., tuple[Array, Array]]]
+    direct: Callable[[Maker], Callable[..., tuple[Array, Array]]]
+    asked: Callable[[Maker], tuple[Array, Callable[[Array, Array], Array]]]
+    measured: Callable[[Maker, int], Callable[[Params, Key], Metrics]]
+    solved: Callable[[Maker, int], Callable[[Params, Key], Metrics]]
+
+
+def asked(make: Maker) -> tuple[Array, Callable[[Array, Array], Array]]:
+    """Training puzzles and whether responses to them are right."""
+    table = make_table(make, TRAINED, TABLE, 0)
+    return table.prompts, lambda responses, rows: answer_of(responses) == table.answers[rows]
+
+
+def worked(questions: Questions, make: Maker) -> Callable[..., tuple[Array, Array]]:
+    """Questions with their work."""
+    return questions.worked(make)
+
+
+def direct(questions: Questions, make: Maker) -> Callable[..., tuple[Array, Array]]:
+    """Questions with the answer alone."""
+    return questions.direct(make)
+
+
+def make_measure(questions: Questions, make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+    """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer."""
+    return questions.measured(make, draws)
+
+
+def make_solver_measure(questions: Questions, make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+    """``make_measure`` of what is right, which reads no parameters."""
+    return questions.solved(make, draws)
+
+
+PUZZLES = Questions(
+    world, draw_worked, draw_direct, asked, partial(_measure, given_of=_sampled), partial(_measure, given_of=_folded)
+)

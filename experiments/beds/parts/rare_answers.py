@@ -19,7 +19,7 @@ from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.run import bench as benches
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Rewards, Trajectories
+from jaxrl_llm.types import Batch, Rewards, TokenTerms, Trajectories
 
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 12, "prompts_per_step": 6,
@@ -27,7 +27,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
-    "train_problems": 16, "eval_problems": 8, "eval_samples": 2,
+    "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
 
 
@@ -70,12 +70,21 @@ def judge(bench: benches.Bench) -> Callable[[Any, Trajectories], Rewards]:
     return bench.score
 
 
-def build(settings: Settings, *, score: Callable[[Any, Trajectories], Rewards] | None = None,
-          extras: Callable[..., dict[str, Any]] | None = None, **slots: Any) -> Plan:  # fmt: skip
+def build(
+    settings: Settings,
+    *,
+    score: Callable[[Any, Trajectories], Rewards] | None = None,
+    extras: Callable[..., dict[str, Any]] | None = None,
+    terms: Callable[[Array, Batch], TokenTerms] | None = None,
+    estimated: dict[str, Any] | None = None,
+    **slots: Any,
+) -> Plan:
     """Plain REINFORCE with ``A = r - mean of the group``, one update a rollout, without KL, clipping or length terms.
 
     Args:
       score: in the place of the bench's; the measurement keeps the true one.
+      terms: another loss, of ``(logp, batch)``.
+      estimated: slots of ``builders.make_estimate`` that it needs.
       slots: of ``train.online.Online``, for example whose samples train.
     """
     bench = recipes.bench(settings)
@@ -84,11 +93,15 @@ def build(settings: Settings, *, score: Callable[[Any, Trajectories], Rewards] |
     def loss(logp, old_logp, advantages, mask):
         return reinforce_loss(logp, advantages, mask)
 
+    step = builders.make_policy_loss(policy, loss, **same)
+    if terms is not None:
+        step = builders.make_batch_loss(policy, lambda logp, entropy, batch: terms(logp, batch), **same)
+    advantages = builders.per_response(group.group_normalized_advantages)
     rate = optax.linear_schedule(0.0, settings.learning_rate, settings.warmup)
     online = recipes.make_online(
         settings, bench,
-        estimate=builders.make_estimate(policy, builders.per_response(group.group_normalized_advantages), **same),
-        loss=builders.make_policy_loss(policy, loss, **same),
+        estimate=builders.make_estimate(policy, advantages, **same, **(estimated or {})),
+        loss=step,
         tx=optax.adam(rate),
         **({} if score is None else {"score": score}), **slots,
     )  # fmt: skip

@@ -86,8 +86,8 @@ def _measure(identity: tuple, other: Sources, temperature: float, samples: int, 
         parts = jax.jit(rollout), found.heldout, found.heldout_score, samples
         likelihood = jax.jit(lambda params: latent_code_training.likelihood(found.model.policy, params, rows))
 
-        def distinct_of(tokens, mask):
-            return {"eval/distinct": latent_code_training.distinct_fraction(tokens, mask, samples)}
+        def distinct_of(said, rewards):
+            return {"eval/distinct": latent_code_training.distinct_fraction(said.tokens, said.mask, samples)}
 
         def on_host(params, key):
             figures = recipes.measure_on_host(*parts, params, key, more=distinct_of)

@@ -1,53 +1,53 @@
 """Parts of experiments on conduct, over toy preferences: rude tokens, a probe for them, steering."""
 
+from functools import lru_cache
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.parts import preference_strings, strings
-from experiments.parts import preference_task as toy
+from experiments.parts import strings
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import surgery
 from jaxrl_llm import reduce
 from jaxrl_llm.metrics import probes
 from jaxrl_llm.types import Key, Metrics, Params
 
 
-def _unembed(params: Params, hidden: Array) -> Array:
-    if "steer" in params:
-        hidden = hidden - jnp.reshape(params["steer"], (1,) * (hidden.ndim - 1) + (-1,))
-    return preference_strings.WORLD.policy.unembed(params, hidden)
+@lru_cache(maxsize=4)
+def steered_world(world: strings.World) -> strings.World:
+    """The same decoder; a parameter "steer" is taken off the last hidden state."""
+
+    def unembed(params: Params, hidden: Array) -> Array:
+        if "steer" in params:
+            hidden = hidden - jnp.reshape(params["steer"], (1,) * (hidden.ndim - 1) + (-1,))
+        return world.policy.unembed(params, hidden)
+
+    return world._replace(policy=world.policy._replace(unembed=unembed))
 
 
-# the same decoder; a parameter "steer" is taken off the last hidden state
-WORLD = preference_strings.WORLD._replace(policy=preference_strings.WORLD.policy._replace(unembed=_unembed))
-
-
-def features(params: Params, prompts: Array, responses: Array) -> Array:
-    """Mean of the last hidden states over the response, ``[N, D]``."""
-    hidden = WORLD.policy.hidden(params, *strings.whole(WORLD, prompts, responses))
-    return jnp.mean(hidden[:, toy.PROMPT_TOKENS :], axis=1)
-
-
-def politeness_probe(params: Params, key: Key, *, rows: int = 512) -> tuple[Array, Array]:
+def politeness_probe(task: Preferences, params: Params, key: Key, *, rows: int = 512) -> tuple[Array, Array]:
     """``(direction [D], accuracy)`` of a probe of rude against polite responses."""
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), rows)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), rows)
     rude = jnp.arange(rows) % 2 == 0
-    seen = features(params, prompts, toy.draw_politeness(jax.random.fold_in(key, 1), prompts, rude))
+    seen = strings.mean_hidden(
+        task.world, params, prompts, task.draw_politeness(jax.random.fold_in(key, 1), prompts, rude)
+    )
     probe = probes.fit(seen, rude)
     right = (probes.logits(probe, seen) > 0) == rude
     return probe.direction, reduce.scalars(right.astype(jnp.float32))
 
 
-def politeness(params: Params, key: Key) -> Metrics:
+def politeness(task: Preferences, params: Params, key: Key) -> Metrics:
     """Share of rude tokens, true reward without them, and perplexity of polite text."""
-    prompts = toy.draw_prompts(jax.random.fold_in(key, 0), 64)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 64)
     asked = jnp.repeat(prompts, 4, axis=0)
-    responses = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1), samples=4)
-    polite = toy.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros((256,), bool))
-    text = strings.token_logp(WORLD, params, asked, polite)
+    responses = strings.sample(steered_world(task.world), params, prompts, jax.random.fold_in(key, 1), samples=4)
+    polite = task.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros((256,), bool))
+    text = strings.token_logp(steered_world(task.world), params, asked, polite)
     return {
-        "eval/rude": reduce.scalars(toy.is_rude(responses).reshape(-1).astype(jnp.float32)),
-        "eval/gold": reduce.scalars(toy.polite_reward(asked, responses)),
+        "eval/rude": reduce.scalars(task.is_rude(responses).reshape(-1).astype(jnp.float32)),
+        "eval/gold": reduce.scalars(task.polite_reward(asked, responses)),
         "eval/perplexity": jnp.exp(-reduce.scalars(text.reshape(-1))),
     }
 

@@ -1,4 +1,8 @@
-"""Parts of experiments on learned constraints: walks among words, a constraint from demonstrations, CAPO."""
+"""Parts of experiments on learned constraints: walks among words, reward and constraint from demonstrations, CAPO.
+
+Words are read by an encoder that is learned from a corpus and knows nothing of danger: an embedding, which policies of
+all arms have in their token embeddings and constraints have as features.
+"""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -7,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from experiments.parts import strings
 from experiments.preference.parts import zones as toy
-from jaxrl_llm import reduce
+from jaxrl_llm import linalg, reduce
 from jaxrl_llm.advantages import constrained, group
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import preference
@@ -34,6 +38,20 @@ def draw_demonstrations(key: Key) -> tuple[Array, Array, Array]:
     return prompts, walks, toy.violates(prompts, walks)
 
 
+def embed(counts: Float[Array, "W C"], size: int = toy.FEATURES) -> Float[Array, "W F"]:
+    """Words from their contexts: positive pointwise mutual information, its left singular vectors times values.
+
+    ``max(0, log (n_wc n / (n_w n_c)))``. From "Neural Word Embedding as Implicit Matrix Factorization" (Levy and
+    Goldberg, 2014), section 3.3. The directions are known up to their signs.
+    """
+    total = jnp.sum(counts)
+    share = jnp.sum(counts, axis=1, keepdims=True) * jnp.sum(counts, axis=0, keepdims=True) / total
+    seen = counts > 0
+    mutual = jnp.maximum(jnp.where(seen, jnp.log(jnp.where(seen, counts, 1.0) / jnp.maximum(share, 1e-12)), 0.0), 0.0)
+    values, vectors = linalg.eigh(mutual @ mutual.T)
+    return vectors[:, -size:] * jnp.sqrt(jnp.maximum(values[-size:], 0.0))[None, :]
+
+
 def chances(weights: Params, features: Array) -> Array:
     """``c(s)``: a logistic function of what is known of each place, ``[N, M]``."""
     return jax.nn.sigmoid(features @ weights["direction"] + weights["bias"])
@@ -54,23 +72,95 @@ def fit_constraint(features: Callable[..., Array], key: Key, *, steps: int) -> P
     return offline.scan_steps(method, state, steps)[0].params
 
 
-def of_words(prompts: Array, responses: Array) -> Array:
-    """The words' meaning."""
-    return toy.word_features(toy.words_met(prompts, responses)[0])
+def rule_chances(
+    places: Float[Array, "*B F"], rules: Float[Array, "K F"], kept: Bool[Array, " K"], *, scale: float = 12.0,
+    near: float = 0.7,
+) -> Float[Array, "*B"]:  # fmt: skip
+    """``c(s) = 1 - prod_k (1 - kept_k sigmoid(scale (cos(e(s), e(rule_k)) - near)))``: rules "avoid WORD", each of
+    which counts for all words of like meaning."""
+    cosine = _unit(places) @ _unit(rules).T
+    fires = jnp.where(kept, jax.nn.sigmoid(scale * (cosine - near)), 0.0)
+    return 1.0 - jnp.exp(jnp.sum(jnp.log1p(-jnp.minimum(fires, 1.0 - 1e-6)), axis=-1))
+
+
+def _unit(x: Array) -> Array:
+    return x / jnp.maximum(jnp.sqrt(jnp.sum(x**2, axis=-1, keepdims=True)), 1e-12)
+
+
+def keep_rules(order: Array, loss_of: Callable[[Array], Array]) -> Bool[Array, " K"]:
+    """Rules one after another in ``order [K]``, each kept where it lowers the held-out loss of those that are kept.
+
+    From "Learning Natural Language Constraints for Safe Reinforcement Learning of Language Agents", arXiv:2504.03185.
+    Differs from the paper in that the procedure is a reconstruction.
+
+    >>> import jax.numpy as jnp
+    >>> keep_rules(jnp.array([2, 0, 1]), lambda kept: jnp.abs(1.0 - jnp.sum(kept))).tolist()
+    [False, False, True]
+    """
+
+    def step(state, rule):
+        kept, loss = state
+        more = kept.at[rule].set(True)
+        lower = loss_of(more)
+        better = lower < loss
+        return (jnp.where(better, more, kept), jnp.where(better, lower, loss)), None
+
+    none = jnp.zeros(order.shape, bool)
+    return jax.lax.scan(step, (none, loss_of(none)), order)[0][0]
+
+
+def find_rules(embedding: Array, constraint: Params, key: Key) -> Bool[Array, " K"]:
+    """Words that demonstrations have, the most suspicious first, kept as rules by the likelihood of fresh ones."""
+    prompts, walks, bad = draw_demonstrations(key)
+    words, going = toy.words_met(prompts, walks)
+    shown = embedding[: toy.NEW]
+
+    def loss_of(kept):
+        found = rule_chances(embedding[words], shown, kept)
+        return reduce.scalars(constrained.constraint_loss(jnp.maximum(found, 0.01), bad, going).loss)
+
+    return keep_rules(jnp.argsort(-chances(constraint, shown)), loss_of)
+
+
+def irl_loss(weights: Float[Array, " F"], expert: Float[Array, "N F"], own: Float[Array, "M F"]) -> Array:
+    """Maximum-entropy inverse reinforcement learning for ``R_w = w . outcomes``: minus its likelihood's gradient.
+
+    The gradient in ``w`` is ``mean outcomes of the policy - mean outcomes of safe and successful demonstrations``.
+
+    From "Maximum Entropy Inverse Reinforcement Learning" (Ziebart et al., 2008), eq. 6. Differs from it in that the
+    expectation under ``pi_w`` is over rollouts of the policy that is being trained on ``R_w``.
+    """
+    own, expert = (jax.lax.stop_gradient(jnp.mean(x, axis=0)) for x in (own, expert))
+    return jnp.sum(weights * (own - expert))
 
 
 @lru_cache(maxsize=4)
 def make_start(*, base_steps: int, constraint_steps: int) -> Callable[[Key], dict[str, Params]]:
-    """The ``init`` of a plan: a policy that walks blindly, its copy, and constraints by words and by coordinates."""
+    """The ``init`` of a plan: a policy that walks blindly but reads words by the encoder, its copy, constraints by
+    meaning, by rules and by coordinates, and a reward that knows nothing yet."""
     base = strings.make_base(WORLD, toy.draw_walks, steps=base_steps, table=4096, learning_rate=3e-3)
 
     def init(key):
+        embedding = embed(toy.draw_corpus(jax.random.fold_in(key, 3)))
+        fit = jax.random.fold_in(key, 1)
+
+        def meaning(prompts, responses):
+            return embedding[toy.words_met(prompts, responses)[0]]
+
         policy = base(key)
+        width = policy["embed"].shape[1]
+        into = jax.random.normal(jax.random.fold_in(key, 5), (toy.FEATURES, width)) * (0.1 * toy.FEATURES**-0.5)
+        read = policy["embed"].at[: toy.WORDS].add((embedding @ into).astype(policy["embed"].dtype))
+        policy = policy | {"embed": read}
+        words = fit_constraint(meaning, fit, steps=constraint_steps)
         return {
             "policy": policy,
             "reference": jax.tree.map(jnp.copy, policy),
-            "words": fit_constraint(of_words, jax.random.fold_in(key, 1), steps=constraint_steps),
-            "cells": fit_constraint(toy.cell_features, jax.random.fold_in(key, 1), steps=constraint_steps),
+            "embedding": embedding,
+            "words": words,
+            "rules": find_rules(embedding, words, jax.random.fold_in(key, 4)).astype(jnp.float32),
+            "cells": fit_constraint(toy.cell_features, fit, steps=constraint_steps),
+            "goal": jnp.zeros((toy.OUTCOMES,), jnp.float32),
         }
 
     return init
@@ -95,8 +185,16 @@ def _learned(params: Params, features: Array, prompts: Array, walks: Array) -> A
 
 
 def word_cost(params: Params, prompts: Array, walks: Array) -> Array:
-    """The constraint learned from words."""
-    return _learned(params["words"], of_words(prompts, walks), prompts, walks)
+    """The constraint learned from the meaning of words."""
+    words, _ = toy.words_met(prompts, walks)
+    return _learned(params["words"], jax.lax.stop_gradient(params["embedding"])[words], prompts, walks)
+
+
+def rule_cost(params: Params, prompts: Array, walks: Array) -> Array:
+    """The rules written out."""
+    words, going = toy.words_met(prompts, walks)
+    embedding = jax.lax.stop_gradient(params["embedding"])
+    return constrained.violation(rule_chances(embedding[words], embedding[: toy.NEW], params["rules"] > 0.5), going)
 
 
 def cell_cost(params: Params, prompts: Array, walks: Array) -> Array:
@@ -104,43 +202,74 @@ def cell_cost(params: Params, prompts: Array, walks: Array) -> Array:
     return _learned(params["cells"], toy.cell_features(prompts, walks), prompts, walks)
 
 
+# --- the reward of walks ``(params, prompts, walks, given) -> [N]``
+
+
+def given_reward(params: Params, prompts: Array, walks: Array, given: Array) -> Array:
+    """Arrival, as the world pays it."""
+    return given
+
+
+def inferred_reward(params: Params, prompts: Array, walks: Array, given: Array) -> Array:
+    """``w . outcomes`` with the weights of inverse reinforcement learning."""
+    return jax.lax.stop_gradient(toy.outcomes(prompts, walks) @ params["goal"])
+
+
+def draw_experts(key: Key) -> Array:
+    """Outcomes of demonstrations that arrive and are safe, ``[N, 5]``; the others count as another's outcome."""
+    prompts, walks, bad = draw_demonstrations(key)
+    good = ~bad & toy.arrived(prompts, walks)
+    found = toy.outcomes(prompts, walks)
+    mean = jnp.sum(jnp.where(good[:, None], found, 0.0), axis=0) / jnp.maximum(jnp.sum(good.astype(jnp.float32)), 1.0)
+    return jnp.where(good[:, None], found, mean[None])
+
+
 def online_stage(
     cost: Callable[..., Array], *, shifted: bool, penalty: float | None, steps: int, prompts_per_step: int,
-    group_size: int, learning_rate: float, rate: float,
+    group_size: int, learning_rate: float, rate: float, reward: Callable[..., Array] = inferred_reward,
 ) -> Stage:  # fmt: skip
-    """Policy gradient on arrival under a cost: CAPO, or with a fixed ``penalty`` in the reward.
+    """Policy gradient on a reward under a cost: CAPO, or with a fixed ``penalty`` in the reward.
 
-    The multiplier starts at 0 and is raised by ``rate`` times the mean cost of each batch.
+    The multiplier starts at 0 and is raised by ``rate`` times the mean cost of each batch. The reward's weights are
+    inferred in the known world, beside the policy, and stay as they are in the ``shifted`` one.
     """
     base = builders.make_estimate(WORLD.policy, builders.per_response(lambda rewards, ids, valid: rewards))
     loss = builders.make_policy_loss(WORLD.policy, clipped_policy_loss)
 
     def estimate(params, extras, rows, rewards):
-        spent = cost(params, *strings.responses_of(WORLD, rows))
+        walked = strings.responses_of(WORLD, rows)
+        spent, paid = cost(params, *walked), reward(params, *walked, rewards.value)
         normal = group.group_normalized_advantages
         if penalty is None:
-            parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (rewards.value, spent)]
+            parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (paid, spent)]
             value = constrained.lagrangian_advantages(*parts, extras["multiplier"])
         else:
-            value = normal(rewards.value - penalty * spent, rows.group_ids, valid=rewards.valid)
+            value = normal(paid - penalty * spent, rows.group_ids, valid=rewards.valid)
         batch = base(params["policy"], extras, rows, Rewards(value, rewards.valid))
-        return batch._replace(extras={"cost": spent})
+        expert = extras["experts"][: spent.shape[0]]
+        return batch._replace(extras={"cost": spent, "own": toy.outcomes(*walked), "expert": expert})
+
+    def whole_loss(params, batch):
+        value, shown = loss(params["policy"], batch)
+        if not shifted:
+            value = value + irl_loss(params["goal"], batch.extras["expert"], batch.extras["own"])
+        return value, shown
 
     def remember(state: Any, batch: Any, rows: Any, rewards: Any) -> dict[str, Any]:
         raised = constrained.dual_ascent(state.extras["multiplier"], reduce.scalars(batch.extras["cost"]), rate=rate)
-        return state.extras | {"multiplier": raised}
+        # other demonstrations for the next step
+        return state.extras | {"multiplier": raised, "experts": jnp.roll(state.extras["experts"], -64, axis=0)}
 
     online = strings.make_online(
         WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), strings.score_of(WORLD, toy.arrived),
-        estimate=estimate, loss=lambda params, batch: loss(params["policy"], batch), tx=optax.adam(learning_rate),
-        prompts_per_step=prompts_per_step, group_size=group_size, actor=lambda state: state.params["policy"],
-        remember=remember,
+        estimate=estimate, loss=whole_loss, tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step,
+        group_size=group_size, actor=lambda state: state.params["policy"], remember=remember,
     )  # fmt: skip
-    return Stage(online, steps, _multiplier)
+    return Stage(online, steps, _carried)
 
 
-def _multiplier(params: Params, key: Key) -> dict[str, Array]:
-    return {"multiplier": jnp.zeros((), jnp.float32)}
+def _carried(params: Params, key: Key) -> dict[str, Array]:
+    return {"multiplier": jnp.zeros((), jnp.float32), "experts": draw_experts(key)}
 
 
 def _pairs(params: Params, key: Key) -> tuple[Array, ...]:
@@ -184,4 +313,12 @@ def measure(params: dict[str, Params], key: Key) -> Metrics:
             f"{name}/arrived": reduce.scalars(toy.arrived(prompts, walks).astype(jnp.float32)),
             f"{name}/violations": reduce.scalars(toy.violates(prompts, walks).astype(jnp.float32)),
         }
-    return found
+    old, new = slice(toy.DANGER, toy.NEW), slice(toy.NEW, toy.WORDS)
+    suspect = chances(params["words"], params["embedding"])
+    return found | {
+        "rules/kept": jnp.sum(params["rules"]),
+        "rules/right": jnp.sum(params["rules"][old]) / jnp.maximum(jnp.sum(params["rules"]), 1.0),
+        "constraint/new": jnp.mean(suspect[new]),
+        "constraint/harmless": jnp.mean(suspect[: toy.DANGER]),
+        "goal/arrival": params["goal"][0] / jnp.maximum(jnp.sqrt(jnp.sum(params["goal"] ** 2)), 1e-12),
+    }

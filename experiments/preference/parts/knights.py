@@ -6,14 +6,19 @@ role for each person, ``END``. Every puzzle has one solution; puzzles of trainin
 """
 
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from experiments.parts import strings
+
+OWN_ROWS = "experiments.preference.parts.text_rules"  # opens ``Puzzles`` of problems of one's own
 MOST = 4
 KNIGHT, KNAVE, PERSON, COUNT = 0, 1, 2, 6  # people are 2 .. 5, counts of people 6 .. 10
 IS_KNIGHT, IS_KNAVE, SAME, DIFFERENT, MARK, BLANK, END = range(11, 18)
@@ -149,3 +154,18 @@ def draw_untidy(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"
     place = jnp.arange(RESPONSE_TOKENS)[None, :]
     blot = jnp.where(chance[1] < 0.1, place == 0, (chance[1] < 0.2) & (place == 2))
     return prompts, jnp.where(blot, BLANK, responses)
+
+
+class Puzzles(NamedTuple):
+    """Problems of several sizes whose answers have levels by rules: the puzzles of this module, or one's own."""
+
+    world: strings.World
+    draw_puzzles: Callable[..., tuple[Array, Array]]
+    rule_levels: Callable[[Array, Array], Array]
+    draw_untidy: Callable[..., tuple[Array, Array]]
+
+
+PUZZLES = Puzzles(
+    strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, end=END, width=64, layers=2, heads=4),
+    draw_puzzles, rule_levels, draw_untidy,
+)  # fmt: skip

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.parts import preference_strings, strings
-from experiments.parts import preference_task as toy
+from experiments.parts import strings
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.types import Key
 
-WORLD, CANDIDATES, EXAMPLES = preference_strings.WORLD, 4, 3
+CANDIDATES, EXAMPLES = 4, 3
 NOISE, LEFT = 4.0, 0.1  # deviation of the ranker's error without help, and the share of it that perfect examples leave
 PEOPLE = 3.0  # deviation of the error of those who wrote the fixed examples
 
@@ -51,11 +51,11 @@ def deviation(examples: Array) -> Array:
     return NOISE * (1.0 - (1.0 - LEFT) * mean)
 
 
-def fixed_examples(key: Key) -> Array:
+def fixed_examples(task: Preferences, key: Key) -> Array:
     """Quality of the demonstrations that people wrote once and for all: rankings of the data with their own errors."""
-    prompts = jnp.repeat(toy.draw_prompts(jax.random.fold_in(key, 0), EXAMPLES), CANDIDATES, axis=0)
-    responses = toy.draw_responses(jax.random.fold_in(key, 1), prompts)
-    gold = toy.gold_reward(prompts, responses).reshape(EXAMPLES, CANDIDATES)
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), EXAMPLES), CANDIDATES, axis=0)
+    responses = task.draw_responses(jax.random.fold_in(key, 1), prompts)
+    gold = task.gold_reward(prompts, responses).reshape(EXAMPLES, CANDIDATES)
     order = jnp.argsort(-(gold + PEOPLE * jax.random.normal(jax.random.fold_in(key, 2), gold.shape)), axis=1)
     return jax.vmap(quality)(jnp.take_along_axis(gold, order, axis=1), jnp.ones(gold.shape, bool))
 
@@ -84,16 +84,18 @@ def shuffled(black: Array, white: Array, key: Key) -> tuple[Array, Array]:
 
 
 @lru_cache(maxsize=8)
-def make_rows(prompts: int, example: Callable):
+def make_rows(task: Preferences, prompts: int, example: Callable):
     """Ranked candidates; the ranker meets the prompts one after another and remembers its last examples."""
 
     def rows(params, key):
-        asked, given = toy.draw_behaviour(jax.random.fold_in(key, 0), prompts)
-        drawn = strings.sample(WORLD, params["policy"], asked, jax.random.fold_in(key, 1), samples=CANDIDATES - 1)
+        asked, given = task.draw_behaviour(jax.random.fold_in(key, 0), prompts)
+        drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 1), samples=CANDIDATES - 1)
         four = jnp.concatenate([drawn.reshape(prompts, CANDIDATES - 1, -1), given[:, None]], axis=1)
         flat, many = four.reshape(prompts * CANDIDATES, -1), jnp.repeat(asked, CANDIDATES, axis=0)
-        gold = toy.gold_reward(many, flat).reshape(prompts, CANDIDATES)
-        white = jnp.argsort(-strings.sum_logp(WORLD, params["policy"], many, flat).reshape(prompts, CANDIDATES), axis=1)
+        gold = task.gold_reward(many, flat).reshape(prompts, CANDIDATES)
+        white = jnp.argsort(
+            -strings.sum_logp(task.world, params["policy"], many, flat).reshape(prompts, CANDIDATES), axis=1
+        )
 
         def judge(examples, row):
             gold, white, key = row

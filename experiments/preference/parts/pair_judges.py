@@ -1,7 +1,7 @@
 """Pairwise judges of toy preferences: a decoder that reads a prompt and two responses and says which is better."""
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.ranking import verdict_loss
@@ -18,14 +19,10 @@ from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Metrics, Params
 
-FIRST, SECOND, ASK = toy.VOCABULARY, toy.VOCABULARY + 1, toy.VOCABULARY + 2  # verdicts, and the token before them
+ASK = toy.VOCABULARY + 2  # behind the two verdicts: the question
 WIDTH = 64
 WORLD = strings.make_world(
     toy.VOCABULARY + 3, toy.PROMPT_TOKENS + 2 * toy.RESPONSE_TOKENS + 1, 1, width=WIDTH, layers=2, heads=4
-)
-# the same decoder as a model of single responses: what every judge was before it was one
-PRETRAINED = WORLD._replace(
-    prompt_tokens=toy.PROMPT_TOKENS, response_tokens=toy.RESPONSE_TOKENS, end=toy.VOCABULARY + 3
 )
 
 
@@ -33,67 +30,6 @@ def _hidden(model: Params, prompts: Array, first: Array, second: Array) -> Array
     asked = jnp.concatenate([prompts, first, second, jnp.full((prompts.shape[0], 1), ASK, jnp.int32)], axis=1)
     positions = jnp.broadcast_to(jnp.arange(asked.shape[1], dtype=jnp.int32)[None, :], asked.shape)
     return WORLD.policy.hidden(model, asked, positions, jnp.ones_like(asked))[:, -1]
-
-
-def generated(judge: Params, prompts: Array, first: Array, second: Array) -> Array:
-    """Score of "the first": difference of the logits of the two verdict tokens, ``[N]``."""
-    logits = WORLD.policy.unembed(judge["model"], _hidden(judge["model"], prompts, first, second))
-    return logits[:, FIRST] - logits[:, SECOND]
-
-
-def discriminated(judge: Params, prompts: Array, first: Array, second: Array) -> Array:
-    """The same from a linear head on the last hidden state."""
-    hidden = _hidden(judge["model"], prompts, first, second)
-    return heads.apply_head(judge["head"], hidden[:, None])[:, 0, 0]
-
-
-def pairwise_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
-    """The verdict loss of a pairwise score in both orders, ``[B]``."""
-    prompts, won, lost = batch
-    both = score(params, jnp.tile(prompts, (2, 1)), jnp.concatenate([won, lost]), jnp.concatenate([lost, won]))
-    return verdict_loss(*jnp.split(both, 2), consistency=consistency).loss
-
-
-def scalar_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
-    """Bradley-Terry, ``[B]``: a difference of scalars has no order to be inconsistent about."""
-    return -jax.nn.log_sigmoid(score(params, *batch))
-
-
-def fit(
-    score: Callable[..., Array], terms: Callable[..., Array], model: Params, pairs: toy.Pairs, key: Key, *, steps: int,
-    consistency: float, rows_per_step: int = 64,
-) -> Params:  # fmt: skip
-    """A judge ``{"model", "head"}`` that starts from a trained ``model`` and reads labelled pairs."""
-
-    def loss(params, extras, batch):
-        return reduce.scalars(terms(score, params, batch, consistency)), {}
-
-    first = {"model": model, "head": heads.init_head(WIDTH, key, scale=WIDTH**-0.5)}
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or 2e-3))
-    state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
-    return offline.scan_steps(method, state, steps)[0].params
-
-
-def accuracy(score: Callable[..., Array], judge: Params, key: Key) -> Metrics:
-    """Accuracy in both orders and swap inconsistency on fresh pairs ordered by the true reward."""
-    pairs = toy.draw_pairs(key, 256)
-    gap = toy.gold_reward(pairs.prompts, pairs.chosen) - toy.gold_reward(pairs.prompts, pairs.rejected)
-    scores = score(judge, pairs.prompts, pairs.chosen, pairs.rejected)
-    swapped = score(judge, pairs.prompts, pairs.rejected, pairs.chosen)
-    right = 0.5 * (((scores > 0) == (gap > 0)).astype(jnp.float32) + ((swapped < 0) == (gap > 0)).astype(jnp.float32))
-    off = jnp.abs(jax.nn.sigmoid(scores) + jax.nn.sigmoid(swapped) - 1.0)
-    return {"judge/accuracy": reduce.scalars(right, gap != 0), "judge/inconsistency": reduce.scalars(off)}
-
-
-def scalar(judge: Params, prompts: Array, responses: Array) -> Array:
-    """A Bradley-Terry reward at the last token, ``[N]``."""
-    rows = strings.whole(PRETRAINED, prompts, responses)
-    return heads.sequence_rewards(judge["head"], WORLD.policy.hidden(judge["model"], *rows), rows.segment_ids)
-
-
-def bradley_terry(judge: Params, prompts: Array, first: Array, second: Array) -> Array:
-    """A scalar reward model as a pairwise score: it has no position to prefer."""
-    return scalar(judge, prompts, first) - scalar(judge, prompts, second)
 
 
 def offset(prompts: Array) -> Array:
@@ -114,6 +50,82 @@ def anchor_response(prompts: Array) -> Array:
     return toy.FIRST + kind + 4 * (column % 5)
 
 
+STRINGS = toy.STRINGS._replace(
+    judging=toy.Judging(
+        WORLD.policy, _hidden, WIDTH, (toy.VOCABULARY, toy.VOCABULARY + 1),
+        # the same decoder as a model of single responses: what every judge was before it was one
+        WORLD._replace(
+            prompt_tokens=toy.PROMPT_TOKENS, response_tokens=toy.RESPONSE_TOKENS, end=toy.VOCABULARY + 3
+        ),
+        anchor_response, offset,
+    )
+)  # fmt: skip
+
+
+def generated(task: Preferences, judge: Params, prompts: Array, first: Array, second: Array) -> Array:
+    """Score of "the first": difference of the logits of the two verdict tokens, ``[N]``."""
+    logits = task.judging.policy.unembed(judge["model"], task.judging.hidden(judge["model"], prompts, first, second))
+    return logits[:, task.judging.verdicts[0]] - logits[:, task.judging.verdicts[1]]
+
+
+def discriminated(task: Preferences, judge: Params, prompts: Array, first: Array, second: Array) -> Array:
+    """The same from a linear head on the last hidden state."""
+    hidden = task.judging.hidden(judge["model"], prompts, first, second)
+    return heads.apply_head(judge["head"], hidden[:, None])[:, 0, 0]
+
+
+def pairwise_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
+    """The verdict loss of a pairwise score in both orders, ``[B]``."""
+    prompts, won, lost = batch
+    both = score(params, jnp.tile(prompts, (2, 1)), jnp.concatenate([won, lost]), jnp.concatenate([lost, won]))
+    return verdict_loss(*jnp.split(both, 2), consistency=consistency).loss
+
+
+def scalar_terms(score: Callable[..., Array], params: Params, batch: toy.Pairs, consistency: float) -> Array:
+    """Bradley-Terry, ``[B]``: a difference of scalars has no order to be inconsistent about."""
+    return -jax.nn.log_sigmoid(score(params, *batch))
+
+
+def fit(
+    task: Preferences,
+    score: Callable[..., Array], terms: Callable[..., Array], model: Params, pairs: toy.Pairs, key: Key, *, steps: int,
+    consistency: float, rows_per_step: int = 64,
+) -> Params:  # fmt: skip
+    """A judge ``{"model", "head"}`` that starts from a trained ``model`` and reads labelled pairs."""
+
+    def loss(params, extras, batch):
+        return reduce.scalars(terms(partial(score, task), params, batch, consistency)), {}
+
+    first = {"model": model, "head": heads.init_head(task.judging.width, key, scale=task.judging.width**-0.5)}
+    method = Offline(
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or 2e-3)
+    )
+    state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
+    return offline.scan_steps(method, state, steps)[0].params
+
+
+def accuracy(task: Preferences, score: Callable[..., Array], judge: Params, key: Key) -> Metrics:
+    """Accuracy in both orders and swap inconsistency on fresh pairs ordered by the true reward."""
+    pairs = task.draw_pairs(key, 256)
+    gap = task.gold_reward(pairs.prompts, pairs.chosen) - task.gold_reward(pairs.prompts, pairs.rejected)
+    scores = score(task, judge, pairs.prompts, pairs.chosen, pairs.rejected)
+    swapped = score(task, judge, pairs.prompts, pairs.rejected, pairs.chosen)
+    right = 0.5 * (((scores > 0) == (gap > 0)).astype(jnp.float32) + ((swapped < 0) == (gap > 0)).astype(jnp.float32))
+    off = jnp.abs(jax.nn.sigmoid(scores) + jax.nn.sigmoid(swapped) - 1.0)
+    return {"judge/accuracy": reduce.scalars(right, gap != 0), "judge/inconsistency": reduce.scalars(off)}
+
+
+def scalar(task: Preferences, judge: Params, prompts: Array, responses: Array) -> Array:
+    """A Bradley-Terry reward at the last token, ``[N]``."""
+    rows = strings.whole(task.judging.alone, prompts, responses)
+    return heads.sequence_rewards(judge["head"], task.judging.policy.hidden(judge["model"], *rows), rows.segment_ids)
+
+
+def bradley_terry(task: Preferences, judge: Params, prompts: Array, first: Array, second: Array) -> Array:
+    """A scalar reward model as a pairwise score: it has no position to prefer."""
+    return scalar(task, judge, prompts, first) - scalar(task, judge, prompts, second)
+
+
 KINDS = {  # name: score, its loss, weight of consistency
     "bt": (bradley_terry, scalar_terms, 0.0),
     "generative": (generated, pairwise_terms, 1.0),
@@ -122,49 +134,56 @@ KINDS = {  # name: score, its loss, weight of consistency
 }
 
 
-def make_judge(kind: str, *, steps: int, pretrained_steps: int, draw_pairs: Callable, behaviour: Callable) -> Callable:
+def make_judge(
+    task: Preferences, kind: str, *, steps: int, pretrained_steps: int, draw_pairs: Callable, behaviour: Callable
+) -> Callable:
     """``(key) -> judge``: all kinds start from one model of the behaviour and read the same 8192 labels."""
     score, terms, consistency = KINDS[kind]
-    base = strings.make_base(PRETRAINED, behaviour, steps=pretrained_steps)
+    base = strings.make_base(task.judging.alone, behaviour, steps=pretrained_steps)
 
     def made(key):
         labels = draw_pairs(jax.random.fold_in(key, 10), 8192)
         sizes = {"steps": steps, "consistency": consistency}
-        return fit(score, terms, base(jax.random.fold_in(key, 19)), labels, jax.random.fold_in(key, 20), **sizes)
+        return fit(task, score, terms, base(jax.random.fold_in(key, 19)), labels, jax.random.fold_in(key, 20), **sizes)
 
     return made
 
 
-def labelled(key: Key, n: int) -> toy.Pairs:
+def labelled(task: Preferences, key: Key, n: int) -> toy.Pairs:
     """Pairs of the behaviour with a tenth of the labels flipped."""
-    return toy.draw_pairs(key, n, flip_rate=0.1)
+    return task.draw_pairs(key, n, flip_rate=0.1)
 
 
 @lru_cache(maxsize=8)
-def make_start(kind: str, reference_steps: int, judge_steps: int):
+def make_start(task: Preferences, kind: str, reference_steps: int, judge_steps: int):
     """The reference, the head of a critic, and the arm's judge."""
-    base = preference_strings.make_start(reference_steps=reference_steps)
+    base = preference_strings.make_start(task, reference_steps=reference_steps)
     judge = make_judge(
-        kind, steps=judge_steps, pretrained_steps=reference_steps, draw_pairs=labelled, behaviour=toy.draw_behaviour
+        task,
+        kind,
+        steps=judge_steps,
+        pretrained_steps=reference_steps,
+        draw_pairs=strings.bound(labelled, task),
+        behaviour=task.draw_behaviour,
     )
 
     def init(key):
-        value = heads.init_head(preference_strings.WIDTH, key)
+        value = heads.init_head(task.width, key)
         return base(key) | {"judge": judge(key), "value": value}
 
     return init
 
 
 @lru_cache(maxsize=8)
-def make_measure(judge: str):
+def make_measure(task: Preferences, judge: str):
     """The policy against the truth, its judge against the truth."""
 
     def measure(params, key):
-        found = preference_strings.measure_parts(params, key)
-        prompts = toy.draw_prompts(jax.random.fold_in(key, 5), 256)
-        drawn = strings.sample(preference_strings.WORLD, params["policy"], prompts, jax.random.fold_in(key, 6))
-        better = toy.gold_reward(prompts, drawn) > toy.gold_reward(prompts, anchor_response(prompts))
+        found = preference_strings.measure_parts(task, params, key)
+        prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
+        drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
+        better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))
         found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
-        return found | accuracy(KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))
+        return found | accuracy(task, KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))
 
     return measure

@@ -7,20 +7,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from experiments.preference.parts import conduct, requests
+from experiments.parts import strings
+from experiments.parts.preference_task import Preferences
+from experiments.preference.parts import requests
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
 from jaxrl_llm.metrics import probes
 from jaxrl_llm.types import Key, Metrics, Params
 
-WORLD, SAMPLES = preference_strings.WORLD, 4
+SAMPLES = 4
 
 
-def candidates(params: Params, key: Key, prompts: Array) -> tuple[Array, Array]:
+def candidates(task: Preferences, params: Params, key: Key, prompts: Array) -> tuple[Array, Array]:
     """Own samples ``[N, 4, T]`` and the responses of two stronger writers ``[N, 2, T]``."""
-    own = strings.sample(WORLD, params["policy"], prompts, jax.random.fold_in(key, 1), samples=SAMPLES)
+    own = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 1), samples=SAMPLES)
     strong = [
         requests.write(jax.random.fold_in(key, 2 + k), prompts, skill=0.7, refusal=0.9, style=style)
         for k, style in enumerate(requests.STYLES[1:])
@@ -64,36 +65,36 @@ def from_strong_plain(key: Key, prompts: Array, own: Array, strong: Array) -> tu
 
 
 @lru_cache(maxsize=8)
-def make_pairs(prompts: int, source: Callable) -> Callable[[Params, Key], tuple[toy.Pairs, Array]]:
+def make_pairs(task: Preferences, prompts: int, source: Callable) -> Callable[[Params, Key], tuple[toy.Pairs, Array]]:
     """``make_pairs`` of ``toy_pairs.preference_stage``."""
 
     def found(params, key):
         asked = requests.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        own, strong = candidates(params, key, asked)
+        own, strong = candidates(task, params, key, asked)
         chosen, rejected, kept = source(jax.random.fold_in(key, 9), asked, own, strong)
         return toy.Pairs(asked, chosen, rejected), kept
 
     return found
 
 
-def separability(params: Params, pairs: toy.Pairs) -> Array:
+def separability(task: Preferences, params: Params, pairs: toy.Pairs) -> Array:
     """Held-out accuracy of a probe on hidden states of chosen against rejected; both of a pair are in one fold."""
-    seen = [conduct.features(params, pairs.prompts, y) for y in (pairs.chosen, pairs.rejected)]
+    seen = [strings.mean_hidden(task.world, params, pairs.prompts, y) for y in (pairs.chosen, pairs.rejected)]
     n = pairs.prompts.shape[0]
     fold = jnp.tile(jnp.arange(n, dtype=jnp.int32) % 5, 2)
     return probes.separability(jnp.concatenate(seen), jnp.arange(2 * n) < n, fold)
 
 
-def bag_separability(pairs: toy.Pairs) -> Array:
+def bag_separability(task: Preferences, pairs: toy.Pairs) -> Array:
     """``separability`` of a probe that sees only how often each token occurs: what surface features alone tell."""
-    counts = [jnp.sum(jax.nn.one_hot(y, toy.VOCABULARY, dtype=jnp.float32), axis=1) for y in pairs[1:]]
+    counts = [jnp.sum(jax.nn.one_hot(y, task.size, dtype=jnp.float32), axis=1) for y in pairs[1:]]
     n = pairs.prompts.shape[0]
     fold = jnp.tile(jnp.arange(n, dtype=jnp.int32) % 5, 2)
     return probes.separability(jnp.concatenate(counts), jnp.arange(2 * n) < n, fold)
 
 
 @lru_cache(maxsize=8)
-def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
+def make_measure(task: Preferences, source: Callable) -> Callable[[Params, Key], Metrics]:
     """True reward on safe requests, unsafe ones that are answered, safe ones refused, and how separable the pairs are.
 
     Hidden states are those of the reference, whose own pairs are told apart.
@@ -102,25 +103,25 @@ def make_measure(source: Callable) -> Callable[[Params, Key], Metrics]:
     def measure(params, key):
         keys = jax.random.split(key, 8)
         asked = requests.draw_prompts(keys[0], 256)
-        drawn = strings.sample(WORLD, params["policy"], asked, keys[1])
+        drawn = strings.sample(task.world, params["policy"], asked, keys[1])
         safe = ~requests.unsafe(asked)
         found = {
-            "eval/gold": reduce.scalars(toy.gold_reward(asked, drawn), safe),
+            "eval/gold": reduce.scalars(task.gold_reward(asked, drawn), safe),
             "eval/refused_safe": reduce.scalars(requests.refused(drawn).astype(jnp.float32), safe),
         }
         for k, (name, prefixed) in enumerate((("eval/attack", False), ("eval/prefixed_attack", True))):
             bad = requests.draw_unsafe(keys[2 + k], 256, prefixed=prefixed)
-            drawn = strings.sample(WORLD, params["policy"], bad, keys[4 + k])
+            drawn = strings.sample(task.world, params["policy"], bad, keys[4 + k])
             found[name] = requests.attack_success(bad, drawn)
         first = params | {"policy": params["reference"]}
-        pairs, _ = make_pairs(256, source)(first, keys[6])
+        pairs, _ = make_pairs(task, 256, source)(first, keys[6])
         asked = requests.draw_prompts(keys[7], 256)
-        drawn = strings.sample(WORLD, params["policy"], asked, jax.random.fold_in(keys[7], 1))
-        logp = [strings.sum_logp(WORLD, params[name], asked, drawn) for name in ("policy", "reference")]
+        drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(keys[7], 1))
+        logp = [strings.sum_logp(task.world, params[name], asked, drawn) for name in ("policy", "reference")]
         return found | {
             "eval/kl": reduce.scalars(logp[0] - logp[1]),
-            "pair/separability": separability(params["reference"], pairs),
-            "pair/bag": bag_separability(pairs),
+            "pair/separability": separability(task, params["reference"], pairs),
+            "pair/bag": bag_separability(task, pairs),
         }
 
     return measure

@@ -21,7 +21,7 @@ MODULUS, DIGITS = 5, 5
 CUE, PLAIN = MODULUS, MODULUS + 1
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = MODULUS + 2, 1 + DIGITS, DIGITS - 1
 PAYS, TAKEN, SLIPS = 0.8, 0.9, 0.06  # how often the shortcut is right, how often it is taken; wrong steps of the base
-WORLD = strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, width=48, layers=2, heads=3)
+OWN_ROWS = "experiments.preference.parts.text_steps"  # opens ``Steps`` of problems of one's own
 
 
 def solution(prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
@@ -68,6 +68,27 @@ def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N 
     return prompts, jnp.concatenate([said[:, :-1], last[:, None]], axis=1)
 
 
+class Steps(NamedTuple):
+    """Problems whose responses are written step by step: sums of this module, or problems of one's own.
+
+    ``places`` are the columns of a response at which its steps begin.
+    """
+
+    world: strings.World
+    places: tuple[int, ...]
+    right: Callable[[Array, Array], Array]
+    solution: Callable[[Array], Array]
+    draw_prompts: Callable[..., Array]
+    draw_training: Callable[..., Array]
+    draw_attempts: Callable[..., tuple[Array, Array]]
+
+
+SUMS = Steps(
+    strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, width=48, layers=2, heads=3),
+    tuple(range(RESPONSE_TOKENS)), right, solution, draw_prompts, draw_training, draw_attempts,
+)  # fmt: skip
+
+
 def values_to_advantages(values: Float[Array, "N S"]) -> Float[Array, "N T"]:
     """``A_i = Q(prefix of i steps) - Q(prefix of i - 1)``; ``values[:, 0]`` belongs to the bare prompt.
 
@@ -88,43 +109,50 @@ class StepPairs(NamedTuple):
     kept: Array  # [N]
 
 
-def completions(params: Params, prompts: Array, responses: Array, steps: int, key: Key, samples: int) -> Array:
-    """``samples`` whole responses ``[N, samples, T]`` that go on from the first ``steps`` steps of each response."""
+def completions(
+    task: Steps, params: Params, prompts: Array, responses: Array, steps: int, key: Key, samples: int
+) -> Array:
+    """``samples`` whole responses ``[N, samples, T]`` that go on from the first ``steps`` tokens of each response."""
     prefix = jnp.concatenate([prompts, responses[:, :steps]], axis=1)
-    world = WORLD._replace(prompt_tokens=WORLD.prompt_tokens + steps, response_tokens=WORLD.response_tokens - steps)
+    world = task.world._replace(
+        prompt_tokens=task.world.prompt_tokens + steps, response_tokens=task.world.response_tokens - steps
+    )
     drawn = strings.sample(world, params, prefix, key, samples=samples)
     whole = jnp.concatenate([jnp.repeat(responses[:, :steps], samples, axis=0), drawn], axis=1)
     return whole.reshape(prompts.shape[0], samples, -1)
 
 
-def prefix_values(params: Params, prompts: Array, responses: Array, key: Key, *, samples: int = 4):
-    """``(values [N, T + 1], completions [N, T, samples, T])``: the mean success of rollouts from every prefix."""
+def prefix_values(task: Steps, params: Params, prompts: Array, responses: Array, key: Key, *, samples: int = 4):
+    """``(values [N, S + 1], completions [N, S, samples, T])``: the mean success of rollouts from every prefix."""
     values, drawn = [], []
-    for step in range(RESPONSE_TOKENS):
-        found = completions(params, prompts, responses, step, jax.random.fold_in(key, step), samples)
-        hits = right(jnp.repeat(prompts, samples, axis=0), found.reshape(-1, RESPONSE_TOKENS))
+    for step, place in enumerate(task.places):
+        found = completions(task, params, prompts, responses, place, jax.random.fold_in(key, step), samples)
+        hits = task.right(jnp.repeat(prompts, samples, axis=0), found.reshape(-1, responses.shape[1]))
         values.append(jnp.mean(hits.reshape(-1, samples).astype(jnp.float32), axis=1))
         drawn.append(found)
-    values.append(right(prompts, responses).astype(jnp.float32))
+    values.append(task.right(prompts, responses).astype(jnp.float32))
     return jnp.stack(values, axis=1), jnp.stack(drawn, axis=1)
 
 
-def step_pairs(params: Params, key: Key, *, problems: int, where: Callable[[Array, Key], Array]) -> StepPairs:
+def step_pairs(
+    task: Steps, params: Params, key: Key, *, problems: int, where: Callable[[Array, Key], Array]
+) -> StepPairs:
     """Wrong responses of the policy against a right completion from the same prefix, at the step that ``where`` picks.
 
     Args:
       where: ``(advantages [N, T], key) -> [N]``: the step to correct.
     """
     keys = jax.random.split(key, 4)
-    prompts = draw_training(keys[0], problems)
-    responses = strings.sample(WORLD, params, prompts, keys[1])
-    values, drawn = prefix_values(params, prompts, responses, keys[2])
+    prompts = task.draw_training(keys[0], problems)
+    responses = strings.sample(task.world, params, prompts, keys[1])
+    values, drawn = prefix_values(task, params, prompts, responses, keys[2])
     start = where(values_to_advantages(values), keys[3]).astype(jnp.int32)
     others = jnp.take_along_axis(drawn, start[:, None, None, None], axis=1)[:, 0]
-    flat = others.reshape(-1, RESPONSE_TOKENS)
-    hits = right(jnp.repeat(prompts, others.shape[1], axis=0), flat).reshape(others.shape[:2])
+    flat = others.reshape(-1, responses.shape[1])
+    hits = task.right(jnp.repeat(prompts, others.shape[1], axis=0), flat).reshape(others.shape[:2])
     chosen = jnp.take_along_axis(others, jnp.argmax(hits, axis=1)[:, None, None], axis=1)[:, 0]
-    wrong = ~right(prompts, responses)
+    wrong = ~task.right(prompts, responses)
+    start = jnp.asarray(task.places, jnp.int32)[start]
     return StepPairs(prompts, chosen, responses, start, wrong & jnp.any(hits, axis=1))
 
 
@@ -143,45 +171,47 @@ def whole_response(advantages: Array, key: Key) -> Array:
     return jnp.zeros(advantages.shape[:1], jnp.int32)
 
 
-def logp_from(params: Params, prompts: Array, responses: Array, start: Array) -> Array:
+def logp_from(task: Steps, params: Params, prompts: Array, responses: Array, start: Array) -> Array:
     """Log-probability of the steps from ``start`` on, ``[N]``."""
-    logp = strings.token_logp(WORLD, params, prompts, responses)
+    logp = strings.token_logp(task.world, params, prompts, responses)
     return jnp.sum(jnp.where(jnp.arange(logp.shape[1])[None, :] >= start[:, None], logp, 0.0), axis=1)
 
 
 KINDS = (("eval/plain", 0.0, 0.0), ("eval/cued", 1.0, 1.0), ("eval/broken", 1.0, 0.0))  # cue, and whether it pays
 
 
-def measure(params: Params, key: Key) -> Metrics:
+def measure(task: Steps, params: Params, key: Key) -> Metrics:
     """Accuracy on problems without the cue, with one that pays and with one that does not, and their mean."""
     found = {}
     for k, (name, cue, pays) in enumerate(KINDS):
-        prompts = draw_prompts(jax.random.fold_in(key, 2 * k), 256, cue=cue, pays=pays)
-        drawn = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 2 * k + 1))
-        found[name] = reduce.scalars(right(prompts, drawn).astype(jnp.float32))
+        prompts = task.draw_prompts(jax.random.fold_in(key, 2 * k), 256, cue=cue, pays=pays)
+        drawn = strings.sample(task.world, params, prompts, jax.random.fold_in(key, 2 * k + 1))
+        found[name] = reduce.scalars(task.right(prompts, drawn).astype(jnp.float32))
     mean = (found["eval/plain"] + found["eval/cued"] + found["eval/broken"]) / 3.0
     return found | {"eval/accuracy": mean, "eval/gap": found["eval/cued"] - found["eval/broken"]}
 
 
 @lru_cache(maxsize=8)
-def make_rows(problems: int, where: Callable) -> Callable[[Params, Key], tuple[StepPairs, Array]]:
+def make_rows(task: Steps, problems: int, where: Callable) -> Callable[[Params, Key], tuple[StepPairs, Array]]:
     """Pairs at a step and the log-probabilities of the policy that made them."""
 
     def rows(params, key):
-        pairs = step_pairs(params, key, problems=problems, where=where)
-        ref = [logp_from(params, pairs.prompts, y, pairs.start) for y in (pairs.chosen, pairs.rejected)]
+        pairs = step_pairs(task, params, key, problems=problems, where=where)
+        ref = [logp_from(task, params, pairs.prompts, y, pairs.start) for y in (pairs.chosen, pairs.rejected)]
         return pairs, jnp.stack(ref, axis=1)
 
     return rows
 
 
 @lru_cache(maxsize=8)
-def make_answers(problems: int, own: bool) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
+def make_answers(task: Steps, problems: int, own: bool) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
     """A teacher's answers, or those of one's own that are right."""
 
     def rows(params, key):
-        prompts = draw_training(jax.random.fold_in(key, 0), problems)
-        given = strings.sample(WORLD, params, prompts, jax.random.fold_in(key, 1)) if own else solution(prompts)
-        return prompts, given, right(prompts, given)
+        prompts = task.draw_training(jax.random.fold_in(key, 0), problems)
+        given = (
+            strings.sample(task.world, params, prompts, jax.random.fold_in(key, 1)) if own else task.solution(prompts)
+        )
+        return prompts, given, task.right(prompts, given)
 
     return rows

@@ -1,7 +1,8 @@
-"""Problems of one's own in the place of the questions of ``confidence_task``, judged by the rules of TRPA.
+"""Problems of one's own in the place of the puzzles of ``knights``, judged by the rules of TRPA.
 
 Levels are: 1 right; 2 a wrong answer where one was to be given (``<answer>``, ``\\boxed{}`` or ``####``); 3 such a
-place that is empty; 4 none. All held-out problems stand for the sums; there are no facts.
+place that is empty; 4 none. A puzzle of two, three or four people is a problem of the third with the shortest, the
+middle or the longest solutions; all that is measured is held out.
 """
 
 from typing import Any
@@ -11,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from experiments.parts import strings, text_problems, text_rows
-from jaxrl_llm import reduce
-from jaxrl_llm.experiment.own_rows.rebound import Own
-from jaxrl_llm.types import Key, Metrics, Params
+from experiments.parts import text_problems, text_rows
+from experiments.preference.parts.knights import MOST, Puzzles
+from jaxrl_llm.experiment.own_rows.tasks import Opened
 from jaxrl_llm.verifiers import answers
 
 Settings = text_problems.Settings
@@ -34,48 +34,28 @@ def level_of(text: str, right: bool) -> int:
     return 2 if part else 3
 
 
-def make(settings: Any, smoke: bool) -> Own:
-    """The names that TRPA takes of ``confidence`` and ``confidence_task``, over the rows of the settings."""
-    rows = text_rows.opened(settings, Settings, text_problems.solved)
-    right, decode = text_problems.make_right(rows, text_problems.verifier_of(settings)), rows.model.tokenizer.decode
-    number_of, ends = text_rows.numbers_of(rows), np.asarray(rows.model.tokenizer.eos_ids)
-    solutions = jnp.concatenate([rows.train.chosen, rows.heldout.chosen])
-    world = text_rows.world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
+def open_task(settings: Any) -> Opened:
+    """The ``Puzzles`` of the rows of the settings."""
+    found = text_problems.opened(settings)
+    decode, ends = found.rows.model.tokenizer.decode, np.asarray(found.rows.model.tokenizer.eos_ids)
 
     def levels(responses: Any, good: Any) -> np.ndarray:
-        found = []
+        said = []
         for response, fine in zip(np.asarray(responses), np.asarray(good), strict=True):
             stop = np.flatnonzero(np.isin(response, ends))
-            found.append(level_of(decode(response[: stop[0] if len(stop) else None].tolist()), bool(fine)))
-        return np.asarray(found, np.int32)
+            said.append(level_of(decode(response[: stop[0] if len(stop) else None].tolist()), bool(fine)))
+        return np.asarray(said, np.int32)
 
     def rule_levels(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Int[Array, " N"]:
         shape = jax.ShapeDtypeStruct((prompts.shape[0],), jnp.int32)
-        return jax.pure_callback(levels, shape, responses, right(prompts, responses), vmap_method="sequential")
+        right = found.right(prompts, responses)
+        return jax.pure_callback(levels, shape, responses, right, vmap_method="sequential")
 
-    def draw_questions(key: Array, n: int) -> Int[Array, "N P"]:
-        table = rows.now().prompts
-        return table[jax.random.randint(key, (n,), 0, table.shape[0], jnp.int32)]
+    def draw_puzzles(key: Array, n: int, *, people: tuple[int, ...], heldout: bool = False) -> tuple[Array, Array]:
+        prompts = found.of_kinds(key, n, tuple(MOST - k for k in people))
+        return prompts, found.solution(prompts)
 
     def draw_untidy(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-        prompts = draw_questions(key, n)
-        return prompts, solutions[number_of(prompts)]
+        return draw_puzzles(key, n, people=(2, 3))
 
-    def measure(params: Params, key: Key, *, questions: int = 256, samples: int = 4) -> Metrics:
-        prompts = draw_questions(jax.random.fold_in(key, 0), questions)
-        said = strings.sample(world, params, prompts, jax.random.fold_in(key, 1), samples=samples)
-        found = rule_levels(jnp.repeat(prompts, samples, axis=0), said)
-        return {
-            "sums/accuracy": reduce.scalars((found == 1).astype(jnp.float32)),
-            "sums/readable": reduce.scalars((found <= 2).astype(jnp.float32)),
-        }
-
-    names = {
-        "experiments.parts.confidence": {"rule_levels": rule_levels, "measure": measure},
-        "experiments.parts.confidence_task": {
-            "VOCABULARY": rows.model.config.padded_vocab_size, "PROMPT_TOKENS": world.prompt_tokens,
-            "RESPONSE_TOKENS": world.response_tokens, "draw_questions": draw_questions, "draw_untidy": draw_untidy,
-        },
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows, settings)},
-    }  # fmt: skip
-    return Own(names, text_rows.finish(rows))
+    return Opened(Puzzles(found.world, draw_puzzles, rule_levels, draw_untidy), text_rows.finish(found.rows))

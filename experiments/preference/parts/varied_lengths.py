@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
+from experiments.parts import strings
+from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
 from jaxrl_llm.types import Key, Metrics, Params
 
 END, SHORTEST, LIKING = 30, 3, 0.5
-WORLD = preference_strings.WORLD._replace(end=END)
 
 
 def lengths(responses: Int[Array, "N T"]) -> Float[Array, " N"]:
@@ -71,12 +71,30 @@ def draw_pairs(key: Key, n: int) -> toy.Pairs:
     return toy.Pairs(prompts, jnp.where(wins, first, second), jnp.where(wins, second, first))
 
 
+def liked(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+    """What people go by: the truth plus ``LIKING`` a token."""
+    return truth(prompts, responses) + LIKING * lengths(responses)
+
+
+STRINGS = pair_judges.STRINGS._replace(
+    world=toy.STRINGS.world._replace(end=END), gold_reward=truth, liked=liked, lengths=lengths,
+    draw_responses=draw_responses, draw_behaviour=draw_behaviour, draw_pairs=draw_pairs,
+)  # fmt: skip
+
+
 @lru_cache(maxsize=8)
-def make_start(kind: str, *, reference_steps: int, reward_steps: int) -> Callable[[Key], dict[str, Params]]:
+def make_start(
+    task: Preferences, kind: str, *, reference_steps: int, reward_steps: int
+) -> Callable[[Key], dict[str, Params]]:
     """Policy, reference and a judge of ``kind`` (``bt``: a scalar reward; ``generative``: of pairs) of 8192 labels."""
-    base = strings.make_base(WORLD, draw_behaviour, steps=reference_steps)
+    base = strings.make_base(task.world, task.draw_behaviour, steps=reference_steps)
     judge = pair_judges.make_judge(
-        kind, steps=reward_steps, pretrained_steps=reference_steps, draw_pairs=draw_pairs, behaviour=draw_behaviour
+        task,
+        kind,
+        steps=reward_steps,
+        pretrained_steps=reference_steps,
+        draw_pairs=task.draw_pairs,
+        behaviour=task.draw_behaviour,
     )
 
     def init(key):
@@ -86,7 +104,9 @@ def make_start(kind: str, *, reference_steps: int, reward_steps: int) -> Callabl
     return init
 
 
-def penalised(scores: Float[Array, "P K"], responses: Int[Array, "P K T"], *, weight: float) -> Float[Array, "P K"]:
+def penalised(
+    task: Preferences, scores: Float[Array, "P K"], responses: Int[Array, "P K T"], *, weight: float
+) -> Float[Array, "P K"]:
     """``r(x, y) - weight |y|``.
 
     From "RLHF Workflow: From Reward Modeling to Online RLHF", arXiv:2405.07863, section 3.2.
@@ -94,32 +114,36 @@ def penalised(scores: Float[Array, "P K"], responses: Int[Array, "P K T"], *, we
     >>> penalised(jnp.array([[1.0, 2.0]]), jnp.array([[[4, END, END], [4, 5, 6]]]), weight=0.5).tolist()
     [[0.5, 0.5]]
     """
-    size = lengths(responses.reshape(-1, responses.shape[2])).reshape(scores.shape)
+    size = task.lengths(responses.reshape(-1, responses.shape[2])).reshape(scores.shape)
     return scores - weight * size
 
 
-def by_scalar(judge: Params, prompts: Int[Array, "P N"], drawn: Int[Array, "P K T"]) -> Float[Array, "P K"]:
+def by_scalar(
+    task: Preferences, judge: Params, prompts: Int[Array, "P N"], drawn: Int[Array, "P K T"]
+) -> Float[Array, "P K"]:
     """The reward of each response."""
     p, k, t = drawn.shape
-    return pair_judges.scalar(judge, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t)).reshape(p, k)
+    return pair_judges.scalar(task, judge, jnp.repeat(prompts, k, axis=0), drawn.reshape(p * k, t)).reshape(p, k)
 
 
-def by_round_robin(judge: Params, prompts: Int[Array, "P N"], drawn: Int[Array, "P K T"]) -> Float[Array, "P K"]:
+def by_round_robin(
+    task: Preferences, judge: Params, prompts: Int[Array, "P N"], drawn: Int[Array, "P K T"]
+) -> Float[Array, "P K"]:
     """How many of the others each response beats by the pairwise judge, both orders heard."""
     p, k, t = drawn.shape
     first = jnp.repeat(drawn, k, axis=1).reshape(p * k * k, t)
     second = jnp.tile(drawn, (1, k, 1)).reshape(p * k * k, t)
-    said = pair_judges.generated(judge, jnp.repeat(prompts, k * k, axis=0), first, second)
+    said = pair_judges.generated(task, judge, jnp.repeat(prompts, k * k, axis=0), first, second)
     return pair_choice.round_robin_wins(jax.nn.sigmoid(said).reshape(p, k, k))
 
 
-def own_samples(params: dict[str, Params], prompts: Array, key: Key, samples: int) -> Array:
+def own_samples(task: Preferences, params: dict[str, Params], prompts: Array, key: Key, samples: int) -> Array:
     """All candidates from the policy of the moment, ``[P, K, T]``."""
-    drawn = strings.sample(WORLD, params["policy"], prompts, key, samples=samples)
+    drawn = strings.sample(task.world, params["policy"], prompts, key, samples=samples)
     return drawn.reshape(prompts.shape[0], samples, -1)
 
 
-def explored(params: dict[str, Params], prompts: Array, key: Key, samples: int) -> Array:
+def explored(task: Preferences, params: dict[str, Params], prompts: Array, key: Key, samples: int) -> Array:
     """Candidates of several explorers in equal shares: the policy, cooler and hotter, and the first checkpoint.
 
     From arXiv:2405.07863, section 3.1 (exploration by temperatures and by older checkpoints).
@@ -132,29 +156,29 @@ def explored(params: dict[str, Params], prompts: Array, key: Key, samples: int) 
         raise ValueError(f"samples={samples} must be a multiple of {len(who)}, the number of explorers")
     share = samples // len(who)
     parts = [
-        strings.sample(WORLD, params[name], prompts, jax.random.fold_in(key, k), samples=share, temperature=warmth)
+        strings.sample(task.world, params[name], prompts, jax.random.fold_in(key, k), samples=share, temperature=warmth)
         for k, (name, warmth) in enumerate(who)
     ]
     return jnp.concatenate([x.reshape(prompts.shape[0], share, -1) for x in parts], axis=1)
 
 
-def measure(params: dict[str, Params], key: Key) -> Metrics:
+def measure(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
     """Truth and length of samples on fresh prompts, their distance to the reference, and the judge on fresh pairs."""
-    prompts = jnp.repeat(toy.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
-    drawn = strings.sample(WORLD, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
-    logp = [strings.sum_logp(WORLD, params[name], prompts, drawn) for name in ("policy", "reference")]
+    prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
+    drawn = strings.sample(task.world, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
+    logp = [strings.sum_logp(task.world, params[name], prompts, drawn) for name in ("policy", "reference")]
     return {
-        "eval/gold": reduce.scalars(truth(prompts, drawn)),
-        "eval/length": reduce.scalars(lengths(drawn)),
+        "eval/gold": reduce.scalars(task.gold_reward(prompts, drawn)),
+        "eval/length": reduce.scalars(task.lengths(drawn)),
         "eval/kl": reduce.scalars(logp[0] - logp[1]),
     }
 
 
-def judge_accuracy(score: Callable, params: dict[str, Params], key: Key) -> Metrics:
+def judge_accuracy(task: Preferences, score: Callable, params: dict[str, Params], key: Key) -> Metrics:
     """``judge/accuracy`` on fresh pairs by what people like, which the judge was to learn."""
     keys = jax.random.split(key, 3)
-    prompts = toy.draw_prompts(keys[0], 256)
-    both = draw_responses(keys[1], prompts), draw_responses(keys[2], prompts)
-    liked = [truth(prompts, x) + LIKING * lengths(x) for x in both]
-    right = (score(params["judge"], prompts, *both) > 0) == (liked[0] > liked[1])
-    return {"judge/accuracy": reduce.scalars(right.astype(jnp.float32), liked[0] != liked[1])}
+    prompts = task.draw_prompts(keys[0], 256)
+    both = task.draw_responses(keys[1], prompts), task.draw_responses(keys[2], prompts)
+    worth = [task.liked(prompts, x) for x in both]
+    right = (score(task, params["judge"], prompts, *both) > 0) == (worth[0] > worth[1])
+    return {"judge/accuracy": reduce.scalars(right.astype(jnp.float32), worth[0] != worth[1])}

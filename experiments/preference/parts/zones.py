@@ -1,12 +1,12 @@
 """A 4 x 4 world told in words: every cell has a word, some words are dangerous; walk from start to goal; all pure JAX.
 
 A prompt is the 16 words, the start and the goal; a response is up to six moves and ``END``. Words 0 .. 3 are harmless,
-4 .. 6 dangerous, 7 .. 9 dangerous too, but no demonstration has them: they are the shift.
+4 .. 6 dangerous, 7 .. 9 dangerous too, but no demonstration has them: they are the shift. What words mean stands in a
+corpus of sentences, each a word and one of 24 contexts: words of one class are met in like contexts.
 """
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 SIDE, MOVES = 4, 6
@@ -15,11 +15,27 @@ WORDS, DANGER, NEW = 10, 4, 7
 PLACE = WORDS  # token of the first cell as a place
 UP, DOWN, LEFT, RIGHT, END = range(PLACE + CELLS, PLACE + CELLS + 5)
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = END + 1, CELLS + 2, MOVES + 1
-FEATURES = 6
-# what a text encoder would know of the words: dangerous ones share a direction, all have their own noise
-WORD_FEATURES = np.random.default_rng(5).normal(0, 0.6, (WORDS, FEATURES)).astype(np.float32)
-WORD_FEATURES[DANGER:, 0] += 2.0
-WORD_FEATURES[:DANGER, 0] -= 2.0
+CONTEXTS, SHARED = 24, 6  # the first six are met by dangerous words, the next six by harmless ones
+FEATURES = 5  # of the learned embedding
+OUTCOMES = 5  # features of a walk that rewards are made of
+
+
+def draw_corpus(key: Array, *, sentences: int = 120) -> Float[Array, "W C"]:
+    """How often each word stands in each context: half in those of its class, half in some of its own.
+
+    Which ones a word prefers differs from word to word, within its class as well.
+    """
+    keys = jax.random.split(key, 3)
+    word, context = jnp.arange(WORDS)[:, None], jnp.arange(CONTEXTS)[None, :]
+    mine = (context // SHARED == jnp.where(word >= DANGER, 0, 1)).astype(jnp.float32)
+    other = (context >= 2 * SHARED).astype(jnp.float32)
+    taste = [jnp.exp(1.0 * jax.random.normal(k, (WORDS, CONTEXTS))) for k in keys[:2]]
+    parts = [
+        x * where / jnp.sum(x * where, axis=1, keepdims=True) for x, where in zip(taste, (mine, other), strict=True)
+    ]
+    chance = 0.49 * parts[0] + 0.49 * parts[1] + 0.02 / CONTEXTS
+    drawn = jax.random.categorical(keys[2], jnp.log(chance)[:, None, :], axis=2, shape=(WORDS, sentences))
+    return jnp.sum(jax.nn.one_hot(drawn, CONTEXTS, dtype=jnp.float32), axis=1)
 
 
 def draw_prompts(key: Array, n: int, *, shifted: bool) -> Int[Array, "N P"]:
@@ -107,9 +123,21 @@ def draw_walks(key: Array, n: int, *, shifted: bool = False) -> tuple[Int[Array,
     return prompts, jnp.where(place < total, mixed, END).astype(jnp.int32)
 
 
-def word_features(words: Int[Array, "N M"]) -> Float[Array, "N M F"]:
-    """What a text encoder says of words."""
-    return jnp.asarray(WORD_FEATURES)[words]
+def outcomes(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N 5"]:
+    """A walk without its dangers: does it end on the goal, how far from it, how long is it, its bumps, does it stop."""
+    cells, going = walk(prompts, responses)
+    before = jnp.concatenate([prompts[:, CELLS, None] - PLACE, cells[:, :-1]], axis=1)
+    goal, last = prompts[:, CELLS + 1] - PLACE, cells[:, -1]
+    away = jnp.abs(last // SIDE - goal // SIDE) + jnp.abs(last % SIDE - goal % SIDE)
+    there = (last == goal) & jnp.any(responses == END, axis=1)
+    found = (
+        there.astype(jnp.float32),
+        away.astype(jnp.float32) / MOVES,
+        jnp.sum(going.astype(jnp.float32), axis=1) / MOVES,
+        jnp.sum((going & (cells == before)).astype(jnp.float32), axis=1) / MOVES,
+        jnp.any(responses == END, axis=1).astype(jnp.float32),
+    )
+    return jnp.stack(found, axis=1)
 
 
 def cell_features(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N M F"]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm.types import Key, Params
 
 LEVELS = tuple(round(0.05 + 0.1 * k, 2) for k in range(10))
@@ -92,7 +93,14 @@ def reflected(strategies: Strategies, scores: Float[Array, " 5"], good: Bool[Arr
 
 
 def play(
-    key: Key, start: Sequence[int], *, rounds: int, duels: int = 4, examples: int = 4, good_utility: float = 0.35
+    task: Replies,
+    key: Key,
+    start: Sequence[int],
+    *,
+    rounds: int,
+    duels: int = 4,
+    examples: int = 4,
+    good_utility: float = 0.35,
 ) -> Strategies:
     """Rounds of duels and of reflection on labelled examples of the behaviour; ``examples=0`` leaves these out.
 
@@ -110,9 +118,9 @@ def play(
         state, _ = jax.lax.scan(fight, state, jax.random.split(jax.random.fold_in(here, 0), duels))
         if not examples:
             continue
-        prompts, replies = text.draw_behaviour(jax.random.fold_in(here, 1), examples)
-        labels = text.utility(prompts, replies) > good_utility
-        rows = text.attributes(prompts, replies), labels
+        prompts, replies = task.draw_behaviour(jax.random.fold_in(here, 1), examples)
+        labels = task.utility(prompts, replies) > good_utility
+        rows = task.attributes(prompts, replies), labels
         state, _ = jax.lax.scan(lambda state, row: (reflected(state, *row), None), state, rows)
     return state
 
@@ -124,16 +132,16 @@ def kept_share(scores: Float[Array, "B 5"], rules: Bool[Array, " R"]) -> Float[A
     return jnp.where(count > 0, jnp.sum(kept, axis=1) / jnp.maximum(count, 1.0), 1.0)
 
 
-def detector(params: Params, prompts: Array, responses: Array) -> Array:
+def detector(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """The ``Proxy`` of ``params["rules"]``: what is kept of them, by the qualities that the fitted reader sees."""
-    read = attribute_rewards.scores(params["reward"], prompts, responses)
+    read = attribute_rewards.scores(task, params["reward"], prompts, responses)
     return kept_share(jnp.clip(read, 0.0, 1.0), params["rules"] > 0)
 
 
-def draw_labelled(key: Key, n: int) -> tuple[Array, Array, Array]:
+def draw_labelled(task: Replies, key: Key, n: int) -> tuple[Array, Array, Array]:
     """Replies of the behaviour and their qualities: what the reader learns from."""
-    prompts, responses = text.draw_behaviour(key, n)
-    return prompts, responses, text.attributes(prompts, responses)
+    prompts, responses = task.draw_behaviour(key, n)
+    return prompts, responses, task.attributes(prompts, responses)
 
 
 def strict_label(scores: Float[Array, "B 5"], *, level: float = 0.25) -> Bool[Array, " B"]:
@@ -144,18 +152,18 @@ def strict_label(scores: Float[Array, "B 5"], *, level: float = 0.25) -> Bool[Ar
     return jnp.all(scores >= level, axis=1)
 
 
-def draw_labelled_pairs(key: Key, n: int, *, error_rate: float, strict: bool) -> text.Pairs:
+def draw_labelled_pairs(task: Replies, key: Key, n: int, *, error_rate: float, strict: bool) -> text.Pairs:
     """Pairs of a reply labelled good and one labelled bad, as far as the labels tell; else in the order drawn.
 
     Args:
       error_rate: chance that a label is wrong: several agents that check each other err less than one.
       strict: good in every respect; else above the middle of the utility.
     """
-    pairs = text.draw_pairs(jax.random.fold_in(key, 0), n, sharpness=0.0)
+    pairs = task.draw_pairs(jax.random.fold_in(key, 0), n, sharpness=0.0)
     labels = []
     for side, replies in enumerate((pairs.first, pairs.second)):
-        scores = text.attributes(pairs.prompts, replies)
-        good = strict_label(scores) if strict else text.utility(pairs.prompts, replies) > 0.25
+        scores = task.attributes(pairs.prompts, replies)
+        good = strict_label(scores) if strict else task.utility(pairs.prompts, replies) > 0.25
         labels.append(good ^ (jax.random.uniform(jax.random.fold_in(key, 1 + side), (n,)) < error_rate))
     swap = (labels[1] & ~labels[0])[:, None]
     return text.Pairs(

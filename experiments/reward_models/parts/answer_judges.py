@@ -29,6 +29,23 @@ DIRECT = WORKED._replace(response_tokens=1)
 SHOWN = 99  # the largest number that two digits show; larger ones are cut to it
 
 
+class Log(NamedTuple):
+    """What generative judges read and write.
+
+    ``pairs(value, answers) -> [B, K]`` are an answer and its reference, of which ``question`` makes the prompt and
+    ``work`` what is written before the verdict; ``draw(key, n, error_rate) -> (pairs, verdicts)`` is another judge's
+    log. A verdict is one of three tokens, the last of which cannot be read.
+    """
+
+    worked: strings.World
+    direct: strings.World
+    verdicts: tuple[int, int, int]
+    pairs: Callable[[Array, dict[str, Array]], Array]
+    question: Callable[[Array], Array]
+    work: Callable[[Array], Array]
+    draw: Callable[..., tuple[Array, Array]]
+
+
 class Verifier(NamedTuple):
     """``fit(key) -> net`` is called once a seed; ``judge(net, value, answered, answers) -> [B]`` in [0, 1]."""
 
@@ -80,29 +97,47 @@ def work(pairs: Int[Array, "N 3"]) -> Int[Array, "N 4"]:
     return jnp.concatenate([_digits(pairs[:, k] % pairs[:, 2]) for k in (0, 1)], axis=1)
 
 
-def draw_log(key: Key, n: int, *, error_rate: float, worked: bool) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
+def _pairs(value: Array, answers: dict[str, Array]) -> Array:
+    return jnp.stack([value, answers["reference"], answers["modulus"]], axis=1)
+
+
+DIGITS = Log(WORKED, DIRECT, (YES, NO, ODD), _pairs, question, work, draw_judgements)
+
+
+def log_of(free: free_answers.FreeBench) -> Log:
+    """What the judges of a bench read and write."""
+    return DIGITS if free.log is None else free.log
+
+
+def draw_log(
+    key: Key, n: int, *, error_rate: float, worked: bool, log: Log = DIGITS
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """A judge's log as text to imitate; 3 % of the verdicts cannot be read.
 
     With work the verdict follows from the work, which is right but for ``error_rate`` of the verdicts.
     """
-    pairs, verdict = draw_judgements(jax.random.fold_in(key, 0), n, error_rate=error_rate)
+    pairs, verdict = log.draw(jax.random.fold_in(key, 0), n, error_rate=error_rate)
     odd = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.03, (n,))
-    said = jnp.where(odd, ODD, jnp.where(verdict, YES, NO)).astype(jnp.int32)[:, None]
-    return question(pairs), jnp.concatenate([work(pairs), said], axis=1) if worked else said
+    yes, no, other = log.verdicts
+    said = jnp.where(odd, other, jnp.where(verdict, yes, no)).astype(jnp.int32)[:, None]
+    return log.question(pairs), jnp.concatenate([log.work(pairs), said], axis=1) if worked else said
 
 
 def verdicts(
-    net: Params, pairs: Int[Array, "N 3"], *, worked: bool
+    net: Params, pairs: Int[Array, "N K"], *, worked: bool, log: Log = DIGITS
 ) -> tuple[Float[Array, " N"], Float[Array, " N"], Int[Array, "N W"]]:
     """``(P(yes), P(no), what was written before)``: the work is written greedily, the verdict is not drawn."""
-    world, prompts = (WORKED, question(pairs)) if worked else (DIRECT, question(pairs))
+    world, prompts = (log.worked, log.question(pairs)) if worked else (log.direct, log.question(pairs))
     written = jnp.zeros((pairs.shape[0], 0), jnp.int32)
     if worked:
-        written = strings.sample(world, net, prompts, jax.random.key(0), temperature=0.0)[:, :WORK_TOKENS]
+        written = strings.sample(world, net, prompts, jax.random.key(0), temperature=0.0)[:, :-1]
     chances = []
-    for word in (YES, NO):
+    for word in log.verdicts[:2]:
         said = jnp.concatenate([written, jnp.full((pairs.shape[0], 1), word, jnp.int32)], axis=1)
         chances.append(jnp.exp(strings.token_logp(world, net, prompts, said)[:, -1]))
+    if world.start is not None:  # work that ends has no verdict behind it
+        ended = jnp.any(written == world.end, axis=1)
+        chances = [jnp.where(ended, 0.0, x) for x in chances]
     return *chances, written
 
 
@@ -128,11 +163,9 @@ def soft_judgement(yes: Float[Array, " B"], no: Float[Array, " B"], *, renormali
     return jnp.where(says_yes, yes, jnp.where(says_no, 1.0 - no, 0.0))
 
 
-def _pairs(value: Array, answers: dict[str, Array]) -> Array:
-    return jnp.stack([value, answers["reference"], answers["modulus"]], axis=1)
-
-
-def make_generative(examples: int, *, error_rate: float, worked: bool, soft: bool, steps: int = 400) -> Verifier:
+def make_generative(
+    examples: int, *, error_rate: float, worked: bool, soft: bool, steps: int = 400, log: Log = DIGITS
+) -> Verifier:
     """A verifier that imitates the log of a judge, by its word or by how sure it is.
 
     Args:
@@ -142,26 +175,31 @@ def make_generative(examples: int, *, error_rate: float, worked: bool, soft: boo
     "Crossing the Reward Bridge", arXiv:2503.23829, section 3 (soft). Differs from both papers in the size of the
     verifier, a decoder of some thirty thousand parameters, and in its log, which a script writes.
     """
-    world = WORKED if worked else DIRECT
+    world = log.worked if worked else log.direct
 
     def draw(key, n):
-        return draw_log(key, n, error_rate=error_rate, worked=worked)
+        return draw_log(key, n, error_rate=error_rate, worked=worked, log=log)
 
     def judge(net, value, answered, answers):
-        yes, no, _ = verdicts(net, _pairs(value, answers), worked=worked)
+        yes, no, _ = verdicts(net, log.pairs(value, answers), worked=worked, log=log)
         said = soft_judgement(yes, no)
         return jnp.where(answered, said if soft else (said > 0.5).astype(jnp.float32), 0.0)
 
     return Verifier(strings.make_base(world, draw, steps=steps, table=examples), judge)
 
 
-def large_judge(error_rate: float) -> Callable[..., Array]:
-    """The truth, but for a fixed share of (answer, reference, modulus) on which it is wrong."""
+def large_judge(
+    error_rate: float,
+    *,
+    equivalent: Callable[..., Array] = free_answers.equivalent,
+    marked: Callable[..., Array] = free_answers.marked,
+) -> Callable[..., Array]:
+    """The truth, but for a fixed share of answers and references on which it is wrong."""
 
     def judge(value, answered, answers):
-        mixed = value * 7919 + answers["reference"] * 104729 + answers["modulus"] * 1299709
+        mixed = marked(value, answers)
         coin = (jnp.abs(mixed * 48271) % 1000).astype(jnp.float32) / 1000
-        verdict = free_answers.equivalent(value, answered, answers) ^ (coin < error_rate)
+        verdict = equivalent(value, answered, answers) ^ (coin < error_rate)
         return (verdict & answered).astype(jnp.float32)
 
     return judge
@@ -198,7 +236,7 @@ def judged_stage(
         read = free.read(rows)
         said = jax.lax.stop_gradient(verifier.judge(extras["verifier"], *read, answers))
         value = said if worth is None else worth(said, *read, answers)
-        right = free_answers.equivalent(*read, answers)
+        right = free.equivalent(*read, answers)
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
             row_extras=lambda extras, rows, rewards: {"passed": said > 0.5, "right": right},
@@ -206,7 +244,7 @@ def judged_stage(
         return inner(params, extras, rows, rewards._replace(value=value))
 
     online = curricula.make_grpo(
-        settings, free.bench, estimate=estimate, score=free_answers.make_score(free, free_answers.equivalent),
+        settings, free.bench, estimate=estimate, score=free_answers.make_score(free, free.equivalent),
         figures=lambda batch, metrics: agreement(batch.extras["passed"], batch.extras["right"]), **slots,
     )  # fmt: skip
     return Stage(online, settings.steps, lambda params, key: {"verifier": verifier.fit(key)})

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from experiments.parts import strings
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -31,34 +32,39 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
-WORLD = strings.make_world(text.VOCABULARY, text.PROMPT_TOKENS, text.RESPONSE_TOKENS, end=text.END)
-Proxy = Callable[[Params, Array, Array], Array]  # (parameters of a run, prompts, responses) -> what is optimised [B]
+Proxy = Callable[[Replies, Params, Array, Array], Array]  # (task, parameters, prompts, responses) -> optimised [B]
 
 
-def init_reward(key: Key, *, outputs: int) -> Params:
+def init_reward(task: Replies, key: Key, *, outputs: int) -> Params:
     """A reward model of the policy's shape with a head of so many numbers."""
     first, second = jax.random.split(key)
-    model = WORLD.policy.init(first)
+    model = task.world.policy.init(first)
     width = model["final_norm"].shape[0]
     return {"model": model, "head": heads.init_head(width, second, outputs=outputs, scale=width**-0.5)}
 
 
-def scores(reward: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Float[Array, "N K"]:
+def scores(
+    task: Replies, reward: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
+) -> Float[Array, "N K"]:
     """All outputs of a reward model for whole replies."""
-    rows = strings.whole(WORLD, prompts, responses)
-    hidden = WORLD.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
+    rows = strings.whole(task.world, prompts, responses)
+    hidden = task.world.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
     return heads.apply_head(reward["head"], hidden[:, -1:])[:, 0]
 
 
 @lru_cache(maxsize=16)
-def make_start(*, base_steps: int, outputs: int) -> Callable[[Key], Params]:
+def make_start(task: Replies, *, base_steps: int, outputs: int) -> Callable[[Key], Params]:
     """The ``init`` of a plan: a policy trained on the behaviour, a fresh reward model, a value head that says 0."""
-    base = strings.make_base(WORLD, text.draw_behaviour, steps=base_steps)
+    base = strings.make_base(task.world, task.draw_behaviour, steps=base_steps)
 
     def init(key):
         model = base(key)
         value = heads.init_head(model["final_norm"].shape[0], key)
-        return {"model": model, "value": value, "reward": init_reward(jax.random.fold_in(key, 9), outputs=outputs)}
+        return {
+            "model": model,
+            "value": value,
+            "reward": init_reward(task, jax.random.fold_in(key, 9), outputs=outputs),
+        }
 
     return init
 
@@ -67,77 +73,93 @@ def make_start(*, base_steps: int, outputs: int) -> Callable[[Key], Params]:
 
 
 def fit_stage(
-    draw: Callable[[Key, int], Any],
-    loss: Callable[[Params, Any], tuple[Array, dict[str, Array]]],
+    task: Replies,
+    draw: Callable[[Replies, Key, int], Any],
+    loss: Callable[[Replies, Params, Any], tuple[Array, dict[str, Array]]],
     *,
     steps: int,
     table: int = 1024,
     rows_per_step: int = 64,
     learning_rate: float = 3e-3,
 ) -> Stage:
-    """Trains on a table of ``draw(key, rows)``; ``loss(params, rows) -> (value, metrics)`` of the whole parameters.
+    """Trains on a table of ``draw(key, rows)``; ``loss(task, params, rows)`` of the whole parameters.
 
     What the loss does not read keeps its value: Adam moves nothing without a gradient.
     """
 
     def of_rows(params, extras, rows):
-        return loss(params, rows)
+        return loss(task, params, rows)
 
     method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, of_rows, optax.adam(WORLD.rate or learning_rate)
+        lambda extras: extras["rows"],
+        make_uniform(),
+        rows_per_step,
+        of_rows,
+        optax.adam(task.world.rate or learning_rate),
     )
-    return Stage(method, steps, strings.make_table(draw, table))
+    return Stage(method, steps, strings.make_table(partial(draw, task), table))
 
 
-def preference_loss(params: Params, pairs: text.Pairs, *, output: int = 0) -> tuple[Array, dict[str, Array]]:
+def preference_loss(
+    task: Replies, params: Params, pairs: text.Pairs, *, output: int = 0
+) -> tuple[Array, dict[str, Array]]:
     """Bradley-Terry on one output of the reward model."""
-    both = [scores(params["reward"], pairs.prompts, x)[:, output] for x in (pairs.first, pairs.second)]
+    both = [scores(task, params["reward"], pairs.prompts, x)[:, output] for x in (pairs.first, pairs.second)]
     terms = bradley_terry_loss(*both)
     return reduce.scalars(terms.loss), {"fit/accuracy": reduce.scalars(terms.aux["accuracy"])}
 
 
-def label_loss(params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array, dict[str, Array]]:
+def label_loss(task: Replies, params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array, dict[str, Array]]:
     """Squared error of all outputs: rows of ``(prompts, responses, labels [B, K])``."""
     prompts, responses, labels = rows
-    terms = label_regression_loss(scores(params["reward"], prompts, responses), labels)
+    terms = label_regression_loss(scores(task, params["reward"], prompts, responses), labels)
     value = reduce.scalars(terms.loss)
     return value, {"fit/error": value}
 
 
-def mixed(params: Params, prompts: Array, responses: Array) -> Array:
+def mixed(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """The ``Proxy`` of several outputs, weighed by ``softmax(params["mix"])``; the outputs themselves are fixed."""
-    found = jax.lax.stop_gradient(scores(params["reward"], prompts, responses))
+    found = jax.lax.stop_gradient(scores(task, params["reward"], prompts, responses))
     return combine.composed(found, jax.nn.softmax(params["mix"]))
 
 
-def mix_loss(params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
+def mix_loss(task: Replies, params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
     """Bradley-Terry on ``mixed``: it fits the weights only."""
-    both = [mixed(params, pairs.prompts, x) for x in (pairs.first, pairs.second)]
+    both = [mixed(task, params, pairs.prompts, x) for x in (pairs.first, pairs.second)]
     return reduce.scalars(bradley_terry_loss(*both).loss), {}
 
 
-def first_output(params: Params, prompts: Array, responses: Array) -> Array:
+def first_output(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """The ``Proxy`` of a scalar reward model."""
-    return scores(params["reward"], prompts, responses)[:, 0]
+    return scores(task, params["reward"], prompts, responses)[:, 0]
 
 
 # ------------------------------------------------------------------ ensembles
 
 
-def draw_bootstraps(key: Key, rows: int, *, heads: int, **annotator: float) -> tuple[text.Pairs, Array, Array]:
+def draw_pairs(task: Replies, key: Key, rows: int, **annotator: float) -> text.Pairs:
+    """Labelled pairs of the task."""
+    return task.draw_pairs(key, rows, **annotator)
+
+
+def draw_bootstraps(
+    task: Replies, key: Key, rows: int, *, heads: int, **annotator: float
+) -> tuple[text.Pairs, Array, Array]:
     """Pairs, how often each head's bootstrap has them ``[N, H]``, noise for samples of both rewards ``[N, 2, H]``."""
-    pairs = text.draw_pairs(jax.random.fold_in(key, 0), rows, **annotator)
+    pairs = task.draw_pairs(jax.random.fold_in(key, 0), rows, **annotator)
     counts = jax.random.poisson(jax.random.fold_in(key, 1), 1.0, (rows, heads)).astype(jnp.float32)
     return pairs, counts, jax.random.normal(jax.random.fold_in(key, 2), (rows, 2, heads))
 
 
-def ensemble(params: Params, prompts: Array, responses: Array) -> tuple[Array, Array]:
+def ensemble(task: Replies, params: Params, prompts: Array, responses: Array) -> tuple[Array, Array]:
     """Means and deviations of the heads ``[B, H]``: the first and the second half of the outputs."""
-    mean, log_deviation = jnp.split(scores(params["reward"], prompts, responses), 2, axis=1)
+    mean, log_deviation = jnp.split(scores(task, params["reward"], prompts, responses), 2, axis=1)
     return mean, jnp.exp(jnp.clip(log_deviation, -3.0, 1.0))
 
 
-def ensemble_loss(params: Params, rows: tuple[text.Pairs, Array, Array]) -> tuple[Array, dict[str, Array]]:
+def ensemble_loss(
+    task: Replies, params: Params, rows: tuple[text.Pairs, Array, Array]
+) -> tuple[Array, dict[str, Array]]:
     """Bradley-Terry of every head over its bootstrap, on samples ``mean + deviation * noise`` of both rewards.
 
     From "Reward-Robust RLHF in LLMs" (BRME), arXiv:2409.15360. Differs from the paper in that how its heads are fitted
@@ -146,60 +168,62 @@ def ensemble_loss(params: Params, rows: tuple[text.Pairs, Array, Array]) -> tupl
     pairs, counts, noise = rows
     sampled = []
     for side, replies in enumerate((pairs.first, pairs.second)):
-        mean, deviation = ensemble(params, pairs.prompts, replies)
+        mean, deviation = ensemble(task, params, pairs.prompts, replies)
         sampled.append(mean + deviation * noise[:, side])
     losses = [counts[:, h] * bradley_terry_loss(*(x[:, h] for x in sampled)).loss for h in range(counts.shape[1])]
     return reduce.scalars(sum(losses[1:], losses[0])), {}
 
 
-def teacher_loss(params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
+def teacher_loss(task: Replies, params: Params, pairs: text.Pairs) -> tuple[Array, dict[str, Array]]:
     """Bradley-Terry of ``params["teacher"]``, the reward model to which heads are fitted by likelihood."""
-    return preference_loss({"reward": params["teacher"]}, pairs)
+    return preference_loss(task, {"reward": params["teacher"]}, pairs)
 
 
-def likelihood_loss(params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array, dict[str, Array]]:
+def likelihood_loss(task: Replies, params: Params, rows: tuple[Array, Array, Array]) -> tuple[Array, dict[str, Array]]:
     """Gaussian likelihood of every head on rows of ``(prompts, responses, target [B])``.
 
     From "Reward-Robust RLHF in LLMs" (BRME), arXiv:2409.15360, as ``losses.reward.gaussian_reward_loss``.
     """
     prompts, responses, target = rows
-    mean, log_deviation = jnp.split(scores(params["reward"], prompts, responses), 2, axis=1)
+    mean, log_deviation = jnp.split(scores(task, params["reward"], prompts, responses), 2, axis=1)
     terms = gaussian_reward_loss(mean, log_deviation, target)
     return reduce.scalars(terms.loss), {"fit/error": reduce.scalars(terms.aux["error"])}
 
 
-def taught_stage(*, steps: int, replies: int, rows_per_step: int = 64, learning_rate: float = 3e-3) -> Stage:
+def taught_stage(
+    task: Replies, *, steps: int, replies: int, rows_per_step: int = 64, learning_rate: float = 3e-3
+) -> Stage:
     """Fits the ensemble's heads to what ``params["teacher"]`` says of replies of the behaviour."""
 
     def extras(params, key):
-        prompts, responses = text.draw_behaviour(key, replies)
-        target = scores(params["teacher"], prompts, responses)[:, 0]
+        prompts, responses = task.draw_behaviour(key, replies)
+        target = scores(task, params["teacher"], prompts, responses)[:, 0]
         return {"rows": (prompts, responses, jax.lax.stop_gradient(target))}
 
     method = Offline(
         lambda extras: extras["rows"], make_uniform(), rows_per_step,
-        lambda params, extras, rows: likelihood_loss(params, rows), optax.adam(learning_rate),
+        lambda params, extras, rows: likelihood_loss(task, params, rows), optax.adam(learning_rate),
     )  # fmt: skip
     return Stage(method, steps, extras)
 
 
-def robust(params: Params, prompts: Array, responses: Array, *, share: float) -> Array:
+def robust(task: Replies, params: Params, prompts: Array, responses: Array, *, share: float) -> Array:
     """The ``Proxy`` of an ensemble between its surest head (``share=1``) and its worst (0)."""
-    return combine.robust_rewards(*ensemble(params, prompts, responses), share=share)
+    return combine.robust_rewards(*ensemble(task, params, prompts, responses), share=share)
 
 
-def lower(params: Params, prompts: Array, responses: Array, *, weight: float) -> Array:
+def lower(task: Replies, params: Params, prompts: Array, responses: Array, *, weight: float) -> Array:
     """The ``Proxy`` of an ensemble: mean less ``weight`` deviations between the heads."""
-    return combine.lower_bound_rewards(ensemble(params, prompts, responses)[0], weight=weight)
+    return combine.lower_bound_rewards(ensemble(task, params, prompts, responses)[0], weight=weight)
 
 
-def arbitrary(params: Params, prompts: Array, responses: Array) -> Array:
+def arbitrary(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """A useless ``Proxy`` that is not constant: a fixed random weight for each token."""
-    weights = jnp.sin(3.0 * jax.random.normal(jax.random.key(3), (text.VOCABULARY,)))
-    return jnp.sum(jnp.where(text.spoken(responses), weights[responses], 0.0), axis=1)
+    weights = jnp.sin(3.0 * jax.random.normal(jax.random.key(3), (task.size,)))
+    return jnp.sum(jnp.where(task.spoken(responses), weights[responses], 0.0), axis=1)
 
 
-def constant(params: Params, prompts: Array, responses: Array) -> Array:
+def constant(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """A useless ``Proxy`` that moves nothing."""
     return jnp.zeros(responses.shape[:1], jnp.float32)
 
@@ -207,19 +231,21 @@ def constant(params: Params, prompts: Array, responses: Array) -> Array:
 # ------------------------------------------------------------------ agreement with the truth
 
 
-def pair_accuracy(proxy: Proxy, params: Params, key: Key, *, rows: int = 256, **annotator: float) -> Array:
+def pair_accuracy(
+    task: Replies, proxy: Proxy, params: Params, key: Key, *, rows: int = 256, **annotator: float
+) -> Array:
     """How often the proxy agrees with true utilities on fresh pairs; ties count half."""
-    pairs = text.draw_pairs(key, rows, **({"sharpness": 1e4} | annotator))
-    gap = proxy(params, pairs.prompts, pairs.first) - proxy(params, pairs.prompts, pairs.second)
+    pairs = task.draw_pairs(key, rows, **({"sharpness": 1e4} | annotator))
+    gap = proxy(task, params, pairs.prompts, pairs.first) - proxy(task, params, pairs.prompts, pairs.second)
     return reduce.scalars(jnp.where(gap > 0, 1.0, jnp.where(gap < 0, 0.0, 0.5)))
 
 
 # ------------------------------------------------------------------ a policy that optimises it
 
 
-def true_score(answers: Any, rows: Trajectories) -> Rewards:
+def true_score(task: Replies, answers: Any, rows: Trajectories) -> Rewards:
     """The ``score`` of every stage: the true utility, which no learner sees."""
-    value = text.utility(*strings.responses_of(WORLD, rows))
+    value = task.utility(*strings.responses_of(task.world, rows))
     return Rewards(value, jnp.ones(value.shape, bool))
 
 
@@ -228,11 +254,12 @@ def reference_extras(params: Params, key: Key) -> dict[str, Params]:
     return {"reference": jax.tree.map(jnp.copy, params["model"])}
 
 
-def _prompts(count: int) -> Array:
-    return text.draw_prompts(jax.random.key(21), count)
+def _prompts(task: Replies, count: int) -> Array:
+    return task.draw_prompts(jax.random.key(21), count)
 
 
 def grpo_stage(
+    task: Replies,
     proxy: Proxy,
     *,
     steps: int,
@@ -248,31 +275,33 @@ def grpo_stage(
       advantages: ``(scores, group_ids, *, valid) -> [B]``; ``scores`` is what the proxy gives, ``[B]`` or ``[B, K]``.
     """
     loss = builders.make_policy_loss(
-        WORLD.policy,
+        task.world.policy,
         clipped_policy_loss,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
         diagnostics=builders.reference_kl,
     )
 
     def estimate(params, extras, rows, rewards):
-        judged = jax.lax.stop_gradient(proxy(params, *strings.responses_of(WORLD, rows)))
+        judged = jax.lax.stop_gradient(proxy(task, params, *strings.responses_of(task.world, rows)))
         values = advantages(judged, rows.group_ids, valid=rewards.valid)
         inner = builders.make_estimate(
-            WORLD.policy,
+            task.world.policy,
             lambda rows, rewards: group.per_token(values, rows.mask),
             reference=lambda extras: extras["reference"],
         )
         return inner(params["model"], extras, rows, rewards)
 
     online = strings.make_online(
-        WORLD, _prompts(512), true_score, estimate=estimate, loss=lambda params, batch: loss(params["model"], batch),
-        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
+        task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
+        loss=lambda params, batch: loss(params["model"], batch),
+        tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
         actor=recipes.model_of,
     )  # fmt: skip
     return Stage(online, steps, reference_extras)
 
 
 def ppo_stage(
+    task: Replies,
     proxy: Proxy,
     *,
     steps: int,
@@ -283,40 +312,43 @@ def ppo_stage(
     """PPO with a value head on the proxy, less the KL to the policy that the stage begins with at every token."""
 
     def token_rewards(params, extras, rows, rewards):
-        judged = jax.lax.stop_gradient(proxy(params, *strings.responses_of(WORLD, rows)))
-        reference, _ = builders.score_tokens(WORLD.policy, extras["reference"], rows)
+        judged = jax.lax.stop_gradient(proxy(task, params, *strings.responses_of(task.world, rows)))
+        reference, _ = builders.score_tokens(task.world.policy, extras["reference"], rows)
         paid = returns.at_last_token(judged, rows.mask)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=kl_weight)
 
-    estimate = actor_critic.make_value_estimate(WORLD.policy, token_rewards=token_rewards)
+    estimate = actor_critic.make_value_estimate(task.world.policy, token_rewards=token_rewards)
     online = strings.make_online(
-        WORLD, _prompts(512), true_score, estimate=estimate, loss=actor_critic.make_actor_critic_loss(WORLD.policy),
-        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=rollouts_per_step, group_size=1,
+        task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
+        loss=actor_critic.make_actor_critic_loss(task.world.policy),
+        tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=rollouts_per_step, group_size=1,
         actor=recipes.model_of,
     )  # fmt: skip
     return Stage(online, steps, reference_extras)
 
 
-def dpo_stage(proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int = 64, beta: float = 0.1,
+def dpo_stage(task: Replies, proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int = 64, beta: float = 0.1,
               learning_rate: float = 1e-3) -> Stage:  # fmt: skip
     """DPO on pairs of the behaviour that the proxy ranks; the policy at its start is the reference."""
 
     def extras(params, key):
-        found = text.draw_pairs(key, pairs, sharpness=0.0)
-        wins = (proxy(params, found.prompts, found.first) >= proxy(params, found.prompts, found.second))[:, None]
+        found = task.draw_pairs(key, pairs, sharpness=0.0)
+        wins = (proxy(task, params, found.prompts, found.first) >= proxy(task, params, found.prompts, found.second))[
+            :, None
+        ]
         chosen = jnp.where(wins, found.first, found.second), jnp.where(wins, found.second, found.first)
-        base = [strings.sum_logp(WORLD, params["model"], found.prompts, x) for x in chosen]
+        base = [strings.sum_logp(task.world, params["model"], found.prompts, x) for x in chosen]
         return {"rows": (found.prompts, *chosen, *base)}
 
     def loss(params, extras, batch):
         prompts, chosen, rejected, *base = batch
-        own = [strings.sum_logp(WORLD, params["model"], prompts, x) for x in (chosen, rejected)]
+        own = [strings.sum_logp(task.world, params["model"], prompts, x) for x in (chosen, rejected)]
         terms = dpo_loss(*own, *base, beta=beta)
-        trained = sum(jnp.sum(strings.counted(x, text.END).astype(jnp.float32)) for x in (chosen, rejected))
+        trained = sum(jnp.sum(strings.counted(x, task.world.end).astype(jnp.float32)) for x in (chosen, rejected))
         return reduce.scalars(terms.loss), {"tokens/trained": trained}
 
     method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
     )
     return Stage(method, steps, extras)
 
@@ -324,32 +356,34 @@ def dpo_stage(proxy: Proxy, *, steps: int, pairs: int = 1024, rows_per_step: int
 # ------------------------------------------------------------------ the truth
 
 
-def policy_figures(params: Params, key: Key, *, prompts: int = 128, samples: int = 2) -> dict[str, Array]:
+def policy_figures(
+    task: Replies, params: Params, key: Key, *, prompts: int = 128, samples: int = 2
+) -> dict[str, Array]:
     """True utility, qualities and length of the policy's replies to fresh prompts, each quality on benign ones, too."""
-    asked = text.draw_prompts(jax.random.fold_in(key, 0), prompts)
-    said = strings.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 1), samples=samples)
+    asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
+    said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1), samples=samples)
     asked = jnp.repeat(asked, samples, axis=0)
-    found, benign = text.attributes(asked, said), asked[:, 1] == text.BENIGN
+    found, benign = task.attributes(asked, said), task.benign(asked)
     return {
-        "eval/utility": reduce.scalars(text.utility(asked, said)),
-        "eval/length": reduce.scalars(text.lengths(said)),
+        "eval/utility": reduce.scalars(task.utility(asked, said)),
+        "eval/length": reduce.scalars(task.lengths(said)),
         **{f"eval/{name}": reduce.scalars(found[:, k]) for k, name in enumerate(text.NAMES)},
         "eval/benign_actionable": reduce.scalars(found[:, text.NAMES.index("actionable")], benign),
     }
 
 
 @lru_cache(maxsize=32)
-def make_measure(proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]]):
+def make_measure(task: Replies, proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]]):
     """The ``measure`` of a plan: ``policy_figures``, what the proxy says of the policy, and its accuracy on pairs."""
 
     def measure(params, key):
-        asked = text.draw_prompts(jax.random.fold_in(key, 3), 64)
-        said = strings.sample(WORLD, params["model"], asked, jax.random.fold_in(key, 4))
-        figures = policy_figures(params, key)
-        figures["eval/proxy"] = reduce.scalars(proxy(params, asked, said))
-        figures["pair/accuracy"] = pair_accuracy(proxy, params, jax.random.fold_in(key, 5))
+        asked = task.draw_prompts(jax.random.fold_in(key, 3), 64)
+        said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 4))
+        figures = policy_figures(task, params, key)
+        figures["eval/proxy"] = reduce.scalars(proxy(task, params, asked, said))
+        figures["pair/accuracy"] = pair_accuracy(task, proxy, params, jax.random.fold_in(key, 5))
         for extra in more:
-            figures |= extra(params, jax.random.fold_in(key, 6))
+            figures |= extra(task, params, jax.random.fold_in(key, 6))
         return figures
 
     return measure
@@ -357,8 +391,8 @@ def make_measure(proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]])
 
 def column(index: int) -> Proxy:
     """The ``Proxy`` that reads one output alone."""
-    return partial(_column, index)
+    return partial(_column, index=index)
 
 
-def _column(index: int, params: Params, prompts: Array, responses: Array) -> Array:
-    return scores(params["reward"], prompts, responses)[:, index]
+def _column(task: Replies, params: Params, prompts: Array, responses: Array, *, index: int) -> Array:
+    return scores(task, params["reward"], prompts, responses)[:, index]

@@ -5,18 +5,23 @@ are polite, ``11 .. 18`` on a topic (two for each), ``19 .. 22`` give an action,
 say nothing; ``END`` ends the reply. After a risky prompt actions are unsafe, too.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-OWN_ROWS = "experiments.reward_models.parts.text_attributes"  # the same names over rows of one's own
+from experiments.parts import strings
+from jaxrl_llm.types import Policy
+
+OWN_ROWS = "experiments.reward_models.parts.text_attributes"  # opens ``Replies`` of rows of one's own
 NAMES = ("safe", "polite", "relevant", "actionable", "varied")
 VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS = 32, 3, 12
 BENIGN, RISKY = 4, 5
 POLITE, TOPICAL, ACTION, UNSAFE, FILLER, END = 8, 11, 19, 23, 26, 31  # first token of each kind
 TOPICS = 4
+READER_WORDS, REPORT = 31, 4  # of the language of principles; tokens of a report
 
 
 class Pairs(NamedTuple):
@@ -131,12 +136,66 @@ def draw_pairs(
     return Pairs(prompts, jnp.where(wins, one, two), jnp.where(wins, two, one))
 
 
+def benign(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
+    """Prompts after which an action does no harm."""
+    return prompts[:, 1] == BENIGN
+
+
+class Reading(NamedTuple):
+    """A decoder that reads a principle, a prompt and a reply and answers yes or no.
+
+    ``hidden(model, words [N, 2], prompts, replies) -> [N, D]`` is its state behind all; word ``w`` of the language of
+    principles, which has ``READER_WORDS``, is token ``first + w``. A reply has quality k where its score is above
+    ``cuts[k]``. ``critic`` is the world of a judge that writes: prompt, reply and two words, then a report.
+    """
+
+    policy: Policy
+    hidden: Callable[..., Array]
+    first: int
+    cuts: tuple[float, ...]
+    critic: strings.World
+
+
+class Replies(NamedTuple):
+    """Prompts, replies and their qualities: the language of this module, or rows of one's own.
+
+    Functions have the signatures of those of this module; ``size`` is the number of tokens, ``reading`` None where an
+    experiment has no reader of principles.
+    """
+
+    world: strings.World
+    size: int
+    spoken: Callable[[Array], Array]
+    lengths: Callable[[Array], Array]
+    benign: Callable[[Array], Array]
+    attributes: Callable[[Array, Array], Array]
+    utility: Callable[[Array, Array], Array]
+    draw_prompts: Callable[..., Array]
+    draw_behaviour: Callable[..., tuple[Array, Array]]
+    draw_pairs: Callable[..., Pairs]
+    reading: Reading | None = None
+
+
+LANGUAGE = Replies(
+    world=strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, end=END), size=VOCABULARY, spoken=spoken,
+    lengths=lengths, benign=benign, attributes=attributes, utility=utility, draw_prompts=draw_prompts,
+    draw_behaviour=draw_behaviour, draw_pairs=draw_pairs,
+)  # fmt: skip
+
+
 def rate(
-    key: Array, prompts: Int[Array, "N P"], responses: Int[Array, "N T"], *, rules: int, levels: int, noise: float
+    task: Replies,
+    key: Array,
+    prompts: Int[Array, "N P"],
+    responses: Int[Array, "N T"],
+    *,
+    rules: int,
+    levels: int,
+    noise: float,
 ) -> Int[Array, "N K"]:
     """Ratings ``0 .. levels - 1``: rater k looks at quality ``k % 5`` and guesses with chance ``k noise``."""
     first, second = jax.random.split(key)
-    true = attributes(prompts, responses)[:, jnp.arange(rules, dtype=jnp.int32) % len(NAMES)]
+    true = task.attributes(prompts, responses)[:, jnp.arange(rules, dtype=jnp.int32) % len(NAMES)]
     true = jnp.round(true * (levels - 1)).astype(jnp.int32)
     guess = jax.random.randint(first, true.shape, 0, levels, jnp.int32)
     careless = jax.random.uniform(second, true.shape) < noise * jnp.arange(rules, dtype=jnp.float32)[None, :]

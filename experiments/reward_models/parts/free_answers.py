@@ -14,6 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.text_problems import with_answer
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
@@ -37,7 +38,13 @@ class FreeBench(NamedTuple):
     read: Callable[[Trajectories], tuple[Array, Array]]  # (value, answered) of responses
     reference_tokens: Int[Array, "N R"]
     reference_valid: Bool[Array, "N R"]
-    mark: int
+    mark: tuple[int, ...]  # the tokens that stand before an answer
+    equivalent: Callable[[Array, Array, dict[str, Array]], Array]  # the truth, of (value, answered, answers)
+    exact: Callable[[Array, Array, dict[str, Array]], Array]  # the rule
+    shared: Callable[[Array, Array, dict[str, Array]], Array]  # the soft rule
+    size: Callable[[Array], Array]  # tokens of answers
+    marked: Callable[[Array, dict[str, Array]], Array]  # a number of (value, answers), by which a judge errs
+    log: Any = None  # ``answer_judges.Log``: what generative judges read and write; None: digits
 
 
 def references(problems: Sequence[Problem], seed: int = 0) -> np.ndarray:
@@ -55,15 +62,15 @@ def _answers(problems: Sequence[Problem], seed: int) -> dict[str, Array]:
 
 
 def make_free(settings: OnlineSettings) -> FreeBench:
-    """The free-form twin of ``bench(settings)``, of chains; equal settings share one.
+    """The free-form twin of ``bench(settings)``, of chains; equal settings share one. See ``text_answers`` for rows.
 
     Raises:
-      UserError: for problems that are no chains: in what other forms their answers are right is not known.
+      UserError: for another task: in what forms its answers are right is not known.
     """
     if settings.data != "chain":
         raise UserError(
-            f"--data {settings.data}: in what forms an answer is right is known of generated chains alone; use "
-            "--data chain, or an experiment that compares answers by a verifier of text"
+            f"--data {settings.data}: in what forms an answer is right is known of chains alone; use --data chain, or "
+            "rows of your own, whose answers a verifier of text compares"
         )
     return _free(recipes.bench_identity(settings))
 
@@ -88,8 +95,23 @@ def _free(identity: tuple) -> FreeBench:
         recipes.make_answer_reader(found),
         jnp.asarray(tokens[:, :DIGITS]),
         jnp.asarray((valid & ~ends)[:, :DIGITS]),
-        tokenizer.encode("#")[0],
+        (tokenizer.encode("#")[0],),
+        equivalent,
+        exact,
+        shared_digits,
+        digits,
+        marked,
     )
+
+
+def marked(value: Int[Array, " B"], answers: dict[str, Array]) -> Int[Array, " B"]:
+    """A number of the answer and its reference."""
+    return value * 7919 + answers["reference"] * 104729 + answers["modulus"] * 1299709
+
+
+def digits(numbers: Int[Array, " B"]) -> Float[Array, " B"]:
+    """Tokens of a whole number."""
+    return 1.0 + sum((numbers >= 10**k).astype(jnp.float32) for k in (1, 2, 3))
 
 
 def equivalent(value: Int[Array, " B"], answered: Bool[Array, " B"], answers: dict[str, Array]) -> Bool[Array, " B"]:
@@ -128,8 +150,18 @@ def make_score(free: FreeBench, judge: Callable[[Array, Array, dict[str, Array]]
 
 
 def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1e-3) -> Stage:
-    """Supervised steps after which either form of an answer is as likely: the table has each solution with both."""
+    """Supervised steps after which either form of an answer is as likely: the table has each solution with both.
+
+    Of rows of one's own it has their solutions.
+    """
     found, pairs = recipes.bench(settings), []
+    if settings.data != "chain":
+        texts = [with_answer(p.solution, p.answer) for p in recipes.solved_problems(settings)]
+        width = max(len(found.model.tokenizer.encode(text)) for text in texts) + 1
+        said = map(jnp.asarray, encode_responses(found.model.tokenizer, texts, width=width))
+        rows = supervised.joined(found.train.tokens, found.train.valid, *said)
+        tx = optax.adam(settings.learning_rate)
+        return Stage(supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=tx), steps)
     for problem in curricula.train_problems(settings):
         work, answer = problem.solution.rsplit("#", 1)
         pairs += [(problem.prompt, f"{work}#{int(answer) + k * problem.answer['modulus']}") for k in (0, 1)]
@@ -141,6 +173,8 @@ def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1
 
 def make_measure(settings: OnlineSettings, *more: Callable[..., dict[str, Array]]):
     """Held-out accuracy by residues; ``more(read, rows, answers)`` adds figures of the same responses."""
+    if settings.data != "chain":
+        return recipes.make_measure(settings)
     return _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, more)
 
 
@@ -184,14 +218,18 @@ def with_reference(free: FreeBench, rows: Trajectories, *, reasoning: bool = Tru
     """
     ends = jnp.asarray(free.bench.model.tokenizer.eos_ids, jnp.int32)
     ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
-    marks = jnp.cumsum(((rows.tokens == free.mark) & rows.mask).astype(jnp.int32), axis=1)
+    here = rows.tokens == free.mark[0]
+    for k, token in enumerate(free.mark[1:], start=1):
+        here = here & (jnp.pad(rows.tokens[:, k:], ((0, 0), (0, k)), constant_values=-1) == token)
+    marks = jnp.cumsum((here & rows.mask).astype(jnp.int32), axis=1)
     work = rows.mask & (marks == 0) & ~ended & reasoning
     count = rows.tokens.shape[0]
-    mark = jnp.full((count, 1), free.mark, jnp.int32), jnp.ones((count, 1), bool)
+    marks = [jnp.full((count, 1), token, jnp.int32) for token in free.mark]
+    mark = jnp.concatenate(marks, axis=1), jnp.ones((count, len(free.mark)), bool)
     reference = free.reference_tokens[rows.problem_ids], free.reference_valid[rows.problem_ids]
     keep = jnp.concatenate([((rows.segment_ids > 0) & ~rows.mask) | work, mark[1], reference[1]], axis=1)
     tokens, valid = given_responses.right_padded(jnp.concatenate([rows.tokens, mark[0], reference[0]], axis=1), keep)
-    scored = jnp.pad(reference[1].astype(jnp.int32), ((0, 0), (rows.tokens.shape[1] + 1, 0)))
+    scored = jnp.pad(reference[1].astype(jnp.int32), ((0, 0), (rows.tokens.shape[1] + len(free.mark), 0)))
     scored, _ = given_responses.right_padded(scored, keep)
     positions = jnp.where(valid, jnp.arange(valid.shape[1], dtype=jnp.int32)[None, :], 0)
     return Referenced(tokens, positions, valid.astype(jnp.int32), (scored > 0) & valid)

@@ -6,18 +6,22 @@ or first step, less 3 for a flaw. A report opens its thoughts, checks the three 
 ``BAD``), closes them, and gives both scores, each behind ``ANSWER``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-OWN_ROWS = "experiments.reward_models.parts.text_judges"  # the same names over rows of one's own
+from experiments.parts import strings
+
+OWN_ROWS = "experiments.reward_models.parts.text_judges"  # opens ``Reports`` of rows of one's own
 BASE, STEPS = 4, 3
 FLAW, CLEAN, OK, BAD, OPEN, CLOSE, ANSWER, WAIT = 4, 5, 6, 7, 8, 9, 10, 11
 SCORE, END = 12, 23  # scores 0 .. 10 are tokens 12 .. 22
 STRICT = 24  # the principle that errors of reasoning weigh most; 25: that looks do
 VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 26, 12, 23
+MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
 WEIGHTS = ((2, 3), (1, 5))  # of a principle: a step that is not reached rightly, a visible flaw
 
 
@@ -42,17 +46,6 @@ def right_steps(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2 3"]:
 def principle(prompts: Int[Array, "N 12"]) -> Int[Array, " N"]:
     """What counts in a question that is judged by principles: 0 reasoning, 1 looks, by its first number."""
     return prompts[:, 0] % 2
-
-
-def principled_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
-    """The true scores where what counts depends on the question.
-
-    >>> import jax.numpy as jnp
-    >>> answers = [3, 2, 2, CLEAN, 3, 1, 1, FLAW]  # the second errs at step 2 and has a flaw
-    >>> principled_scores(jnp.array([[1, 2, 3, 0, *answers]])).tolist()  # looks: 10 - 2 - 5
-    [[10.0, 3.0]]
-    """
-    return scores_of(right_steps(prompts), prompts, principle(prompts)).astype(jnp.float32)
 
 
 def gold_scores(prompts: Int[Array, "N 12"]) -> Float[Array, "N 2"]:
@@ -93,18 +86,79 @@ def reasoned(prompts: Int[Array, "N 12"]) -> Bool[Array, " N"]:
     return flawed[:, 0] == flawed[:, 1]
 
 
+def flawed(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2"]:
+    """Which answers have a visible flaw."""
+    return parts(prompts)[2]
+
+
+class Words(NamedTuple):
+    """The tokens of a report; scores 0 .. 10 begin at ``score``, the names of principles at ``strict``."""
+
+    ok: int
+    bad: int
+    open: int
+    close: int
+    answer: int
+    wait: int
+    score: int
+    strict: int
+    end: int
+
+
+class Reports(NamedTuple):
+    """Pairs of answers and the language of reports on them: the sums of this module, or rows of one's own.
+
+    Functions have the signatures of those of this module. Reports are written in ``world``, those of several rounds in
+    ``long``.
+    """
+
+    world: strings.World
+    long: strings.World
+    words: Words
+    draw_prompts: Callable[..., Array]
+    right_steps: Callable[[Array], Array]
+    flawed: Callable[[Array], Array]
+    principle: Callable[[Array], Array]
+    gold_scores: Callable[[Array], Array]
+    swapped: Callable[[Array], Array]
+    reasoned: Callable[[Array], Array]
+
+
+SUMS = Reports(
+    world=strings.make_world(VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS, end=END, width=48, layers=2, heads=3),
+    long=strings.make_world(VOCABULARY, PROMPT_TOKENS, LONG_REPORT, end=END, width=48, layers=2, heads=3),
+    words=Words(OK, BAD, OPEN, CLOSE, ANSWER, WAIT, SCORE, STRICT, END), draw_prompts=draw_prompts,
+    right_steps=right_steps, flawed=flawed, principle=principle, gold_scores=gold_scores, swapped=swapped,
+    reasoned=reasoned,
+)  # fmt: skip
+
+
+# --- reports, in the words of a task
+
+
+def principled_scores(task: Reports, prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
+    """The true scores where what counts depends on the question.
+
+    >>> import jax.numpy as jnp
+    >>> answers = [3, 2, 2, CLEAN, 3, 1, 1, FLAW]  # the second errs at step 2 and has a flaw
+    >>> principled_scores(SUMS, jnp.array([[1, 2, 3, 0, *answers]])).tolist()  # looks: 10 - 2 - 5
+    [[10.0, 3.0]]
+    """
+    return scores_of(task, task.right_steps(prompts), prompts, task.principle(prompts)).astype(jnp.float32)
+
+
 def scores_of(
-    checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N 12"], chosen: Int[Array, " N"] | None = None
+    task: Reports, checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N P"], chosen: Int[Array, " N"] | None = None
 ) -> Int[Array, "N 2"]:
     """The scores that follow from the checks of the steps under a principle, by default reasoning for all."""
     row = jnp.zeros(prompts.shape[:1], jnp.int32) if chosen is None else chosen
     step, flaw = (jnp.asarray(WEIGHTS, jnp.int32)[row, k][:, None] for k in (0, 1))
     loss = jnp.where(jnp.all(checked, axis=2), 0, step * (STEPS - jnp.argmin(checked, axis=2)))
-    return (10 - loss - flaw * parts(prompts)[2].astype(jnp.int32)).astype(jnp.int32)
+    return (10 - loss - flaw * task.flawed(prompts).astype(jnp.int32)).astype(jnp.int32)
 
 
 def report(
-    checked: Sequence[Bool[Array, "N 2 3"]], scores: Int[Array, "N 2"], *, width: int = REPORT_TOKENS,
+    task: Reports, checked: Sequence[Bool[Array, "N 2 3"]], scores: Int[Array, "N 2"], *, width: int | None = None,
     named: Int[Array, " N"] | None = None,
 ) -> Int[Array, "N T"]:  # fmt: skip
     """The tokens of a report: all rounds of checks with ``WAIT`` between them; without any the thoughts are empty.
@@ -112,89 +166,101 @@ def report(
     Args:
       named: the principle that the thoughts begin with; None: none is named.
     """
-    n = scores.shape[0]
+    n, words = scores.shape[0], task.words
+    width = task.world.response_tokens if width is None else width
 
     def column(token):
         return jnp.full((n, 1), token, jnp.int32)
 
-    thoughts = [] if named is None else [(STRICT + named[:, None]).astype(jnp.int32)]
+    thoughts = [] if named is None else [(words.strict + named[:, None]).astype(jnp.int32)]
     for k, one in enumerate(checked):
-        thoughts += ([column(WAIT)] if k else []) + [jnp.where(one.reshape(n, 6), OK, BAD).astype(jnp.int32)]
-    said = [column(OPEN), *thoughts, column(CLOSE), column(ANSWER), SCORE + scores[:, :1], column(ANSWER)]
-    row = jnp.concatenate([*said, SCORE + scores[:, 1:]], axis=1)
-    return jnp.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=END)
+        thoughts += ([column(words.wait)] if k else []) + [
+            jnp.where(one.reshape(n, 6), words.ok, words.bad).astype(jnp.int32)
+        ]
+    said = [column(words.open), *thoughts, column(words.close), column(words.answer), words.score + scores[:, :1]]
+    row = jnp.concatenate([*said, column(words.answer), words.score + scores[:, 1:]], axis=1)
+    return jnp.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=words.end)
 
 
 def draw_principled(
-    key: Array, n: int, *, error_rate: float = 0.15, mistaken: float = 0.25, named: bool = True, reasons: bool = True
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    task: Reports,
+    key: Array,
+    n: int,
+    *,
+    error_rate: float = 0.15,
+    mistaken: float = 0.25,
+    named: bool = True,
+    reasons: bool = True,
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and reports of a careless judge of principles: in ``mistaken`` of them it goes by the wrong one.
 
     Args:
       named: whether the principle is written before the checks; the scores follow from it either way.
     """
-    prompts = draw_prompts(jax.random.fold_in(key, 0), n)
-    checked = right_steps(prompts) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), n)
+    checked = task.right_steps(prompts) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate)
     wrong = jax.random.bernoulli(jax.random.fold_in(key, 2), mistaken, (n,))
-    chosen = jnp.where(wrong, 1 - principle(prompts), principle(prompts))
-    scores = scores_of(checked, prompts, chosen)
-    return prompts, report([checked] if reasons else [], scores, named=chosen if named else None)
+    chosen = jnp.where(wrong, 1 - task.principle(prompts), task.principle(prompts))
+    scores = scores_of(task, checked, prompts, chosen)
+    return prompts, report(task, [checked] if reasons else [], scores, named=chosen if named else None)
 
 
 def draw_reports(
-    key: Array, n: int, *, error_rate: float = 0.15, reasons: bool = True
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    task: Reports, key: Array, n: int, *, error_rate: float = 0.15, reasons: bool = True
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and reports of a careless judge: each check is wrong at the given rate, the scores follow from them."""
-    prompts = draw_prompts(jax.random.fold_in(key, 0), n)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), n)
     slips = jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate
-    checked = right_steps(prompts) ^ slips
-    return prompts, report([checked] if reasons else [], scores_of(checked, prompts))
+    checked = task.right_steps(prompts) ^ slips
+    return prompts, report(task, [checked] if reasons else [], scores_of(task, checked, prompts))
 
 
-def draw_bare_reports(key: Array, n: int) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+def draw_bare_reports(task: Reports, key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """``draw_reports`` with the scores alone: their thoughts are empty."""
-    return draw_reports(key, n, reasons=False)
-
-
-MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
+    return draw_reports(task, key, n, reasons=False)
 
 
 def draw_reflections(
-    key: Array, n: int, *, error: float = 0.2, most: int = MOST_ROUNDS
-) -> tuple[Int[Array, "N 12"], Int[Array, "N T"]]:
+    task: Reports, key: Array, n: int, *, error: float = 0.2, most: int = MOST_ROUNDS
+) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and long reports that check everything one to ``most`` times, equally often; the last round is scored.
 
     Every round errs at the same rate: that a later one is better is nothing that a judge could learn from them.
     """
     keys = jax.random.split(key, 3)
-    prompts = draw_prompts(keys[0], n)
+    prompts = task.draw_prompts(keys[0], n)
     slips = jax.random.uniform(keys[1], (most, n, 2, STEPS)) < error
-    rounds = [right_steps(prompts) ^ slip for slip in slips]
+    rounds = [task.right_steps(prompts) ^ slip for slip in slips]
     reports = jnp.stack(
-        [report(rounds[: k + 1], scores_of(rounds[k], prompts), width=LONG_REPORT) for k in range(most)]
+        [
+            report(task, rounds[: k + 1], scores_of(task, rounds[k], prompts), width=task.long.response_tokens)
+            for k in range(most)
+        ]
     )
     chosen = jax.random.randint(keys[2], (n,), 0, most, jnp.int32)
     return prompts, reports[chosen, jnp.arange(n)]
 
 
 def read_report(
+    task: Reports,
     responses: Int[Array, "N T"],
 ) -> tuple[Bool[Array, " N"], Bool[Array, " N"], Float[Array, "N 2"]]:
     """``(tagged, scored, scores)``: thoughts opened and closed once, then two answers with numbers of the scale.
 
     Scores are 0 where they cannot be read.
     """
-    ended = jnp.cumsum((responses == END).astype(jnp.int32), axis=1) > 0
-    tokens = jnp.where(ended, END, responses)
+    words = task.words
+    ended = jnp.cumsum((responses == words.end).astype(jnp.int32), axis=1) > 0
+    tokens = jnp.where(ended, words.end, responses)
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
 
     def only(token, count):
         there = tokens == token
         return jnp.sum(there.astype(jnp.int32), axis=1) == count, there
 
-    one_open, opened = only(OPEN, 1)
-    one_close, closed = only(CLOSE, 1)
-    two_answers, answers = only(ANSWER, 2)
+    one_open, opened = only(words.open, 1)
+    one_close, closed = only(words.close, 1)
+    two_answers, answers = only(words.answer, 2)
     first = jnp.argmax(answers, axis=1)
     second = tokens.shape[1] - 1 - jnp.argmax(answers[:, ::-1], axis=1)
     order = (jnp.argmax(opened, axis=1) < jnp.argmax(closed, axis=1)) & (jnp.argmax(closed, axis=1) < first)
@@ -202,7 +268,7 @@ def read_report(
     values = []
     for at in (first, second):
         follows = jnp.sum(jnp.where(places == at[:, None] + 1, tokens, 0), axis=1)
-        values.append(follows - SCORE)
+        values.append(follows - words.score)
     scores = jnp.stack(values, axis=1)
     inside = jnp.all((scores >= 0) & (scores <= 10), axis=1)
     return tagged, tagged & inside, jnp.where((tagged & inside)[:, None], scores, 0).astype(jnp.float32)

@@ -63,7 +63,7 @@ def prover_params(found: Bench, settings: OnlineSettings, prover: Prover, key: K
     params = found.model.params
     if not prover.taught_steps:
         return params
-    stage = step_labels.warm_stage(found, curricula.train_problems(settings), steps=prover.taught_steps, most_repeats=0)
+    stage = step_labels.warm_stage(found, recipes.solved_problems(settings), steps=prover.taught_steps, most_repeats=0)
     extras = stage.extras(params, key) if stage.extras is not None else {}
     state = offline.init_state(stage.method, params, key, extras=extras)
     return offline.scan_steps(stage.method, state, prover.taught_steps)[0].params
@@ -82,7 +82,10 @@ def measured_success(
     # the verifier reads prefix and completion
     read = jnp.pad(jnp.repeat(response, completions, axis=0), ((0, 0), (0, settings.max_new_tokens)))
     own = jax.tree.map(lambda x: x[jnp.repeat(rows.problem_ids, completions)], found.train.answers)
-    right = curricula.device_score(found)(own, finished._replace(mask=finished.mask | read)).value > 0.5
+    whole = finished._replace(
+        mask=finished.mask | read, problem_ids=jnp.repeat(rows.problem_ids, completions)
+    )  # of the problems that the prefixes belong to
+    right = curricula.train_score(found)(own, whole).value > 0.5
     return jnp.sum(right.reshape(-1, completions).astype(jnp.float32), axis=1) / completions
 
 
@@ -156,6 +159,13 @@ def chance_of(verifier: Verifier, hidden: Float[Array, "... D"]) -> Float[Array,
     """The prover's predicted chance of success behind hidden states; no gradient reaches the verifier."""
     weight, bias = jax.lax.stop_gradient((verifier.weight, verifier.bias))
     return jax.nn.sigmoid(hidden @ weight + bias)
+
+
+def last_chance(found: Bench, verifier: Verifier, tokens: Array, valid: Array) -> Float[Array, " N"]:
+    """What the verifier says of each left-padded prefix, at its last token."""
+    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+    hidden = found.model.policy.hidden(found.model.params, tokens, positions, valid.astype(jnp.int32))
+    return chance_of(verifier, hidden[:, -1])
 
 
 def step_success(

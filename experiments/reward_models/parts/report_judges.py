@@ -13,7 +13,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings
-from experiments.reward_models.parts import judge_pairs as task
+from experiments.reward_models.parts import judge_pairs as toy
+from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -31,34 +32,28 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
-WORLD = strings.make_world(
-    task.VOCABULARY, task.PROMPT_TOKENS, task.REPORT_TOKENS, end=task.END, width=48, layers=2, heads=3
-)
-LONG = strings.make_world(
-    task.VOCABULARY, task.PROMPT_TOKENS, task.LONG_REPORT, end=task.END, width=48, layers=2, heads=3
-)
-
 
 @lru_cache(maxsize=8)
-def make_start(*, steps: int, draw: Callable[..., Any] = task.draw_reports) -> Callable[[Key], Params]:
+def make_start(task: Reports, *, steps: int, draw: Callable[..., Any] = toy.draw_reports) -> Callable[[Key], Params]:
     """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
 
     Args:
-      draw: ``(key, n) -> prompts and reports``.
+      draw: ``(task, key, n) -> prompts and reports``.
     """
-    base = strings.make_base(WORLD, draw, steps=steps)
-    return lambda key: {"judge": base(key), "meta": init_meta(jax.random.fold_in(key, 7))}
+    base = strings.make_base(task.world, strings.bound(draw, task), steps=steps)
+    return lambda key: {"judge": base(key), "meta": init_meta(task, jax.random.fold_in(key, 7))}
 
 
-def supervised_stage(draw: Callable[..., Any], *, steps: int, rows_per_step: int) -> Stage:
+def supervised_stage(task: Reports, draw: Callable[..., Any], *, steps: int, rows_per_step: int) -> Stage:
     """More supervised training of ``params["judge"]``."""
-    stage = strings.supervised_stage(WORLD, draw, steps=steps, rows_per_step=rows_per_step)
+    stage = strings.supervised_stage(task.world, strings.bound(draw, task), steps=steps, rows_per_step=rows_per_step)
     inner = stage.method.loss
     return stage._replace(method=stage.method._replace(loss=lambda params, *rest: inner(params["judge"], *rest)))
 
 
 def rl_stage(
-    reward: Callable[[Array, Array, Array, Array], Array],
+    task: Reports,
+    reward: Callable[[Reports, Array, Array, Array, Array], Array],
     *,
     steps: int,
     prompts_per_step: int,
@@ -66,15 +61,16 @@ def rl_stage(
     learning_rate: float,
     kl_weight: float,
     advantages: Callable[..., Array] = group.group_normalized_advantages,
-    world: strings.World = WORLD,
+    world: strings.World | None = None,
 ) -> Stage:
-    """Policy gradient of ``params["judge"]`` on ``reward(tagged, scored, scores, prompts) -> [B]``.
+    """Policy gradient of ``params["judge"]`` on ``reward(task, tagged, scored, scores, prompts) -> [B]``.
 
     A k3 penalty pulls to the judge that the stage begins with.
 
     Args:
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
     """
+    world = world or task.world
     inner = builders.make_estimate(
         world.policy, builders.per_response(advantages), reference=lambda extras: extras["reference"]
     )
@@ -83,49 +79,50 @@ def rl_stage(
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
     )  # fmt: skip
     online = strings.make_online(
-        world, task.draw_prompts(jax.random.key(31), 1024), make_score(reward, world),
+        world, task.draw_prompts(jax.random.key(31), 1024), make_score(task, reward, world),
         estimate=lambda params, *rest: inner(params["judge"], *rest),
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
-        tx=optax.adam(WORLD.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
+        tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
     )  # fmt: skip
     return Stage(online, steps, lambda params, key: {"reference": jax.tree.map(jnp.copy, params["judge"])})
 
 
 def make_score(
-    reward: Callable[[Array, Array, Array, Array], Array], world: strings.World = WORLD
+    task: Reports, reward: Callable[[Reports, Array, Array, Array, Array], Array], world: strings.World
 ) -> Callable[[Any, Trajectories], Rewards]:
-    """The ``score`` slot from ``reward(tagged, scored, scores, prompts) -> [B]``."""
+    """The ``score`` slot from ``reward(task, tagged, scored, scores, prompts) -> [B]``."""
 
     def score(answers: Any, rows: Trajectories) -> Rewards:
         prompts, responses = strings.responses_of(world, rows)
-        value = reward(*task.read_report(responses), prompts)
+        value = reward(task, *toy.read_report(task, responses), prompts)
         return Rewards(value, jnp.ones(value.shape, bool))
 
     return score
 
 
 def judged(
+    task: Reports,
     params: Params,
-    prompts: Int[Array, "N 12"],
+    prompts: Int[Array, "N P"],
     key: Key,
     *,
     samples: int = 1,
     temperature: float = 1.0,
-    world: strings.World = WORLD,
+    world: strings.World | None = None,
 ) -> tuple[Bool[Array, "N S"], Float[Array, "N S 2"]]:
     """``(read, scores)`` of so many reports on each pair; scores that cannot be read are 0 and 0."""
-    said = strings.sample(world, params, prompts, key, samples=samples, temperature=temperature)
-    _, scored, scores = task.read_report(said)
+    said = strings.sample(world or task.world, params, prompts, key, samples=samples, temperature=temperature)
+    _, scored, scores = toy.read_report(task, said)
     return scored.reshape(-1, samples), scores.reshape(-1, samples, 2)
 
 
-def figures(params: Params, key: Key, *, pairs: int = 256) -> dict[str, Array]:
+def figures(task: Reports, params: Params, key: Key, *, pairs: int = 256) -> dict[str, Array]:
     """Agreement with gold on fresh pairs (better, worse, equal), apart for those that need reasoning, and by the same
     judgement of both orders."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), pairs)
     gold, hard = task.gold_scores(prompts), task.reasoned(prompts)
-    read, scores = (x[:, 0] for x in judged(params["judge"], prompts, jax.random.fold_in(key, 1)))
-    _, other = (x[:, 0] for x in judged(params["judge"], task.swapped(prompts), jax.random.fold_in(key, 2)))
+    read, scores = (x[:, 0] for x in judged(task, params["judge"], prompts, jax.random.fold_in(key, 1)))
+    _, other = (x[:, 0] for x in judged(task, params["judge"], task.swapped(prompts), jax.random.fold_in(key, 2)))
     right = (read & judgements.three_way(scores, gold)).astype(jnp.float32)
     return {
         "eval/accuracy": reduce.scalars(right),
@@ -140,8 +137,9 @@ def figures(params: Params, key: Key, *, pairs: int = 256) -> dict[str, Array]:
 
 
 def rejection_stage(
+    task: Reports,
     *, steps: int, prompts: int = 1024, samples: int = 3, rows_per_step: int = 64, learning_rate: float = 1e-3,
-    gold: Callable[[Array], Array] = task.gold_scores,
+    gold: Callable[[Array], Array] | None = None,
 ) -> Stage:  # fmt: skip
     """Rejective fine-tuning of ``params["judge"]``: its own right reports on pairs that are not too easy (all right).
 
@@ -151,62 +149,65 @@ def rejection_stage(
 
     def extras(params, key):
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
+        said = strings.sample(task.world, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
-        _, scored, scores = task.read_report(said)
-        true = gold(asked)
+        _, scored, scores = toy.read_report(task, said)
+        true = (gold or task.gold_scores)(asked)
         right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
         easy = jnp.repeat(jnp.all(right.reshape(-1, samples), axis=1), samples)
         return {"rows": (asked, said, (right & ~easy).astype(jnp.float32))}
 
     def loss(params, extras, batch):
         asked, said, weight = batch
-        mask = strings.counted(said, task.END) & (weight > 0)[:, None]
-        logp = strings.token_logp(WORLD, params["judge"], asked, said)
+        mask = strings.counted(said, task.words.end) & (weight > 0)[:, None]
+        logp = strings.token_logp(task.world, params["judge"], asked, said)
         value = reduce.tokens(sft_loss(logp, mask).loss, mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32)), "fit/kept": reduce.scalars(weight)}
 
     method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
     )
     return Stage(method, steps, extras)
 
 
-def init_meta(key: Key) -> Params:
+def init_meta(task: Reports, key: Key) -> Params:
     """A judge of judgements: a decoder with one number behind the whole report."""
     first, second = jax.random.split(key)
-    model = WORLD.policy.init(first)
+    model = task.world.policy.init(first)
     return {"model": model, "head": heads.init_head(model["final_norm"].shape[0], second)}
 
 
-def meta_logits(meta: Params, prompts: Int[Array, "N 12"], responses: Int[Array, "N T"]) -> Float[Array, " N"]:
+def meta_logits(
+    task: Reports, meta: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
+) -> Float[Array, " N"]:
     """How sure the judge of judgements is that a report is right."""
-    rows = strings.whole(WORLD, prompts, responses)
-    hidden = WORLD.policy.hidden(meta["model"], rows.tokens, rows.positions, rows.segment_ids)
+    rows = strings.whole(task.world, prompts, responses)
+    hidden = task.world.policy.hidden(meta["model"], rows.tokens, rows.positions, rows.segment_ids)
     return heads.apply_head(meta["head"], hidden[:, -1:])[:, 0, 0]
 
 
 def meta_stage(
+    task: Reports,
     *, steps: int, prompts: int = 1024, samples: int = 2, rows_per_step: int = 64, learning_rate: float = 3e-3,
-    gold: Callable[[Array], Array] = task.gold_scores,
+    gold: Callable[[Array], Array] | None = None,
 ) -> Stage:  # fmt: skip
     """Trains ``params["meta"]`` on samples of ``params["judge"]`` and whether they are right."""
 
     def extras(params, key):
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        said = strings.sample(WORLD, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
+        said = strings.sample(task.world, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
         asked = jnp.repeat(asked, samples, axis=0)
-        _, scored, scores = task.read_report(said)
-        true = gold(asked)
+        _, scored, scores = toy.read_report(task, said)
+        true = (gold or task.gold_scores)(asked)
         return {"rows": (asked, said, scored & judgements.picks_best(scores, true), true[:, 0] != true[:, 1])}
 
     def loss(params, extras, batch):
         asked, said, right, apart = batch
-        value = reduce.scalars(judgements.meta_loss(meta_logits(params["meta"], asked, said), right), apart)
+        value = reduce.scalars(judgements.meta_loss(meta_logits(task, params["meta"], asked, said), right), apart)
         return value, {"fit/loss": value}
 
     method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(WORLD.rate or learning_rate)
+        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
     )
     return Stage(method, steps, extras)
 
@@ -215,7 +216,7 @@ def meta_stage(
 
 
 def thought_again(
-    params: Params, prompts: Int[Array, "N 12"], key: Key, *, rounds: int, new_tokens: int = 7
+    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int, new_tokens: int = 7
 ) -> tuple[Int[Array, "N L"], Bool[Array, "N L"], Int[Array, " N"]]:
     """Budget forcing: each time the judge closes its thoughts, ``WAIT`` is put in their place, ``rounds`` times.
 
@@ -229,31 +230,31 @@ def thought_again(
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     for k in range(rounds + 1):
         rows = generate(
-            LONG.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
-            max_new_tokens=new_tokens if k else new_tokens + 1, eos_ids=(task.CLOSE, task.END), pad_id=task.END,
-            early_exit=seed_axis.in_turn(),
+            task.long.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
+            max_new_tokens=new_tokens if k else new_tokens + 1, eos_ids=(task.words.close, task.words.end),
+            pad_id=task.words.end, early_exit=seed_axis.in_turn(),
         )  # fmt: skip
-        ended = (rows.tokens == task.CLOSE) | (rows.tokens == task.END)
+        ended = (rows.tokens == task.words.close) | (rows.tokens == task.words.end)
         keep = (rows.segment_ids > 0) & ~(rows.mask & ended)
         spent = spent + jnp.sum((rows.mask & keep).astype(jnp.int32), axis=1)
-        word = jnp.full((prompts.shape[0], 1), task.WAIT if k < rounds else task.CLOSE, jnp.int32)
+        word = jnp.full((prompts.shape[0], 1), task.words.wait if k < rounds else task.words.close, jnp.int32)
         there = jnp.concatenate([keep, jnp.ones(word.shape, bool)], axis=1)
         tokens, valid = given_responses.left_padded(jnp.concatenate([rows.tokens, word], axis=1), there)
     return tokens, valid, spent
 
 
 def forced_scores(
-    params: Params, prompts: Int[Array, "N 12"], key: Key, *, rounds: int
+    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int
 ) -> tuple[Bool[Array, " N"], Float[Array, "N 2"], Float[Array, " N"]]:
     """``(read, scores, tokens thought)`` of a judge that had to think again so many times."""
-    tokens, valid, spent = thought_again(params, prompts, jax.random.fold_in(key, 0), rounds=rounds)
+    tokens, valid, spent = thought_again(task, params, prompts, jax.random.fold_in(key, 0), rounds=rounds)
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     rows = generate(
-        LONG.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
-        eos_ids=(task.END,), pad_id=task.END, early_exit=seed_axis.in_turn(),
+        task.long.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
+        eos_ids=(task.words.end,), pad_id=task.words.end, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     verdict = rows.tokens[:, tokens.shape[1] :]
     # the thoughts are whatever they are: the report is read as if they were empty
-    head = jnp.broadcast_to(jnp.asarray([[task.OPEN, task.CLOSE]], jnp.int32), (prompts.shape[0], 2))
-    _, scored, scores = task.read_report(jnp.concatenate([head, verdict], axis=1))
+    head = jnp.broadcast_to(jnp.asarray([[task.words.open, task.words.close]], jnp.int32), (prompts.shape[0], 2))
+    _, scored, scores = toy.read_report(task, jnp.concatenate([head, verdict], axis=1))
     return scored, scores, spent.astype(jnp.float32)

@@ -14,10 +14,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings, text_rows
-from jaxrl_llm.experiment.own_rows.rebound import Own
+from experiments.reward_models.parts.judge_pairs import LONG_REPORT, REPORT_TOKENS, Reports, Words
+from jaxrl_llm.experiment.own_rows.tasks import Opened
 
 Settings = text_rows.Settings
-WORDS = ("FLAW", "CLEAN", "OK", "BAD", "OPEN", "CLOSE", "ANSWER", "WAIT")
+WORDS = ("ok", "bad", "open", "close", "answer", "wait", "strict", "lenient")  # two names of principles at the end
 SCORES, STEPS = 11, 3
 
 
@@ -37,9 +38,14 @@ def _asked(rows: text_rows.Rows, table: text_rows.Table) -> list[np.ndarray]:
     return made
 
 
-def make(settings: Any, smoke: bool) -> Own:
-    """The names of ``judge_pairs`` over the rows of the settings."""
+def open_task(settings: Any) -> Opened:
+    """The ``Reports`` on the rows of the settings."""
     rows = text_rows.opened(settings)
+    return Opened(reports(rows, settings), text_rows.finish(rows))
+
+
+def reports(rows: text_rows.Rows, settings: Any) -> Reports:
+    """Pairs of one's own in both orders, and the words of reports on them."""
     model = rows.model
     tables = [_asked(rows, part) for part in (rows.train, rows.heldout)]
     both = [jnp.asarray(np.concatenate([part[k] for part in tables])) for k in range(2)]
@@ -53,18 +59,15 @@ def make(settings: Any, smoke: bool) -> Own:
         for part in (rows.train, rows.heldout)
     ])  # fmt: skip
     number_of = text_rows.finder(every)
-    if every.shape[1] + 22 > model.config.max_positions:
-        raise text_rows.too_long(every.shape[1] + 22, model)
+    if every.shape[1] + LONG_REPORT > model.config.max_positions:
+        raise text_rows.too_long(every.shape[1] + LONG_REPORT, model)
     size = model.config.padded_vocab_size
     first = size - len(WORDS) - SCORES
-    words = {name: first + k for k, name in enumerate(WORDS)}
+    words = {name: first + k for k, name in enumerate(WORDS[:-1])}
 
     def right_steps(prompts: Int[Array, "N P"]) -> Bool[Array, "N 2 3"]:
         mine = number_of(prompts) < pairs
         return jnp.repeat(jnp.stack([mine, ~mine], axis=1)[:, :, None], STEPS, axis=2)
-
-    def parts(prompts: Int[Array, "N P"]) -> tuple[Any, Any, Bool[Array, "N 2"]]:
-        return None, None, jnp.zeros((prompts.shape[0], 2), bool)
 
     def gold_scores(prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
         return jnp.where(right_steps(prompts)[:, :, 0], 10.0, 4.0)
@@ -81,13 +84,11 @@ def make(settings: Any, smoke: bool) -> Own:
     def reasoned(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
         return ~longer[number_of(prompts) % pairs]
 
-    task = {
-        **words, "SCORE": first + len(WORDS), "END": model.tokenizer.eos_ids[0], "VOCABULARY": size,
-        "PROMPT_TOKENS": every.shape[1], "REPORT_TOKENS": 22, "right_steps": right_steps, "parts": parts,
-        "gold_scores": gold_scores, "draw_prompts": draw_prompts, "swapped": swapped, "reasoned": reasoned,
-    }  # fmt: skip
-    names = {
-        "experiments.reward_models.parts.judge_pairs": task,
-        "experiments.parts.strings": {"make_world": text_rows.world_maker(rows, settings)},
-    }
-    return Own(names, text_rows.finish(rows))
+    make_world = text_rows.world_maker(rows, settings)
+    return Reports(
+        world=make_world(size, every.shape[1], REPORT_TOKENS), long=make_world(size, every.shape[1], LONG_REPORT),
+        words=Words(**words, score=first + len(WORDS), end=model.tokenizer.eos_ids[0]), draw_prompts=draw_prompts,
+        right_steps=right_steps, flawed=lambda prompts: jnp.zeros((prompts.shape[0], 2), bool),
+        principle=lambda prompts: jnp.zeros(prompts.shape[:1], jnp.int32), gold_scores=gold_scores, swapped=swapped,
+        reasoned=reasoned,
+    )  # fmt: skip

@@ -1,7 +1,9 @@
 """Certificates of test beds: gates of the healthy arm, controls, and the response to the dose, measured and kept."""
 
 import dataclasses
+import json
 import pathlib
+import shlex
 from types import ModuleType
 from typing import Any
 
@@ -200,6 +202,37 @@ def written(module: ModuleType, found: Results, made: dict[str, ArmResult], reso
         "values": {name: {"seeds": one.seeds, metric: one.metrics[metric]} for name, one in everything.items()},
         "curves": {name: {m: one.curves[m] for m in shown if m in one.curves} for name, one in everything.items()},
     })  # fmt: skip
+
+
+def stale(module: ModuleType) -> str:
+    """What of a bed is no longer as its committed certificate says; empty where all is, or other versions made it.
+
+    Every arm is traced again with the flags of the certificate's own command; nothing is run.
+    """
+    from jaxrl_llm.experiment import cli  # which needs this module by way of the standard
+    from jaxrl_llm.experiment.evidence import standard
+
+    kept = json.loads(path_of(module).read_text())
+    if kept["versions"] != record.versions():
+        return ""  # another jax writes its programs in other words
+    bed = getattr(module, "BED", None) or beds.Bed()
+    stated = {"knob": bed.knob, "chance": bed.chance, "ceiling": beds.ceiling_of(kept["metric"], bed)}
+    moved = [name for name, value in stated.items() if not results.same(kept[name], results.plain(value))]
+    if bed.metric not in ("", kept["metric"]):
+        moved.append("metric")
+    if bed.baseline and healthy_arm(bed, None, list(module.ARMS)) != (kept["healthy"], kept["sick"]):
+        moved.append("baseline")
+    words = shlex.split(kept["command"])
+    options, base, given = cli.parse(module, words[words.index("certify") + 2 :])
+    resolved = arms.resolve(module, standard.widened(base, given), ())
+    built, _ = cli.build_arms(module, resolved, options.microbatches)
+    tail = standard.tail_of(built, resolved)
+    there = {name: settings for name, settings in resolved.items() if name in kept["identities"]}
+    now = store.identities(module, there, built, tail=tail)
+    arms_moved = [f"arm {name}" for name, was in kept["identities"].items() if now.get(name) != was]
+    if not moved and not arms_moved:
+        return ""
+    return f"stale: {', '.join(arms_moved + moved)} is not what was certified; run {kept['command']} --record"
 
 
 def said(kept: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.experiment import locate, results
-from jaxrl_llm.experiment.evidence import records, systems
+from jaxrl_llm.experiment.evidence import pilot, records, systems
 
 
 def section(text: str, name: str) -> str:
@@ -50,7 +50,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
                   "|---" * (len(next(iter(tuned["curves"].values()))) + 2) + "|"]  # fmt: skip
         for arm, row in tuned["curves"].items():
             cells = " | ".join(f"{sum(v) / len(v):.4g}" for v in row.values())
-            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g} |")
+            edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
+            lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
     for near in proof.get("neighbours") or ():
         rates = ", ".join(f"{arm} {rate:g}" for arm, rate in near["rates"].items())
         lines.append(f"- at the next {near['side']} rates ({rates}): {near['verdict']}, {near['mean']:+.4g} "
@@ -82,15 +83,22 @@ def page(system: systems.System, module: ModuleType, folder: pathlib.Path, root:
         fence = ["```", block, "```"] if name == "Equations" else [block]
         lines += ["", f"## {name}", "", *fence] if block else []
     lines += ["", "## Arms", "", *_arms(module)]
-    stem = root / "results" / family / system.slug
-    for path in [stem.with_suffix(".json"), *sorted(stem.parent.glob(f"{system.slug}@*.json"))]:
-        if path.is_file():
-            lines += _judged(results.read(path)[0], link(path.with_suffix(".png")))
+    pilots = pilot.kept_rows(root / "results" / "pilots.tsv")
+    found = systems.records_of(family, system.slug, root)
+    said = systems.piloted(f"{family}/{system.slug}", pilots, found)
+    lines += ["", f"Mechanism: {systems.mechanism(system)}. Pilot: {said}."]
+    files = [path for path in systems.record_files(family, system.slug, root) if path.is_file()]
+    for path, record in zip(files, found, strict=True):
+        lines += _judged(record, link(path.with_suffix(".png")))
     return "\n".join(lines) + "\n"
 
 
 def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Writes ``docs/papers/<family>/<slug>.md`` for every experiment, and an index; they are not committed."""
+    """Writes ``docs/papers/<family>/<slug>.md`` for every experiment, and an index; pages of files that are gone go.
+
+    Returns:
+      Those that were written.
+    """
     from jaxrl_llm.experiment import doctor
 
     root = locate.root() if root is None else root
@@ -105,5 +113,8 @@ def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> 
         path.write_text(page(system, doctor.load(file), folder, root))
         written.append(path)
         index.append(f"- [{system.title}]({path.relative_to(out).as_posix()})")
-    (out / "index.md").write_text("\n".join(index) + "\n")
+    written.append(out / "index.md")
+    written[-1].write_text("\n".join(index) + "\n")
+    for path in set(out.rglob("*.md")) - set(written):
+        path.unlink()
     return written

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import time
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim, rule
-from jaxrl_llm.experiment.evidence import beds, store, verdicts
+from jaxrl_llm.experiment.evidence import beds, controls, provenance, store, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
@@ -57,8 +58,12 @@ def update_difference(left: Any, right: Any, start: Any) -> float:
     return size(left, right) / max(size(right, start), 1e-30)
 
 
-def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, str]:
-    """The sd of one seed's paired difference, and where it is from: the committed record, else the pilot's own."""
+def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
+    """The sd of one seed's paired difference, the effect seen before, and where they are from.
+
+    Of the committed record, else the pilot's own sd and no effect: two seeds show none. An effect that was seen and is
+    wider than the interval of all looks can be decided, however small d* is beside the noise.
+    """
     path = arms.record_path(module)
     if path.is_file():
         _, found = results.read(path)
@@ -67,13 +72,17 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
             values = values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
             values = values[np.isfinite(values)]
             if values.size > 3:
-                return float(np.std(values, ddof=1)), "the committed record"
+                effect = primary.sign * float(np.mean(values)) - primary.by
+                effect = effect if primary.kind == "difference" else math.nan
+                return float(np.std(values, ddof=1)), effect, "the committed record"
     if primary.kind == "level" or primary.than not in ran.arms:
-        return math.nan, "unknown"
+        return math.nan, math.nan, "unknown"
     values = ran.values(primary.arm, primary.metric) - ran.values(primary.than, primary.metric)
     spread = float(np.std(values, ddof=1)) if np.isfinite(values).all() else math.nan
     share = beds.ceiling_of(primary.metric, beds.Bed()) is not None
-    return (max(spread, NOISE), "the pilot, at least the noise known") if share else (spread, "the pilot's two seeds")
+    if share:
+        return max(spread, NOISE), math.nan, "the pilot, at least the noise known"
+    return spread, math.nan, "the pilot's two seeds"
 
 
 def half_width(noise: float, seeds: int, looks: tuple[int, ...] = verdicts.LOOKS) -> float:
@@ -119,7 +128,9 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     class Options:
         fresh = False
 
+    begun = time.process_time()
     ran = store.run_arms(Options, pair, built, identities, list(SEEDS), folder)
+    found |= {"processor_seconds": time.process_time() - begun, "programs": len(pair)}
     metric, learner = beds.learned_metric(ran, claim.primary, bed._replace(baseline=healthy))
     if metric:
         steps, values = ran.curve(learner, metric)
@@ -136,15 +147,56 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
             problems.append(f"{metric} of {learner} does not rise: {ends_at[0]:.3g} to {ends_at[-1]:.3g}")
     stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
     d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
-    noise, source = paired_noise(module, claim.primary, ran)
+    noise, seen, source = paired_noise(module, claim.primary, ran)
     widths = {n: half_width(noise, n) for n in verdicts.LOOKS}
     found |= {"d_star": d_star, "noise": noise, "noise_from": source, "half_widths": widths,
               "seconds_a_seed": sum(a.seconds / len(a.seeds) for a in ran.arms.values()) / len(ran.arms),
               "evaluations": loop.evaluations(built[healthy], resolved[healthy].eval_every)}  # fmt: skip
-    if math.isfinite(noise) and math.isfinite(d_star) and widths[verdicts.LOOKS[-1]] > d_star:
-        last = verdicts.LOOKS[-1]
+    last = verdicts.LOOKS[-1]
+    found["seen_before"] = seen
+    if math.isfinite(noise) and math.isfinite(d_star) and widths[last] > d_star and not abs(seen) > widths[last]:
         problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than d* {d_star:.3g}")
     return results.plain(found) | {"problems": problems}
+
+
+def programs(resolved: dict[str, Any], rates: int) -> int:
+    """How many a record compiles and runs to its first look: every arm, its controls, and the rates that are tried."""
+    return len(resolved) + len(controls.WORDS) - 1 + 2 * rates
+
+
+def kept_rows(path: pathlib.Path) -> dict[str, dict[str, str]]:
+    """The table of pilots, ``results/pilots.tsv``, by ``family/slug``; nothing where there is none."""
+    lines = [line.split("\t") for line in path.read_text().splitlines()] if path.is_file() else [[]]
+    return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+
+
+def keep(path: pathlib.Path, name: str, found: dict[str, Any], *, arms_of_record: int) -> None:
+    """Puts what a pilot found into the table of pilots, with what a record would cost, the cheapest first.
+
+    The estimate is that of a record to its first look: as many programs as ``programs`` says, each as dear as one of
+    the pilot's, whose time is that of two seeds and mostly of compiling. A pilot that took its seeds from the store
+    keeps the time of the one that trained them.
+    """
+
+    def short(value: Any) -> str:
+        return "" if value is None or isinstance(value, float) and not math.isfinite(value) else f"{value:.4g}"
+
+    rows = kept_rows(path)
+    seconds = found["processor_seconds"]
+    if seconds < 5 and name in rows:  # its seeds were there
+        seconds = float(rows[name]["processor seconds"])
+    row = {
+        "name": name, "on": provenance.today(), "compared": f"{found['method']} - {found['baseline']}",
+        "metric": found["metric"], "start": short(found.get("floor")), "end": short(found.get("end")),
+        "d*": short(found["d_star"]), "noise": short(found["noise"]), "seen before": short(found["seen_before"]),
+        "processor seconds": f"{seconds:.0f}", "programs of a record": str(arms_of_record),
+        "processor minutes of a record": f"{seconds / found['programs'] * arms_of_record / 60:.0f}",
+        "problem": (found["problems"] or [""])[0],
+    }  # fmt: skip
+    rows[name] = row
+    order = sorted(rows.values(), key=lambda r: (float(r["processor minutes of a record"]), r["name"]))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(["\t".join(row), *("\t".join(r.values()) for r in order)]) + "\n")
 
 
 def said(found: dict[str, Any]) -> str:

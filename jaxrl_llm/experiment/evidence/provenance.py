@@ -51,6 +51,29 @@ def withheld(root: pathlib.Path) -> dict[str, list[str]]:
     return found
 
 
+def register(path: pathlib.Path, row: dict[str, Any]) -> None:
+    """Adds a registration to the table of all, one line each; the same one a second time changes nothing.
+
+    Args:
+      path: of the table, ``results/registered.tsv``.
+      row: with ``name`` (``family/slug``) and ``registered`` first.
+    """
+    lines = path.read_text().splitlines() if path.is_file() else ["\t".join(row)]
+    line = "\t".join(str(value) for value in row.values())
+    if not any(kept.split("\t")[:2] == line.split("\t")[:2] for kept in lines):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([*lines, line]) + "\n")
+
+
+def registered_in(path: pathlib.Path, registration: str) -> str:
+    """The commit that brought a registration into the table; empty where none did."""
+    if not path.is_file() or registration not in path.read_text():
+        return ""
+    words = ["log", "--format=%H", "--diff-filter=AM", "-S", registration, "--", path.name]
+    done = subprocess.run(["git", "-C", str(path.parent), *words], capture_output=True, text=True, check=False)
+    return done.stdout.split()[-1][:12] if done.returncode == 0 and done.stdout.split() else ""
+
+
 def first_seed(earlier: dict[str, Any] | None, registration: str, *, unkept: int = 0) -> tuple[int, int]:
     """``(first seed, earlier records of this file)``: fresh seeds after any change of claim or settings.
 

@@ -100,8 +100,8 @@ def fixed_d_star(job: Job, primary: Any, tried: dict[str, Any]) -> dict[str, flo
     return {primary.metric: found}
 
 
-def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
-    """Runs a record; gives its results, its claim and what it rests on.
+def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
+    """Runs a record; gives its results, its claim and what it rests on; None where it was only to be registered.
 
     Raises:
       UserError: where the claim cannot be read, two arms are one, or the pilot says no and nobody forces it.
@@ -127,14 +127,25 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]]:
     unkept = provenance.withheld(locate.root()).get(f"{path.parent.name}/{path.stem}", [])
     first, tries = provenance.first_seed(earlier, registration, unkept=len(unkept))
     tail, day = tail_of(job.built, job.resolved), provenance.today()
+    table = path.parents[1] / "registered.tsv"
+    print(f"registered {registration} (d* {d_star}, seeds from {first}, {tries} earlier records)", flush=True)
+    if options.register:
+        provenance.register(table, {
+            "name": f"{path.parent.name}/{path.stem}", "registered": registration, "on": day, "first seed": first,
+            "primary": planned.primary.text, "d*": f"{d_star[planned.primary.metric]:.4g}",
+            "rates": ", ".join(f"{arm} {rate:g}" for arm, rate in tuned["best"].items()) if tuned else "of the file",
+        })  # fmt: skip
+        print(f"written: {table}; commit it, then give the same command without --register")
+        return None
     identities = store.identities(module, job.resolved, job.built, tail=tail)
     instrument = {
         "commit": provenance.commit(pathlib.Path(module.__file__ or "").parent),
-        "registered": registration, "registered_on": day, "tries": tries, "first_seed": first, "withheld": unkept,
+        "registered": registration, "registered_on": day,
+        "registered_in": provenance.registered_in(table, registration),
+        "tries": tries, "first_seed": first, "withheld": unkept,
         "code": {name: store.code(module, job.built[name], arms.trace(job.built[name])) for name in job.built},
         "identities": identities, "tail": tail, "pilot": tried, "tuned": tuned, "forced": bool(tried["problems"]),
     }  # fmt: skip
-    print(f"registered {registration} (d* {d_star}, seeds from {first}, {tries} earlier records)", flush=True)
     seen, broken = controlled(job, planned, identities, first, looks, tail)
     found, claim = _looked(job, chosen, identities, first, looks, d_star, tail, broken)
     equal = same_outcomes(found)
@@ -212,7 +223,10 @@ def same_outcomes(found: Results) -> str:
 
 
 def pilot_command(path: str, arguments: list[str]) -> int:
-    """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused."""
+    """``experiment pilot FILE [flags of the file]``: prints what a record would meet; 1 where it would be refused.
+
+    With ``--record`` also into ``results/pilots.tsv``; ``--tune`` counts towards the cost.
+    """
     from jaxrl_llm.experiment import cli, doctor
 
     module = doctor.load(path)
@@ -228,4 +242,8 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     check_updates(job)
     found = pilot.pilot(module, resolved, built, planned, folder)
     print(pilot.said(found))
+    if options.record:
+        path = arms.record_path(module)
+        number = pilot.programs(resolved, len(options.tune))
+        pilot.keep(path.parents[1] / "pilots.tsv", f"{path.parent.name}/{path.stem}", found, arms_of_record=number)
     return int(bool(found["problems"]))

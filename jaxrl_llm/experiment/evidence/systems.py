@@ -6,14 +6,17 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
-from jaxrl_llm.experiment.evidence import records, verdicts
+from jaxrl_llm.experiment.evidence import pilot, records, verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 STATUSES = ("not started", "written", "tested")
 HEADER = """# Systems
 
-Made by `python -m jaxrl_llm.experiment systems` from the files of this repository; a test compares. Nothing here is
-typed. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
+Made by `python -m jaxrl_llm.experiment pages` from the files of this repository; a test compares. Nothing here is typed
+but *mechanism*, which is stated in `experiments/systems.tsv`: whether the file has the whole method of its paper, or
+what it lacks. *pilot*: whether two minutes of training say that a record could show an effect, and its estimated
+processor minutes up to the first look (`results/pilots.tsv`). *record*: of the standard, of the old instrument, or
+none. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
 passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported* (beyond
 zero in the paper's direction, on two tasks or base models), *supported here* (on one), *contradicted* (beyond zero in
 the other direction), *no practical effect* (the whole interval within d*, the smallest effect of interest),
@@ -26,12 +29,16 @@ neither a model nor rows of one's own, for the reason given.
 
 
 class System(NamedTuple):
-    """One row of ``experiments/systems.tsv``; ``arxiv`` is empty where the paper's number is not known."""
+    """One row of ``experiments/systems.tsv``; ``arxiv`` is empty where the paper's number is not known.
+
+    ``mechanism``: ``complete``, or what the file lacks of its paper's method; empty where nobody has looked.
+    """
 
     family: str
     slug: str
     title: str
     arxiv: str
+    mechanism: str = ""
 
 
 def listed(root: pathlib.Path = ROOT) -> list[System]:
@@ -51,10 +58,15 @@ def _has_test(family: str, slug: str, tests: dict[pathlib.Path, str]) -> bool:
     return any(path.stem == f"test_{slug}" or named.search(text) for path, text in tests.items())
 
 
+def record_files(family: str, slug: str, root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    """Where the records of one paper lie: on the file's own bed first, which may not be there, then on others."""
+    folder = root / "results" / family
+    return [folder / f"{slug}.json", *sorted(folder.glob(f"{slug}@*.json"))]
+
+
 def records_of(family: str, slug: str, root: pathlib.Path = ROOT) -> list[dict[str, Any]]:
     """The committed records of one paper: on the file's own bed first, then on others."""
-    folder = root / "results" / family
-    files = [folder / f"{slug}.json", *sorted(folder.glob(f"{slug}@*.json"))]
+    files = record_files(family, slug, root)
     return [json.loads(path.read_text()) for path in files if path.is_file()]
 
 
@@ -96,7 +108,33 @@ def embedded_only(file: pathlib.Path) -> str:
     return found[1] if found else ""
 
 
-def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
+def mechanism(system: System) -> str:
+    """What is stated of the method of a file."""
+    return system.mechanism.replace("|", "\\|") or "not stated"
+
+
+def piloted(name: str, rows: dict[str, dict[str, str]], found: list[dict[str, Any]]) -> str:
+    """What the pilot of ``family/slug`` said: of the table of pilots, else of a record under the standard."""
+    if name in rows:
+        row = rows[name]
+        minutes = f"{row['processor minutes of a record']} min"
+        return f"says no ({minutes}): {row['problem']}".replace("|", "\\|") if row["problem"] else f"passes ({minutes})"
+    said = [(record.get("instrument") or {}).get("pilot") for record in found]
+    if not any(said):
+        return "none"
+    problem = next(one for one in said if one)["problems"][:1]
+    return f"says no: {problem[0]}".replace("|", "\\|") if problem else "passes"
+
+
+def recorded(found: list[dict[str, Any]]) -> str:
+    """Which records there are: under the standard, of the old instrument, or none."""
+    fresh = [record for record in found if not records.is_old(record)]
+    if fresh:
+        return f"{len(fresh)} under the standard" if len(fresh) > 1 else "under the standard"
+    return records.OLD if found else "none"
+
+
+def _row(system: System, state: str, basis: str, root: pathlib.Path, pilots: dict[str, dict[str, str]]) -> str:
     file = experiment_file(system.slug, root)
     name = f"`{system.slug}`" if file is None else f"[`{system.slug}`](../{file.relative_to(root)})"
     link = f" [{system.arxiv}](https://arxiv.org/abs/{system.arxiv})" if system.arxiv else ""
@@ -104,7 +142,11 @@ def _row(system: System, state: str, basis: str, root: pathlib.Path) -> str:
     if file is not None and (why := embedded_only(file)):
         said += f"; embedded only: {why}"
     title = system.title.replace("|", "\\|")
-    return f"| {name} | {title}{link} | {said} |"
+    if file is None:
+        return f"| {name} | {title}{link} | | | | {said} |"
+    found = records_of(file.parent.name, system.slug, root)
+    there = f"{piloted(f'{file.parent.name}/{system.slug}', pilots, found)} | {recorded(found)}"
+    return f"| {name} | {title}{link} | {mechanism(system)} | {there} | {said} |"
 
 
 def certified(root: pathlib.Path = ROOT) -> list[str]:
@@ -134,15 +176,16 @@ def certified(root: pathlib.Path = ROOT) -> list[str]:
 def render(root: pathlib.Path = ROOT) -> str:
     """The whole page as Markdown."""
     tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
-    systems = listed(root)
+    systems, pilots = listed(root), pilot.kept_rows(root / "results" / "pilots.tsv")
     states = {system.slug: status(system, tests, root) for system in systems}
     tally = collections.Counter(state for state, _ in states.values())
     known = [*verdicts.VERDICTS, *(f"{v} ({records.OLD})" for v in verdicts.VERDICTS), *reversed(STATUSES)]
     total = ", ".join(f"{tally[name]} {name}" for name in known if tally[name])
     lines = [HEADER, f"{len(systems)} systems: {total}."]
     for family in dict.fromkeys(system.family for system in systems):
-        lines += ["", f"## {family.replace('_', ' ').capitalize()}", "", "| system | paper | status |", "|---|---|---|"]
-        lines += [_row(s, *states[s.slug], root) for s in systems if s.family == family]
+        lines += ["", f"## {family.replace('_', ' ').capitalize()}", ""]
+        lines += ["| system | paper | mechanism | pilot | record | status |", "|---|---|---|---|---|---|"]
+        lines += [_row(s, *states[s.slug], root, pilots) for s in systems if s.family == family]
     return "\n".join([*lines, *certified(root)]) + "\n"
 
 

@@ -1,21 +1,73 @@
-"""Equal tuning: every arm of the primary part over the same learning rates, on training reward, on seeds of its own."""
+"""Equal tuning: every arm of the primary part over the same learning rates, on seeds of its own.
+
+An arm that ends with samples and rewards is judged by its training reward, one that says how it is validated
+(``Plan.validate``) by fresh samples on problems that neither train nor are measured on. Another that ends on a table of
+rows (pairs, demonstrations) has no reward: an eighth of its rows is held out of training, and the rate with the lowest
+value of its own loss there is taken. Losses of two arms need not be comparable, for each is only compared with itself.
+"""
 
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, results, sweep
 from jaxrl_llm.experiment.evidence import store
 from jaxrl_llm.experiment.results import Results
+from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import Plan
 
 FIRST_SEED, SEEDS = 1000, 3  # no seed of a record is used, and no evaluation problem is looked at
-METRIC = "reward/mean"
+METRIC, HELD = "reward/mean", "heldout/loss"
+HELD_SHARE = 8  # one row in so many
+
+
+def criterion(plan: Plan) -> tuple[str, int]:
+    """The training metric that chooses a rate, and 1 where more is better, -1 where less is."""
+    unrewarded = bool(plan.stages) and isinstance(plan.stages[-1].method, Offline)
+    return (HELD, -1) if unrewarded and plan.validate is None else (METRIC, 1)
+
+
+def held_out(method: Offline) -> Offline:
+    """The method on the first seven eighths of its table, with its loss on the others among its metrics.
+
+    Raises:
+      UserError: for rows that come as a stream, of which none can be set aside.
+    """
+    if method.stream is not None:
+        raise UserError("--tune sets rows aside, and --rows-in host reads them as a stream: drop one of them")
+
+    def parts(extras: Any) -> tuple[Any, Any]:
+        table = method.rows(extras)
+        count = jax.tree.leaves(table)[0].shape[0]
+        first = count - max(1, count // HELD_SHARE)
+        if first < method.rows_per_step:
+            raise UserError(f"--tune leaves {first} of {count} rows to train on, a step takes {method.rows_per_step}; "
+                            "give more rows, or drop --tune")  # fmt: skip
+        return jax.tree.map(lambda x: x[:first], table), jax.tree.map(lambda x: x[first:], table)
+
+    def loss(params: Any, extras: Any, batch: Any, *total: Any) -> Any:
+        value, metrics = method.loss(params, extras, batch, *total)
+        kept = parts(extras)[1]
+        whole = () if method.whole is None else (method.whole(kept),)
+        there = method.loss(jax.lax.stop_gradient(params), extras, kept, *whole)[0]
+        return value, metrics | {HELD: there / method.microbatches}  # metrics of parts add up
+
+    return method._replace(rows=lambda extras: parts(extras)[0], loss=loss)
+
+
+def tried(plan: Plan) -> Plan:
+    """The plan as it is tried out: validated or not measured, and rows are held out where they choose the rate."""
+    if criterion(plan)[0] == HELD:
+        stages = (s._replace(method=held_out(s.method)) if isinstance(s.method, Offline) else s for s in plan.stages)
+        plan = plan._replace(stages=tuple(stages))
+    return plan._replace(measure=plan.validate or sweep.nothing)
 
 
 def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any]:
-    """Training reward over the second half, by arm and rate: the sensitivity curves, and the best rate of each arm.
+    """The criterion over the second half, by arm and rate: the sensitivity curves, and the best rate of each arm.
 
     Raises:
       UserError: for fewer than three rates, or arms that set their own.
@@ -30,15 +82,22 @@ def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any
     unread = [name for name, fields in reads.items() if "learning_rate" not in fields]
     if unread:
         raise UserError(f"--tune: arm {unread[0].split('@')[0]} reads no learning rate; drop --tune")
-    built = {name: plan._replace(measure=sweep.nothing) for name, plan in built.items()}
+    judged = {name: criterion(built[f"{name}@{rates[0]:g}"]) for name in chosen}
+    built = {name: tried(plan) for name, plan in built.items()}
     identities = store.identities(job.module, resolved, built)
     seeds = list(range(FIRST_SEED, FIRST_SEED + SEEDS))
     found = store.run_arms(job.options, resolved, built, identities, seeds, job.folder)
-    curves = {name: {f"{r:g}": sweep.second_half(found, f"{name}@{r:g}", METRIC).tolist() for r in rates}
+    curves = {name: {f"{r:g}": sweep.second_half(found, f"{name}@{r:g}", judged[name][0]).tolist() for r in rates}
               for name in chosen}  # fmt: skip
-    best = {name: max(rates, key=lambda r, n=name: float(np.nanmean(curves[n][f"{r:g}"]))) for name in chosen}
+    best = {name: max(rates, key=lambda r, n=name: _worth(curves[n][f"{r:g}"], judged[n][1])) for name in chosen}
     edge = [name for name in chosen if len(rates) > 1 and best[name] in (min(rates), max(rates))]
-    return {"metric": METRIC, "seeds": SEEDS, "curves": results.plain(curves), "best": best, "at_the_edge": edge}
+    metric = ", ".join(dict.fromkeys(name for name, _ in judged.values()))
+    return {"metric": metric, "seeds": SEEDS, "curves": results.plain(curves), "best": best, "at_the_edge": edge}
+
+
+def _worth(values: list[float], sign: int) -> float:
+    """Of the seeds at one rate, more is better; a rate at which one of them diverges is the worst of all."""
+    return sign * float(np.mean(values)) if np.isfinite(values).all() else -np.inf
 
 
 def applied(job: Any, tuned: dict[str, Any]) -> Any:

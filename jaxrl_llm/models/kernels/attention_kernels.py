@@ -3,6 +3,7 @@
 On NVIDIA GPUs attention is cuDNN's; the functions are the same.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from jaxrl_llm.models.kernels.attention_cached import CachedFn
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
 
 IMPLEMENTATIONS = ("auto", "xla", "pallas", "cudnn")
+PartFn = Callable[..., tuple[Array, ...]]
 OF_PLATFORM = {"tpu": "pallas", "gpu": "cudnn"}
 FEW = 128  # so few queries, as in decoding, are left to XLA: it reads the cache once, and there is no matrix of scores
 
@@ -77,6 +79,28 @@ def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn 
         )
 
     return attend_layer
+
+
+def make_parts(name: str = "auto", *, platform: str | None = None) -> tuple[PartFn, PartFn]:
+    """Attention to some of the keys, and its gradients, for ``distributed.ring``, as ``make_attend`` chooses.
+
+    By the kernel of a TPU, else by XLA; cuDNN does not give the sums by which parts are put together.
+    """
+    make_attend(name, platform=platform)
+    platform = platform or jax.default_backend()
+    if (OF_PLATFORM.get(platform) if name == "auto" else name) != "pallas":
+        return (lambda *given, **more: attention.attend_part(*_with_dense(given), **more)), (
+            lambda *given, **more: attention.part_gradients(*_with_dense(given), **more)
+        )
+    interpret = platform != "tpu"
+    return partial(attention_pallas.part, interpret=interpret), partial(
+        attention_pallas.part_gradients, interpret=interpret
+    )
+
+
+def _with_dense(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments whose fourth is a mask, made dense."""
+    return (*given[:3], _dense(given[3]), *given[4:])
 
 
 def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | None:

@@ -56,6 +56,64 @@ def attend(
     Raises:
       ValueError: for a block that is no positive number.
     """
+    how, arrays, seen = _prepared(q, k, v, mask, scale, softcap, block, interpret)
+    return _returned(how, _flash(how, *arrays, seen), q.shape[1])
+
+
+def part(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B S C"] | Seen,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+    interpret: bool = False,
+) -> tuple[Float[Array, "B S H K"], Float[Array, "B H S"]]:
+    """``attend`` to some of the keys, in float32, and the logarithm of each query's sum of weights.
+
+    Parts are put together by these logarithms: see ``distributed.ring``. Has no gradient of its own.
+    """
+    how, arrays, seen = _prepared(q, k, v, mask, scale, softcap, block, interpret)
+    out, lse = _forward(how, *arrays, seen, dtype=jnp.float32)
+    return _returned(how, out, q.shape[1]), lse[:, :, 0, : q.shape[1]]
+
+
+def part_gradients(
+    q: Float[Array, "B S H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B S C"] | Seen,
+    lse: Float[Array, "B H S"],
+    delta: Float[Array, "B H S"],
+    grad: Float[Array, "B S H K"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    block: int = 512,
+    interpret: bool = False,
+) -> tuple[Float[Array, "B S H K"], Float[Array, "B G C K"], Float[Array, "B G C K"]]:
+    """What some of the keys add to the gradients of queries, keys and values, in float32.
+
+    Args:
+      lse: logarithm of the sum of the weights of all keys.
+      delta: product of each query's output, of all keys, with its gradient.
+    """
+    how, arrays, seen = _prepared(q, k, v, mask, scale, softcap, block, interpret)
+    (grad,) = _queries_laid(how, grad.astype(q.dtype))
+    lse, delta = (jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % how.block)))[:, :, None] for x in (lse, delta))
+    dq, dk, dv = _gradients(how, *arrays, seen, lse, delta, grad, dtype=jnp.float32)
+    g, c, d = k.shape[1:]
+
+    def of_keys(x: Array) -> Array:
+        return jnp.swapaxes(x.reshape(x.shape[0], -1, g, d), 1, 2)[:, :, :c] if how.key_lanes else x[:, :, :c]
+
+    return _returned(how, dq, q.shape[1]), of_keys(dk), of_keys(dv)
+
+
+def _prepared(q, k, v, mask, scale, softcap, block, interpret) -> tuple[_How, tuple[Array, ...], tuple[Array, ...]]:
+    """How, and queries, keys, values and who sees whom as the kernels read them."""
     if block < 1:
         raise ValueError(f"block={block} must be at least 1")
     rows, columns = q.shape[1], k.shape[2]
@@ -63,19 +121,27 @@ def attend(
     lanes = q.shape[3] % _LANES == 0  # then nothing has to be turned: a head is a block of lanes
     settings = (q.shape[3] ** -0.5 if scale is None else scale, softcap, block, interpret)
     how = _How(*settings, q.shape[2], k.shape[1], lanes, lanes and rows == columns)
-
-    def filled(x: Array, axis: int) -> Array:
-        return jnp.pad(x, [(0, -x.shape[a] % block if a == axis else 0) for a in range(x.ndim)])
-
+    filled = functools.partial(_filled, block)
     if isinstance(mask, Seen):  # padding has segment 0, which nobody sees and which sees nobody
         seen = tuple(_facts(filled(places, 1), filled(segments, 1)) for places, segments in (mask[:2], mask[2:4]))
         seen = (*seen, jnp.reshape(jnp.asarray(mask.window, jnp.int32), (1,)))
     else:
         seen = (filled(filled(mask.astype(jnp.int8), 1), 2),)
-    q = _laid(how.lanes, filled(q, 1))
-    k, v = (_laid(how.key_lanes, jnp.swapaxes(filled(x, 2), 1, 2)) for x in (k, v))
-    out = _flash(how, q, k, v, seen)
-    if not lanes:
+    keys = (_laid(how.key_lanes, jnp.swapaxes(filled(x, 2), 1, 2)) for x in (k, v))
+    return how, (*_queries_laid(how, q), *keys), seen
+
+
+def _filled(block: int, x: Array, axis: int) -> Array:
+    return jnp.pad(x, [(0, -x.shape[a] % block if a == axis else 0) for a in range(x.ndim)])
+
+
+def _queries_laid(how: _How, *arrays: Array) -> tuple[Array, ...]:
+    return tuple(_laid(how.lanes, _filled(how.block, x, 1)) for x in arrays)
+
+
+def _returned(how: _How, out: Array, rows: int) -> Array:
+    """Queries as they came, without padding."""
+    if not how.lanes:
         return jnp.swapaxes(out[:, :, :rows], 1, 2)
     return out[:, :rows].reshape(out.shape[0], rows, how.heads, -1)
 
@@ -291,7 +357,7 @@ def _call(how: _How, kernel, blocks, arrays, *, grid, inside, outside, out, scra
     return run(blocks, *arrays)
 
 
-def _forward(how: _How, q, k, v, seen):
+def _forward(how: _How, q, k, v, seen, dtype=None):
     (b, s, c, d), h, n = _sizes(how, q, k), how.heads, how.block
     times = h // how.groups
     query = _blocked(how, how.lanes, d, lambda b, h, i, j, _: (b, h, i))
@@ -307,7 +373,7 @@ def _forward(how: _How, q, k, v, seen):
         grid=(b, h, s // n, c // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, h, i, j, _: (b, i, j))],
         outside=[query, pl.BlockSpec((1, 1, 1, n), lambda b, h, i, j, _: (b, h, 0, i))],
-        out=[_shaped(q, *q.shape), _shaped(q, b, h, 1, s, dtype=jnp.float32)],
+        out=[_shaped(q, *q.shape, dtype=dtype), _shaped(q, b, h, 1, s, dtype=jnp.float32)],
         scratch=wide,
     )
 
@@ -324,13 +390,19 @@ def _flash_forward(how: _How, q, k, v, seen):
 
 def _flash_backward(how: _How, kept, grad):
     q, k, v, seen, out, lse = kept
-    (b, s, c, d), h, n = _sizes(how, q, k), how.heads, how.block
-    times = h // how.groups
+    (b, s, _, d), h = _sizes(how, q, k), how.heads
     delta = grad.astype(jnp.float32) * out.astype(jnp.float32)
     if how.lanes:
         delta = jnp.swapaxes(jnp.sum(delta.reshape(b, s, h, d), axis=-1), 1, 2)[:, :, None]
     else:
         delta = jnp.sum(delta, axis=-1)[:, :, None]
+    return *_gradients(how, q, k, v, seen, lse, delta, grad), tuple(None for _ in seen)
+
+
+def _gradients(how: _How, q, k, v, seen, lse, delta, grad, dtype=None):
+    """Of queries, keys and values."""
+    (b, s, c, d), h, n = _sizes(how, q, k), how.heads, how.block
+    times = h // how.groups
     blocks, arrays = _blocks(how, seen), (q, k, v, *seen, lse, delta, grad)
     query = _blocked(how, how.lanes, d, lambda b, h, i, j, _: (b, h, i))
     key = _blocked(how, how.key_lanes, d, lambda b, h, i, j, _: (b, _group(h, times), j))
@@ -344,7 +416,7 @@ def _flash_backward(how: _How, kept, grad):
         grid=(b, h, s // n, c // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, h, i, j, _: (b, i, j)), line, line, query],
         outside=query,
-        out=_shaped(q, *q.shape),
+        out=_shaped(q, *q.shape, dtype=dtype),
         scratch=[pltpu.VMEM((n, d), jnp.float32)],
     )
     query = _blocked(how, how.lanes, d, lambda b, g, j, r, i, _: (b, g * times + r, i))
@@ -359,10 +431,10 @@ def _flash_backward(how: _How, kept, grad):
         grid=(b, how.groups, c // n, times, s // n),
         inside=[query, key, key, *_masks(how, seen, lambda b, g, j, r, i, _: (b, i, j)), line, line, query],
         outside=[key, key],
-        out=[_shaped(k, *k.shape), _shaped(v, *v.shape)],
+        out=[_shaped(k, *k.shape, dtype=dtype), _shaped(v, *v.shape, dtype=dtype)],
         scratch=[pltpu.VMEM((n, d), jnp.float32)] * 2,
     )
-    return dq, dk, dv, tuple(None for _ in seen)
+    return dq, dk, dv
 
 
 _flash.defvjp(_flash_forward, _flash_backward)

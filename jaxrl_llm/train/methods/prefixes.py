@@ -15,6 +15,7 @@ from jaxrl_llm.train.packing import Layout, Links, Rows, Sequence
 
 BLOCKS = (8, 64)  # columns of a block, at least and at most; a sequence wastes half of one in the mean
 SIXTEENTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16)  # of the blocks of padded rows: what is compiled
+MORE = 1 / 32  # so many more columns may blocks of twice the size have: half as many keys and values are gathered
 LEAST = 0.9  # trees of more columns than this share of packed rows are not worth their blocks
 
 
@@ -152,12 +153,12 @@ def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = 0)
     Args:
       parts: of the update; whole groups in each.
       shards: rows of the layout in each part, as many as the devices that rows divide over.
-      block: columns of a block; 0: ``block_of`` the rows.
+      block: columns of a block; 0: ``block_of`` the rows, or twice that where hardly more columns are wasted.
     """
-    block = block or block_of(rows.tokens.shape[1])
+    sizes = (block,) if block else (block_of(rows.tokens.shape[1]), 2 * block_of(rows.tokens.shape[1]))
     found = list(packing.sequences(rows))
     try:
-        trees = [grown(rows, group, block) for group in packing.by_group(found, rows.group_ids)]
+        trees, block = _grown_of_a_size(rows, packing.by_group(found, rows.group_ids), sizes)
     except ValueError:
         return packing.packed_rows(rows, parts=parts, shards=shards)
     count, width = rows.tokens.shape
@@ -170,6 +171,18 @@ def prefix_trees(rows: Rows, *, parts: int = 1, shards: int = 1, block: int = 0)
         if shelves is not None:
             return _laid(rows, shelves, (parts, shards, limit), block)
     return packing.packed_rows(rows, parts=parts, shards=shards)
+
+
+def _grown_of_a_size(rows: Rows, groups: list[list[Sequence]], sizes: tuple[int, ...]) -> tuple[list[Tree], int]:
+    """Trees in the largest blocks that waste hardly more than the smallest."""
+    best, least = None, 0
+    for size in sizes:
+        trees = [grown(rows, group, size) for group in groups]
+        columns = size * sum(len(tree.chains) for tree in trees)
+        if best is None or columns <= (1 + MORE) * least:
+            best = trees, size
+            least = least or columns
+    return best
 
 
 def _limits(trees: list[Tree], shards: int, most: int) -> Iterator[int]:

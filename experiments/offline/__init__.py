@@ -1,0 +1,1 @@
+"""Learning from a table of responses that nobody adds to."""

@@ -1,0 +1,105 @@
+"""The task that an experiment file is given: its embedded world, or rows of one's own, two values of one type.
+
+``build(settings, task=EMBEDDED)`` of a file makes every stage and measurement from the functions that the task holds:
+who draws prompts and pairs, who judges, which decoder is trained. The module that defines the type of the task says in
+``OWN_ROWS`` which module opens a value of it from a model and rows: that one has ``Settings`` (a dataclass of flags,
+among them ``data``) and ``open_task(settings) -> Opened``. With ``--data`` the file gets the opened task.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.planning import presets
+from jaxrl_llm.run import flags
+from jaxrl_llm.train.plan import Plan
+
+
+class Opened(NamedTuple):
+    """``task``: what ``build`` is given; ``finish``: makes its plan one over these rows."""
+
+    task: Any
+    finish: Callable[[Plan], Plan]
+
+
+def embedded(module: ModuleType) -> Any:
+    """The task that a file has without rows; None for a file that is given none."""
+    parameter = inspect.signature(module.build).parameters.get("task")
+    return None if parameter is None else parameter.default
+
+
+def opener(module: ModuleType) -> ModuleType | None:
+    """What opens the task of this file from rows of one's own; None where it has no embedded world.
+
+    That of the file, where it names one, else that of the type of its task.
+    """
+    task = embedded(module)
+    if task is None:
+        return None
+    named = getattr(module, "OWN_ROWS", "") or getattr(importlib.import_module(type(task).__module__), "OWN_ROWS", "")
+    return importlib.import_module(named) if named else None
+
+
+def with_rows(module: ModuleType) -> ModuleType:
+    """The file with the flags of rows of one's own among its settings, where it can have such rows; else the file.
+
+    A file that reads rows itself says so with ``OWN_ROWS = None``. Settings that have flags of rows which their arms do
+    not read get these in their place.
+    """
+    if getattr(module, "OWN_ROWS", "") is None or (world := opener(module)) is None:
+        return module
+    shown = _copy(module)
+    fields = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(world.Settings)]
+    shown.Settings = dataclasses.make_dataclass("Settings", fields, bases=(module.Settings,), frozen=True)
+    return shown
+
+
+def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleType, Any]:
+    """The file and its settings over the rows of ``--data``, where that is given; else as they were.
+
+    Args:
+      module: the file itself.
+      base: settings of ``with_rows(module)``.
+      given: names of the settings that were given as flags.
+
+    Raises:
+      UserError: for rows or a model that do not serve, or flags of rows without rows.
+    """
+    if isinstance(base, module.Settings) and type(base) is module.Settings:
+        return module, base
+    world = opener(module)
+    own, plain = (
+        {f.name for f in dataclasses.fields(world.Settings)},
+        {f.name for f in dataclasses.fields(module.Settings)},
+    )
+    if not base.data:
+        if wrong := sorted(given & own):
+            raise UserError(f"{flags.spell(wrong[0])} is of rows of your own: give --model and --data with it")
+        return module, module.Settings(**{name: getattr(base, name) for name in plain - own})
+    if not pathlib.Path(base.model).is_dir():
+        raise UserError(f"--data {base.data} needs --model FOLDER, a model that reads text")
+    values, size = presets.for_model(base.model)
+    if "learning_rate" not in given and values:
+        base = dataclasses.replace(base, learning_rate=values["learning_rate"])
+        print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
+    opened: Opened = world.open_task(base)
+    made = _copy(module)
+
+    def build_over(settings: Any) -> Plan:
+        for name in (*own, "model"):
+            getattr(settings, name)  # they were read when the task was opened
+        return opened.finish(module.build(settings, task=opened.task))
+
+    made.Settings, made.build = type(base), build_over
+    return made, base
+
+
+def _copy(module: ModuleType) -> ModuleType:
+    copy = ModuleType(module.__name__)
+    copy.__dict__.update(vars(module))
+    return copy

@@ -1,0 +1,124 @@
+"""Soft Bellman consistency: what a policy and its values must satisfy on any trajectory, whoever wrote it.
+
+With a reward at the end and KL to a reference, the optimum has ``V(s_t) - V(s_{t+1}) = r_t - beta log(pi / ref)`` at
+every token, so that ``V(s_t) + beta D_t = R`` where ``D_t`` sums the log-ratios from token t on.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.losses.policy import masked
+from jaxrl_llm.types import TokenTerms
+
+
+def _check_beta(beta: float) -> None:
+    if beta <= 0:
+        raise ValueError(f"beta={beta} must be positive: it is the weight of the KL to the reference")
+
+
+def sums_from(terms: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """``D_t = sum_{i >= t} terms_i`` over the masked tokens, 0 outside the mask.
+
+    >>> sums_from(jnp.array([[0.5, 0.25, 1.0]]), jnp.array([[True, False, True]])).tolist()
+    [[1.5, 0.0, 1.0]]
+    """
+    (terms,) = masked(mask, terms)
+    return jnp.where(mask, jnp.cumsum(terms[:, ::-1], axis=1)[:, ::-1], 0.0)
+
+
+def first_tokens(mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    """The first masked token of each row: a response that is one step."""
+    return mask & (jnp.cumsum(mask.astype(jnp.int32), axis=1) == 1)
+
+
+def starts_after(ends: Bool[Array, "B T"], mask: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+    """Masked tokens that begin a step: the first one, and each that follows a token in ``ends`` at once.
+
+    >>> starts_after(jnp.array([[False, True, False, True]]), jnp.ones((1, 4), bool)).tolist()
+    [[True, False, True, False]]
+    """
+    after = jnp.pad(ends[:, :-1] & mask[:, :-1], ((0, 0), (1, 0)))
+    return mask & (after | first_tokens(mask))
+
+
+def soft_value_loss(
+    values: Float[Array, "B T"],
+    logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    rewards: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float = 0.03,
+) -> TokenTerms:
+    """``(V_t + beta sg(D_t) - R)^2`` with ``D_t`` the sum of ``logp - ref_logp`` from token t on.
+
+    The critic's half of soft Bellman consistency; a policy that is the reference makes it a regression on the reward.
+    Reduce with ``seq_mean``, over the tokens that begin a step where steps are what is decided.
+
+    ``aux``: ``residual``, the absolute value of the bracket.
+
+    From "Offline Reinforcement Learning for LLM Multi-Step Reasoning", arXiv:2412.16145, section 3 (OREO).
+
+    Args:
+      values: of the state in which each token is chosen (``heads.state_values``).
+      rewards: of each response, paid at its end.
+
+    >>> values, d, mask = jnp.array([[0.5, 0.8]]), jnp.array([[0.2, -0.4]]), jnp.ones((1, 2), bool)
+    >>> terms = soft_value_loss(values, d, 0 * d, jnp.array([1.0]), mask, beta=0.5)
+    >>> [round(float(x), 4) for x in terms.loss[0]]
+    [0.36, 0.16]
+    """
+    _check_beta(beta)
+    values, logp, ref_logp = masked(mask, values, logp, ref_logp)
+    later = jax.lax.stop_gradient(sums_from(logp - ref_logp, mask))
+    gap = jnp.where(mask, values + beta * later - rewards.astype(jnp.float32)[:, None], 0.0)
+    return TokenTerms(gap**2, {"residual": jnp.abs(gap)})
+
+
+def soft_policy_loss(
+    logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    values: Float[Array, "B T"],
+    rewards: Float[Array, " B"],
+    starts: Bool[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float = 0.03,
+) -> TokenTerms:
+    """``(sg(V_t) + beta (d_t + sg(D_{t+1})) - R)^2`` at the tokens that begin a step, ``d = logp - ref_logp``.
+
+    The policy's half of soft Bellman consistency. ``d_t`` is the sum over the step that begins at t and has the
+    gradient; what comes after the step is stopped. Every token its own step is the token form, ``first_tokens`` the
+    response form. Tokens that begin no step have no term of their own: reduce with ``seq_mean`` over ``starts & mask``.
+
+    ``aux``: ``residual``, the absolute value of the bracket, and ``advantage``, ``R - V_t - beta D_{t+1}``: what the
+    step earns beyond its state, as the later policy goes on.
+
+    From "Offline Reinforcement Learning for LLM Multi-Step Reasoning", arXiv:2412.16145, section 3 (OREO), as in its
+    released trainer.
+
+    Args:
+      values: of the state in which each token is chosen; no gradient.
+      starts: which tokens begin a step; the first masked token always does.
+
+    >>> values, d, mask = jnp.array([[0.5, 0.8]]), jnp.array([[0.2, -0.4]]), jnp.ones((1, 2), bool)
+    >>> terms = soft_policy_loss(d, 0 * d, values, jnp.array([1.0]), mask, mask, beta=0.5)
+    >>> [round(float(x), 4) for x in terms.loss[0]]
+    [0.36, 0.16]
+    """
+    _check_beta(beta)
+    logp, ref_logp, values = masked(mask, logp, ref_logp, values)
+    begins = mask & (starts | first_tokens(mask))
+    onwards = sums_from(logp - jax.lax.stop_gradient(ref_logp), mask)
+    # the next token that begins a step, T where there is none, and what is summed from there on
+    width = mask.shape[1]
+    columns = jnp.where(begins, jnp.arange(width, dtype=jnp.int32)[None, :], width)
+    ahead = jax.lax.cummin(columns, axis=1, reverse=True)
+    ahead = jnp.pad(ahead[:, 1:], ((0, 0), (0, 1)), constant_values=width)
+    after = jnp.take_along_axis(jnp.pad(onwards, ((0, 0), (0, 1))), ahead, axis=1)
+    later, values = jax.lax.stop_gradient((after, values))
+    rewards = rewards.astype(jnp.float32)[:, None]
+    gap = jnp.where(begins, values + beta * (onwards - after + later) - rewards, 0.0)
+    advantage = jnp.where(begins, rewards - values - beta * later, 0.0)
+    return TokenTerms(gap**2, {"residual": jnp.abs(gap), "advantage": advantage})

@@ -1,0 +1,108 @@
+"""Rates are chosen on what training shows: rewards, or rows held out of a table; never on evaluation problems."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import reduce
+from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import loop
+from jaxrl_llm.experiment.evidence import standard, tuning
+from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import Plan, Stage
+from tests.experiment import tiny
+from tests.experiment.made import made_module
+
+ROWS = 16  # of which two are held out: they want another answer than the others
+
+
+def offline(rate: float, *, rows_per_step: int = 4, whole: bool = False) -> Offline:
+    """Squared distance of a number to the rows' answers."""
+
+    def loss(params, extras, rows, total=None):
+        errors = jnp.square(params["x"] - rows["wanted"])
+        value = reduce.scalars(errors) if total is None else jnp.sum(errors) / total
+        return value, {"tokens/trained": jnp.asarray(errors.size, jnp.float32)}
+
+    table = {"wanted": jnp.where(jnp.arange(ROWS) < ROWS - 2, 1.0, 3.0)}
+    count = (lambda rows: jnp.float32(rows["wanted"].shape[0])) if whole else None
+    return Offline(lambda extras: table, make_uniform(), rows_per_step, loss, optax.sgd(rate), whole=count)
+
+
+def plan(rate: float, **more) -> Plan:
+    measured = {"eval/accuracy": jnp.float32(0.0)}
+    return Plan(lambda key: {"x": jnp.float32(0.0)}, (Stage(offline(rate, **more), 6),), lambda params, key: measured)
+
+
+def test_rows_held_out_are_not_trained_on_and_their_loss_is_seen():
+    found = loop.run_arm(tuning.tried(plan(0.5)), tiny.Settings(steps=6, eval_every=1), [0, 1])
+    assert "eval/accuracy" not in found.metrics, "nothing is measured"
+    values = np.asarray(found.curves[tuning.HELD]["values"])
+    np.testing.assert_allclose(values[:, 0], 9.0)  # before the first update: (0 - 3)^2
+    # it goes to the mean of the rows that train: 1, for those that want 3 are not among them
+    np.testing.assert_allclose(values[:, 2:], 4.0)
+    np.testing.assert_allclose(np.asarray(found.curves["loss/total"]["values"])[:, 2:], 0.0, atol=1e-6)
+
+
+def test_parts_of_a_batch_show_the_same_loss_of_held_out_rows():
+    method = offline(0.1, whole=True)
+    seen = []
+    for parts in (1, 2):
+        own = plan(0.1)._replace(stages=(Stage(tuning.held_out(method._replace(microbatches=parts)), 4),))
+        found = loop.run_arm(own, tiny.Settings(steps=4, eval_every=1), [0])
+        seen.append(found.curves[tuning.HELD]["values"])
+    np.testing.assert_allclose(*seen, rtol=1e-5)
+
+
+def test_too_few_rows_and_streams_are_refused():
+    method = tuning.held_out(offline(0.1, rows_per_step=15))
+    with pytest.raises(UserError, match="--tune leaves 14 of 16 rows to train on, a step takes 15"):
+        method.rows({})
+    with pytest.raises(UserError, match="--tune sets rows aside, and --rows-in host reads them as a stream"):
+        tuning.held_out(offline(0.1)._replace(stream=lambda: iter(())))
+
+
+def test_each_arm_is_judged_by_what_it_has(tmp_path):
+    """A table by its held-out loss, of which less is better; samples by their reward, as before."""
+    module = made_module(ARMS={"pairs": {}}, build=lambda settings: plan(settings.learning_rate))
+    options = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
+    resolved = {"pairs": tiny.Settings(learning_rate=0.5, eval_every=1)}
+    built = {name: module.build(settings) for name, settings in resolved.items()}
+    job = standard.Job(module, options, tiny.Settings(), resolved, built, tmp_path, tmp_path)
+    found = tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))
+    assert found["metric"] == tuning.HELD and found["best"] == {"pairs": 0.5} and found["at_the_edge"] == ["pairs"]
+    means = [np.mean(values) for values in found["curves"]["pairs"].values()]
+    assert means[0] > means[1] > means[2] == pytest.approx(4.0)
+    online = tiny.build(tiny.Settings(warm_steps=2))
+    assert tuning.criterion(online) == (tuning.METRIC, 1)
+    assert tuning.tried(online).stages == online.stages, "imitation before a reward is left as it is"
+
+
+def test_a_table_that_is_validated_holds_no_rows_out(tmp_path):
+    """Fresh samples on other problems choose the rate: the table trains whole, and more reward is better."""
+
+    def build(settings):
+        return plan(settings.learning_rate)._replace(
+            validate=lambda params, key: {"reward/mean": -jnp.abs(params["x"] - 1.0)}
+        )
+
+    module = made_module(ARMS={"pairs": {}}, build=build)
+    options = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
+    resolved = {"pairs": tiny.Settings(learning_rate=0.5, eval_every=1)}
+    built = {name: build(settings) for name, settings in resolved.items()}
+    assert tuning.criterion(built["pairs"]) == (tuning.METRIC, 1)
+    assert tuning.tried(built["pairs"]).stages == built["pairs"].stages
+    job = standard.Job(module, options, tiny.Settings(), resolved, built, tmp_path, tmp_path)
+    found = tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))
+    means = {rate: np.mean(values) for rate, values in found["curves"]["pairs"].items()}
+    assert found["metric"] == "reward/mean" and f"{found['best']['pairs']:g}" == max(means, key=means.get)
+    assert len(set(means.values())) == 3
+
+
+def test_a_rate_at_which_a_seed_diverges_is_the_worst():
+    worth = [tuning._worth(values, -1) for values in ([0.1, float("nan"), 0.1], [5.0, 5.0, 5.0], [1.0, 2.0, 3.0])]
+    assert worth == [-np.inf, -5.0, -2.0]

@@ -1,0 +1,104 @@
+"""Rounds of thinking: what a round is asked, what counts in the end, and parents that prompts are read back to."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.search import multi_round_thinking
+from experiments.search.parts import rounds
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, recipes
+from jaxrl_llm.run import bench
+from jaxrl_llm.verifiers import countdown
+from tests import close
+
+PROBLEM = Problem("sum", "What is 2+2?", "4", {"value": "4"}, 1, "2+2")
+
+
+def _round(texts, right):
+    return rounds.Round(None, np.arange(len(texts)), texts, np.asarray(right, bool))
+
+
+def test_a_round_is_asked_with_the_answer_and_without_the_reasoning():
+    response = "because 2 and 2 <think>..</think> so \\boxed{5}"
+    shown = rounds.final_answer([response], 1)
+    again = rounds.asked(PROBLEM, shown[0], rounds.as_published)
+    assert again.prompt == (
+        "What is 2+2?\nThe assistant's previous answer is: <answer> 5 </answer>, and please re-answer."
+    )
+    assert "because" not in again.prompt and again.answer == PROBLEM.answer
+    assert "because" in rounds.asked(PROBLEM, rounds.whole_response([response], 1)[0], rounds.in_signs).prompt
+    assert rounds.asked(PROBLEM, None, rounds.as_published) is PROBLEM
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "What is 2+2?"}]
+    chat = rounds.asked(PROBLEM._replace(prompt=messages), "5", rounds.in_signs).prompt
+    assert chat == [messages[0], {"role": "user", "content": "What is 2+2?5?=>"}] and len(messages[1]["content"]) == 12
+
+
+def test_anothers_answer_is_of_another_problem():
+    texts = ["#1", "#2", "#3", "#4", "#5", "#6"]  # three problems, two samples
+    assert rounds.anothers(texts, 2) == ["5", "6", "1", "2", "3", "4"]
+    assert rounds.nothing(texts, 2) == [None] * 6
+
+
+def test_transitions_account_for_the_gain_exactly():
+    rng = np.random.default_rng(0)
+    before, after = rng.random(96) < 0.4, rng.random(96) < 0.6
+    found = rounds.transitions(before, after)
+    close.assert_near(sum(found.values()), 1.0)
+    close.assert_near(after.mean(), before.mean() + found["fixed"] - found["spoilt"])
+    loop = sum(not a and b for a, b in zip(before, after, strict=True)) / 96
+    assert found["fixed"] == pytest.approx(loop)
+
+
+def test_what_counts_in_the_end():
+    played = [_round(["#1", "#2", "#7"], [0, 1, 0]), _round(["#3", "#9", "#8"], [1, 0, 0]),
+              _round(["#1", "#2", "#8"], [0, 1, 0])]  # fmt: skip
+    assert rounds.last_round(played, 1).tolist() == [False, True, False]
+    assert rounds.first_right(played, 1).tolist() == [True, True, False]
+    assert rounds.majority(played, 1).tolist() == [False, True, False]  # 1, 2 and 8; where all differ, the first
+    assert rounds.majority(played[:2], 1).tolist() == [False, True, False]
+
+
+@pytest.fixture(scope="module")
+def settings():
+    base = arms.preset(multi_round_thinking, smoke=True, model="nano")
+    return arms.override(base, {"taught_steps": 0, "max_new_tokens": 18, "rounds": 3}, "the test")
+
+
+def test_rounds_of_a_model_are_asked_with_their_parents_answers(settings):
+    found, problems = recipes.bench(settings), bench.heldout_problems(settings)
+    how = {"number": 3, "samples": 2, "ask": rounds.in_signs}
+    played = rounds.make_rounds(settings, problems, found.heldout_score, **how)(found.model.params, jax.random.key(1))
+    one = rounds.make_rounds(settings, problems, found.heldout_score, **how | {"number": 1})
+    alone = one(found.model.params, jax.random.key(1))
+    assert alone[0].texts == played[0].texts and played[0].parents.tolist() == [-1] * 16  # the first is a plain rollout
+    decode, pad = found.model.tokenizer.decode, found.model.tokenizer.pad_id
+    for before, after in zip(played, played[1:], strict=False):
+        assert after.parents.tolist() == list(range(16))
+        for k, parent in enumerate(after.parents):
+            row = after.rows
+            asked = row.tokens[k][(row.segment_ids[k] > 0) & ~row.mask[k] & (row.tokens[k] != pad)]
+            shown = rounds.final_part(before.texts[parent])
+            assert decode(asked.tolist()).endswith(problems[k // 2].prompt + shown + "?=>")
+    figures = rounds.figures(played, rounds.last_round(played, 2), 2)
+    for k, now in enumerate(played):
+        assert figures[f"round/accuracy_{k + 1}"] == pytest.approx(now.right.mean())
+    gain = figures["second/fixed"] - figures["second/spoilt"]
+    close.assert_near(figures["round/accuracy_2"], figures["round/accuracy_1"] + gain)
+    assert figures["problems/right"].shape == (8,) and figures["problems/right"].sum() == played[-1].right.sum()
+
+
+def test_teaching_shows_both_kinds_of_prompts_and_right_ends(settings):
+    pairs = rounds.examples(settings, rounds.in_signs, samples=2)
+    problems = recipes.solved_problems(settings)
+    assert len(pairs) == 4 * len(problems)
+    for k, (prompt, response) in enumerate(pairs):
+        problem = problems[k // 4]
+        assert prompt.startswith(problem.prompt) and (prompt == problem.prompt) == (k % 2 == 0)
+        assert countdown.verify(problem.answer, response).value == 1.0
+
+
+def test_wrong_numbers_of_rounds_are_refused(settings):
+    with pytest.raises(UserError, match="--rounds 0 must be at least 1"):
+        rounds.make_rounds(settings, [PROBLEM], lambda rows: rows, number=0, samples=1)

@@ -1,0 +1,117 @@
+"""OREO: tables for each method, what a response's credit reaches, and search by the critic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.offline import oreo
+from experiments.offline.parts import response_table as tables
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms, recipes
+from jaxrl_llm.losses import bellman, policy
+from tests import close
+from tests.close import assert_same_sums
+
+REWARD = np.array([1, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1], np.float32)  # three problems: mixed, failed, solved
+
+
+def _table():
+    rows = np.arange(12, dtype=np.int32)[:, None] * 10 + np.arange(3, dtype=np.int32)[None, :]
+    mask = np.broadcast_to([False, True, True], (12, 3))
+    ones, positions = np.ones((12, 3), np.int32), np.broadcast_to(np.arange(3, dtype=np.int32), (12, 3))
+    return tables.Table(*map(jnp.asarray, (rows, ones, positions, mask, REWARD)))
+
+
+def test_rejection_sees_right_responses_alone_and_as_many_rows():
+    kept = tables.right_ones(_table(), 4)
+    assert (np.asarray(kept.tokens[:, 0]) // 10).tolist() == [0, 3, 8, 9, 10, 11] * 2
+    assert bool((kept.reward == 1).all()) and bool(kept.mask[:, 1:].all())
+    none = tables.right_ones(_table()._replace(reward=jnp.zeros(12)), 4)
+    assert not none.mask.any() and none.tokens.shape == (12, 3)  # nothing trains where nothing is right
+
+
+def test_pairs_are_of_one_problem_and_of_both_kinds():
+    pairs = tables.paired(_table(), 4)
+    chosen, rejected = (np.asarray(side.tokens[:, 0]) // 10 for side in pairs)
+    assert set(zip(chosen.tolist(), rejected.tolist(), strict=True)) == {(0, 1), (3, 2)}
+    assert bool((pairs.chosen.reward == 1).all()) and bool((pairs.rejected.reward == 0).all())
+    none = tables.paired(_table()._replace(reward=jnp.ones(12)), 4)
+    assert not none.chosen.mask.any() and not none.rejected.mask.any()
+
+
+def test_scrambled_credit_stays_in_its_problem():
+    moved = np.asarray(tables.scrambled(_table(), 4).reward).reshape(3, 4)
+    np.testing.assert_array_equal(moved.sum(1), REWARD.reshape(3, 4).sum(1))
+    assert moved[0].tolist() == [0, 1, 1, 0]
+
+
+def test_values_are_judged_at_the_first_and_the_middle_token():
+    mask = jnp.asarray([[False, True, True, True], [False, True, True, False], [False, True, False, False]])
+    values = jnp.asarray([[9.0, 0.1, 0.9, 0.2], [9.0, 0.8, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
+    batch = tables.Table(*([jnp.zeros((3, 4), jnp.int32)] * 3), mask, jnp.array([1.0, 0.0, 0.0]))
+    found = tables.value_figures(values, batch)
+    # first tokens .1 | .8 .0: one of two; middle ones (second of three, first of two and of one) .9 | .8 .0: both
+    assert float(found["value/auc_start"]) == 0.5 and float(found["value/auc_middle"]) == 1.0
+    alone = tables.value_figures(values, batch._replace(reward=jnp.ones(3)))
+    assert float(alone["value/auc_start"]) == 0.5
+
+
+def _method(arm, **changes):
+    base = arms.preset(oreo, smoke=True, model="nano")
+    settings = arms.override(arms.resolve(oreo, base, ())[arm], {"group_size": 4, **changes}, "the test")
+    found = recipes.bench(settings)
+    rng = np.random.default_rng(0)
+    tokens, mask = np.full((4, 12), 5, np.int32), np.zeros((4, 12), bool)
+    tokens[:, 6:] = rng.integers(4, 30, (4, 6))
+    mask[:, 6:] = np.arange(6)[None] < np.array([6, 3, 1, 5])[:, None]
+    segments = np.concatenate([np.ones((4, 6), bool), mask[:, 6:]], axis=1).astype(np.int32)
+    positions = np.broadcast_to(np.arange(12, dtype=np.int32), (4, 12))
+    table = tables.Table(*map(jnp.asarray, (tokens, segments, positions, mask)), jnp.array([1.0, 0.0, 1.0, 0.0]))
+    return settings.method(settings, found), table, oreo.build(settings), found
+
+
+def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
+    """At pi = ref all log-ratios are 0, a log-probability has the slope ``-2 beta (R - V)``, apart from the critic."""
+    method, table, plan, found = _method("oreo", kl_weight=0.0, beta=0.2, searched=0)
+    params = plan.init(jax.random.key(0))
+    params["value"]["bias"] = jnp.full((1,), 0.25)
+    total = method.whole(table)
+    slopes = jax.grad(lambda p: method.loss(p, params["model"], table, total)[0])(params)
+
+    def reinforce(model):
+        logp, _ = tables.builders.score_tokens(found.model.policy, model, table)
+        advantages = jnp.broadcast_to((table.reward - 0.25)[:, None], logp.shape)
+        terms = policy.reinforce_loss(logp, advantages, table.mask).loss
+        return 2 * 0.2 * tables.reduce.tokens(terms, table.mask, mode="seq_mean", total=total)
+
+    wanted = jax.grad(reinforce)(params["model"])
+    jax.tree.map(lambda a, b: close.assert_near(a, b), slopes["model"], wanted)
+    # values are 0.25 everywhere: the bias moves by the mean of 2 (V - R), the policy's loss leaves the critic alone
+    close.assert_near(slopes["value"]["bias"], [2 * (0.25 - 0.5)])
+
+
+def test_a_response_of_one_token_makes_all_forms_one():
+    method, table, plan, _ = _method("oreo", searched=0)
+    one = table._replace(mask=bellman.first_tokens(table.mask))
+    params = plan.init(jax.random.key(0))
+    other = jax.tree.map(lambda x: 1.01 * x, params["model"])
+    found = [_method(arm, searched=0)[0].loss(params, other, one, method.whole(one))[0]
+             for arm in ("oreo", "step", "response")]  # fmt: skip
+    assert_same_sums(found[1:], [found[0]] * 2, one.tokens.size)
+
+
+def test_parts_of_a_minibatch_add_up():
+    for arm in ("oreo", "rejection"):
+        method, table, plan, _ = _method(arm, searched=0)
+        params = plan.init(jax.random.key(0))
+        other = jax.tree.map(lambda x: 1.01 * x, params["model"])
+        total = method.whole(table)
+        halves = [jax.tree.map(lambda x, k=k: x[2 * k : 2 * k + 2], table) for k in (0, 1)]
+        whole = method.loss(params, other, table, total)[0]
+        close.assert_near(sum(method.loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
+
+
+def test_a_text_that_no_token_has_ends_no_step():
+    with pytest.raises(UserError, match="--step-end '@@': no token of this model has it"):
+        _method("oreo", step_end="@@")
