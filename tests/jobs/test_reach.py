@@ -22,6 +22,8 @@ ELSEWHERE = {
     "log_odds_loss": "experiments",
     "return_sum_loss": "experiments",
     "rover_loss": "experiments",
+    "soft_policy_loss": "experiments",
+    "soft_value_loss": "experiments",
     "squared_value_loss": "a critic without a clip: a library function",
     "verdict_loss": "experiments",
     "weighted_sft_loss": "experiments",
