@@ -61,7 +61,7 @@ def test_advantages_are_those_that_were_named():
     column = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32), tokens.shape)
     there = column < 3 + jnp.asarray([6, 2, 4, 5])[:, None]
     mask, ids = there & (column >= 3), jnp.arange(4, dtype=jnp.int32)
-    rows = Trajectories(tokens, there.astype(jnp.int32), column, mask, -1.0 * mask, ids > 9, ids, ids)
+    rows = Trajectories(tokens, there.astype(jnp.int32), column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
     rewards = Rewards(jnp.asarray([1.0, 0.0, 0.5, 1.0]), jnp.ones(4, bool))
     head = heads.init_head(model.config.hidden_size, jax.random.key(1), scale=0.1)
     params = {"model": model.params, "value": head}
