@@ -135,7 +135,7 @@ def seen(teacher: Teacher, batch: Batch) -> Any:
     return joined(shown.tokens[ids], shown.valid[ids], batch.tokens[:, -shown.response :], there)
 
 
-def in_place(teacher: Teacher, said: Array, batch: Batch) -> Array:
+def aligned(teacher: Teacher, said: Array, batch: Batch) -> Array:
     """What is said of columns of ``seen``, in those of the batch, from the last column of a prompt on."""
     if teacher.shown is None:
         return said
@@ -162,7 +162,7 @@ def _mixture(teachers: list[Teacher]) -> tuple[Callable[[Any], Array], Any]:
         for teacher in teachers:
             rows, model = seen(teacher, batch), teacher.model
             states = model.policy.hidden(model.params, rows.tokens, rows.positions, rows.segment_ids)
-            each.append(in_place(teacher, states.astype(jnp.float32), batch))
+            each.append(aligned(teacher, states.astype(jnp.float32), batch))
         return jnp.concatenate(each, axis=-1)
 
     return unembed, hidden
@@ -174,7 +174,7 @@ def teacher_logp(teachers: list[Teacher], batch: Batch, temperature: float) -> A
     for teacher in teachers:
         model = teacher.model
         logp, _ = score_tokens(model.policy, model.params, seen(teacher, batch), temperature=temperature)
-        each.append(in_place(teacher, logp, batch))
+        each.append(aligned(teacher, logp, batch))
     return jax.lax.stop_gradient(jax.nn.logsumexp(jnp.stack(each), axis=0) - jnp.log(jnp.float32(len(each))))
 
 

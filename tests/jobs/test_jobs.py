@@ -210,7 +210,7 @@ def test_a_teacher_that_is_shown_the_solution_reads_the_same_response():
         sampler_logp=sampler, extras={"problem_ids": ids},
     )  # fmt: skip
     logp = distil.teacher_logp([teacher], batch, 0.8)
-    hidden = distil.in_place(teacher, _hidden(model, distil.seen(teacher, batch)), batch)
+    hidden = distil.aligned(teacher, _hidden(model, distil.seen(teacher, batch)), batch)
     problems = recipes.solved_problems(settings)
     for k in range(2):
         problem, n = problems[int(ids[k])], int(lengths[k])
