@@ -13,7 +13,6 @@ from jaxtyping import Array
 
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
-from jaxrl_llm.distributed.products import make_product
 from jaxrl_llm.distributed.ring import Parts, make_ring
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
@@ -46,7 +45,6 @@ def on_mesh(
         "sums_fn": None if sums_fn is None else make_sums(mesh, sums_fn),
         "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),
-        **({} if cached_fn is None else {"product_fn": make_product(mesh)}),
         "place": rules.make_place(mesh),
         "attend_fn": make_attend(mesh, attend_fn, otherwise, parts),
         "experts_fn": make_experts(mesh, experts_fn),

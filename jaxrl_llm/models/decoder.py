@@ -34,7 +34,7 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
-from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, norm, plain_product, project
+from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
@@ -75,7 +75,6 @@ class How(NamedTuple):
     place: Callable[[Array, str], Array] = anywhere
     cached_fn: CachedFn | None = None
     rotate_fn: Callable[..., Array] = rotate
-    product_fn: ProductFn = plain_product
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
 
 
@@ -115,11 +114,9 @@ def block(
     """
     b, s, _ = x.shape
     heads = attend(norm(config, x, layer, "input_norm"))
-    mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o", how.product_fn)
+    mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o")
     x = x + (norm(config, mixed, layer, "attention_out_norm") if config.output_norms else mixed)
-    fed, router = feed_forward(
-        config, layer, norm(config, x, layer, "post_norm"), how.experts_fn, recorded, how.product_fn
-    )
+    fed, router = feed_forward(config, layer, norm(config, x, layer, "post_norm"), how.experts_fn, recorded)
     return how.place(x + (norm(config, fed, layer, "mlp_out_norm") if config.output_norms else fed), "rows"), router
 
 
@@ -156,7 +153,7 @@ def _run(config, how, params, tokens, positions, segment_ids, pages=None, expert
         layer, recorded = opened(item[0]), item[1]
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
         return block(config, how, layer, x, attend, recorded)[0], None
@@ -202,12 +199,12 @@ def _hidden_groups(config, how, params, prompts, responses):
         layer, read = opened(layer), []
 
         def look(normed):
-            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn)
             read.extend((k, v))
             return attention(config, layer, q, k, v, *alone, how.attend_fn)
 
         def follow(normed):
-            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn)
             mask, before_mask = layer_mask(layer, *own), layer_mask(layer, *across)
             return attend_both(q, k, v, mask, *read, before_mask, **settings)
 
@@ -245,7 +242,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
         def attend(normed):
             nonlocal stored, new
-            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn, how.product_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
             if in_place:
                 new, read = caches.stored(cache, "k", k) | caches.stored(cache, "v", v), how.attend_fn
                 if made:
@@ -348,7 +345,6 @@ def make_policy(
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
-    product_fn: ProductFn = plain_product,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -371,11 +367,10 @@ def make_policy(
         ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
       sums_fn: how tokens are scored without their logits, ``models.kernels.attention_kernels.make_sums``; None: by
         ``unembed``.
-      product_fn: how a layer's weights are multiplied with: ``distributed.products.make_product``.
     """
     apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     rotate_fn = rotate if cached_fn is None else rotate_by_product
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, product_fn, apart)
+    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart)
 
     return Policy(
         init=partial(init_params, config),
