@@ -1,5 +1,6 @@
 """MAE: rewards of three roles, a baseline of each, a pool of questions, and what is read of hostile text."""
 
+import dataclasses
 import importlib
 import json
 
@@ -10,11 +11,14 @@ import pytest
 
 from experiments.self_play.parts import practice, role_rewards, three_roles
 from experiments.self_play.parts.roles import chain_of, tagged, terse
+from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.run import parts as job
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import TrainState, Trajectories
 from tests.models_for_tests import byte_model
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=24, eval_problems=8, max_new_tokens=16)
@@ -81,12 +85,12 @@ def test_the_update_does_not_know_how_much_a_role_earns_unless_the_baseline_is_o
     def gradient(advantages):
         def loss(x):
             terms = clipped_policy_loss(x, jax.lax.stop_gradient(logp), advantages, mask)
-            return jnp.sum(jnp.where(mask, terms.loss, 0.0)) / jnp.sum(mask)
+            return jnp.sum(jnp.where(mask, terms.loss, 0.0)) / float(mask.sum())
 
         return np.asarray(jax.grad(loss)(logp))
 
     own = role_rewards.by_role(rewards, roles, mask)
-    np.testing.assert_allclose(gradient(own), np.where(mask, -own / mask.sum(), 0.0), atol=1e-6)
+    np.testing.assert_allclose(gradient(own), np.where(mask, -np.asarray(own) / int(mask.sum()), 0.0), atol=1e-6)
     np.testing.assert_allclose(gradient(own), gradient(role_rewards.by_role(scaled, roles, mask)), atol=1e-5)
     shared = [gradient(role_rewards.batch_wide(x, roles, mask)) for x in (rewards, scaled)]
     assert np.abs(shared[0] - shared[1]).max() > 0.005
@@ -184,49 +188,148 @@ def test_a_place_has_three_rows():
         three_roles.text_of(found, voices, ["m7 1+1"], chat=False, **lengths)
 
 
-@pytest.mark.slow
-def test_rows_earn_what_their_text_says():
-    """A whole step against the same rules applied to decoded text."""
-    module, size = importlib.import_module("experiments.self_play.mae"), 6
+SAID = {  # what a model of our own making writes, by the prompt that it reads
+    "?m7 1+1?=>": "m7 2+2", "??=>": "no question", "m7 2+2?=>": "#9", "m7 1+1=>": "1+1=2#2", "m7 1+1=>1+1=2#2?=>": "#8",
+    "m7 2+2=>": "#5", "m7 2+2=>#5?=>": "#4#3", "m10 3+3=>": "6", "m10 3+3=>6?=>": "well", "?m10 3+3?=>": "m7 3+",
+    "m7 3+?=>": "#2", "m7 3+=>": "#1", "m7 3+=>#1?=>": "#10",
+}  # fmt: skip
+
+
+def _scripted(settings, found, *, group_size):
+    """A rollout that answers by ``SAID``; of an empty question by nothing."""
+    tokenizer, new = found.model.tokenizer, settings.max_new_tokens
+
+    def rollout(params, tokens, valid, keys, ids):
+        prompts = [tokenizer.decode(t[v].tolist()) for t, v in zip(np.asarray(tokens), np.asarray(valid), strict=True)]
+        said = [tokenizer.encode(SAID.get(p, "")) + [tokenizer.eos_ids[0]] for p in prompts]
+        told = np.zeros((len(said), new), np.int32)
+        for k, row in enumerate(said):
+            told[k, : len(row)] = row
+        there = np.arange(new)[None, :] < np.array([len(row) for row in said])[:, None]
+        both = np.concatenate([np.asarray(valid), there], axis=1)
+        return Trajectories(
+            tokens=jnp.concatenate([tokens, told], axis=1), segment_ids=jnp.asarray(both.astype(np.int32)),
+            positions=jnp.asarray(np.maximum(np.cumsum(both, axis=1) - 1, 0).astype(np.int32)),
+            mask=jnp.concatenate([jnp.zeros_like(valid), there], axis=1),
+            sampler_logp=jnp.where(jnp.asarray(both), -0.5, 0.0), truncated=jnp.zeros(len(said), bool),
+            group_ids=jnp.arange(len(said), dtype=jnp.int32), problem_ids=ids,
+        )  # fmt: skip
+
+    return rollout
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """One step of two places on two questions, ``m7 1+1`` and ``m10 3+3``, with scripted responses."""
+    monkeypatch.setattr(recipes, "rollout_of", _scripted)
+    found, module = recipes.bench(SETTINGS), importlib.import_module("experiments.self_play.mae")
+    problems = [chain.from_parts([1, 1], "+", 7), chain.from_parts([3, 3], "+", 10)]
+    table = tables.encode_problems(found.model.tokenizer, problems, answers=tables.value_answers)
+    seeds = [terse().posed(p.prompt) for p in problems]
+    found = found._replace(train=table)
     settings = module.Settings(
-        **{f: getattr(SETTINGS, f) for f in ("levels", "train_problems", "eval_problems", "max_new_tokens")},
-        prompts_per_step=size, voices=terse, difficulty_samples=2, question_tokens=12, judge_tokens=4, pool_size=8,
-        warm_steps=150, threshold=0.5,
+        prompts_per_step=2, difficulty_samples=2, question_tokens=12, judge_tokens=6, max_new_tokens=16, pool_size=4,
+        reference_share=1.0,
     )  # fmt: skip
-    plan, roles = module.build(settings), terse()
-    online, tokenizer = plan.stages[0].method, recipes.bench(SETTINGS).model.tokenizer
-    params = plan.init(jax.random.key(0))
-    extras = plan.stages[0].extras(params, jax.random.key(1))
-    ids, keys = jnp.arange(size, dtype=jnp.int32), jax.random.split(jax.random.key(2), 3 * size)
-    table = online.problems
-    rows = jax.jit(online.rollout)(
-        {"model": params, "pool": extras["pool"]}, table.tokens[ids], table.valid[ids], keys, ids
+    text = three_roles.text_of(found, terse(), seeds, chat=False, question=12, answer=16, judgement=6)
+    ids, keys = jnp.arange(2, dtype=jnp.int32), jax.random.split(jax.random.key(0), 6)
+
+    def play(pool=None, **changes):
+        rollout = three_roles.make_rollout(dataclasses.replace(settings, **changes), found, text, seeds)
+        pool = three_roles.empty_pool(text.question, 4) if pool is None else pool
+        return rollout({"model": None, "pool": pool}, table.tokens[ids], table.valid[ids], keys, ids)
+
+    return play, text
+
+
+def test_rows_earn_what_their_text_says(played):
+    play, text = played
+    rows = play()
+    told = {name: np.asarray(x) for name, x in rows.extras.items()}
+    assert job.responses(text.model.tokenizer, rows) == ["m7 2+2", "1+1=2#2", "#8", "m7 3+", "6", "well"]
+    assert told["role"].tolist() == [0, 1, 2] * 2 and rows.group_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    # place 0: quality 8/9, answers to the proposal judged 2/9 (the last score counts), which is form 1/2 only
+    first = (8 / 9 + 7 / 9 + 1) / 3, 0.5 * 7 / 9 + 0.5, 1.0
+    # place 1: quality 1/9 keeps the bonus out, the answer has no form and an unreadable judgement pays 1/2
+    second = (1 / 9 + 1) / 3, 0.25, 0.0
+    np.testing.assert_allclose(told["earned"], [*first, *second], atol=1e-6)
+    assert told["joins"][::3].tolist() == [True, False] and told["sound"][::3].tolist() == [1.0, 0.0]
+    assert told["answer"][::3].tolist() == [1.0, 0.0] and told["solved"][::3].tolist() == [0.0, 0.0]
+    assert told["unread"][::3].tolist() == [0.0, 1.0]
+    # ten responses a place were written, four of ten tokens train
+    assert told["cost/responses"].sum() == 2 * (4 + 2 * 2)
+    assert told["cost/tokens"].sum() > int(rows.mask.sum())
+    # one width for all roles: prompts end where responses begin, and the layout is that of a rollout
+    width = max(text.prompts)
+    assert rows.tokens.shape == (6, width + 16) and not rows.mask[:, :width].any()
+    assert bool(jnp.all(rows.mask[:, width])) and bool(jnp.all(rows.segment_ids[:, width - 1] == 1))
+    assert np.asarray(rows.sampler_logp)[np.asarray(rows.mask)].tolist() == [-0.5] * int(rows.mask.sum())
+
+
+def test_arms_pay_otherwise(played):
+    play, _ = played
+    earned = {
+        name: np.asarray(play(**changes).extras["earned"]).reshape(2, 3)
+        for name, changes in {
+            "mae": {}, "oracle": {"verdicts": role_rewards.true_answers}, "no_filter": {"threshold": 0.0},
+            "no_difficulty": {"difficulty": role_rewards.no_hardness},
+        }.items()
+    }  # fmt: skip
+    # the truth: the first answer is right, the second wrong, none to a proposal is right
+    np.testing.assert_allclose(earned["oracle"][:, 1], [1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(earned["oracle"][0, 0], (8 / 9 + 1 + 1) / 3, atol=1e-6)
+    np.testing.assert_allclose(earned["no_difficulty"][0, 0], (8 / 9 + 1) / 3, atol=1e-6)
+    np.testing.assert_allclose(earned["no_filter"][1, 0], (1 / 9 + 0 + 1) / 3, atol=1e-6)  # judged solvable: 10 of 10
+    np.testing.assert_allclose(earned["no_filter"][:, 1:], earned["mae"][:, 1:], atol=1e-6)
+    assert np.asarray(play(threshold=0.0).extras["joins"])[::3].tolist() == [True, True]
+    assert not np.asarray(play(threshold=2.0).extras["joins"]).any()
+
+
+def test_a_question_that_joined_is_asked(played):
+    play, text = played
+    rows = play()
+    first = slice(0, None, 3)
+    pool = three_roles.joined_by(
+        three_roles.empty_pool(text.question, 4), rows.extras["question"][first], rows.extras["joins"][first]
     )
-    said, told = job.responses(tokenizer, rows), rows.extras
-    prompts = [
-        tokenizer.decode(t[(s > 0) & ~m].tolist())
-        for t, s, m in zip(*map(np.asarray, (rows.tokens, rows.segment_ids, rows.mask)), strict=True)
-    ]
-    assert told["role"].tolist() == [0, 1, 2] * size
-    for k in range(size):
-        proposal, answer, verdict = said[3 * k : 3 * k + 3]
-        score, question = roles.score(verdict), prompts[3 * k + 1].removesuffix("=>")
-        value = 0.5 if np.isnan(score) else (score - 1) / 9
-        assert prompts[3 * k + 2] == roles.judge_answer(question, answer)
-        assert abs(told["earned"][3 * k + 1] - (0.5 * value + 0.5 * roles.forms[1](answer))) < 1e-6
-        assert told["earned"][3 * k + 2] == roles.forms[2](verdict)
-        assert told["answer"][3 * k] == roles.right(question, answer)
-        quality, solvable = float(told["quality"][3 * k]), float(told["solvable"][3 * k])
-        asked = roles.question(proposal) is not None
-        bonus = 1 - solvable if quality >= 0.5 else 0.0
-        wanted = (quality + bonus + roles.forms[0](proposal)) / 3 if asked else 0.0
-        assert abs(told["earned"][3 * k] - wanted) < 1e-6
-        assert bool(told["joins"][3 * k]) == (asked and quality >= 0.5)
-        if asked:
-            assert told["sound"][3 * k] == roles.sound(proposal)
-    # of what the model chose, and only that, the trainer finds the sampler's probabilities again
-    logp, _ = importlib.import_module("jaxrl_llm.train.methods.builders").score_tokens(online.policy, params, rows)
-    assert float(jnp.max(jnp.where(rows.mask, jnp.abs(logp - rows.sampler_logp), 0.0))) < 1e-3
+    start = {"pool": three_roles.empty_pool(text.question, 4)}
+    state = TrainState({}, (), jnp.int32(0), jax.random.key(0), (), start)
+    grown = three_roles.remember(state, None, rows, None)["pool"]
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, grown, pool)) and int(grown.joined) == 1
+    many = three_roles.Pool(jnp.tile(pool.questions[:1], (4, 1)), jnp.int32(4))
+    seen = set()
+    for share in range(6):  # four of six questions are the one that joined
+        again = play(pool=many._replace(joined=jnp.int32(share % 5)))
+        seen |= set(job.responses(text.model.tokenizer, again)[1::3])
+    assert "#5" in seen and "1+1=2#2" in seen  # answers to m7 2+2, and to the table
+
+
+def test_figures_and_the_rows_that_train(played):
+    """From the scripted rows to a batch, its advantages and what is logged of it."""
+    rows = played[0]()
+    policy = recipes.bench(SETTINGS).model.policy
+    for trained, counted in ((role_rewards.every_role, 6), (role_rewards.solver_alone, 2)):
+        estimate = builders.make_estimate(
+            policy, three_roles.role_advantages(role_rewards.by_role, trained), row_extras=three_roles.row_extras
+        )
+        rewards = three_roles.score(trained, None, rows)
+        batch = estimate({}, {}, rows, rewards)
+        assert int(rewards.valid.sum()) == counted
+        assert int(batch.mask.sum()) == int(rows.mask[np.asarray(rewards.valid)].sum())
+        own = batch.advantages[1::3][batch.mask[1::3]]  # the first answer earned more than the second
+        np.testing.assert_allclose(float(own.sum()), 0.0, atol=1e-4)
+        assert float(batch.advantages[1, -16]) > 0 > float(batch.advantages[4, -16])
+        seen = {name: float(x) for name, x in three_roles.figures(batch, {}).items()}
+        assert abs(seen["solver/reward"] - (0.5 * 7 / 9 + 0.75) / 2) < 1e-6 and abs(seen["solver/spread"] - 1) < 1e-4
+        assert seen["pool/joined"] == 0.5 and seen["pool/unsound"] == 0.0 and seen["solver/right"] == 0.5
+        assert seen["solver/unread"] == 0.5 and abs(seen["proposer/quality"] - 0.5) < 1e-6
+        assert (seen["judge/spread"] == 0.0) == (counted == 2)
+
+
+def test_nothing_that_can_be_read_earns_nothing(played, monkeypatch):
+    monkeypatch.setitem(SAID, "?m7 1+1?=>", "what?")
+    told = played[0]().extras
+    assert float(told["earned"][0]) == 0.0 and not bool(told["joins"][0]) and float(told["sound"][0]) == 0.0
 
 
 @pytest.mark.slow

@@ -439,7 +439,7 @@ def figures(batch: Batch, metrics: Metrics) -> Metrics:
     }
 
 
-def remember(state: TrainState, batch: Batch, rows: Trajectories, rewards: Rewards) -> dict[str, Any]:
+def remember(state: TrainState, batch: Any, rows: Trajectories, rewards: Any) -> dict[str, Any]:
     """The ``remember`` slot: questions that were good enough join the pool."""
     first = slice(PROPOSER, None, ROWS)
     grown = joined_by(state.extras["pool"], rows.extras["question"][first], rows.extras["joins"][first])
