@@ -9,7 +9,7 @@ Equations: weights of a prompt's responses: BR 0.4 for the best by reward, 0.1 f
            draw with replacement by weight. PPO with GAE; reward: the model's score at the last token, less
            beta (log pi - log base) at each. oracle: the true reward, no filter.
            ppo_s: one response to each of five times as many prompts.
-Left out:  scales of policies and reward models. Of beta 0, 0.05 and 0.2 the embedded one is the first with which arm ppo keeps
+Left out:  scales of policies and reward models. Of beta 0, 0.05 and 0.2 the embedded is the first with which ppo keeps
            the true reward that it gains in training: below it exploits the reward model.
 Expect:    eval/accuracy: br > ppo and bw > ppo; filter/reliability: bw > ppo.
 Measure:   held-out arithmetic chains; the reward model is a linear head on the frozen base model's last state, fitted

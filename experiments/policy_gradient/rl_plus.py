@@ -8,7 +8,7 @@ Claim:     RL on own samples narrows what a model can solve (pass@k for large k 
 Equations: own tokens -A rho, no clip; demonstration tokens -A (1 - p)^0.5 2 p / (p_old + (p_old + 1) / 2); A = r - mean
            over both; sum over tokens / constant; entropy bonus 0.001. luffy: -A p / (p + 0.1) instead;
            no_mis: -A rho (1 - p)^0.5; no_eba: without (1 - p)^0.5. grpo: eight own samples.
-           sft: fine-tuning on demonstrations; sft_grpo: then GRPO; grpo_sft: GRPO with the likelihood of demonstrations.
+           sft: fine-tuning on demonstrations; sft_grpo: then GRPO; grpo_sft: GRPO beside likelihood of demonstrations.
 Left out:  other domains.
 Expect:    eval/accuracy: rl_plus > grpo; eval/pass@8: rl_plus > grpo and rl_plus not 0.02 below its start.
 Measure:   held-out Countdown with four numbers, which the base model seldom solves; demonstrations are solver traces;
