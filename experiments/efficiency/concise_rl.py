@@ -6,7 +6,7 @@ Claim:     PPO with lambda < 1 makes responses longer where rewards are negative
            problems lengthens. With lambda = 1 there is no such pressure.
 Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE of a reward at the end, V = 0);
            token-mean clipped loss, so that the loss of one response is -r (1 - lambda^T) / (T (1 - lambda)). grpo: A =
-           (r - mean) / std, which is 0 once the few problems are solved. critic: V is learned in both phases, beside the
+           (r - mean) / std, which is 0 once the few problems are solved. critic: V learned in both phases, beside the
            policy, and A is GAE over it, whitened (the paper's analysis takes V near 0).
 Left out:  AIME-size problems, the MMLU transfer study.
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
