@@ -96,6 +96,7 @@ def guided(settings, bench, guide):
         return batch._replace(extras=batch.extras | more | {"totals": totals})
 
     slots = {"rollout": rollout, "estimate": estimate, "tx": optax.adam(settings.learning_rate)}
+    slots["whole_batch"] = "the likelihood of references is a mean over it" if settings.likelihood else ""
     slots["score"] = lambda answers, rows: judge(answers, whole(rows))
     slots["loss"] = lambda params, batch: ppo(with_critic(params, batch.extras["own"][0]), batch)
     slots["actor"] = lambda state: state.extras | {"policy": state.params["model"]}
