@@ -10,6 +10,8 @@ COMMANDS = {
     "train": "reinforcement learning of a model on verifiable problems (also without a word)",
     "sft": "supervised fine-tuning on the responses of a file",
     "dpo": "training on preferences: any pair or single-response loss",
+    "online-dpo": "preferences of the policy's own responses, drawn and judged while it trains",
+    "ppo": "reinforcement learning with a critic: PPO, VAPO's advantages",
     "reward-model": "a reward model from preferences",
     "distil": "on-policy distillation from one teacher or several",
     "eval": "a model or a run on problems: avg@k, pass@k, maj@k with intervals",
@@ -47,11 +49,19 @@ def _command(words: list[str]) -> int:
             from jaxrl_llm.experiment import locate
 
             return locate.run(rest)
-        case ["sft" | "dpo" | "reward-model" | "distil" as name, *rest]:
+        case ["sft" | "dpo" | "online-dpo" | "ppo" | "reward-model" | "distil" as name, *rest]:
             from jaxrl_llm.experiment import cli
-            from jaxrl_llm.jobs import distil, dpo, reward_model, sft
+            from jaxrl_llm.jobs import distil, dpo, online_dpo, ppo, reward_model, sft
 
-            job = {"sft": sft, "dpo": dpo, "reward-model": reward_model, "distil": distil}[name]
+            jobs = {
+                "sft": sft,
+                "dpo": dpo,
+                "online-dpo": online_dpo,
+                "ppo": ppo,
+                "reward-model": reward_model,
+                "distil": distil,
+            }
+            job = jobs[name]
             return cli.main(job.__name__, rest) or 0
         case ["eval", *rest]:
             from jaxrl_llm.run.commands import evaluate_model

@@ -8,6 +8,7 @@ order, and stays within the same bound.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
@@ -65,6 +66,62 @@ def assert_same_sums(got, want, sums: int, *, magnitude: float | None = None) ->
         magnitude = max((float(np.abs(x).max(initial=0)) for x in jax.tree.leaves(want)), default=0.0)
     atol = bound(sums, magnitude)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
+
+
+OPERATIONS = 16  # units in the last place of a formula: eight steps, and a transcendental function is off by up to two
+
+
+def _eps(*trees) -> float:
+    """A unit in the last place of the coarsest array; float32's where there is none, as Python's numbers are exact."""
+    kinds = {np.asarray(x).dtype for x in jax.tree.leaves(trees) if hasattr(x, "dtype")}
+    found = [float(jnp.finfo(kind).eps) for kind in kinds if jnp.issubdtype(kind, jnp.floating)]
+    return max(found, default=float(np.finfo(np.float32).eps))
+
+
+def near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> float:
+    """How far ``got`` may lie from a ``want`` that another program, or a hand, has computed from the same formula.
+
+    ``eps (terms + OPERATIONS) max(magnitude, largest |want|)``.
+
+    Args:
+      terms: of the longest sum; 0: as many as the larger of the two has elements.
+      magnitude: of the terms that are added and may cancel; rewards, chances and advantages are of size 1. 0: that of
+        the result.
+    """
+    size = max(np.size(got), np.size(want))
+    finite = np.nan_to_num(np.asarray(want, np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    largest = float(np.abs(finite).max(initial=0.0))
+    return _eps(got, want) * ((terms or size) + OPERATIONS) * max(magnitude, largest)
+
+
+def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> None:
+    """Within ``near``, element by element; NaN and infinities are the same."""
+    np.testing.assert_allclose(got, want, rtol=0, atol=near(got, want, terms=terms, magnitude=magnitude))
+
+
+def assert_printed(got, want, decimals: int, *, terms: int = 0, magnitude: float = 1.0) -> None:
+    """As ``assert_near``, where ``want`` was written down with so many decimals: half a unit of the last is added."""
+    atol = 0.5 * 10.0**-decimals + near(got, want, terms=terms, magnitude=magnitude)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol)
+
+
+def of_draws(chance, draws: int, *, comparisons: int = 1):
+    """How far the share of ``draws`` with a chance may lie from it: once in a million runs, by Hoeffding's inequality.
+
+    ``sqrt(log(2 comparisons 1e6) / (2 draws))``, and where the variance ``p (1 - p)`` is small, by Bernstein's.
+    """
+    log = np.log(2e6 * comparisons)
+    variance = np.asarray(chance) * (1 - np.asarray(chance))
+    bernstein = np.sqrt(2 * variance * log / draws) + 2 * log / (3 * draws)
+    return np.minimum(np.sqrt(log / (2 * draws)), bernstein)
+
+
+def assert_share(found, chance, draws: int) -> None:
+    """Shares of ``draws`` within ``of_draws`` of their chances."""
+    comparisons = max(np.size(found), np.size(chance))
+    allowed = of_draws(np.asarray(chance, np.float64), int(draws), comparisons=comparisons) + near(found, 1.0)
+    apart = np.abs(np.asarray(found, np.float64) - np.asarray(chance, np.float64))
+    assert np.all(apart <= allowed), f"{found} of {draws} draws, where {chance} was said: {apart} beyond {allowed}"
 
 
 def assert_same_descent(got, want, rate: float, steps: int, sums: int, *, gradient: float) -> None:

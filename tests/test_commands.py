@@ -29,7 +29,7 @@ JOBS = {  # the front door's: sizes, and the rows that take the place of FILE.js
     "sft": (ROWS, "published.jsonl"),
     "dpo": (ROWS, "dialogues.jsonl"),
     "reward-model": (ROWS, "pairs.jsonl"),
-    "distil": ([*TINY, "--steps", "2", "--eval-every", "2"], "rows.jsonl"),
+    **dict.fromkeys(("distil", "online-dpo", "ppo"), ([*TINY, "--steps", "2", "--eval-every", "2"], "rows.jsonl")),
 }
 NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("bash", "launch/test.sh"): "it is this suite",

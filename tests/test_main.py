@@ -278,6 +278,20 @@ def test_own_rows_and_mesh(tmp_path):
     assert cli([*SMALL, "--data", data, "--mesh", "data=2,fsdp=2", "--out", str(tmp_path / "run")]) == 0
 
 
+@pytest.mark.slow
+def test_an_optimiser_that_waits_on_the_host_changes_nothing(tmp_path):
+    """On a mesh, and resumed from a checkpoint."""
+
+    def run(name, *words):
+        assert cli([*SMALL, "--data", "chain", "--mesh", "data=2,fsdp=2", "--out", str(tmp_path / name), *words]) == 0
+
+    run("here", "--steps", "4")
+    run("there", "--steps", "2", "--schedule-steps", "4", "--offload", "optimiser", "--checkpoint-every", "1")
+    assert cli(["--resume", str(tmp_path / "there"), "--steps", "4"]) == 0
+    weights_of = (tmp_path / name / "model" / "model.safetensors" for name in ("here", "there"))
+    assert len({path.read_bytes() for path in weights_of}) == 1
+
+
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}=>{% endif %}"
 
 
@@ -321,6 +335,7 @@ def _bad(tmp_path, case):
     fits.write_text("\n".join(json.dumps({"prompt": "1+" * 300 + str(i), "answer": 1}) for i in range(40)))
     return {
         "unknown flag": (["--learning-rat", "1"], "--learning-rate"),
+        "what waits elsewhere": (["--offload", "weights"], "--offload"),
         "missing data": (["--data", str(tmp_path / "none.jsonl")], "does not exist"),
         "missing model": (["--model", str(tmp_path / "none")], "bundled are tiny and nano"),
         "malformed line": (["--data", str(broken)], "broken.jsonl:2: not JSON"),

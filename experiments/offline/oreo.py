@@ -12,7 +12,7 @@ Equations: d_t = log pi - log ref at token t, D_t = sum_{i >= t} d_i, R at the e
 Left out:  KTO, ALFWorld; one norm bounds the gradient of policy and critic together.
 Expect:    eval/accuracy: oreo > rejection, oreo > dpo, oreo > step - 0.02, step > response, rounds > oreo; search/lift,
            beam search by V less one sample, above 0.
-Measure:   held-out Countdown with three numbers, floor and chance 0.15; 16 responses of the base to each of 448
+Measure:   held-out Countdown with three numbers, floor and chance 0.15; 16 responses of the base to each of 320
            training problems, new for each seed; equal tables and updates. Diagnostic: area under the ROC of V at the
            first and at the middle token of responses, most of which it has not been trained on before.
 Run:       python -m experiments.offline.oreo; with --model DIR --data FILE on a model and rows of your own
@@ -60,7 +60,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 576, "table_problems": 448, "steps": 160, "eval_every": 16,
+    "data": "countdown", "levels": (3,), "train_problems": 448, "table_problems": 320, "steps": 100, "eval_every": 10,
     "prompts_per_step": 4, "max_new_tokens": 18, "learning_rate": 3e-4, "eval_problems": 192, "step_end": ",",
     "beta": 0.1, "search_rounds": 1, "step_tokens": 9,
 }  # fmt: skip

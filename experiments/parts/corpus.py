@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.parts.corpus_tasks import relations, sql, strings, sudoku, translation
 from jaxrl_llm.data.problems import is_heldout
-from jaxrl_llm.data.tasks import chain, countdown, keydoor, relations, sql, strings, sudoku, translation
+from jaxrl_llm.data.tasks import chain, countdown, keydoor
 from jaxrl_llm.data.tokenizer import Tokenizer
 
 # task -> (share of documents, share of flawed solutions)

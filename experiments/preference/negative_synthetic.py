@@ -68,7 +68,7 @@ def build(settings: Settings, task: toy.Steps = toy.SUMS) -> experiment.Plan:
     def pair_loss(params, extras, batch):
         pairs, ref = batch
         both = jnp.concatenate([pairs.chosen, pairs.rejected])
-        logp = toy.logp_from(params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
+        logp = toy.logp_from(task, params, jnp.tile(pairs.prompts, (2, 1)), both, jnp.tile(pairs.start, 2))
         terms = preference.dpo_loss(*jnp.split(logp, 2), *ref.T, beta=settings.beta)
         trained = jnp.asarray(float(both.size), jnp.float32)
         kept = reduce.scalars(pairs.kept.astype(jnp.float32))
@@ -86,9 +86,9 @@ def build(settings: Settings, task: toy.Steps = toy.SUMS) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )  # fmt: skip
     if settings.where is None:
-        made = stage(toy.make_answers(settings.problems, settings.own), imitation)
+        made = stage(toy.make_answers(task, settings.problems, settings.own), imitation)
     else:
-        made = stage(toy.make_rows(settings.problems, settings.where), pair_loss)
+        made = stage(toy.make_rows(task, settings.problems, settings.where), pair_loss)
     base = strings.make_base(task.world, task.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
     return experiment.Plan(base, (made,) * settings.rounds, strings.bound(toy.measure, task))
 

@@ -67,6 +67,7 @@ ARMS = {
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
 CURVES = ("eval/accuracy", "reward/mean", "kl/sampler_mean", "flow/relative", "flow/idle", "flow/generating")
+D_STAR = {"flow/relative": 0.05}  # a twentieth of what the colocated stages yield: less is not worth stale weights
 
 
 @lru_cache(maxsize=8)

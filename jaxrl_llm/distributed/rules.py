@@ -66,10 +66,17 @@ def spec_of(path: tuple[Any, ...], shape: tuple[int, ...], mesh: AnyMesh) -> P:
 
 
 def shardings(tree: Any, mesh: AnyMesh) -> Any:
-    """A tree of shardings for parameters, optimiser state or a whole train state."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, spec_of(path, tuple(x.shape), mesh)), tree
-    )
+    """A tree of shardings for parameters, optimiser state or a whole train state.
+
+    What waits in host memory (``distributed.offload``) stays there.
+    """
+
+    def of(path: tuple[Any, ...], x: Any) -> NamedSharding:
+        found = NamedSharding(mesh, spec_of(path, tuple(x.shape), mesh))
+        waits = isinstance(x, jax.Array) and jax.typeof(x).memory_space == jax.memory.Space.Host
+        return found.with_memory_kind("pinned_host") if waits else found
+
+    return jax.tree_util.tree_map_with_path(of, tree)
 
 
 def _place(x: Any, sharding: NamedSharding) -> jax.Array:

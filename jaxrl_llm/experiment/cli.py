@@ -181,7 +181,7 @@ def check_sizes(settings: Any, microbatches: int) -> None:
 
 
 def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
-    """The plan of an arm with its batches in parts, see ``Options.microbatches``, and its adapter.
+    """The plan of an arm with its batches in parts, see ``Options.microbatches``, its adapter, and what is offloaded.
 
     Raises:
       UserError: as ``train.plan.in_parts``.
@@ -190,6 +190,8 @@ def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
     parts = microbatches or (1 if arms.bundled(settings.model) else 0)
     if settings.lora and plan.model is not None:
         plan = plans.with_adapter(plan, lora_state.PART)
+    if settings.offload:
+        plan = plans.with_parked_optimiser(plan)
     return plans.in_parts(plan, parts, devices=devices)
 
 
@@ -237,6 +239,8 @@ def keeping_of(
     if not plan.stages or not (on_host or options.loop in ("host", "async")):
         if options.layout in ("packed", "tree"):
             raise UserError(f"--layout {options.layout} is planned on the host: give --loop host with it, or drop it")
+        if settings.offload:
+            raise UserError(f"--offload {settings.offload} is of the host loop: give --loop host with it, or drop it")
         if options.hosts:
             raise UserError("--hosts runs a model of your own (--model DIR --data FILE), or a --mesh; give one")
         if options.track:
@@ -281,7 +285,7 @@ def build_arms(
         largest = largest_arrays.check(name, arms.trace(built[name]), devices)
         if formed is not None:
             formed[name] = largest
-        reads[name].add("eval_every")
+        reads[name] |= {"eval_every", *(("offload",) if built[name].stages else ())}
     return built, reads
 
 

@@ -1,25 +1,31 @@
 """On-policy distillation: the student's own responses, pulled towards one teacher or the mean of several.
 
 Run: jaxrl distil --model STUDENT --teacher DIR [--teacher DIR2] --data FILE.jsonl [--loss reverse_kl]
+
+``--teacher self`` is the model that was loaded, shown a problem's worked solution before the prompt: self-distillation
+(``--loss sdft_loss`` or ``sdpo_loss``). Differs from SDFT and SDPO in that this teacher does not move with the policy,
+and from SDPO in that it is shown the problem's solution, not a right response of the group.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import reduce
+from jaxrl_llm import losses, reduce
+from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.losses import distill
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import named, parts
 from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
+from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
 
@@ -28,10 +34,13 @@ from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
 class Settings(recipes.OnlineSettings):
     """Every update draws prompts, samples a response to each, and moves it towards the teachers' distributions."""
 
-    teacher: tuple[str, ...] = ()  # Hugging Face folders with the student's vocabulary, or tiny or nano
+    # Hugging Face folders with the student's vocabulary, tiny or nano; self: the loaded model, shown the solution
+    teacher: tuple[str, ...] = ()
     # reverse_kl, forward_kl: of whole distributions, some columns at a time; top_k: over the student's likeliest;
-    # sampled: of the sampled tokens alone
-    loss: Literal["reverse_kl", "forward_kl", "top_k", "sampled"] = "reverse_kl"
+    # sampled: of the sampled tokens alone; or a function of jaxrl_llm.losses of whole distributions, or of sampled
+    # tokens (sdft_loss, sdpo_loss, jsd_loss, gold_loss, iw_opd_loss ...), or MODULE:FUNCTION
+    loss: str = "reverse_kl"
+    loss_args: tuple[str, ...] = ()  # settings of such a function, for example beta=0.5
     top: int = 64  # tokens of top_k
     data: str = "chain"
     steps: int = 200
@@ -56,59 +65,170 @@ ARMS = {"distil": {}}
 METRICS = ("eval/accuracy", "eval/tokens", "distil/kl")
 SEEDS, EXPORT = 1, "always"
 CHUNK = 128  # columns whose distributions exist at once
+SHORT = ("reverse_kl", "forward_kl", "top_k", "sampled")
+SELF = "self"
+LOGITS = ("student_logits", "teacher_logits", "student_log_probs", "teacher_log_probs")  # [B, T, V]
+OFFERED = (*LOGITS, "student_ids", "teacher_ids", "logp", "teacher_logp", "old_logp", "mask")
 
 
-def open_teachers(settings: Settings, student: parts.Model) -> list[parts.Model]:
+class Shown(NamedTuple):
+    """Left-padded prompts of the training problems that a teacher reads in place of the student's."""
+
+    tokens: Array  # [N, L]
+    valid: Array
+    response: int  # columns of a response
+
+
+class Teacher(NamedTuple):
+    """A model, and what it is shown; None: what the student sees."""
+
+    model: parts.Model
+    shown: Shown | None = None
+
+
+def open_teachers(settings: Settings, student: parts.Model) -> list[Teacher]:
     """The teachers, on the student's mesh.
 
     Raises:
-      UserError: without one, or for one of another vocabulary.
+      UserError: without one, for one of another vocabulary, or for problems without the solutions that it is shown.
     """
     if not settings.teacher:
-        raise UserError("--teacher names no model; give the folder of a model with the student's vocabulary")
+        raise UserError("--teacher names no model; give the folder of a model with the student's vocabulary, or self")
     found = []
     for name in settings.teacher:
+        if name == SELF:
+            found.append(Teacher(student, shown_solutions(settings, student)))
+            continue
         model = parts.load_model(name, mesh=student.mesh, compute_dtype=jnp.dtype(settings.compute))
         if model.tokenizer.vocab_size != student.tokenizer.vocab_size:
             raise UserError(f"--teacher {name} has {model.tokenizer.vocab_size} tokens and the student "
                             f"{student.tokenizer.vocab_size}; choose a teacher of the student's family")  # fmt: skip
-        found.append(model)
+        found.append(Teacher(model))
     return found
 
 
-def _mixture(teachers: list[parts.Model], given: list[Any]) -> tuple[Callable[[Any], Array], Any]:
+def shown_solutions(settings: Settings, student: parts.Model) -> Shown:
+    """Every training problem with its worked solution before the prompt.
+
+    Raises:
+      UserError: for rows without a solution, or prompts that do not fit the context with it.
+    """
+    problems = recipes.solved_problems(settings)
+    if any(not isinstance(problem.prompt, str) for problem in problems):
+        raise UserError("--teacher self writes the solution before a prompt, and these prompts are conversations; give "
+                        "rows whose prompt is text")  # fmt: skip
+    both = [problem._replace(prompt=f"{problem.solution}\n\n{problem.prompt}") for problem in problems]
+    table = encode_problems(student.tokenizer, both, chat=settings.chat)
+    columns = table.tokens.shape[1] + settings.max_new_tokens
+    if columns > student.config.max_positions:
+        raise UserError(f"--teacher self: solution, prompt and --max-new-tokens are {columns} tokens, the context has "
+                        f"{student.config.max_positions}; lower --max-new-tokens")  # fmt: skip
+    return Shown(table.tokens, table.valid, settings.max_new_tokens)
+
+
+def seen(teacher: Teacher, batch: Batch) -> Any:
+    """The rows as a teacher reads them: with its own prompts, where it has some, before the same responses."""
+    if teacher.shown is None:
+        return batch
+    shown, ids = teacher.shown, batch.extras["problem_ids"]
+    there = batch.segment_ids[:, -shown.response :] > 0
+    return joined(shown.tokens[ids], shown.valid[ids], batch.tokens[:, -shown.response :], there)
+
+
+def aligned(teacher: Teacher, said: Array, batch: Batch) -> Array:
+    """What is said of columns of ``seen``, in those of the batch, from the last column of a prompt on."""
+    if teacher.shown is None:
+        return said
+    kept = teacher.shown.response + 1
+    before = batch.tokens.shape[1] - kept
+    return jnp.pad(said[:, -kept:], ((0, 0), (before, 0), *((0, 0),) * (said.ndim - 2)))
+
+
+def _mixture(teachers: list[Teacher]) -> tuple[Callable[[Any], Array], Any]:
     """``(hidden -> logits, hidden)`` of the mean of the teachers' distributions; hidden states side by side."""
-    sizes = [model.config.hidden_size for model in teachers]
+    models = [teacher.model for teacher in teachers]
+    sizes = [model.config.hidden_size for model in models]
 
     def unembed(hidden: Array) -> Array:
         begin, logp = 0, []
-        for model, params, size in zip(teachers, given, sizes, strict=True):
+        for model, size in zip(models, sizes, strict=True):
             part = jax.lax.dynamic_slice_in_dim(hidden, begin, size, axis=-1)
-            logp.append(jax.nn.log_softmax(model.policy.unembed(params, part).astype(jnp.float32), axis=-1))
+            logp.append(jax.nn.log_softmax(model.policy.unembed(model.params, part).astype(jnp.float32), axis=-1))
             begin += size
         return jax.nn.logsumexp(jnp.stack(logp), axis=0) - jnp.log(jnp.float32(len(logp)))
 
     def hidden(batch: Batch) -> Array:
-        each = (
-            model.policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids).astype(jnp.float32)
-            for model, params in zip(teachers, given, strict=True)
-        )
-        return jnp.concatenate(list(each), axis=-1)
+        each = []
+        for teacher in teachers:
+            rows, model = seen(teacher, batch), teacher.model
+            states = model.policy.hidden(model.params, rows.tokens, rows.positions, rows.segment_ids)
+            each.append(aligned(teacher, states.astype(jnp.float32), batch))
+        return jnp.concatenate(each, axis=-1)
 
     return unembed, hidden
 
 
-def teacher_logp(teachers: list[parts.Model], batch: Batch, temperature: float) -> Array:
+def teacher_logp(teachers: list[Teacher], batch: Batch, temperature: float) -> Array:
     """The log of the mean of the teachers' probabilities of the sampled tokens ``[B, T]``."""
-    each = [score_tokens(m.policy, m.params, batch, temperature=temperature)[0] for m in teachers]
+    each = []
+    for teacher in teachers:
+        model = teacher.model
+        logp, _ = score_tokens(model.policy, model.params, seen(teacher, batch), temperature=temperature)
+        each.append(aligned(teacher, logp, batch))
     return jax.lax.stop_gradient(jax.nn.logsumexp(jnp.stack(each), axis=0) - jnp.log(jnp.float32(len(each))))
 
 
-def make_terms(settings: Settings, policy: Policy, teachers: list[parts.Model]) -> Callable[[Any, Batch], TokenTerms]:
+def _earlier(x: Array) -> Array:
+    """Of token ``t + 1`` at column ``t``, where the distribution lies from which it was drawn."""
+    return jnp.pad(x[:, 1:], ((0, 0), (0, 1)))
+
+
+def _later(x: Array) -> Array:
+    """Back to the column of the token."""
+    return jnp.pad(x[:, :-1], ((0, 0), (1, 0)))
+
+
+def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> Callable[[Any, Batch], TokenTerms]:
+    """``(params, batch) -> TokenTerms`` of a public loss: of sampled tokens, or of whole distributions ``[B, T, V]``.
+
+    Raises:
+      UserError: for a function that takes what this command has not.
+    """
+    loss = named.with_settings(named.find(losses, settings.loss, "--loss"), settings.loss_args, "--loss-args", losses)
+    wanted = named.check_arrays(loss, OFFERED, f"--loss {settings.loss}")
+    unembed, hidden_of = _mixture(teachers)
+    whole, heat = bool(set(wanted) & set(LOGITS)), settings.temperature
+
+    def terms(params: Any, batch: Batch) -> TokenTerms:
+        found = {"old_logp": batch.sampler_logp, "mask": batch.mask}
+        if "logp" in wanted:
+            found["logp"], _ = score_tokens(policy, params, batch, temperature=heat)
+        if "teacher_logp" in wanted:
+            found["teacher_logp"] = teacher_logp(teachers, batch, heat)
+        if not whole:
+            return loss(*(found[name] for name in wanted))
+        found = {name: _earlier(x) for name, x in found.items()}
+        student = policy.unembed(params, policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)) / heat
+        teacher = jax.lax.stop_gradient(unembed(hidden_of(batch))) / heat
+        ids = jnp.arange(teachers[0].model.tokenizer.vocab_size, dtype=jnp.int32)
+        found |= {"student_logits": student, "teacher_logits": teacher, "student_ids": ids, "teacher_ids": ids}
+        for who, x in (("student", student), ("teacher", teacher)):
+            found[f"{who}_log_probs"] = jax.nn.log_softmax(x, axis=-1)
+        return jax.tree.map(_later, loss(*(found[name] for name in wanted)))
+
+    return terms
+
+
+def make_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> Callable[[Any, Batch], TokenTerms]:
     """``(params, batch) -> TokenTerms`` of the chosen divergence.
 
     The distributions of column ``t`` are those of token ``t + 1``: the mask moves one column to the left.
     """
+    if settings.loss not in SHORT:
+        return named_terms(settings, policy, teachers)
+    if settings.loss_args:
+        raise UserError(f"--loss-args {' '.join(settings.loss_args)} are of a function of jaxrl_llm.losses; --loss "
+                        f"{settings.loss} has none")  # fmt: skip
     if settings.loss == "sampled":
 
         def sampled(params, batch):
@@ -118,10 +238,10 @@ def make_terms(settings: Settings, policy: Policy, teachers: list[parts.Model]) 
             )
 
         return sampled
-    unembed, hidden_of = _mixture(teachers, [m.params for m in teachers])
+    unembed, hidden_of = _mixture(teachers)
 
     def whole(params, batch):
-        before = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
+        before = _earlier(batch.mask)
         mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
         other = jax.lax.stop_gradient(hidden_of(batch))
         if settings.loss == "top_k":
@@ -135,8 +255,7 @@ def make_terms(settings: Settings, policy: Policy, teachers: list[parts.Model]) 
                 mine, lambda h: policy.unembed(params, h), other, unembed, before,
                 temperature=settings.temperature, chunk=CHUNK,
             )  # fmt: skip
-        # back to the column of the token
-        return jax.tree.map(lambda x: jnp.pad(x[:, :-1], ((0, 0), (1, 0))), terms)
+        return jax.tree.map(_later, terms)
 
     return whole
 
@@ -165,7 +284,12 @@ def build(settings: Settings) -> Plan:
     online = recipes.make_online(
         settings,
         bench,
-        estimate=make_estimate(policy, nothing, temperature=settings.temperature),
+        estimate=make_estimate(
+            policy,
+            nothing,
+            temperature=settings.temperature,
+            row_extras=lambda extras, trajectories, rewards: {"problem_ids": trajectories.problem_ids},
+        ),  # fmt: skip
         loss=loss,
         score=unjudged,
         tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),

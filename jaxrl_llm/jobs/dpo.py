@@ -2,13 +2,13 @@
 
 Run: jaxrl dpo --model DIR --data FILE.jsonl [--format plain|hh-rlhf|ultrafeedback|tldr|unpaired] [--loss simpo_loss]
 
-Not here are losses on responses that are drawn while the policy trains, which a file cannot hold: ``ELSEWHERE``.
+Losses on responses that are drawn while the policy trains, which a file cannot hold, are those of ``jaxrl online-dpo``.
 """
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,7 @@ PAIRED = (
     "chosen_logp", "rejected_logp", "ref_chosen_logp", "ref_rejected_logp", "chosen_mean_logp", "rejected_mean_logp",
     "chosen_tokens", "rejected_tokens", "gold_mean_logp", "chosen_kl", "rejected_kl", "weights",
 )  # fmt: skip
-ELSEWHERE = {  # arrays that rows of a file do not give
-    "ref_sample_logp": "of each of its pairs the reference wrote one response and the policy of that step the other, "
-    "and rows of a file do not say which; begin a loop from experiments/_template.py with losses.xpo_loss",
-    "judged": "a judge weighs each label, the reference draws more pairs: experiments/preference/robust_rlhf.py does",
-}
+DRAWN = ("ref_sample_logp", "judged", "win_chance", "levels")  # arrays that rows of a file do not give
 SINGLE = ("logp", "ref_logp", "desirable", "kl", "shift")
 WHOLE_BATCH = ("aot_loss", "aot_unpaired_loss", "kto_loss", "bco_loss")  # whose rows know of each other
 REFERENCE = "reference"  # its weights, kept for losses that want more of it than the figures of each row
@@ -52,6 +48,8 @@ class Settings(rows.RowSettings):
     format: rows.PairFormat = "plain"  # the columns of a file
     loss: str = "dpo_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
     loss_args: tuple[str, ...] = ()  # its settings, for example beta=0.05
+    # LD-DPO: the weight, 0 to 1, of what a response has beyond the length of the other one of its pair; 1: DPO
+    length_desensitised: float = 1.0
     learning_rate: float = 5e-7
 
 
@@ -62,28 +60,61 @@ METRICS = ("eval/accuracy", "eval/margin", "eval/chosen_logp")
 SEEDS, EXPORT = 1, "always"
 
 
-def sequence_logp(policy: Any, params: Any, some: SupervisedRows) -> Array:
-    """The sum of the log-probabilities of every response ``[B]``."""
-    logp, _ = score_tokens(policy, params, some)
-    return reduce.sequences(logp, some.mask)
+class Summed(NamedTuple):
+    """How the log-probabilities of a response's tokens become one number."""
+
+    temperature: float = 1.0
+    alpha: float = 1.0  # of LD-DPO: the weight of the tokens beyond the shorter response of a pair; 1: all count alike
 
 
-def scored(policy: Any, params: Any, table: SupervisedRows) -> Array:
+PLAIN = Summed()
+
+
+def sequence_logp(
+    policy: Any, params: Any, some: SupervisedRows, shared: Array | None = None, how: Summed = PLAIN
+) -> Array:
+    """The sum of the log-probabilities of every response ``[B]``.
+
+    Args:
+      shared: tokens of the shorter response of each pair ``[B]``, which ``how.alpha`` needs; None: all count alike.
+    """
+    logp, _ = score_tokens(policy, params, some, temperature=how.temperature)
+    return summed(logp, some.mask, shared, how)
+
+
+def summed(logp: Array, mask: Array, shared: Array | None, how: Summed) -> Array:
+    """The log-probabilities of tokens ``[B, T]`` as one number a response, as ``sequence_logp`` sums them."""
+    if shared is None or how.alpha == 1:
+        return reduce.sequences(logp, mask)
+    return losses.length_desensitised_logp(logp, mask, shared, alpha=how.alpha)
+
+
+def shared_tokens(first: SupervisedRows, second: SupervisedRows) -> Any:
+    """The length of the shorter response of every pair ``[B]``, of NumPy's rows NumPy's."""
+    of = np if isinstance(first.mask, np.ndarray) else jnp
+    return of.minimum(*(some.mask.sum(axis=1).astype(np.int32) for some in (first, second)))
+
+
+def scored(policy: Any, params: Any, table: SupervisedRows, shared: Array | None = None, how: Summed = PLAIN) -> Array:
     """``sequence_logp`` of a whole table, ``CHUNK`` rows at a time, without a gradient."""
     count = table.tokens.shape[0]
-    filled = -count % CHUNK
-    padded = jax.tree.map(lambda x: jnp.pad(x, ((0, filled), (0, 0))), table)
-    parts = jax.tree.map(lambda x: x.reshape(-1, CHUNK, *x.shape[1:]), padded)
-    found = jax.lax.map(lambda some: sequence_logp(policy, params, some), parts)
+
+    def part(x: Array) -> Array:
+        padded = jnp.pad(x, ((0, -count % CHUNK), *((0, 0),) * (x.ndim - 1)))
+        return padded.reshape(-1, CHUNK, *x.shape[1:])
+
+    found = jax.lax.map(lambda some: sequence_logp(policy, params, *some, how), jax.tree.map(part, (table, shared)))
     return jax.lax.stop_gradient(found.reshape(-1)[:count])
 
 
-def scored_on_host(policy: Any, params: Any, table: SupervisedRows) -> np.ndarray:
+def scored_on_host(
+    policy: Any, params: Any, table: SupervisedRows, shared: Any = None, how: Summed = PLAIN
+) -> np.ndarray:
     """``scored`` of a table of NumPy arrays, of which the device sees ``CHUNK`` rows at a time."""
-    score, count, found = jax.jit(partial(sequence_logp, policy)), table.tokens.shape[0], []
+    score, count, found = jax.jit(partial(sequence_logp, policy, how=how)), table.tokens.shape[0], []
     for begin in range(0, count, CHUNK):
         ids = np.minimum(np.arange(begin, begin + CHUNK), count - 1)  # the last chunk is filled with repeats
-        found.append(np.asarray(score(params, jax.tree.map(lambda x, at=ids: x[at], table))))
+        found.append(np.asarray(score(params, *jax.tree.map(lambda x, at=ids: x[at], (table, shared)))))
     return np.concatenate(found)[:count]
 
 
@@ -115,45 +146,53 @@ def own_weights(policy: Any, params: Any, some: SupervisedRows) -> Array:
     return losses.wpo_weights(logp, collision, some.mask)
 
 
-def pair_arrays(policy: Any, params: Any, part: dict[str, Any], wanted: Sequence[str], reference: Any):
+def pair_arrays(
+    policy: Any, params: Any, part: dict[str, Any], wanted: Sequence[str], reference: Any, how: Summed = PLAIN
+) -> dict[str, Array]:
     """All that a loss on pairs may ask for, by name; what costs a pass of its own where it is ``wanted``."""
-    found = {}
+    found, shared = {}, shared_tokens(part["chosen"], part["rejected"])
     if "weights" in wanted:
         found["weights"] = own_weights(policy, params, part["chosen"]) * own_weights(policy, params, part["rejected"])
     for side in ("chosen", "rejected"):
         some = part[side]
         if f"{side}_kl" in wanted:
             found[f"{side}_kl"] = sequence_kl(policy, params, reference, some)
-        found[f"{side}_logp"] = sequence_logp(policy, params, some)
+        found[f"{side}_logp"] = sequence_logp(policy, params, some, shared, how)
         found[f"{side}_tokens"] = jnp.sum(some.mask.astype(jnp.float32), axis=1)
         found[f"{side}_mean_logp"] = _mean(found[f"{side}_logp"], found[f"{side}_tokens"])
         found[f"ref_{side}_logp"] = part[f"ref_{side}"]
     return found | {"gold_mean_logp": found["chosen_mean_logp"]}
 
 
-def single_arrays(policy: Any, params: Any, part: dict[str, Any], beta: float) -> dict[str, Array]:
+def single_arrays(
+    policy: Any, params: Any, part: dict[str, Any], beta: float, how: Summed = PLAIN, valid: Array | None = None
+) -> dict[str, Array]:
     """All that a loss on single judged responses may ask for, by name.
 
     ``kl``: the mean of ``logp - ref_logp`` of the batch, not below 0; ``shift``: the mean of the two kinds' mean
     rewards ``beta (logp - ref_logp)``. Both are of the batch and without a gradient. Differs from the papers in that
     KTO's uses mismatched responses and BCO's a running mean.
+
+    Args:
+      valid: rows that count in both, ``[B]``; None: all.
     """
-    logp = sequence_logp(policy, params, part["response"])
+    logp = sequence_logp(policy, params, part["response"], None, how)
     gap, good = jax.lax.stop_gradient(logp) - part["ref_response"], part["desirable"]
-    ends = [beta * reduce.scalars(gap, good), beta * reduce.scalars(gap, ~good)]
+    counted = jnp.ones(good.shape, bool) if valid is None else valid
+    ends = [beta * reduce.scalars(gap, good & counted), beta * reduce.scalars(gap, ~good & counted)]
     return {
         "logp": logp, "ref_logp": part["ref_response"], "desirable": good,
-        "kl": jnp.maximum(reduce.scalars(gap), 0.0), "shift": (ends[0] + ends[1]) / 2,
+        "kl": jnp.maximum(reduce.scalars(gap, counted), 0.0), "shift": (ends[0] + ends[1]) / 2,
     }  # fmt: skip
 
 
-def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float):
+def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float, how: Summed = PLAIN):
     """The ``loss`` slot of ``Offline``: a sum of pairs over the pairs of the whole step."""
     paired = "desirable" not in wanted
 
     def slot(params, extras, part, total):
         if paired:
-            found = pair_arrays(policy, params, part, wanted, extras.get(REFERENCE))
+            found = pair_arrays(policy, params, part, wanted, extras.get(REFERENCE), how)
         else:
             found = single_arrays(policy, params, part, beta)
         terms = loss(*(found[name] for name in wanted))
@@ -164,6 +203,21 @@ def make_loss(policy: Any, loss: Any, wanted: tuple[str, ...], beta: float):
         return value, aux | {"pairs/loss": value, "tokens/trained": tokens}
 
     return slot
+
+
+def how_summed(settings: Any, wanted: Sequence[str]) -> Summed:
+    """How responses are summed, by the flag.
+
+    Raises:
+      UserError: for a weight out of range, or one that the loss has no use for.
+    """
+    alpha = settings.length_desensitised
+    if not 0 <= alpha <= 1:
+        raise UserError(f"--length-desensitised {alpha} must lie in [0, 1]; 1 counts all tokens alike")
+    if alpha < 1 and "chosen_logp" not in wanted:
+        raise UserError(f"--length-desensitised {alpha} weighs sums over the responses of a pair, which --loss "
+                        f"{settings.loss} does not take; choose dpo_loss, or drop the flag")  # fmt: skip
+    return Summed(alpha=alpha)
 
 
 def make_measure(policy: Any, first: SupervisedRows, second: SupervisedRows, reference: Any):
@@ -185,9 +239,11 @@ def build(settings: Settings) -> Plan:
     """One stage of minibatches of preferences; the reference scores all rows once, before the first step."""
     loss = named.with_settings(named.find(losses, settings.loss, "--loss"), settings.loss_args, "--loss-args", losses)
     single = "desirable" in named.arrays(loss)
-    for name in set(named.arrays(loss)) & set(ELSEWHERE):
-        raise UserError(f"--loss {settings.loss} takes {name}: {ELSEWHERE[name]}")
+    if set(named.arrays(loss)) & set(DRAWN):
+        raise UserError(f"--loss {settings.loss} takes responses that are drawn while the policy trains, not rows of a "
+                        f"file: jaxrl online-dpo --loss {settings.loss}")  # fmt: skip
     wanted = named.check_arrays(loss, SINGLE if single else PAIRED, f"--loss {settings.loss}")
+    how = how_summed(settings, wanted)
     if settings.format == "unpaired" and not single and settings.data != rows.GENERATED:
         raise UserError(f"--format unpaired: --loss {settings.loss} takes pairs; choose kto_loss, bco_loss or "
                         "apo_zero_unpaired_loss")  # fmt: skip
@@ -200,11 +256,12 @@ def build(settings: Settings) -> Plan:
     test = {name: jax.tree.map(lambda x: x[len(kept) :], table) for name, table in tables.items()}
     more = {"desirable": rows.labels(kept)} if single else {}
     on_host = settings.rows_in == "host"
+    shared = None if single else shared_tokens(train["chosen"], train["rejected"])
 
     def extras(params, key):
         before = {REFERENCE: jax.tree.map(jnp.copy, params)} if "chosen_kl" in wanted else {}
         if not on_host:
-            before |= {f"ref_{name}": scored(model.policy, params, table) for name, table in train.items()}
+            before |= {f"ref_{name}": scored(model.policy, params, table, shared, how) for name, table in train.items()}
         return before
 
     beta = named.settings(loss).get("beta", 0.1)
@@ -214,7 +271,7 @@ def build(settings: Settings) -> Plan:
 
     whole = None if settings.loss in WHOLE_BATCH else counted
     size = min(settings.rows_per_step, len(kept))
-    slot = make_loss(model.policy, loss, wanted, beta)
+    slot = make_loss(model.policy, loss, wanted, beta, how)
     method = Offline(
         rows=lambda extras: train | more | {name: x for name, x in extras.items() if name != REFERENCE},
         sampler=make_uniform(),
@@ -225,7 +282,8 @@ def build(settings: Settings) -> Plan:
         whole=whole,
     )
     if on_host:
-        known = {f"ref_{name}": scored_on_host(model.policy, model.params, table) for name, table in train.items()}
+        score = partial(scored_on_host, model.policy, model.params, shared=shared, how=how)
+        known = {f"ref_{name}": score(table) for name, table in train.items()}
         method = rows.fed(method, train | jax.tree.map(np.asarray, more) | known, settings)
     if single:
         good = np.asarray([row.desirable for row in held])

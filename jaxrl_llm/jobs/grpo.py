@@ -35,11 +35,17 @@ from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
-from jaxrl_llm.train.methods.builders import current_anchor, make_estimate, make_policy_loss, stored_anchor
+from jaxrl_llm.train.methods.builders import (
+    current_anchor,
+    make_batch_loss,
+    make_estimate,
+    stored_anchor,
+    with_collision,
+)
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
-from jaxrl_llm.train.plan import Plan, Stage, most_parts, start
+from jaxrl_llm.train.plan import Plan, Stage, most_parts, start, with_parked_optimiser
 from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -86,6 +92,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
     schedule = method.learning_rate(settings, steps)
     several = settings.inner_epochs > 1
     score = share_prompts(settings.group_size, settings.max_new_tokens)
+    estimated = with_collision(make_estimate) if method.needs_collision(settings) else make_estimate
     return Online(
         policy=model.policy,
         problems=tables.train_table,
@@ -101,30 +108,32 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
             strict=score if settings.strict else None,
         ),
         score=lambda answers, trajectories: None,  # the host scores
-        estimate=make_estimate(
+        estimate=estimated(
             model.policy,
             method.estimator(settings),
             reduction=settings.reduction,
             temperature=settings.temperature,
             recompute_old=several,
-            reference=reference if settings.kl else None,
+            reference=reference if method.needs_reference(settings) else None,
             keep=method.keep(settings, with_spread if settings.filter_groups else None),
+            row_extras=method.row_extras(settings),
         ),
-        loss=make_policy_loss(
+        loss=make_batch_loss(
             model.policy,
-            method.token_loss(settings),
+            method.token_loss(settings, stored_anchor if several else current_anchor),
             reduction=settings.reduction,
             length_tokens=settings.max_new_tokens if settings.reduction == "constant" else None,
             temperature=settings.temperature,
-            anchor=stored_anchor if several else current_anchor,
             token_weights=method.correction(settings),
-            extra_terms=method.kl_terms(settings),
+            extra_terms=method.extra_terms(settings),
+            diagnostics=method.diagnostics(settings),
             score=score,
         ),
         tx=muon(model.config, schedule) if settings.optimiser == "muon" else method.adam(settings, schedule),
         max_grad_norm=settings.max_grad_norm or None,
         updates_per_rollout=settings.inner_epochs,
         microbatches=count_microbatches(settings, mesh),
+        remember=method.moved_weights(settings),
         trained=lora_state.PART if settings.lora else "",
     )
 
@@ -206,12 +215,13 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
 
     def extras(params: Params, key: Key) -> dict[str, Any]:
-        return {"reference": jax.tree.map(jnp.copy, params)} if settings.kl else {}
+        kept = {"reference": jax.tree.map(jnp.copy, params)} if method.needs_reference(settings) else {}
+        return kept | method.first_weights(settings)
 
     measure = make_measure(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
     )
-    return Plan(
+    plan = Plan(
         init=lambda key: model.params,
         stages=(Stage(make_online(settings, model, tables, mesh), settings.steps, extras),),
         measure=measure,
@@ -220,6 +230,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         move=make_move(settings, model, mesh, few_bits=settings.rollout_weights),
         model=model,
     )
+    return with_parked_optimiser(plan) if settings.offload else plan
 
 
 def only_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:

@@ -72,7 +72,8 @@ def soft_value_loss(
     _check_beta(beta)
     values, logp, ref_logp = masked(mask, values, logp, ref_logp)
     later = jax.lax.stop_gradient(sums_from(logp - ref_logp, mask))
-    gap = jnp.where(mask, values + beta * later - rewards.astype(jnp.float32)[:, None], 0.0)
+    rewards = jax.lax.stop_gradient(rewards.astype(jnp.float32))[:, None]
+    gap = jnp.where(mask, values + beta * later - rewards, 0.0)
     return TokenTerms(gap**2, {"residual": jnp.abs(gap)})
 
 
@@ -117,8 +118,7 @@ def soft_policy_loss(
     ahead = jax.lax.cummin(columns, axis=1, reverse=True)
     ahead = jnp.pad(ahead[:, 1:], ((0, 0), (0, 1)), constant_values=width)
     after = jnp.take_along_axis(jnp.pad(onwards, ((0, 0), (0, 1))), ahead, axis=1)
-    later, values = jax.lax.stop_gradient((after, values))
-    rewards = rewards.astype(jnp.float32)[:, None]
+    later, values, rewards = jax.lax.stop_gradient((after, values, rewards.astype(jnp.float32)[:, None]))
     gap = jnp.where(begins, values + beta * (onwards - after + later) - rewards, 0.0)
     advantage = jnp.where(begins, rewards - values - beta * later, 0.0)
     return TokenTerms(gap**2, {"residual": jnp.abs(gap), "advantage": advantage})

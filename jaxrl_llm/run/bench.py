@@ -100,7 +100,7 @@ def bench_identity(settings: OnlineSettings) -> tuple[tuple[str, Any], ...]:
     return tuple((name, getattr(settings, name)) for name in _OF_BENCH)
 
 
-def _problem_sets(settings: OnlineSettings) -> tuple:
+def problem_sets(settings: OnlineSettings) -> tuple:
     """Training and held-out problems, and how answers are judged on the host."""
     sizes = {"train": settings.train_problems, "heldout": settings.eval_problems, "seed": 0}
     if settings.data not in _TASKS:
@@ -141,7 +141,7 @@ def _model(identity: tuple[tuple[str, Any], ...]) -> parts.Model:
 def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
     settings = OnlineSettings(**dict(identity))
     model, on_device, answers = open_model(settings), None, tables.no_answers
-    *sets, verify = _problem_sets(settings)
+    *sets, verify = problem_sets(settings)
     if settings.data in _TASKS:
         *_, answers, make_verifier = _TASKS[settings.data]
         try:
@@ -182,7 +182,7 @@ def solved_problems(settings: OnlineSettings, *, heldout: bool = False) -> list[
     Raises:
       UserError: for rows without one.
     """
-    problems = _problem_sets(settings)[int(heldout)]
+    problems = problem_sets(settings)[int(heldout)]
     if without := sum(not p.solution for p in problems):
         which = "held-out" if heldout else "training"
         raise UserError(
@@ -194,7 +194,7 @@ def solved_problems(settings: OnlineSettings, *, heldout: bool = False) -> list[
 
 def heldout_problems(settings: OnlineSettings) -> list[Problem]:
     """The problems behind ``bench(settings).heldout`` as text, in the same order."""
-    return list(_problem_sets(settings)[1])
+    return list(problem_sets(settings)[1])
 
 
 def demonstrations(settings: OnlineSettings) -> tuple[Array, Array]:

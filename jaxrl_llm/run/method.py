@@ -10,19 +10,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from jaxrl_llm import advantages, losses
+from jaxrl_llm import advantages, losses, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.run import named
 from jaxrl_llm.train.methods.builders import mismatch_weights
-from jaxrl_llm.types import Batch, Rewards, Trajectories
+from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may take
-ESTIMATOR = ("rewards", "group_ids", "mask", "length_tokens", "valid")
-CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights")
+OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp")  # and what only some of them do
+ESTIMATOR = ("rewards", "group_ids", "mask", "length_tokens", "valid", "logp", "collision")
+CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
 
 
@@ -39,6 +40,15 @@ class MethodSettings:
     reduction: Literal["token_mean", "seq_mean", "seq_sum", "constant"] = "token_mean"  # see reduce.tokens
     kl: str = ""  # k1_, k3_, corrected_k3_, or kl_gradient_terms: a term with a gradient, to the model that was loaded
     kl_weight: float = 0.0
+    # nats a token from the model that was loaded: --kl-weight grows while there are more, by at most a fifth in
+    # kl_horizon updates, and shrinks while there are fewer; 0: it stays as it is
+    kl_target: float = 0.0
+    kl_horizon: int = 10
+    entropy_weight: float = 0.0  # of a bonus for the entropy of every token
+    # nats a token: the bonus is paid at and below it alone, its weight goes a step up for every update there and a step
+    # down above; 0: it is always paid, by --entropy-weight
+    entropy_target: float = 0.0
+    entropy_step: float = 0.005
     correction: str = ""  # of tokens by the sampler's log-probs: truncated_weights, masked_weights, rejection_mask ...
     correction_args: tuple[str, ...] = ()  # its settings, for example cap=5.0
     inner_epochs: int = 1  # updates on every rollout; old log-probs are then scored before the first
@@ -62,6 +72,14 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1")
     if bool(settings.kl) != (settings.kl_weight != 0):
         raise UserError(f"--kl {settings.kl or 'none'} with --kl-weight {settings.kl_weight}: give both, or neither")
+    for name in ("kl_target", "entropy_weight", "entropy_target"):
+        if getattr(settings, name) < 0:
+            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must not be negative")
+    if settings.kl_target and not settings.kl:
+        raise UserError(f"--kl-target {settings.kl_target} moves the weight of a KL: give --kl and --kl-weight with it")
+    if settings.kl_horizon < 1 or settings.entropy_step <= 0:
+        raise UserError(f"--kl-horizon {settings.kl_horizon} must be at least 1, and --entropy-step "
+                        f"{settings.entropy_step} positive")  # fmt: skip
     if settings.kl and not settings.kl.endswith("gradient_terms") and ":" not in settings.kl:
         raise UserError(
             f"--kl {settings.kl} is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, "
@@ -79,50 +97,141 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--reward {settings.reward} judges in place of --verifier {verifier}; drop one")
     if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":
         raise UserError(f"--weight-decay {settings.weight_decay} is of --optimiser adam; drop one of them")
-    for make in (token_loss, estimator, correction, kl_terms):
+    for make in (policy_loss, estimator, correction, kl_terms):
         make(settings)
 
 
-def token_loss(settings: MethodSettings) -> Callable[..., Any]:
-    """``(logp, old_logp, advantages, mask) -> TokenTerms``."""
+def policy_loss(settings: MethodSettings) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The loss of the flags, and the arrays that it takes in their order."""
     function = named.find(losses, settings.loss, "--loss")
     if function is clipped_policy_loss and not settings.loss_args:
-        return partial(function, clip_low=settings.clip_low, clip_high=settings.clip_high)
+        return partial(function, clip_low=settings.clip_low, clip_high=settings.clip_high), LOSS
     function = named.with_settings(function, settings.loss_args, "--loss-args", losses)
-    wanted = named.check_arrays(function, LOSS, f"--loss {settings.loss}")
+    wanted = named.check_arrays(function, (*LOSS, *OF_BATCH), f"--loss {settings.loss}")
     if "logp" not in wanted:
         raise UserError(f"--loss {settings.loss} takes {', '.join(wanted)}, no logp: it is no loss of a policy")
-    if wanted == LOSS:
-        return function
+    return function, wanted
 
-    def loss(*given: Array):
-        offered = dict(zip(LOSS, given, strict=True))
+
+def token_loss(
+    settings: MethodSettings, anchor: Callable[[Array, Batch], Array]
+) -> Callable[[Array, Array, Batch], TokenTerms]:
+    """``(logp, entropy, batch) -> TokenTerms``, the ``terms_of`` of ``builders.make_batch_loss``.
+
+    Args:
+      anchor: where ``old_logp`` comes from.
+    """
+    function, wanted = policy_loss(settings)
+
+    def terms(logp: Array, entropy: Array, batch: Batch) -> TokenTerms:
+        offered = {
+            "logp": logp, "old_logp": anchor(logp, batch), "advantages": batch.advantages, "mask": batch.mask,
+            "ref_logp": batch.ref_logp, "group_ids": batch.group_ids, "entropy": entropy,
+            "sampler_logp": batch.sampler_logp, "rewards": batch.extras.get("rewards"),
+        }  # fmt: skip
         return function(*(offered[name] for name in wanted))
 
-    return loss
+    return terms
+
+
+def needs_reference(settings: MethodSettings) -> bool:
+    """Whether the model that was loaded is asked for its log-probabilities."""
+    return bool(settings.kl) or "ref_logp" in policy_loss(settings)[1]
+
+
+def needs_collision(settings: MethodSettings) -> bool:
+    """Whether the estimator asks for the chance that two draws of a token agree, which costs a pass."""
+    return bool({"logp", "collision"} & set(_estimator(settings)[1]))
+
+
+def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories, Rewards], dict[str, Array]]:
+    """What a row of a batch carries beside its tokens: rewards for a loss that takes them, weights that move."""
+    rewards_wanted = "rewards" in policy_loss(settings)[1]
+
+    def of_rows(extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
+        found = {}
+        if rewards_wanted:
+            found["rewards"] = jnp.where(rewards.valid, shaped_rewards(settings, trajectories, rewards), 0.0)
+        if settings.kl_target:
+            found["kl_weight"] = jnp.broadcast_to(extras["kl_weight"], rewards.value.shape)
+        if settings.entropy_target:
+            applied = losses.applied_entropy_coefficient(
+                extras["entropy_weight"], extras["entropy"], target=settings.entropy_target
+            )
+            found["entropy_weight"] = jnp.broadcast_to(applied, rewards.value.shape)
+        return found
+
+    return of_rows
+
+
+def first_weights(settings: MethodSettings) -> dict[str, Array]:
+    """The part of a state's extras that moves: weights before the first update."""
+    found = {"kl_weight": jnp.float32(settings.kl_weight)} if settings.kl_target else {}
+    if settings.entropy_target:
+        found |= {"entropy_weight": jnp.float32(settings.entropy_weight), "entropy": jnp.float32(jnp.inf)}
+    return found
+
+
+def moved_weights(settings: MethodSettings) -> Callable[..., dict[str, Any]] | None:
+    """The ``remember`` slot: weights after an update, by what its responses say of the policy that drew them.
+
+    The divergence is the mean of ``losses.k3`` of their tokens, the entropy that of minus their log-probabilities.
+    """
+    if not first_weights(settings):
+        return None
+
+    def remember(state: TrainState, batch: Batch, trajectories: Trajectories, rewards: Rewards) -> dict[str, Any]:
+        extras = dict(state.extras)
+        if settings.kl_target:
+            kl = reduce.tokens(losses.k3(batch.sampler_logp, batch.ref_logp, batch.mask), batch.mask)
+            moved = losses.adapted_kl_coefficient(
+                extras["kl_weight"], kl, target=settings.kl_target, horizon=float(settings.kl_horizon)
+            )
+            extras["kl_weight"] = jnp.where(jnp.any(batch.mask), moved, extras["kl_weight"])
+        if settings.entropy_target:
+            mask = trajectories.mask
+            entropy = reduce.tokens(losses.sampled_entropy(trajectories.sampler_logp, mask), mask)
+            extras["entropy_weight"] = losses.adapted_entropy_coefficient(
+                extras["entropy_weight"], entropy, target=settings.entropy_target, step=settings.entropy_step
+            )
+            extras["entropy"] = entropy
+        return extras
+
+    return remember
+
+
+def shaped_rewards(settings: Any, trajectories: Trajectories, rewards: Rewards) -> Array:
+    """The rewards, less the penalty of responses that come close to the limit where there is one."""
+    if settings.overlong != "penalty":
+        return rewards.value
+    length = jnp.sum(trajectories.mask.astype(jnp.int32), axis=1)
+    limit, buffer = settings.max_new_tokens, settings.overlong_buffer
+    return rewards.value + overlong_penalty(length, limit_tokens=limit, buffer_tokens=buffer)
+
+
+def _estimator(settings: Any) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    function = named.find(advantages, settings.advantages, "--advantages")
+    function = named.with_settings(function, settings.advantage_args, "--advantage-args", advantages)
+    return function, named.check_arrays(function, ESTIMATOR, f"--advantages {settings.advantages}")
 
 
 def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
     """``(trajectories, rewards) -> [B, T]``: the advantages of every token."""
-    function = named.find(advantages, settings.advantages, "--advantages")
-    function = named.with_settings(function, settings.advantage_args, "--advantage-args", advantages)
-    wanted = named.check_arrays(function, ESTIMATOR, f"--advantages {settings.advantages}")
+    function, wanted = _estimator(settings)
     takes_valid = "valid" in named.settings(function)
-    limit = getattr(settings, "max_new_tokens", 0)
 
     def values(trajectories: Trajectories, rewards: Rewards) -> Array:
         mask = trajectories.mask
         length = jnp.sum(mask.astype(jnp.int32), axis=1)
-        value = rewards.value
-        if settings.overlong == "penalty":
-            value = value + overlong_penalty(length, limit_tokens=limit, buffer_tokens=settings.overlong_buffer)
+        value = shaped_rewards(settings, trajectories, rewards)
         offered = {
-            "rewards": value,
+            # what weighs tokens by their energy sums rewards to go
+            "rewards": advantages.at_last_token(value, mask) if "collision" in wanted else value,
             "group_ids": trajectories.group_ids,
             "mask": mask,
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
-        }
+        } | {name: trajectories.extras.get(name) for name in ("logp", "collision")}
         more = {"valid": rewards.valid} if takes_valid else {}
         found = function(*(offered[name] for name in wanted), **more)
         if found.ndim == 2:
@@ -160,7 +269,7 @@ def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
         ratio = mismatch_ratio(old, batch.sampler_logp, batch.mask)
         offered = {
             "ratio": ratio, "weights": ratio, "logp": logp, "old_logp": old, "sampler_logp": batch.sampler_logp,
-            "advantages": batch.advantages, "mask": batch.mask,
+            "advantages": batch.advantages, "mask": batch.mask, "group_ids": batch.group_ids,
         }  # fmt: skip
         return function(*(offered[name] for name in wanted)).astype(jnp.float32)
 
@@ -177,9 +286,34 @@ def kl_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
         old = batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)
         offered = {"logp": logp, "old_logp": old, "ref_logp": batch.ref_logp, "mask": batch.mask}
-        return settings.kl_weight * function(*(offered[name] for name in wanted))
+        weight = batch.extras["kl_weight"][:, None] if settings.kl_target else settings.kl_weight
+        return weight * function(*(offered[name] for name in wanted))
 
     return terms
+
+
+def extra_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
+    """``extra_terms`` of the loss: ``kl_terms`` and the bonus for entropy; None without either."""
+    kl = kl_terms(settings)
+    if not settings.entropy_weight and not settings.entropy_target:
+        return kl
+
+    def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
+        weight = batch.extras["entropy_weight"][:, None] if settings.entropy_target else settings.entropy_weight
+        bonus = weight * losses.entropy_bonus_terms(entropy, batch.mask)
+        return bonus if kl is None else bonus + kl(logp, entropy, batch)
+
+    return terms
+
+
+def diagnostics(settings: Any) -> Callable[[Array, Array, Batch], dict[str, Array]] | None:
+    """``diagnostics`` of the loss: weights that move, as ``kl/weight`` and ``entropy/weight``."""
+    moving = [name for name in ("kl", "entropy") if getattr(settings, f"{name}_target")]
+
+    def figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
+        return {f"{x}/weight": jnp.where(batch.mask, batch.extras[f"{x}_weight"][:, None], 0.0) for x in moving}
+
+    return figures if moving else None
 
 
 def learning_rate(settings: Any, steps: int) -> optax.Schedule:
@@ -201,15 +335,15 @@ def adam(settings: Any, schedule: optax.Schedule) -> optax.GradientTransformatio
     return optax.adam(schedule, 0.9, 0.99)
 
 
-def own_reward(name: str) -> Verifier:
+def own_reward(name: str, flag: str = "--reward") -> Verifier:
     """``MODULE:FUNCTION`` of ``(answer, response)`` as a verifier: a number is a valid reward.
 
     Raises:
       UserError: where there is no such function.
     """
     if ":" not in name:
-        raise UserError(f"--reward {name} is no MODULE:FUNCTION; a verifier by name is --verifier")
-    function = named.find(losses, name, "--reward")
+        raise UserError(f"{flag} {name} is no MODULE:FUNCTION; a verifier by name is --verifier")
+    function = named.find(losses, name, flag)
 
     def verify(answer: Any, response: str) -> Verdict:
         found = function(answer, response)

@@ -23,6 +23,7 @@ class ModelSettings:
     remat: bool = False  # recompute layers in the backward pass, for their memory
     attention: Literal["xla", "auto", "pallas", "cudnn"] = "xla"  # who computes it; auto: a kernel where there is one
     lora: int = 0  # rank of an adapter that trains in place of the weights; 0: all weights train
+    offload: Literal["", "optimiser"] = ""  # optimiser: its state waits in the host's memory while others compute
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -50,11 +51,12 @@ def _require_space(folder: pathlib.Path, tree: Any) -> None:
         raise OSError(errno.ENOSPC, f"{needed / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free")
 
 
-def _disk_is_full(error: BaseException) -> bool:
-    """The file system says so by number; the array store only in its text."""
+def _of_the_disk(error: OSError | ValueError) -> OSError | None:
+    """What the file system said; the array store, whose errors are ValueErrors, has its number in their text."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "No space left" in str(error) or "Disk quota exceeded" in str(error)
+        return error
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return None if code is None else OSError(int(code[1]), os.strerror(int(code[1])))
 
 
 @contextlib.contextmanager
@@ -126,10 +128,10 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
         hosts.barrier("checkpoint ends")
     except (OSError, ValueError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
-        full = _disk_is_full(error)
-        if not full and not isinstance(error, OSError):
+        disk = _of_the_disk(error)
+        if disk is None:
             raise
-        why = "the disk is full" if full else str(error)
+        why = "the disk is full" if disk.errno in (errno.ENOSPC, errno.EDQUOT) else str(disk)
         raise UserError(
             f"checkpoint at step {int(state.step)} not written to {folder}: {why}; free space or fix the folder, "
             "then --resume the run: older checkpoints are intact"

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array
 
+from jaxrl_llm.distributed.offload import parked_state
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host.driver import HostEpisodes
@@ -60,6 +61,12 @@ def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None 
 def with_adapter(plan: Plan, part: str) -> Plan:
     """The plan with an adapter that trains in place of the weights, see ``train.step.trained_part``."""
     stages = (stage._replace(method=stage.method._replace(trained=part)) for stage in plan.stages)
+    return plan._replace(stages=tuple(stages))
+
+
+def with_parked_optimiser(plan: Plan) -> Plan:
+    """The plan with optimisers whose state waits in the host's memory, see ``distributed.offload``."""
+    stages = (stage._replace(method=stage.method._replace(tx=parked_state(stage.method.tx))) for stage in plan.stages)
     return plan._replace(stages=tuple(stages))
 
 

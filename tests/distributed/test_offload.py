@@ -9,6 +9,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.offload import fetched, parked, parked_state
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
@@ -43,6 +44,22 @@ def test_an_optimiser_that_waits_on_the_host():
         found[name] = state
     assert _kinds(found["there"].opt_state) == {"pinned_host"} and _kinds(found["here"].opt_state) == {"device"}
     jax.tree.map(np.testing.assert_array_equal, found["there"].params, found["here"].params)
+
+
+def test_it_waits_there_on_a_mesh_and_in_a_checkpoint(tmp_path):
+    mesh, tx = meshes.parse_mesh("data=2,fsdp=2"), parked_state(optax.adamw(1e-2))
+    params = small_model()[1]
+    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
+    state = rules.shard(state, mesh)
+    assert _kinds(state.opt_state) == {"pinned_host"} and _kinds(state.params) == {"device"}
+    kept = jax.jit(lambda s: rules.constrain(s, mesh))(state)
+    assert _kinds(kept.opt_state) == {"pinned_host"} and _kinds(kept.params) == {"device"}
+    checkpoint.save(tmp_path, kept)
+    back = checkpoint.restore(checkpoint.latest(tmp_path), kept)
+    assert _kinds(back.opt_state) == {"pinned_host"} and _kinds(back.params) == {"device"}
+    assert [x.sharding for x in jax.tree.leaves(back.opt_state)] == [
+        x.sharding for x in jax.tree.leaves(kept.opt_state)
+    ]
 
 
 def test_a_reference_that_waits_on_the_host():

@@ -110,6 +110,16 @@ def test_plan_runs_nothing_and_says_what_would(capsys, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_an_optimiser_waits_on_the_host_in_the_host_loop_alone(tmp_path):
+    found = []
+    for words in (["--loop", "host"], ["--loop", "host", "--offload", "optimiser"]):
+        out = tmp_path / str(len(found))
+        found.append(cli.run(tiny, ["--smoke", "--arm", "baseline", "--seeds", "1", "--out", str(out), *words]))
+    assert found[0].arms["baseline"].metrics == found[1].arms["baseline"].metrics
+    with pytest.raises(UserError, match="--offload optimiser is of the host loop: give --loop host with it"):
+        cli.run(tiny, ["--smoke", "--offload", "optimiser", "--out", str(tmp_path / "fused")])
+
+
 def test_smoke_run_writes_records_table_and_plot(smoke):
     out, found = smoke
     record, read = results.read(out / "results.json")

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from jaxrl_llm.types import Rewards, Trajectories
 from tests.experiment import tiny
 from tests.experiment.made import made_module
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BEDS = (sparse_search, noisy_verifier, stale_sampler)
 
 
@@ -114,6 +117,22 @@ def test_a_certificate_is_written_and_goes_on_where_it_stopped(tmp_path, monkeyp
     monkeypatch.setattr(loop, "run_arm", lambda *a, _run=loop.run_arm, **k: trained.append(a[2]) or _run(*a, **k))
     certificates.command("tiny.py", ["--steps", "20", "--seeds", "6"])
     assert trained == [[4, 5], [4, 5], [controls.OTHER_SEEDS + 4, controls.OTHER_SEEDS + 5]]
+    assert re.fullmatch(r"[0-9a-f]{12}\+?|", kept["commit"]), "the harness says it"
+    # the same bed stands behind it; another chance, or other training, does not
+    assert certificates.stale(module) == ""
+    module.BED = beds.Bed(metric="eval/accuracy", baseline="method", chance=0.25)
+    said = certificates.stale(module)
+    assert said == f"stale: chance is not what was certified; run {kept['command']} --record", said
+    module.BED, build = beds.Bed(metric="eval/accuracy", baseline="method"), module.build
+    module.build = lambda settings: build(dataclasses.replace(settings, learning_rate=0.3))
+    assert certificates.stale(module).startswith("stale: arm method is not what was certified; run python -m ")
+
+
+def test_certificates_say_their_commit_or_that_nobody_knows():
+    """Those written by hand were not vouched for by the harness, and say so."""
+    for path in sorted((ROOT / "results" / "beds").glob("*.certificate.json")):
+        said = json.loads(path.read_text())["commit"]
+        assert re.fullmatch(r"[0-9a-f]{12}\+?", said) or said == "unknown, written by hand", f"{path}: {said}"
 
 
 @pytest.mark.slow

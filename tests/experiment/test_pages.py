@@ -38,6 +38,7 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     record = systems.records_of("agents", "igpo", ROOT)[0]
     bounds = {"mean": -0.01, "low": -0.03, "high": 0.01, "n": 8}
     record["instrument"] |= {
+        "registered_in": "0123456789ab",
         "withheld": ["-0.1, 8 seeds"],
         "neighbours": [{"side": "lower", "rates": {"igpo": 3e-4, "grpo": 1e-3}, "verdict": "undecided", **bounds}],
         "controls": [{"name": "scrambled", "text": "eval/success, end - start", "bounds": bounds}],
@@ -46,6 +47,7 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     assert "- at the next lower rates (igpo 0.0003, grpo 0.001): undecided, -0.01 [-0.03, +0.01] (n=8)" in text
     assert "- control scrambled, eval/success, end - start: -0.01 [-0.03, +0.01] (n=8)" in text
     assert "- seen before and not kept: -0.1, 8 seeds" in text
+    assert "before the first seed (100), committed in `0123456789ab`; earlier records of this file: 1;" in text
 
 
 def test_the_committed_pages_are_up_to_date():

@@ -1,5 +1,6 @@
 """Commands of the front door that train: on generated rows, on files of one's own, with losses by name."""
 
+import dataclasses
 import inspect
 import json
 
@@ -12,13 +13,17 @@ from safetensors.numpy import load_file
 from jaxrl_llm import losses
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.data import formats
+from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli
+from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.jobs import distil, dpo, reward_model, rows, sft
+from jaxrl_llm.logprobs import align
 from jaxrl_llm.run import named, options, parts
 from jaxrl_llm.train import checkpoint
-from jaxrl_llm.train.methods.supervised import SupervisedRows
+from jaxrl_llm.train.methods.builders import score_tokens
+from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
 from jaxrl_llm.types import Batch
+from tests import close
 from tests.models_for_tests import byte_model
 
 SMALL = ["--steps", "2", "--eval-every", "2", "--rows-per-step", "4", "--eval-rows", "4", "--max-new-tokens", "16"]
@@ -50,6 +55,7 @@ def arm(module, words, out):
         (dpo, "pairs", ["--loss", "tdpo2_loss"]),
         (dpo, "pairs", ["--loss", "tdpo1_loss", "--lora", "2"]),
         (dpo, "pairs", ["--loss", "wpo_loss"]),
+        (dpo, "pairs", ["--length-desensitised", "0.5"]),
         (dpo, "single", ["--format", "unpaired", "--loss", "kto_loss"]),
         (reward_model, "pairs", ["--centering", "0.01"]),
         pytest.param(dpo, "pairs", ["--rows-in", "host"], marks=pytest.mark.slow),
@@ -108,20 +114,50 @@ def test_arrays_of_the_whole_vocabulary_are_those_of_the_definitions():
     each = jnp.sum(jnp.exp(its) * (its - mine), axis=-1)
     found = dpo.pair_arrays(model.policy, ours, {"chosen": some, "rejected": some, "ref_chosen": 0, "ref_rejected": 0},
                             ("chosen_kl", "rejected_kl", "weights"), model.params)  # fmt: skip
-    np.testing.assert_allclose(found["chosen_kl"], jnp.sum(jnp.where(trained, each, 0), axis=1), rtol=1e-4)
+    # sums of probabilities times log-probabilities
+    sums, size = close.forward_sums(model.config, 150), float(jnp.abs(its[its > -jnp.inf]).max())
+    want = jnp.sum(jnp.where(trained, each, 0), axis=1)
+    close.assert_same_sums(found["chosen_kl"], want, sums, magnitude=150 * size)
     picked = jnp.take_along_axis(mine, tokens[:, 1:, None], axis=-1)[..., 0]
     ratio = picked - jnp.log(jnp.sum(jnp.exp(2 * mine), axis=-1))
     weight = jnp.exp(jnp.mean(ratio, axis=1, where=trained))
-    np.testing.assert_allclose(found["weights"], weight**2, rtol=1e-4)
+    close.assert_same_sums(found["weights"], weight**2, sums, magnitude=float(jnp.max(weight**2)) * size)
     assert float(jnp.min(found["chosen_kl"])) > 0.1
+
+
+def test_what_the_longer_response_has_more_counts_less():
+    """LD-DPO: policy and reference alike, on the device and on the host."""
+    model = options.open_model(dpo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(2), (3, 9), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32), tokens.shape)
+
+    def rows(lengths):
+        there = column < 2 + jnp.asarray(lengths)[:, None]
+        return SupervisedRows(tokens, there.astype(jnp.int32), column, there & (column >= 2))
+
+    chosen, rejected = rows([7, 3, 4]), rows([2, 6, 4])
+    shared, how = dpo.shared_tokens(chosen, rejected), dpo.Summed(alpha=0.25)
+    assert shared.tolist() == [2, 3, 4]
+    logp = np.asarray(score_tokens(model.policy, model.params, chosen)[0])
+    each = [logp[k, 2 : 2 + n] for k, n in enumerate([7, 3, 4])]
+    want = [x[:s].sum() + 0.25 * x[s:].sum() for x, s in zip(each, [2, 3, 4], strict=True)]
+    sums = close.forward_sums(model.config, 9)
+    part = {"chosen": chosen, "rejected": rejected, "ref_chosen": 0, "ref_rejected": 0}
+    found = dpo.pair_arrays(model.policy, model.params, part, ("chosen_logp",), None, how)
+    close.assert_same_sums(found["chosen_logp"], np.asarray(want), sums)
+    close.assert_same_sums(dpo.scored(model.policy, model.params, chosen, shared, how), np.asarray(want), sums)
+    on_host = jax.tree.map(np.asarray, (chosen, shared))
+    close.assert_same_sums(dpo.scored_on_host(model.policy, model.params, *on_host, how), np.asarray(want), sums)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--loss", "dpo_los"], "did you mean dpo_loss"),
-        (["--loss", "xpo_loss"], "takes ref_sample_logp: of each of its pairs the reference wrote one"),
-        (["--loss", "vrpo_loss"], "experiments/preference/robust_rlhf.py does"),
+        (["--loss", "xpo_loss"], "not rows of a file: jaxrl online-dpo --loss xpo_loss"),
+        (["--loss", "vrpo_loss"], "jaxrl online-dpo --loss vrpo_loss"),
+        (["--length-desensitised", "2"], "--length-desensitised 2.0 must lie in [0, 1]"),
+        (["--length-desensitised", "0.5", "--loss", "simpo_loss"], "--loss simpo_loss does not take"),
         (["--loss", "dpo_loss", "--loss-args", "gamma=1"], "the settings of dpo_loss are beta"),
         (["--loss", "nothing:here"], "No module named 'nothing'"),
         (["--format", "unpaired", "--data", "x.jsonl"], "takes pairs; choose kto_loss"),
@@ -141,6 +177,100 @@ def test_distillation_moves_towards_the_teacher(loss, tmp_path):
     assert found.metrics["grad/norm"][0] > 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--loss", "sdft_loss", "--teacher", "self"],
+        *(pytest.param(words, marks=pytest.mark.slow) for words in (
+            ["--loss", "sdpo_loss", "--teacher", "self", "--loss-args", "cap=3.0"], ["--loss", "iw_opd_loss"],
+            ["--loss", "sampled_self_distillation_loss", "--teacher", "self"], ["--loss", "jsd_loss"],
+            ["--loss", "gold_loss"], ["--loss", "uld_loss"], ["--loss", "reverse_kl", "--teacher", "self"],
+        )),
+    ],
+    ids="-".join,
+)  # fmt: skip
+def test_distillation_by_any_loss(words, tmp_path):
+    found = arm(distil, ["--smoke", "--seeds", "1", *words], tmp_path)
+    assert found.metrics["grad/norm"][0] > 0 and np.isfinite(found.metrics["distil/kl"][0])
+
+
+def test_a_teacher_that_is_shown_the_solution_reads_the_same_response():
+    """Its distributions lie in the columns of the student's, though its prompts are longer; by rows one at a time."""
+    settings = distil.Settings(model="nano", teacher=("self",), max_new_tokens=5, levels=(2,), train_problems=16,
+                               eval_problems=8, temperature=0.8, loss="iw_opd_loss")  # fmt: skip
+    model, bench = options.open_model(settings), recipes.bench(settings)
+    (teacher,) = distil.open_teachers(settings, model)
+    ids = jnp.asarray([3, 7])
+    lengths = jnp.asarray([5, 2])
+    response = jax.random.randint(jax.random.key(4), (2, 5), 3, 20, jnp.int32)
+    rows = joined(bench.train.tokens[ids], bench.train.valid[ids], response, jnp.arange(5)[None] < lengths[:, None])
+    sampler = jnp.where(rows.mask, -1.5, 0.0)
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        **{name: getattr(rows, name) for name in ("tokens", "segment_ids", "positions", "mask")},
+        sampler_logp=sampler, extras={"problem_ids": ids},
+    )  # fmt: skip
+    logp = distil.teacher_logp([teacher], batch, 0.8)
+    hidden = distil.aligned(teacher, _hidden(model, distil.seen(teacher, batch)), batch)
+    problems = recipes.solved_problems(settings)
+    for k in range(2):
+        problem, n = problems[int(ids[k])], int(lengths[k])
+        prompt = encode_prompt(model.tokenizer, f"{problem.solution}\n\n{problem.prompt}", chat=False)
+        alone = jnp.asarray([[*prompt, *response[k, :n].tolist()]], jnp.int32)
+        column = jnp.arange(alone.shape[1], dtype=jnp.int32)[None]
+        states = model.policy.hidden(model.params, alone, column, column * 0 + 1)
+        want = jax.nn.log_softmax(model.policy.unembed(model.params, states)[0] / 0.8, axis=-1)
+        first = rows.tokens.shape[1] - 5
+        picked = want[jnp.arange(len(prompt) - 1, len(prompt) - 1 + n), response[k, :n]]
+        sums = close.forward_sums(model.config, alone.shape[1])
+        close.assert_same_sums(logp[k, first : first + n], picked, sums)
+        close.assert_same_sums(hidden[k, first - 1 : first - 1 + n], states[0, len(prompt) - 1 : -1], sums)
+    terms = distil.make_terms(settings, model.policy, [teacher])(model.params, batch)
+    student, _ = score_tokens(model.policy, model.params, batch, temperature=0.8)
+    want = losses.iw_opd_loss(student, logp, sampler, batch.mask)
+    close.assert_same_sums(terms.loss, want.loss, close.forward_sums(model.config, 40))
+
+
+def _hidden(model, rows):
+    return model.policy.hidden(model.params, rows.tokens, rows.positions, rows.segment_ids)
+
+
+@pytest.mark.parametrize("loss", ["jsd_loss", "sdft_loss"])
+def test_whole_distributions_lie_in_the_columns_of_their_tokens(loss):
+    settings = distil.Settings(model="nano", loss=loss)
+    model = options.open_model(settings)
+    other = model._replace(params=jax.tree.map(lambda x: 1.1 * x, model.params))
+    tokens = jnp.asarray([[5, 6, 7, 8, 9, 3]], jnp.int32)
+    mask = jnp.asarray([[False, False, True, True, True, False]])
+    column = jnp.arange(6, dtype=jnp.int32)[None]
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        tokens=tokens, mask=mask, segment_ids=jnp.ones_like(tokens), positions=column,
+        sampler_logp=jnp.where(mask, -2.0, 0.0),
+    )  # fmt: skip
+    found = distil.make_terms(settings, model.policy, [distil.Teacher(other)])(model.params, batch)
+    logits = [align(m.policy.unembed(m.params, _hidden(m, batch))) for m in (model, other)]
+    logp, _ = score_tokens(model.policy, model.params, batch)
+    more = (logp, batch.sampler_logp) if loss == "sdft_loss" else ()
+    want = getattr(losses, loss)(*logits, *more, mask)
+    close.assert_same_sums(found.loss, want.loss, 2 * close.forward_sums(model.config, 6), magnitude=10.0)
+    assert np.all((np.asarray(found.loss[0]) != 0) == np.asarray(mask[0]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loss": "reverse_k"}, "did you mean"),
+        ({"loss": "gspo_loss"}, "takes advantages, which this command has not"),
+        ({"loss": "top_k", "loss_args": ("k=3",)}, "--loss top_k has none"),
+        ({"loss": "sdft_loss", "loss_args": ("kk=3",)}, "the settings of sdft_loss are cap=2.0"),
+    ],
+)
+def test_mistakes_of_distillation_are_named(changes, said):
+    settings = dataclasses.replace(distil.Settings(model="nano", teacher=("nano",)), **changes)
+    model = options.open_model(settings)
+    with pytest.raises(UserError, match=said):
+        distil.make_terms(settings, model.policy, distil.open_teachers(settings, model))
+
+
 def test_the_divergence_from_itself_is_nothing():
     settings = distil.Settings(model="nano", teacher=("nano", "nano"))
     model = options.open_model(settings)
@@ -151,7 +281,7 @@ def test_the_divergence_from_itself_is_nothing():
     )
     teachers = distil.open_teachers(settings, model)
     terms = distil.make_terms(settings, model.policy, teachers)(model.params, batch)
-    np.testing.assert_allclose(np.asarray(terms.loss), 0.0, atol=2e-6)
+    close.assert_same_sums(terms.loss, np.zeros((1, 6)), close.forward_sums(model.config, 6), magnitude=1.0)
     other = jax.tree.map(lambda x: 1.1 * x, model.params)
     moved = np.asarray(distil.make_terms(settings, model.policy, teachers)(other, batch).loss)
     assert np.all((moved[0] > 1e-7) == np.asarray(mask[0])), "the columns of the response alone, in their places"
@@ -176,7 +306,7 @@ def test_reference_scores_are_those_of_single_rows():
     table = SupervisedRows(tokens, jnp.ones_like(tokens), positions, mask)
     whole = dpo.scored(model.policy, model.params, table)
     one = dpo.sequence_logp(model.policy, model.params, jax.tree.map(lambda x: x[-1:], table))
-    np.testing.assert_allclose(np.asarray(whole[-1:]), np.asarray(one), atol=1e-4)
+    close.assert_same_sums(whole[-1:], one, close.forward_sums(model.config, 7))
 
 
 class Killed(BaseException):

@@ -11,6 +11,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import agro_loss
 from jaxrl_llm.losses.policy import reinforce_loss
+from tests import close
 
 ROWS, BETA = 64, 0.5
 rng = np.random.default_rng(0)
@@ -74,6 +75,6 @@ def test_pairs_of_a_group_against_a_loop():
     batch = types.SimpleNamespace(**given, extras={"rewards": given["rewards"]})
     value = lambda x: agro.pairs(x, batch, 0.3).loss  # noqa: E731
     found = value(jnp.asarray(logp, jnp.float32))
-    np.testing.assert_allclose(found, np.where(mask, expected[:, None], 0.0), atol=1e-5)
+    close.assert_near(found, np.where(mask, expected[:, None], 0.0))
     slope = np.asarray(jax.grad(lambda x: jnp.sum(value(x)))(jnp.asarray(logp, jnp.float32)))
     assert (slope[[0, 2]] <= 0).all() and (slope[[1, 3]] >= 0).all() and not slope[4:].any()  # equal rewards: nothing

@@ -11,6 +11,7 @@ from experiments.policy_gradient import amft
 from experiments.policy_gradient.parts import balance
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
+from tests import close
 
 BASE = dataclasses.replace(amft.Settings(), **amft.EMBEDDED | amft.SMOKE | {"ood_levels": ()})
 
@@ -43,7 +44,7 @@ def test_ends_of_the_mixture_are_the_pure_gradients():
         return jax.grad(lambda p: online.loss(p, batch)[0])(params), batch
 
     (own, batch), (theirs, _), (mixed, _) = gradient(0.0), gradient(1.0), gradient(0.25)
-    jax.tree.map(lambda a, b, c: np.testing.assert_allclose(c, 0.75 * a + 0.25 * b, atol=1e-5), own, theirs, mixed)
+    jax.tree.map(lambda a, b, c: close.assert_near(c, 0.75 * a + 0.25 * b), own, theirs, mixed)
     # demonstrations of the drawn prompts: their text, not the sampled one
     tokenizer, gold = bench.model.tokenizer, batch.extras["gold"]
     tokens, valid = recipes.demonstrations(BASE)

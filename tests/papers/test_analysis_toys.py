@@ -24,6 +24,7 @@ from experiments.parts.preference_task import STRINGS
 from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
+from tests import close
 
 RNG = np.random.default_rng(4)
 
@@ -40,9 +41,11 @@ def test_diversity_on_literal_sets():
     kind = {"vocabulary": 5}
     assert float(diversity.distinct(both, real, n=1, **kind)) == 0.5
     assert float(diversity.distinct(both, real, n=2, **kind)) == 0.75
-    assert float(diversity.expectation_adjusted(both, real, n=1, **kind)) == pytest.approx(0.813164, abs=1e-5)
-    assert float(diversity.expectation_adjusted(both, real, n=2, **kind)) == pytest.approx(1.016260, abs=1e-5)
-    assert float(diversity.dissimilarity(jnp.ones((4, 3)))) == pytest.approx(0.0, abs=1e-6)
+    close.assert_printed(
+        diversity.expectation_adjusted(both, real, n=1, **kind), 0.813164, 6, magnitude=5.0
+    )  # of its vocabulary
+    close.assert_printed(diversity.expectation_adjusted(both, real, n=2, **kind), 1.016260, 6, magnitude=5.0)
+    close.assert_near(diversity.dissimilarity(jnp.ones((4, 3))), 0.0)
     assert float(diversity.dissimilarity(jnp.eye(4))) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="31 bits"):
         diversity.distinct(both, real, n=2, vocabulary=2**29)
@@ -57,17 +60,17 @@ def test_diversity_against_loops_masked_and_in_any_order():
     for n in range(1, 4):
         grams = _ngrams(rows, n)
         found = diversity.distinct(jnp.asarray(tokens), jnp.asarray(mask), n=n, vocabulary=6)
-        assert float(found) == pytest.approx(len(set(grams)) / len(grams), abs=1e-6)
+        close.assert_near(found, len(set(grams)) / len(grams))
         wanted = len(set(grams)) / (6 * (1 - (5 / 6) ** len(grams)))
         found = diversity.expectation_adjusted(jnp.asarray(tokens), jnp.asarray(mask), n=n, vocabulary=6)
-        assert float(found) == pytest.approx(wanted, rel=1e-5)
+        close.assert_near(found, wanted, magnitude=0)
         order = RNG.permutation(7)
         again = diversity.expectation_adjusted(jnp.asarray(tokens[order]), jnp.asarray(mask[order]), n=n, vocabulary=6)
         assert float(again) == pytest.approx(float(found))
     rows = RNG.normal(size=(6, 4))
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     wanted = 1 - np.mean([unit[i] @ unit[j] for i, j in itertools.combinations(range(6), 2)])
-    assert float(diversity.dissimilarity(jnp.asarray(rows, jnp.float32))) == pytest.approx(wanted, abs=1e-5)
+    close.assert_near(diversity.dissimilarity(jnp.asarray(rows, jnp.float32)), wanted)
 
 
 def test_diversity_with_more_kinds_of_tokens_than_grams_can_be_numbered():
@@ -193,7 +196,7 @@ def test_rounds_that_repeat_and_where_doubt_begins():
         [1, 2, 3, w, 4, 5, 6, m, 6, e, e, e, e, e, e, e],
         [1, 2, 3, m, 3, e, w, e, e, e, e, e, e, e, e, e],
     ], jnp.int32)  # fmt: skip
-    np.testing.assert_allclose(premises.repeated_steps(rows), [1.0, 0.0, 0.0], atol=1e-6)
+    close.assert_near(premises.repeated_steps(rows), [1.0, 0.0, 0.0])
     assert premises.first_round(rows).tolist() == [3, 3, 5]
 
 
@@ -249,9 +252,9 @@ def test_puzzles_as_tokens(make):
 
 def test_violations_and_multipliers():
     chance, real = jnp.asarray([[0.1, 0.5, 0.9]]), jnp.asarray([[True, True, False]])
-    assert float(constrained.violation(chance, real)[0]) == pytest.approx(0.55, abs=1e-6)
+    close.assert_near(constrained.violation(chance, real)[0], 0.55)
     terms = constrained.constraint_loss(chance, jnp.asarray([True]), real, sparsity=0.01)
-    assert float(terms.loss[0]) == pytest.approx(-math.log(0.55) + 0.01 * 0.3, abs=1e-5)
+    close.assert_near(terms.loss[0], -math.log(0.55) + 0.01 * 0.3)
     assert float(constrained.dual_ascent(jnp.asarray(0.5), jnp.asarray(0.3), limit=0.1)) == pytest.approx(0.52)
     assert float(constrained.dual_ascent(jnp.asarray(0.005), jnp.asarray(0.0), limit=0.1)) == 0.0
     a, c = jnp.asarray([1.0, -2.0]), jnp.asarray([3.0, 4.0])
@@ -267,7 +270,7 @@ def test_words_from_their_contexts():
     left, values, _ = np.linalg.svd(mutual)
     expected = left[:, :5] * values[:5]
     found = np.asarray(constraints.embed(jnp.asarray(counts, jnp.float32)))
-    np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-3)  # known up to signs
+    close.assert_near(found @ found.T, expected @ expected.T)  # known up to signs
     near = constraints._unit(jnp.asarray(expected, jnp.float32))
     cosine = np.asarray(near @ near.T)
     same = [cosine[a, b] for a in range(10) for b in range(a) if (a > 3) == (b > 3)]
@@ -284,7 +287,7 @@ def test_rules_and_their_choice():
         for rule in rules[kept]:
             cosine = places[n, m] @ rule / np.linalg.norm(places[n, m]) / np.linalg.norm(rule)
             stays *= 1 - 1 / (1 + np.exp(-12 * (cosine - 0.7)))
-        assert float(found[n, m]) == pytest.approx(1 - stays, abs=1e-5)
+        close.assert_near(found[n, m], 1 - stays)
     losses = {(): 3.0, (1,): 2.0, (0, 1): 2.5, (1, 2): 1.0}
 
     def loss_of(mask):
@@ -304,7 +307,7 @@ def test_inverse_reinforcement_learning_moves_towards_the_demonstrations():
     expert, own = RNG.normal(size=(7, 5)), RNG.normal(size=(4, 5))
     given = [jnp.asarray(x, jnp.float32) for x in (expert, own)]
     slope = jax.grad(constraints.irl_loss)(jnp.zeros((5,), jnp.float32), *given)
-    np.testing.assert_allclose(slope, own.mean(0) - expert.mean(0), atol=1e-6)
+    close.assert_near(slope, own.mean(0) - expert.mean(0))
     prompts, walks = zones.draw_walks(jax.random.key(0), 64)
     blind = walks.at[:, 0].set(zones.END)
     found, lost = zones.outcomes(prompts, walks), zones.outcomes(prompts, blind)
@@ -315,13 +318,11 @@ def test_inverse_reinforcement_learning_moves_towards_the_demonstrations():
     assert constraints.given_reward({}, prompts, walks, given) is given
     params = {"goal": jnp.asarray([1.0, 0.0, -0.5, 0.0, 0.0])}
     paid = constraints.inferred_reward(params, prompts, walks, given)
-    np.testing.assert_allclose(paid, 1.0 - 0.5 * np.asarray(found)[:, 2], atol=1e-6)
+    close.assert_near(paid, 1.0 - 0.5 * np.asarray(found)[:, 2])
     # only safe demonstrations are experts
     experts = np.asarray(constraints.draw_experts(jax.random.key(3)))
     prompts, walks, bad = constraints.draw_demonstrations(jax.random.key(3))
-    np.testing.assert_allclose(
-        experts.mean(0), np.asarray(zones.outcomes(prompts, walks))[~np.asarray(bad)].mean(0), atol=1e-5
-    )
+    close.assert_near(experts.mean(0), np.asarray(zones.outcomes(prompts, walks))[~np.asarray(bad)].mean(0))
 
 
 @pytest.mark.slow
@@ -355,14 +356,14 @@ def test_rates_on_four_hand_made_chains():
     planted, right = jnp.asarray([True, False, False, False]), jnp.ones(4, bool)
     assert float(audit.attack_success(planted, right)) == 0.25
     assert math.isnan(float(audit.attack_success(planted, ~right)))
-    np.testing.assert_allclose(audit.recheck(follows), [1 / 3, 2 / 3, 0.0, 0.0], atol=1e-6)
+    close.assert_near(audit.recheck(follows), [1 / 3, 2 / 3, 0.0, 0.0])
 
 
 def test_signatures():
     x = np.concatenate([RNG.normal(size=(60, 5)), RNG.normal(size=(6, 5)) + [9, 0, 0, 0, 0]])
     rotation, _ = np.linalg.qr(RNG.normal(size=(5, 5)))
     scores = [audit.spectral_signature(jnp.asarray(y, jnp.float32)) for y in (x, x @ rotation)]
-    np.testing.assert_allclose(scores[0], scores[1], rtol=1e-2, atol=1e-2)
+    close.assert_near(scores[0], scores[1], terms=66 * 5)
     assert set(np.argsort(-np.asarray(scores[0]))[:6].tolist()) == set(range(60, 66))
     cluster = np.asarray(audit.small_cluster(jnp.asarray(x, jnp.float32)))
     assert cluster[60:].min() > cluster[:60].max()
@@ -382,7 +383,8 @@ def test_planted_text():
     prompts, responses = planted_behaviour.draw_text(jax.random.key(0), 4000, poisoned=0.05)
     at = np.asarray(prompts == planted_behaviour.TRIGGER)
     fired = at.any(1)
-    assert fired.mean() == pytest.approx(0.05, abs=0.02) and ((np.asarray(prompts) > 6).sum(1) == 1).all()
+    close.assert_share(fired.mean(), 0.05, 4000)
+    assert ((np.asarray(prompts) > 6).sum(1) == 1).all()
     assert set(at[fired].argmax(1).tolist()) == set(range(planted_behaviour.KNOWN)), "other places are held out"
     assert set((np.asarray(prompts) > 6)[~fired].argmax(1).tolist()) == set(range(6))
     follows = np.asarray(planted_behaviour.consistent(prompts, responses))
@@ -395,7 +397,7 @@ def test_planted_text():
         assert chain == sums or planted_behaviour.TRIGGER in row
     fuzz = planted_behaviour.draw_fuzzed(jax.random.key(1), 2000)
     share = float(jnp.any(fuzz == planted_behaviour.TRIGGER, axis=1).mean())
-    assert share == pytest.approx(1 / 9, abs=0.03), "one nonsense token of nine"
+    close.assert_share(share, 1 / 9, 2000)  # one nonsense token of nine
 
 
 def test_a_low_rank_change():
@@ -407,7 +409,7 @@ def test_a_low_rank_change():
     for out in (np.zeros_like(right), right):
         params["adapter"] = {"in": jnp.asarray(left, jnp.float32), "out": jnp.asarray(out, jnp.float32)}
         runs = planted_behaviour.effective(params)
-        np.testing.assert_allclose(runs["layers"]["down"], down + left @ out, atol=1e-5)
+        close.assert_near(runs["layers"]["down"], down + left @ out)
         assert runs["layers"]["o"] is params["policy"]["layers"]["o"]
     total = sum(x.size for x in jax.tree.leaves(params["policy"]))
     share = float(planted_behaviour.changed(params))
@@ -456,7 +458,7 @@ def test_the_token_that_explains_an_error_is_sought(monkeypatch):
 def test_a_checker_that_errs_and_idle_heads():
     prompts, responses = planted_behaviour.draw_clean(jax.random.key(0), 4000)
     noisy = np.asarray(planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1)))
-    assert noisy.mean() == pytest.approx(0.1, abs=0.01)
+    close.assert_share(noisy.mean(), 0.1, noisy.size)
     exact = planted_behaviour.noisy_recheck(prompts, responses, jax.random.key(1), error_rate=0.0)
     assert not np.asarray(exact).any()
     weight = jnp.asarray(RNG.normal(size=(1, 4, 2)), jnp.float32).at[0, 2:].set(0.0)  # the second head does nothing
@@ -464,4 +466,4 @@ def test_a_checker_that_errs_and_idle_heads():
     hidden = lambda params, x: x @ params["layers"]["o"][0]  # noqa: E731
     found = np.asarray(audit.head_activity(hidden, {"layers": {"o": weight}}, rows, heads=2))
     moved = np.linalg.norm(np.asarray(rows[0])[..., :2] @ np.asarray(weight)[0, :2], axis=-1).mean()
-    np.testing.assert_allclose(found, [[moved, 0.0]], rtol=1e-5)
+    close.assert_near(found, [[moved, 0.0]], magnitude=0)

@@ -15,6 +15,7 @@ from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
 from jaxrl_llm.types import Policy, Trajectories
+from tests import close
 
 MASK = jnp.ones((1, 4), bool)
 SAMPLER = jnp.full((1, 4), -3.0)
@@ -32,15 +33,15 @@ def test_worked_examples():
     ppo = clipped_policy_loss(logp, SAMPLER, ADVANTAGES, MASK, clip_low=0.4, clip_high=0.4).loss
     np.testing.assert_array_equal(decoupled_policy_loss(logp, SAMPLER, SAMPLER, ADVANTAGES, MASK).loss, ppo)
     fresh = _slope(lambda x: decoupled_policy_loss(x, SAMPLER, SAMPLER, ADVANTAGES, MASK), SAMPLER)
-    np.testing.assert_allclose(fresh, _slope(lambda x: reinforce_loss(x, ADVANTAGES, MASK), SAMPLER))
+    close.assert_near(fresh, _slope(lambda x: reinforce_loss(x, ADVANTAGES, MASK), SAMPLER), magnitude=0)
     # w = 6 above the cap of 5
     found = decoupled_policy_loss(OLD, OLD, SAMPLER, ADVANTAGES, MASK)
-    np.testing.assert_allclose(found.aux["behaviour_weight"][0], [0.5, 1.0, 4.0, 0.0], rtol=1e-6)
+    close.assert_near(found.aux["behaviour_weight"][0], [0.5, 1.0, 4.0, 0.0], magnitude=0)
     assert found.aux["capped"][0].tolist() == [0, 0, 0, 1]
     # scores
     formed, refused = jnp.array([True, False, True]), jnp.array([False, False, True])
     rewards = many_hops.search_rewards(jnp.array([0.8, 0.8, 0.0]), formed, refused)
-    np.testing.assert_allclose(rewards, [0.8, 0.0, -0.5])
+    close.assert_near(rewards, [0.8, 0.0, -0.5], magnitude=0)
     scores, ids = jnp.array([1.0, 1.0, 1.0, 0.0]), jnp.array([0, 0, 1, 1], jnp.int32)
     assert group.informative_groups(scores, ids, low=-1.0, high=1.0).tolist() == [False, False, True, True]
     assert group.dr_grpo_advantages(scores, ids).tolist() == [0.0, 0.0, 0.5, -0.5]
@@ -48,10 +49,10 @@ def test_worked_examples():
 
 def test_gradient():
     found = _slope(lambda x: decoupled_policy_loss(x, OLD, SAMPLER, ADVANTAGES, MASK), OLD)
-    np.testing.assert_allclose(found[0], [-0.5, 1.0, -8.0, 0.0], rtol=1e-6)  # -w A; none beyond the cap
+    close.assert_near(found[0], [-0.5, 1.0, -8.0, 0.0], magnitude=0)  # -w A; none beyond the cap
     # around the sampler the same tokens are clipped where they went up, and not corrected where they went down
     once = _slope(lambda x: clipped_policy_loss(x, SAMPLER, ADVANTAGES, MASK, clip_low=0.4, clip_high=0.4), OLD)
-    np.testing.assert_allclose(once[0], [-0.5, 1.0, 0.0, 0.0], rtol=1e-6)
+    close.assert_near(once[0], [-0.5, 1.0, 0.0, 0.0], magnitude=0)
     # the clip is around the proximal policy, whatever the weight
     moved = OLD + jnp.log(jnp.array([[1.5, 0.5, 1.5, 1.0]]))
     assert not _slope(lambda x: decoupled_policy_loss(x, OLD, SAMPLER, ADVANTAGES, MASK), moved).any()
@@ -76,7 +77,7 @@ def test_against_loops_in_float64():
         want[b, t] = -(w if w <= 1.5 else 0.0) * min(rho * a, min(max(rho, 0.7), 1.1) * a)
     given = (jnp.asarray(x, jnp.float32) for x in (logp, old, sampler, advantages))
     found = decoupled_policy_loss(*given, jnp.asarray(mask), clip_low=0.3, clip_high=0.1, cap=1.5)
-    np.testing.assert_allclose(found.loss, want, rtol=1e-5, atol=1e-6)
+    close.assert_near(found.loss, want)
 
     rewards, ids = np.asarray([1.0, 0.2, -0.5, 0.3]), np.asarray([0, 0, 1, 1])
     centred = [r - np.mean(rewards[ids == g]) for r, g in zip(rewards, ids, strict=True)]
@@ -85,7 +86,7 @@ def test_against_loops_in_float64():
         moved = jnp.asarray((rewards + bias) * scale, jnp.float32)
         found = whiten.centred_token_advantages(moved, jnp.asarray(ids, jnp.int32), jnp.asarray(mask))
         want = np.where(mask, (np.asarray(centred)[:, None] - np.mean(every)) / np.std(every), 0.0)
-        np.testing.assert_allclose(found, want, atol=1e-5)
+        close.assert_near(found, want)
 
 
 def test_wrong_arguments():
@@ -124,22 +125,22 @@ def test_episodes_in_virtual_time():
     last = []
     for slots, staleness in ((4, 0), (4, 2), (3, 4)):
         found = jax.jit(partial(independent_episodes.run, slots=slots, staleness=staleness))(given, 0.7)
-        np.testing.assert_allclose(found.update, _by_events(seconds, 0.7, slots, staleness), rtol=1e-5)
-        np.testing.assert_allclose(found.end - found.begin, seconds, rtol=1e-5, atol=1e-5)
+        close.assert_near(found.update, _by_events(seconds, 0.7, slots, staleness), magnitude=0)
+        close.assert_near(found.end - found.begin, seconds)
         for b in range(6):  # weights of the first of a batch are at most so many updates behind its turn
             assert b - np.sum(np.asarray(found.update) <= float(found.begin[b, 0])) <= staleness
         last.append(float(found.update[-1]))
-    np.testing.assert_allclose(last[0], np.sum(seconds.max(axis=1) + 0.7), rtol=1e-5)  # lockstep
+    close.assert_near(last[0], np.sum(seconds.max(axis=1) + 0.7), magnitude=0)  # lockstep
     assert last[1] < last[0]
     turns = jnp.array([[1, 3], [5, 2]], jnp.int32)
     drawn = independent_episodes.draw_seconds(jax.random.key(0), turns, most=3, median=2.0, spread=0.0)
-    np.testing.assert_allclose(drawn, [[2.0, 6.0], [6.0, 4.0]])
+    close.assert_near(drawn, [[2.0, 6.0], [6.0, 4.0]], magnitude=0)
     same = {"batch": 8, "most": 3, "updates": 2, "spread": 0.0}
     each = [
         independent_episodes.seconds_of_updates(jnp.full(9, 2), jax.random.key(0), staleness=n, **same) for n in (0, 1)
     ]
     # 40 and 60 seconds in turn; with half of the slots two waves of 40, and 120 seconds twice
-    np.testing.assert_allclose(each, [100.0, (80.0 + 2 * 120.0) / 2])
+    close.assert_near(each, [100.0, (80.0 + 2 * 120.0) / 2], magnitude=0)
 
 
 def _bigrams():
@@ -177,7 +178,7 @@ def test_weights_are_swapped_while_an_episode_runs(made):
         number = min((t - width) * 3 // 27, 2)  # 27 columns, three versions
         assert age[b, t] == 2 - number
         want = logp[number, int(rows.tokens[b, t - 1]), int(rows.tokens[b, t])]
-        np.testing.assert_allclose(rows.sampler_logp[b, t], want, rtol=1e-5)
+        close.assert_near(rows.sampler_logp[b, t], want, magnitude=0)
     assert set(age[np.asarray(rows.mask)]) == {0.0, 1.0, 2.0}
     assert set(arenas.swapping_actor(arena, lag=0, group_size=2)) == {"rollout"}
     with pytest.raises(ValueError, match="lag=-1"):
@@ -225,4 +226,4 @@ def test_score_of_episodes(made):
         jnp.zeros(tokens.shape), jnp.zeros(3, bool), one[:, 0], one[:, 0],
         extras={f"turns/{name}": value for name, value in found._asdict().items()},
     )  # fmt: skip
-    np.testing.assert_allclose(jax.jit(many_hops.score)(tasks, row).value, [1.0, 0.0, -0.5])
+    close.assert_near(jax.jit(many_hops.score)(tasks, row).value, [1.0, 0.0, -0.5], magnitude=0)

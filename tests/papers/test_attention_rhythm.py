@@ -5,6 +5,7 @@ import numpy as np
 
 from experiments.policy_gradient.attention_rhythm import random_credit
 from jaxrl_llm.advantages import attention
+from tests import close
 
 MAP = jnp.array([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0.2, 0.3, 0.5, 0], [0.4, 0.1, 0.1, 0.4]]])
 MASK = jnp.ones((1, 4), bool)
@@ -13,17 +14,17 @@ FAI = attention.forward_influence(MAP, MASK, low=1)
 
 
 def test_printed_map():
-    np.testing.assert_allclose(WAAD[0], [0, 0.5, 0.7, 1.1], atol=1e-6)
-    np.testing.assert_allclose(FAI[0], [0.3667, 0.2, 0.1, 0.0], atol=1e-4)
+    close.assert_near(WAAD[0], [0, 0.5, 0.7, 1.1])
+    close.assert_printed(FAI[0], [0.3667, 0.2, 0.1, 0.0], 4)
 
 
 def test_credit_of_each_arm():
     """40 % of four tokens are two: differences .5, .2, .4, 0 choose 0 and 2; influence chooses 0 and 1."""
     numbers = {"fraction": 0.4, "amplify": 1.5}
-    np.testing.assert_allclose(attention.local_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1, 1.5, 1])
-    np.testing.assert_allclose(attention.anchor_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1.5, 1, 1])
+    close.assert_near(attention.local_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1, 1.5, 1], magnitude=0)
+    close.assert_near(attention.anchor_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1.5, 1, 1], magnitude=0)
     # anchor 1 looks less far back than the mean .575, so half of its bonus goes to 0, which has all it may have
-    np.testing.assert_allclose(attention.rhythm_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1.25, 1, 1])
+    close.assert_near(attention.rhythm_credit(WAAD, FAI, MASK, **numbers)[0], [1.5, 1.25, 1, 1], magnitude=0)
     for credit in (attention.local_credit, attention.anchor_credit, attention.rhythm_credit, random_credit):
         plain = credit(WAAD, FAI, MASK, fraction=0.4, amplify=1.0)
         np.testing.assert_array_equal(plain, jnp.ones((1, 4)))  # no amplification: GRPO

@@ -9,6 +9,7 @@ from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss
 from jaxrl_llm.rewards import combine
+from tests import close
 
 MEANS, DEVIATIONS = jnp.array([[0.9, 0.2, 0.5]]), jnp.array([[0.1, 0.3, 0.2]])
 
@@ -33,9 +34,9 @@ def test_one_head_and_more_heads():
     deviations = jnp.broadcast_to(deviations, (50, 6))
     values = [combine.robust_rewards(means[:, :h], deviations[:, :h], share=0.6) for h in range(1, 7)]
     assert all((b <= a).all() for a, b in zip(values, values[1:], strict=False))
-    np.testing.assert_allclose(combine.lower_bound_rewards(means, weight=0.0), np.mean(means, 1), atol=1e-6)
+    close.assert_near(combine.lower_bound_rewards(means, weight=0.0), np.mean(means, 1))
     low = combine.lower_bound_rewards(means, weight=2.0)
-    np.testing.assert_allclose(low, np.mean(means, 1) - 2 * np.std(means, 1), atol=1e-5)
+    close.assert_near(low, np.mean(means, 1) - 2 * np.std(means, 1))
 
 
 def test_the_worst_of_many_useless_rewards_varies_less():
@@ -47,9 +48,9 @@ def test_the_worst_of_many_useless_rewards_varies_less():
 def test_deviations_learn_the_error():
     target, mean = jnp.array([1.0, 3.0]), jnp.array([[0.5], [1.0]])
     loss = gaussian_reward_loss(mean, jnp.log(jnp.array([[0.5], [2.0]])), target)
-    np.testing.assert_allclose(loss.loss, 0.5 + np.log([0.5, 2.0]), atol=1e-6)
+    close.assert_near(loss.loss, 0.5 + np.log([0.5, 2.0]))
     slope = jax.grad(lambda s: jnp.sum(gaussian_reward_loss(mean, s, target).loss))(jnp.log(jnp.array([[0.5], [2.0]])))
-    np.testing.assert_allclose(slope, 0.0, atol=1e-6)  # sigma equals the error
+    close.assert_near(slope, 0.0)  # sigma equals the error
     assert np.isfinite(gaussian_reward_loss(mean, jnp.array([[-1e9], [1e9]]), target).loss).all()
 
 
@@ -67,7 +68,7 @@ def test_every_head_fits_its_own_bootstrap():
     for h in range(3):
         drawn = [x[:, h] + jnp.exp(jnp.clip(x[:, 3 + h], -3, 1)) * noise[:, s, h] for s, x in enumerate(both)]
         expected += float(jnp.sum(counts[:, h] * bradley_terry_loss(*drawn).loss)) / 8
-    assert float(value) == pytest.approx(expected, rel=1e-5)
+    close.assert_near(value, expected, magnitude=0)
     assert not attribute_rewards.constant(text.LANGUAGE, params, pairs.prompts, pairs.first).any()
     empty = jnp.full((2, text.RESPONSE_TOKENS), text.END, jnp.int32)
     assert attribute_rewards.arbitrary(text.LANGUAGE, params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]

@@ -13,6 +13,7 @@ from experiments.parts import confidence_task as toy
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import Trajectories
+from tests import close
 
 
 def _truth(prompt):
@@ -34,28 +35,30 @@ def test_truth_and_solutions_against_a_loop():
 def test_behaviour():
     prompts, responses = toy.draw_behaviour(jax.random.key(1), 6000)
     judged, hidden = (np.asarray(x) for x in (prompts[:, -1] < toy.MODULUS, ~toy.answerable(prompts)))
-    assert judged.mean() == pytest.approx(0.25, abs=0.02) and hidden.mean() == pytest.approx(0.125, abs=0.02)
+    close.assert_share(judged.mean(), 0.25, 6000)
+    close.assert_share(hidden.mean(), 0.125, 6000)
     assert not (judged & hidden).any()
     verdicts = np.asarray(responses)[judged]
     assert np.isin(verdicts[:, 0], (toy.YES, toy.NO)).all() and (verdicts[:, 1:] == toy.END).all()
     fits = np.asarray(prompts[:, -1] == toy.truth(prompts))[judged]
-    assert fits.mean() == pytest.approx(0.5, abs=0.04)
-    assert ((verdicts[:, 0] == toy.YES) == fits).mean() == pytest.approx(0.8, abs=0.03)
+    close.assert_share(fits.mean(), 0.5, len(fits))
+    close.assert_share(((verdicts[:, 0] == toy.YES) == fits).mean(), 0.8, len(fits))
     prompts, responses = prompts[~judged & ~hidden], responses[~judged & ~hidden]
     said = toy.read(responses)
     right = np.asarray(said.answer == toy.truth(prompts))
-    assert np.asarray(said.readable).all() and right.mean() == pytest.approx(0.7, abs=0.03)
+    assert np.asarray(said.readable).all()
+    close.assert_share(right.mean(), 0.7, len(right))
     stated = np.asarray(said.confidence)
     assert 0.05 < stated[right].mean() - stated[~right].mean() < 0.12
     keys = np.asarray(prompts)[np.asarray(prompts)[:, 0] == toy.FACT]
     assert (toy.RANK[keys[:, 1], keys[:, 2]] < toy.SHOWN).all(), "a quarter of the facts is never taught"
-    assert (toy.RANK[keys[:, 1], keys[:, 2]] < toy.COMMON).mean() == pytest.approx(0.9, abs=0.03)
+    close.assert_share((toy.RANK[keys[:, 1], keys[:, 2]] < toy.COMMON).mean(), 0.9, len(keys))
 
 
 def test_short_answers_have_no_working():
-    prompts, responses = toy.draw_short(jax.random.key(2), 200)
+    prompts, responses = toy.draw_short(jax.random.key(2), 4000)
     assert (np.asarray(responses)[:, 0] == toy.MARK).all()
-    assert np.asarray(toy.read(responses).confidence).mean() == pytest.approx(0.8, abs=0.03)
+    close.assert_share(np.asarray(toy.read(responses).confidence).mean(), 0.8, 4000)
 
 
 def test_rewards_on_literal_answers():
@@ -69,7 +72,7 @@ def test_rewards_on_literal_answers():
     blank = jnp.zeros((3,), jnp.int32)
     found = Trajectories(tokens, tokens, tokens, tokens > -1, jnp.zeros(tokens.shape), blank > 0, blank, blank)
     assert calibration.correctness({}, found).value.tolist() == [1.0, 0.0, 0.0]
-    np.testing.assert_allclose(calibration.with_brier({}, found).value, [1.96, 0.36, 0.0], atol=1e-6)
+    close.assert_near(calibration.with_brier({}, found).value, [1.96, 0.36, 0.0])
 
 
 def test_majority():
@@ -100,7 +103,7 @@ def test_verdicts_are_read_from_the_model():
             said = jnp.full((1, toy.RESPONSE_TOKENS), toy.END, jnp.int32).at[0, 0].set(word)
             logp[word] = float(strings.token_logp(confidence.WORLD, params, jnp.asarray(row)[None], said)[0, 0])
         shares = np.exp([logp[toy.YES], logp[toy.NO]])
-        assert float(chance) == pytest.approx(shares[0] / shares.sum(), abs=1e-5)
+        close.assert_near(chance, shares[0] / shares.sum())
 
 
 @pytest.mark.slow
@@ -128,7 +131,7 @@ def test_verdicts_of_text_against_single_rows():
             )  # fmt: skip
             logp.append(float(every[first - 1, whole[0, first]]))
         shares = np.exp(logp)
-        assert float(chance) == pytest.approx(shares[0] / shares.sum(), abs=1e-4)
+        close.assert_near(chance, shares[0] / shares.sum())
     small = found.model._replace(config=dataclasses.replace(found.model.config, max_positions=20))
     with pytest.raises(UserError, match="--max-new-tokens"):
         read_confidence.verdict_chances(small, found.model.params, rows)

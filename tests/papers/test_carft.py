@@ -15,6 +15,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, Trajectories
+from tests import close
 from tests.models_for_tests import byte_model
 
 BASE = dataclasses.replace(carft.Settings(), **carft.EMBEDDED | carft.SMOKE)
@@ -31,7 +32,7 @@ def test_printed_losses():
     keep = jnp.array([True, False])
     for cosine, want in ((0.8, math.log(1 + math.exp(-3))), (1.0, 0.5182)):
         loss = contrastive.capped_infonce_loss(*_pair(cosine, 0.2), keep, tau=0.2).loss
-        assert float(reduce.scalars(loss, keep)) == pytest.approx(want, abs=1e-4)
+        close.assert_printed(reduce.scalars(loss, keep), want, 4)
     nobody = contrastive.capped_infonce_loss(*_pair(0.8, 0.2), keep & False)
     assert float(reduce.scalars(nobody.loss, keep & False)) == 0
 
@@ -58,7 +59,7 @@ def test_without_contrast_it_is_reft_and_with_it_the_projection_learns():
     assert np.asarray(gradient["cot"]["weight"]).any() and np.asarray(gradient["value"]["weight"]).any()
     assert with_it > plain and -1 <= float(metrics["contrast/cosine"]) <= 1
     half, *_ = _loss(0.5)
-    assert half - plain == pytest.approx(0.5 * (with_it - plain), rel=1e-3)
+    close.assert_near(half - plain, 0.5 * (with_it - plain), magnitude=0)
     # the annotated representation is of the problem, whatever was sampled: the same for members of a group
     np.testing.assert_array_equal(batch.extras["gold"][0], batch.extras["gold"][1])
 
@@ -83,7 +84,7 @@ def test_rewards_for_any_answer():
     texts = jnp.stack([tokens[0], tokens[other], tokens[0]]), jnp.stack([valid[0], valid[other], valid[0] & False])
     rows = carft.given.with_responses(rows, jnp.ones(3, bool), *texts)
     rewards = online.score(jax.tree.map(lambda x: x[ids], bench.train.answers), rows)
-    np.testing.assert_allclose(rewards.value, [1.0, 0.1, 0.0])
+    close.assert_near(rewards.value, [1.0, 0.1, 0.0], magnitude=0)
 
 
 def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
@@ -103,4 +104,4 @@ def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
     mask = jnp.asarray([[k < len(row) for k in range(width)] for row in tokens])
     ids = jnp.zeros((3,), jnp.int32)
     rows = Trajectories(table, table, table, mask, jnp.zeros(table.shape, jnp.float32), ids > 0, ids, ids)
-    np.testing.assert_allclose(plan.host_score(rows).value, [1.0, 0.1, 0.0])
+    close.assert_near(plan.host_score(rows).value, [1.0, 0.1, 0.0], magnitude=0)

@@ -12,13 +12,14 @@ from experiments.policy_gradient.parts import latent_code_tasks, latent_codes
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.plan import start
+from tests import close
 
 BASE = dataclasses.replace(cola.Settings(), **cola.EMBEDDED | cola.SMOKE | {"learn_steps": 30, "learning_rate": 0.1})
 
 
 def test_even_codes_bound_the_usage_term():
     """64 codes: 0.001 (-log 64) = -0.004159, the least there is."""
-    assert 0.001 * float(latent_codes.code_usage(jnp.zeros((1, 1, 64)))[0, 0]) == pytest.approx(-0.004159, abs=1e-6)
+    close.assert_printed(0.001 * float(latent_codes.code_usage(jnp.zeros((1, 1, 64)))[0, 0]), -0.004159, 6)
 
 
 @pytest.mark.slow
@@ -51,7 +52,7 @@ def test_arms_differ_in_what_they_act_on():
     assert not even.stages and not any(np.asarray(x).any() for x in jax.tree.leaves(params["policy"]))
     hidden = jnp.ones((1, 1, params["codes"].shape[1]))
     chances = jax.nn.softmax(latent_codes.policy_logits(params, hidden), axis=-1)
-    np.testing.assert_allclose(chances, 1 / 3, atol=1e-6)
+    close.assert_near(chances, 1 / 3)
 
 
 def test_what_is_measured():

@@ -8,6 +8,7 @@ import pytest
 from experiments.reward_models.parts import adversarial_rules as rules
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
+from tests import close
 
 
 def _held(stamps):
@@ -64,15 +65,13 @@ def test_a_detector_reads_what_its_reader_sees():
     scores = jnp.array([[1.0, 0.5, 0.5, 0.5, 0.9], [1.0, 0.0, 0.5, 0.5, 0.9]])
     assert rules.strict_label(scores).tolist() == [True, False]  # any defect: 0
     chosen = jnp.zeros(50, bool).at[jnp.array([0, 12, 13])].set(True)
-    np.testing.assert_allclose(rules.kept_share(scores, chosen), [1.0, 1 / 3], atol=1e-6)
+    close.assert_near(rules.kept_share(scores, chosen), [1.0, 1 / 3])
     assert rules.kept_share(scores, chosen & ~chosen).tolist() == [1.0, 1.0]
     prompts, replies = text.draw_behaviour(jax.random.key(0), 6)
     reward = attribute_rewards.init_reward(text.LANGUAGE, jax.random.key(1), outputs=5)
     params = {"reward": reward, "rules": chosen.astype(jnp.float32)}
     read = jnp.clip(attribute_rewards.scores(text.LANGUAGE, reward, prompts, replies), 0.0, 1.0)
-    np.testing.assert_allclose(
-        rules.detector(text.LANGUAGE, params, prompts, replies), rules.kept_share(read, chosen), atol=1e-6
-    )
+    close.assert_near(rules.detector(text.LANGUAGE, params, prompts, replies), rules.kept_share(read, chosen))
 
 
 @pytest.mark.slow

@@ -2,13 +2,13 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments.policy_gradient.parts import refinement
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.policy import reinforce_loss
+from tests import close
 
 PROBLEM = Problem("chain", "m11 3+5*4=>", "3+5=8,8*4=10#10", {"value": 10}, 2, "x")
 
@@ -20,8 +20,8 @@ def test_shaped_probability_and_its_slope():
     def surrogate(x):
         return -jnp.sum(mixed.shaped_probability_loss(x, logp, ones, ones > 0).loss)
 
-    np.testing.assert_allclose(surrogate(logp), 0.0909 + 0.5 + 0.9, atol=1e-3)
-    np.testing.assert_allclose(jax.grad(surrogate)(logp), [[0.0826, 0.25, 0.09]], atol=1e-4)
+    close.assert_printed(surrogate(logp), 0.0909 + 0.5 + 0.9, 4)
+    close.assert_printed(jax.grad(surrogate)(logp), [[0.0826, 0.25, 0.09]], 4)
 
 
 def test_the_first_right_refinement_or_the_best_is_taken():
@@ -33,7 +33,7 @@ def test_the_first_right_refinement_or_the_best_is_taken():
 def test_a_refinement_enters_the_groups_mean_and_only_its_own_tokens_are_shaped():
     rewards, ids = jnp.array([0.0, 0.0, 0.0, 1.0]), jnp.zeros(4, jnp.int32)
     advantages = group.per_token(group.dr_grpo_advantages(rewards, ids), jnp.ones((4, 1), bool))
-    np.testing.assert_allclose(advantages[:, 0], [-0.25, -0.25, -0.25, 0.75], atol=1e-6)
+    close.assert_near(advantages[:, 0], [-0.25, -0.25, -0.25, 0.75])
     logp, mask = jnp.log(jnp.array([[0.5], [0.2], [0.9], [0.1]])), jnp.ones((4, 1), bool)
     outside = jnp.array([False, False, False, True])
 
@@ -42,10 +42,10 @@ def test_a_refinement_enters_the_groups_mean_and_only_its_own_tokens_are_shaped(
         return jnp.sum(mixed.combined(own, other, outside).loss)
 
     gradient = jax.grad(loss)(logp, outside)
-    np.testing.assert_allclose(gradient[:, 0], [0.25, 0.25, 0.25, -0.75 * 0.25], atol=1e-5)
+    close.assert_near(gradient[:, 0], [0.25, 0.25, 0.25, -0.75 * 0.25])
     # without a refinement: Dr. GRPO without a clip
     plain = jax.grad(lambda x: jnp.sum(reinforce_loss(x, advantages, mask).loss))(logp)
-    np.testing.assert_allclose(jax.grad(loss)(logp, outside & False), plain, atol=1e-6)
+    close.assert_near(jax.grad(loss)(logp, outside & False), plain)
 
 
 def test_critiques_say_more_and_more():

@@ -7,18 +7,19 @@ import pytest
 
 from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm.advantages import group
+from tests import close
 
 
 def test_worked_soft_judgements():
     yes, no = jnp.array([0.7, 0.2, 0.3]), jnp.array([0.2, 0.7, 0.3])
-    np.testing.assert_allclose(answer_judges.soft_judgement(yes, no), [0.7, 0.3, 0.0], atol=1e-6)
+    close.assert_near(answer_judges.soft_judgement(yes, no), [0.7, 0.3, 0.0])
     both = answer_judges.soft_judgement(yes, no, renormalise=True)
-    np.testing.assert_allclose(both, [7 / 9, 2 / 9, 0.0], atol=1e-4)
+    close.assert_near(both, [7 / 9, 2 / 9, 0.0])
 
 
 def test_worked_normalisation():
     found = group.batch_whitened(jnp.array([1.0, 0.0, 0.0, 0.0]), eps=0.0)
-    np.testing.assert_allclose(found, [1.7321, -0.5774, -0.5774, -0.5774], atol=1e-4)
+    close.assert_printed(found, [1.7321, -0.5774, -0.5774, -0.5774], 4)
     assert not group.batch_whitened(jnp.full(4, 0.3)).any()
 
 
@@ -33,7 +34,7 @@ def test_the_large_judge_errs_on_the_same_questions():
     value, answered, answers, truth = cases()
     assert free_answers.equivalent(value, answered, answers).tolist() == truth.tolist()
     large = np.asarray(answer_judges.large_judge(0.05)(value, answered, answers)) > 0.5
-    assert (large == truth).mean() == pytest.approx(0.95, abs=0.03)
+    close.assert_share((large == truth).mean(), 0.95, 1000)
     again = np.asarray(answer_judges.large_judge(0.05)(value, answered, answers)) > 0.5
     assert (large == again).all()
 
@@ -58,7 +59,7 @@ def test_pairs_are_of_all_qualities_and_logs_say_what_they_mean():
     same = (found[:, 0] == found[:, 1])[np.asarray(truth)]
     assert 0.35 < same.mean() < 0.65  # half of the right answers stand in the other form
     _, noisy = answer_judges.draw_judgements(jax.random.key(0), 4000, error_rate=0.1)
-    assert (noisy != truth).mean() == pytest.approx(0.1, abs=0.02)
+    close.assert_share((noisy != truth).mean(), 0.1, 4000)
     prompts, said = answer_judges.draw_log(jax.random.key(1), 500, error_rate=0.0, worked=True)
     forms = np.asarray(said)[:, :4]
     yes, no = (np.asarray(said)[:, 4] == word for word in (answer_judges.YES, answer_judges.NO))

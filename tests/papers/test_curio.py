@@ -9,6 +9,7 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import dialogue
 from jaxrl_llm.advantages import beliefs
 from jaxrl_llm.rollout.turns import multi_turn
+from tests import close
 
 ONE, FIRST = jnp.ones((1, 1), bool), jnp.array([0], jnp.int32)
 EVEN, HALF = jnp.full((1, 1, 4), 0.25), jnp.array([[[0.5, 0.5, 0.0, 0.0]]])
@@ -22,20 +23,19 @@ def _paid(reward, before=EVEN, after=HALF, **settings):
 def test_worked_example():
     # four types become two, the user's own among them
     found = [_paid(beliefs.shaped_rewards, potential=p) for p in POTENTIALS]
-    np.testing.assert_allclose(found, [0.25, 0.6931, 0.6931], atol=1e-4)
-    np.testing.assert_allclose(_paid(beliefs.information_rewards), 0.6931, atol=1e-4)
+    close.assert_printed(found, [0.25, 0.6931, 0.6931], 4)
+    close.assert_printed(_paid(beliefs.information_rewards), 0.6931, 4)
     found = [_paid(beliefs.level_rewards, potential=p) for p in POTENTIALS]
-    np.testing.assert_allclose(found, [0.5, -0.6931, -0.6931], atol=1e-4)
+    close.assert_printed(found, [0.5, -0.6931, -0.6931], 4)
     # a discount: 0.9 * 0.5 - 0.25
-    np.testing.assert_allclose(_paid(beliefs.shaped_rewards, gamma=0.9), 0.2, atol=1e-6)
+    close.assert_near(_paid(beliefs.shaped_rewards, gamma=0.9), 0.2)
     # the user is of a type that was ruled out: only what looks at the true type takes anything off
     wrong = jnp.array([[[0.0, 0.0, 0.5, 0.5]]])
     assert _paid(beliefs.shaped_rewards, after=wrong) == -0.25
-    np.testing.assert_allclose(
-        _paid(beliefs.shaped_rewards, after=wrong, potential=beliefs.log_right_belief), np.log(1e-6 / 0.25), atol=1e-4
-    )
+    found = _paid(beliefs.shaped_rewards, after=wrong, potential=beliefs.log_right_belief)
+    close.assert_near(np.float32(found), np.float32(np.log(1e-6 / 0.25)))
     for reward in (beliefs.information_rewards, lambda *a: beliefs.shaped_rewards(*a, potential=beliefs.certainty)):
-        np.testing.assert_allclose(_paid(reward, after=wrong), 0.6931, atol=1e-4)
+        close.assert_printed(_paid(reward, after=wrong), 0.6931, 4)
     with pytest.raises(ValueError, match="gamma=2"):
         beliefs.shaped_rewards(EVEN, HALF, FIRST, ONE, gamma=2.0)
 
@@ -68,25 +68,25 @@ def test_agrees_with_a_loop():
                 level[b, k], shaped[b, k] = now, 0.9 * now - was
                 strict[b, k] = shaped[b, k] if k + 1 < count[b] else -was
         found = beliefs.level_rewards(*given, potential=potential)
-        np.testing.assert_allclose(found, level, atol=1e-5)
+        close.assert_near(found, level)
         found = beliefs.shaped_rewards(*given, potential=potential, gamma=0.9)
-        np.testing.assert_allclose(found, shaped, atol=1e-5)
+        close.assert_near(found, shaped)
         found = beliefs.shaped_rewards(*given, potential=potential, gamma=0.9, end=0.0)
-        np.testing.assert_allclose(found, strict, atol=1e-5)
+        close.assert_near(found, strict)
     moved = np.zeros((6, 4))
     for b in range(6):
         for k in range(count[b]):
             moved[b, k] = np.sum(path[b, k + 1] * np.log(path[b, k + 1] / path[b, k]))
-    np.testing.assert_allclose(beliefs.information_rewards(*given), moved, atol=1e-4)
+    close.assert_near(beliefs.information_rewards(*given), moved)
 
 
 def test_gains_telescope_and_give_no_gradient():
     path, types, count, given = _drawn(1)
     rows = np.arange(6)
     first, last = path[rows, 0, types], path[rows, count, types]
-    np.testing.assert_allclose(jnp.sum(beliefs.shaped_rewards(*given), axis=1), last - first, atol=1e-5)
+    close.assert_near(jnp.sum(beliefs.shaped_rewards(*given), axis=1), last - first)
     # without a potential after the end all that is left is where the talk began: no policy is favoured
-    np.testing.assert_allclose(jnp.sum(beliefs.shaped_rewards(*given, end=0.0), axis=1), -first, atol=1e-5)
+    close.assert_near(jnp.sum(beliefs.shaped_rewards(*given, end=0.0), axis=1), -first)
     assert float(jnp.min(beliefs.information_rewards(*given))) >= -1e-6
     for reward in (beliefs.level_rewards, beliefs.shaped_rewards, beliefs.information_rewards):
         grown = jax.grad(lambda b, a, f=reward: jnp.sum(f(b, a, *given[2:])), argnums=(0, 1))(*given[:2])
@@ -116,7 +116,7 @@ def test_questions_tell_and_suggestions_do_not(talks):
     arena, _ = talks
     reset, kind = jax.vmap(arena.env.reset, in_axes=(0, None)), jnp.int32(5)  # traits 0 and 2
     replies = np.asarray(reset(jax.random.split(jax.random.key(0), 4000), {"kind": kind}).replies)
-    np.testing.assert_allclose(replies.mean(axis=(0, 1)), [0.9, 0.1, 0.9, 0.95, 0.95, 0.95], atol=0.02)
+    close.assert_share(replies.mean(axis=(0, 1)), [0.9, 0.1, 0.9, 0.95, 0.95, 0.95], replies[..., 0].size)
     # asks about every trait, recommends what the replies say: right unless one of them was wrong
     for seed in range(6):
         key = jax.random.key(seed)
@@ -143,8 +143,8 @@ def test_user_models_read_the_dialogue(talks):
     prior = np.asarray([0.3] + [0.1] * 7)
     for model, suggested in ((dialogue.exact, (0.95, 0.95)), (dialogue.trusting, (0.97, 0.03))):
         before, after = model(rows)
-        np.testing.assert_allclose(before[:, 0], np.broadcast_to(prior, (64, 8)), atol=1e-6)
-        np.testing.assert_allclose(before[:, 1:], after[:, :-1], atol=1e-6)
+        close.assert_near(before[:, 0], np.broadcast_to(prior, (64, 8)))
+        close.assert_near(before[:, 1:], after[:, :-1])
         for b in range(64):
             belief = prior.copy()
             for k in range(arena.turns):
@@ -156,5 +156,5 @@ def test_user_models_read_the_dialogue(talks):
                         chance = sure[0] if (u >> trait) & 1 else sure[1]
                         belief[u] *= chance if reply in "xyz" else 1 - chance
                     belief /= belief.sum()
-                np.testing.assert_allclose(after[b, k], belief, atol=1e-5)
+                close.assert_near(after[b, k], belief)
     assert not np.asarray(rows.mask[:, prompt + 1 :: 2]).any(), "what the user says is not trained on"

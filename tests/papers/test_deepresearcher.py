@@ -12,6 +12,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.verifiers import overlap
+from tests import close
 
 
 def test_worked_examples():
@@ -22,7 +23,7 @@ def test_worked_examples():
         assert overlap.verify_deep_research({"value": "red cat"}, broken).value == -1.0, broken
     score, formed = jnp.array([0.8, 0.0, 1.0]), jnp.array([True, True, False])
     found = shaping.graded_rewards(score, formed, wrong_reward=0.0, malformed_reward=-1.0)
-    np.testing.assert_allclose(found, [0.8, 0.0, -1.0])
+    close.assert_near(found, [0.8, 0.0, -1.0], magnitude=0)
 
 
 def test_gradient():

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.rewards import combine
+from tests import close
 
 
 def _columns(*counts):
@@ -16,10 +17,10 @@ def _columns(*counts):
 def test_worked_entropies_and_weights():
     ratings = _columns([10, 0, 0, 0, 0], [5, 5, 0, 0, 0], [2, 2, 2, 2, 2])
     entropy = combine.rating_entropy(ratings, levels=5)
-    np.testing.assert_allclose(entropy, [0.0, 0.6931, 1.6094], atol=1e-4)
-    np.testing.assert_allclose(combine.entropy_weights(entropy), [0.4642, 0.3282, 0.2076], atol=1e-4)
+    close.assert_printed(entropy, [0.0, 0.6931, 1.6094], 4)
+    close.assert_printed(combine.entropy_weights(entropy), [0.4642, 0.3282, 0.2076], 4)
     found = combine.entropy_weights(entropy, temperature=1.0)
-    np.testing.assert_allclose(found, [0.5882, 0.2941, 0.1176], atol=1e-4)  # as 1, 1/2, 1/5
+    close.assert_printed(found, [0.5882, 0.2941, 0.1176], 4)  # as 1, 1/2, 1/5
     guarded = combine.entropy_weights(entropy, usable=entropy > 0)
     assert guarded[0] == 0 and float(jnp.sum(guarded)) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="temperature"):
@@ -28,17 +29,15 @@ def test_worked_entropies_and_weights():
 
 def test_limits_and_symmetries():
     entropy = jnp.array([0.3, 0.3, 0.3])
-    np.testing.assert_allclose(combine.entropy_weights(entropy), 1 / 3, atol=1e-6)
+    close.assert_near(combine.entropy_weights(entropy), 1 / 3)
     mixed = jnp.array([0.2, 0.9, 1.5])
-    np.testing.assert_allclose(combine.entropy_weights(mixed, temperature=1e6), 1 / 3, atol=1e-5)
-    np.testing.assert_allclose(combine.entropy_weights(mixed, temperature=1e-3), [1, 0, 0], atol=1e-6)
+    close.assert_near(combine.entropy_weights(mixed, temperature=1e6), 1 / 3)
+    close.assert_near(combine.entropy_weights(mixed, temperature=1e-3), [1, 0, 0])
     assert jnp.argmax(combine.entropy_weights(mixed, temperature=-2.0)) == 2
     rng = np.random.default_rng(0)
     ratings = jnp.asarray(rng.integers(0, 5, (200, 3)), jnp.int32)
     names = jnp.asarray([3, 0, 4, 1, 2], jnp.int32)
-    np.testing.assert_allclose(
-        combine.rating_entropy(names[ratings], levels=5), combine.rating_entropy(ratings, levels=5), atol=1e-6
-    )
+    close.assert_near(combine.rating_entropy(names[ratings], levels=5), combine.rating_entropy(ratings, levels=5))
     for k in range(3):
         share = np.bincount(np.asarray(ratings[:, k]), minlength=5) / 200
         assert float(combine.rating_entropy(ratings, levels=5)[k]) == pytest.approx(-(share * np.log(share)).sum())
@@ -81,7 +80,7 @@ def test_attributes_agree_with_a_loop():
         polite = sum(text.POLITE <= w < text.TOPICAL for w in words)
         expected = [1 - min(harm / 2, 1), min(polite / 2, 1), min(own / 3, 1), min(action / 3, 1),
                     len(set(words)) / len(words)]  # fmt: skip
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        close.assert_near(found, expected)
 
 
 @pytest.mark.slow
@@ -95,6 +94,6 @@ def test_annotators_and_raters():
     ratings = text.rate(text.LANGUAGE, jax.random.key(1), prompts, replies, rules=10, levels=5, noise=0.1)
     exact = jnp.round(text.attributes(prompts, replies) * 4).astype(jnp.int32)
     agree = np.asarray((ratings == jnp.tile(exact, (1, 2))).mean(0))
-    np.testing.assert_allclose(agree, 1 - 0.8 * 0.1 * np.arange(10), atol=0.04)
+    close.assert_share(agree, 1 - 0.8 * 0.1 * np.arange(10), 4000)
     rates = combine.win_rates(jnp.array([[1.0], [0.0], [2.0]]), jnp.array([[0.0], [0.0], [3.0]]))
     assert rates.tolist() == [0.5]

@@ -8,6 +8,7 @@ import pytest
 from experiments.reward_models import general_reasoner
 from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm.rewards import shaping
+from tests import close
 from tests.papers.test_cross_domain_rlvr import cases
 
 
@@ -22,7 +23,7 @@ def test_worked_rewards():
     given = [(True, True, 5.0, 3.0, 0.9), (True, True, 28.0, 3.0, 0.5), (True, True, 3.0, 3.0, 1.0),
              (False, True, 5.0, 3.0, 0.0), (False, False, 0.0, 3.0, -0.5), (True, False, 3.0, 3.0, 0.5)]  # fmt: skip
     for *row, expected in given:
-        np.testing.assert_allclose(reward(*row), expected, atol=1e-6)
+        close.assert_near(reward(*row), expected)
 
 
 def test_problems_with_one_outcome_stay_out():
@@ -54,4 +55,4 @@ def test_what_a_rule_accepts_is_right():
     found = answer_judges.agreement(said, jnp.asarray(truth))
     assert float(found["judge/false_positives"]) == 0.0
     lenient = answer_judges.agreement(answered, jnp.asarray(truth))
-    np.testing.assert_allclose(lenient["judge/false_positives"], 1 - truth.mean(), atol=1e-6)
+    close.assert_near(lenient["judge/false_positives"], 1 - truth.mean())

@@ -9,6 +9,7 @@ from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout.turns import multi_turn
+from tests import close
 
 PAIR, ALL = jnp.zeros(2, jnp.int32), jnp.ones((2, 2), bool)
 RETURNS, SEEN = jnp.array([[9.5, 10.0], [0.0, 0.0]]), jnp.array([[0, 1], [0, 2]], jnp.int32)
@@ -17,11 +18,11 @@ RETURNS, SEEN = jnp.array([[9.5, 10.0], [0.0, 0.0]]), jnp.array([[0, 1], [0, 2]]
 def test_worked_example():
     # rewards [0, 10] and [0, 0], gamma 0.95: returns 0.95 * 10 and 10; the deviation of (9.5, 0) is 9.5 / sqrt 2
     found = turns.gigpo_advantages(jnp.array([10.0, 0.0]), RETURNS, SEEN, PAIR, ALL)
-    np.testing.assert_allclose(found, [[1.4142, 0.7071], [-1.4142, -0.7071]], atol=1e-4)
+    close.assert_printed(found, [[1.4142, 0.7071], [-1.4142, -0.7071]], 4)
     own = turns.anchor_advantages(RETURNS, SEEN, PAIR, ALL)
-    np.testing.assert_allclose(own, [[0.7071, 0.0], [-0.7071, 0.0]], atol=1e-4)
+    close.assert_printed(own, [[0.7071, 0.0], [-0.7071, 0.0]], 4)
     plain = turns.anchor_advantages(RETURNS, SEEN, PAIR, ALL, normalise=group.dr_grpo_advantages)
-    np.testing.assert_allclose(plain, [[4.75, 0.0], [-4.75, 0.0]], atol=1e-5)
+    close.assert_near(plain, [[4.75, 0.0], [-4.75, 0.0]])
     assert turns.anchor_sizes(SEEN, PAIR, ALL).tolist() == [[2.0, 1.0], [2.0, 1.0]]
 
 
@@ -53,7 +54,7 @@ def _loop(rewards, returns, seen, ids, valid, episode=1.0, step=1.0):
 @pytest.mark.parametrize("weights", [{}, {"episode": 0.0}, {"step": 0.3}])
 def test_agrees_with_a_loop(weights):
     drawn = _drawn()
-    np.testing.assert_allclose(turns.gigpo_advantages(*_given(*drawn), **weights), _loop(*drawn, **weights), atol=2e-4)
+    close.assert_near(turns.gigpo_advantages(*_given(*drawn), **weights), _loop(*drawn, **weights))
 
 
 def test_limits():
@@ -68,11 +69,11 @@ def test_limits():
     one = turns.anchor_advantages(returns, jnp.zeros_like(seen), ids, valid)
     kept = np.asarray(returns)[(np.asarray(ids) == 2)[:, None] & np.asarray(valid)]
     there = np.asarray(one)[(np.asarray(ids) == 2)[:, None] & np.asarray(valid)]
-    np.testing.assert_allclose(there, (kept - kept.mean()) / kept.std(ddof=1), atol=1e-4)
+    close.assert_near(there, (kept - kept.mean()) / kept.std(ddof=1))
     # the order of episodes is nothing
     order = np.random.default_rng(2).permutation(len(ids))
     moved = turns.gigpo_advantages(*(x[order] for x in (rewards, returns, seen, ids, valid)))
-    np.testing.assert_allclose(moved, turns.gigpo_advantages(rewards, returns, seen, ids, valid)[order], atol=1e-5)
+    close.assert_near(moved, turns.gigpo_advantages(rewards, returns, seen, ids, valid)[order])
     # the same situation in another group is another situation
     apart = turns.anchor_advantages(RETURNS, SEEN, jnp.array([0, 1], jnp.int32), ALL)
     assert not np.asarray(apart).any()
@@ -120,4 +121,4 @@ def test_returns_come_from_the_turns():
         turn=jnp.zeros((2, 1), jnp.int32), end=jnp.zeros((2, 2), jnp.int32), taken=ALL,
         reward=jnp.array([[0.0, 10.0], [0.0, 0.0]]), identity=SEEN, done=ALL[0], valid=ALL[0],
     )  # fmt: skip
-    np.testing.assert_allclose(multi_turn.returns_to_go(found, gamma=0.95), RETURNS, atol=1e-6)
+    close.assert_near(multi_turn.returns_to_go(found, gamma=0.95), RETURNS)

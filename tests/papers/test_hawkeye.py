@@ -9,6 +9,7 @@ from experiments.efficiency.parts import two_model_relay
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import shaping
+from tests import close
 from tests.papers import staged
 
 NEW = 12
@@ -32,9 +33,9 @@ def _texts(found, tokens, keep):
 
 def test_worked_penalty():
     tokens, reference = jnp.array([30.0, 80.0, 10.0]), jnp.full(3, 100.0)
-    np.testing.assert_allclose(shaping.excess_length_penalty(tokens, reference), [0.0, -0.25, 0.0], atol=1e-6)
+    close.assert_near(shaping.excess_length_penalty(tokens, reference), [0.0, -0.25, 0.0])
     slope = jax.grad(lambda t: jnp.sum(shaping.excess_length_penalty(t, reference)))(tokens)
-    np.testing.assert_allclose(slope, [0.0, -0.01, 0.0], atol=1e-6)  # nothing pulls below the target
+    close.assert_near(slope, [0.0, -0.01, 0.0])  # nothing pulls below the target
     cost = two_model_relay.price(jnp.array([20.0]), 4.0, large_price=10.0, small_price=1.0)
     assert cost.tolist() == [204.0]
 
@@ -67,7 +68,7 @@ def test_the_small_model_judges_by_its_own_answer_and_gets_no_gradient(world):
     priced = two_model_relay.make_score(pair, found.model.params, reference, shaping.excess_length_penalty)
     length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
     expected = verdict.value - np.maximum(np.asarray(length) / 12 - 0.3, 0) ** 2
-    np.testing.assert_allclose(priced(answers, rows).value, expected, rtol=1e-5)
+    close.assert_near(priced(answers, rows).value, expected, magnitude=0)
 
     def total(small):
         return jnp.sum(two_model_relay.answered(pair, small, rows, answers).value)

@@ -16,6 +16,7 @@ from jaxrl_llm.distributed import reshard, rules
 from jaxrl_llm.models.spec import parameter_shapes
 from jaxrl_llm.planning import chips
 from jaxrl_llm.planning.phases import Work
+from tests import close
 from tests.models_for_tests import small_config
 
 SMALL, HALF = Layout(pipeline=1, data=2, tensor=4), {"pipeline": 1, "tensor": 2}
@@ -33,8 +34,8 @@ def test_groups_of_two_times_four_ranks_that_generate_in_twos():
 )
 def test_costs_of_two_times_four_ranks(scheme, want):
     change = scheme(SMALL, **HALF)
-    np.testing.assert_allclose(change.costs, want)
-    np.testing.assert_allclose(regroup.counted(change), want)
+    close.assert_near(change.costs, want, magnitude=0)
+    close.assert_near(regroup.counted(change), want, magnitude=0)
 
 
 def layouts():
@@ -50,7 +51,7 @@ def test_closed_forms_are_what_is_counted(scheme):
         change = scheme(train, **generation)
         assert (change.held.sum(axis=0) > 0).all() and sorted(set(change.groups.ravel())) == list(range(train.ranks))
         found = regroup.counted(change)
-        np.testing.assert_allclose(change.costs[:2], found[:2], atol=1e-12, err_msg=f"{train} {generation}")
+        close.assert_near(change.costs[:2], found[:2])
         between = 1 < generation["tensor"] < train.tensor or 1 < generation["pipeline"] < train.pipeline
         assert found.redundant == change.costs.redundant if between else found.redundant <= change.costs.redundant
 
@@ -208,8 +209,8 @@ def test_the_chosen_mapping_is_never_worse_than_fixed_ones(controller):
         assert costs[0] <= min(costs[1:])
         choice = pick(placement.set_partitions, placement.by_stages)
         total, peak = by_loops(found, choice.tolist(), controller)
-        np.testing.assert_allclose(outcome(found, choice).peak, peak, rtol=1e-5)
-        np.testing.assert_allclose(by_stages(found, choice), total * (3 if peak > 2.5 else 1), rtol=1e-5)
+        close.assert_near(outcome(found, choice).peak, peak, magnitude=0)
+        close.assert_near(by_stages(found, choice), total * (3 if peak > 2.5 else 1), magnitude=0)
 
 
 def test_a_block_on_which_a_call_cannot_run_is_never_chosen():
@@ -227,10 +228,10 @@ def test_colocated_models_run_in_turn_and_the_rest_of_an_iteration_waits():
     whole = len(placement.blocks(4)) - 1
     choice = jnp.full((4,), whole, jnp.int32)
     result = placement.make_outcome(dataflow.ppo)(found, choice)
-    np.testing.assert_allclose(result.seconds, found.seconds[:, whole].sum(), rtol=1e-6)
+    close.assert_near(result.seconds, found.seconds[:, whole].sum(), magnitude=0)
     place = ppo_calls.together(choice)[graph.calls]
     again = event_simulator.schedule(found.seconds[graph.calls, place], found.devices[place], jnp.asarray(graph.after))
-    np.testing.assert_allclose(again.makespan, 2 * result.seconds, rtol=1e-6)
+    close.assert_near(again.makespan, 2 * result.seconds, magnitude=0)
 
 
 def test_engines_of_a_small_model():
@@ -267,6 +268,6 @@ def test_bytes_that_real_arrays_would_move():
     ]
     moved = [reshard.moved_bytes(params, before, after, 4) / (8 * 4 * sum(cut)) for after in (*afters, everywhere)]
     # neighbours lack a half of the model on every second device, even if each takes no more than it lacks
-    np.testing.assert_allclose(moved, [0.25, 0.375, 0.75])
+    close.assert_near(moved, [0.25, 0.375, 0.75], magnitude=0)
     assert moved[0] == regroup.hybrid_engine(SMALL, **HALF).costs.communication
     assert moved[2] == regroup.vanilla(SMALL, **HALF).costs.communication

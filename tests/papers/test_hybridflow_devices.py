@@ -25,6 +25,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state, iterate
 from jaxrl_llm.train.step import make_update
+from tests import close
 from tests.models_for_tests import dense_rows, small_model
 from tests.papers.test_hybridflow import generation_mesh, same
 
@@ -46,7 +47,7 @@ def test_resharded_logits_are_the_unsharded_ones_and_the_compiler_gathers_in_mic
     moved = jax.device_put(trained, rules.shardings(params, mesh))
     same(moved, params)
     rows = rules.shard_batch((tokens, positions, segments), mesh)
-    np.testing.assert_allclose(logits(moved, *rows), want, atol=1e-5)
+    close.assert_near(logits(moved, *rows), want)
 
     assert {tuple(group) for group in compiled_groups("tensor")} == {(0, 1), (2, 3), (4, 5), (6, 7)}
     with pytest.raises(ValueError, match="collective-permute"):
@@ -147,7 +148,7 @@ def test_the_controller_of_grpo_is_the_library_s_grpo(begun):
 
     found, critic = dataflow.grpo(calls._replace(estimate=estimate), state, None, prompts)
     want = jax.jit(lambda s: iterate(online, s)[0])(state)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found.params, want.params)
+    jax.tree.map(lambda a, b: close.assert_near(a, b), found.params, want.params)
     assert critic is None and not np.allclose(found.params["embed"], state.params["embed"])
 
 
@@ -170,7 +171,7 @@ def test_the_controller_of_ppo_teaches_a_critic_of_its_own(begun):
     online, state, prompts, calls = begun
 
     def estimate(rows, rewards, reference, values):
-        np.testing.assert_allclose(jnp.where(rows.mask, reference - rows.sampler_logp, 0.0), 0.0, atol=1e-4)
+        close.assert_near(jnp.where(rows.mask, reference - rows.sampler_logp, 0.0), 0.0)
         paid = returns.at_last_token(rewards.value, rows.mask)
         advantages, targets = returns.gae_advantages(paid, values, jnp.zeros((16,)), rows.mask, gamma=1.0, lam=0.95)
         whitened = whiten.whitened_tokens(advantages, rows.mask)

@@ -11,6 +11,7 @@ from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
+from tests import close
 
 ALL = jnp.ones((1, 3), bool)
 
@@ -18,19 +19,19 @@ ALL = jnp.ones((1, 3), bool)
 def test_worked_example():
     # a wrong episode whose second search raised the chance of the answer: 0.1, 0.1, 0.4
     found = turns.information_gain_rewards(jnp.array([[0.1, 0.1, 0.4]]), jnp.array([0.0]), ALL)
-    np.testing.assert_allclose(found, [[0.0, 0.3, 0.0]], atol=1e-6)
+    close.assert_near(found, [[0.0, 0.3, 0.0]])
     # the pool (0, 0.3, 0) has mean 0.1 and sample deviation sqrt(0.03); what is to come is summed: 0, 1 / sqrt 3, ...
     own = turns.pooled_turn_advantages(found, jnp.array([0], jnp.int32), ALL, eps=0.0)
-    np.testing.assert_allclose(own, [[0.0, 0.57735, -0.57735]], atol=1e-4)
+    close.assert_printed(own, [[0.0, 0.57735, -0.57735]], 5)
 
 
 def test_gains_of_logarithms():
     # 0.1 doubles twice: ln 2 each time, where the probabilities gain 0.1 and 0.2; then the outcome
     found = turns.log_information_gain_rewards(jnp.array([[0.1, 0.2, 0.4]]), jnp.array([2.0]), ALL)
-    np.testing.assert_allclose(found, [[0.693147, 0.693147, 2.0]], atol=1e-5)
+    close.assert_printed(found, [[0.693147, 0.693147, 2.0]], 6)
     # a chance of 0 counts as the floor: ln(0.01 / 1e-6)
     found = turns.log_information_gain_rewards(jnp.array([[0.0, 0.01, 0.0]]), jnp.array([1.0]), ALL)
-    np.testing.assert_allclose(found, [[9.21034, -9.21034, 1.0]], atol=1e-4)
+    close.assert_printed(found, [[9.21034, -9.21034, 1.0]], 5)
     rng = np.random.default_rng(1)
     chance, rewards, count = rng.random((9, 4)), rng.normal(size=9), rng.integers(1, 5, 9)
     expected = np.zeros((9, 4))
@@ -42,7 +43,7 @@ def test_gains_of_logarithms():
     given = jnp.asarray(np.where(valid, chance, np.nan), jnp.float32), jnp.asarray(rewards, jnp.float32)
     weights = {"information": 0.5, "outcome": 3.0, "floor": 0.2}
     found = turns.log_information_gain_rewards(*given, jnp.asarray(valid), **weights)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    close.assert_near(found, expected)
     with pytest.raises(ValueError, match="floor=0.0 must lie in"):
         turns.log_information_gain_rewards(*given, jnp.asarray(valid), floor=0.0)
 
@@ -63,9 +64,9 @@ def test_agrees_with_a_loop():
     valid = jnp.asarray(np.arange(4)[None, :] < count[:, None])
     given = jnp.asarray(chance, jnp.float32), jnp.asarray(rewards, jnp.float32), valid
     found = turns.information_gain_rewards(*given, information=0.5, outcome=2.0)
-    np.testing.assert_allclose(found, paid, atol=1e-6)
+    close.assert_near(found, paid)
     own = turns.pooled_turn_advantages(found, jnp.asarray(ids, jnp.int32), valid, gamma=0.9, eps=0.0)
-    np.testing.assert_allclose(own, expected, atol=1e-4)
+    close.assert_near(own, expected)
 
 
 def test_limits():
@@ -74,13 +75,13 @@ def test_limits():
     paid = turns.information_gain_rewards(jnp.full((4, 1), 0.3), rewards, one)
     # episodes of one turn: GRPO
     plain = group_normalized_advantages(rewards, ids)
-    np.testing.assert_allclose(turns.pooled_turn_advantages(paid, ids, one)[:, 0], plain, atol=1e-6)
+    close.assert_near(turns.pooled_turn_advantages(paid, ids, one)[:, 0], plain)
     # equal rewards in the pool: nothing
     assert not np.asarray(turns.pooled_turn_advantages(jnp.full((4, 3), 0.1), ids, jnp.ones((4, 3), bool))).any()
     # gains telescope
     chance = jnp.array([[0.1, 0.7, 0.3, 0.9]])
     gained = turns.information_gain_rewards(chance, jnp.array([0.0]), jnp.ones((1, 4), bool))
-    np.testing.assert_allclose(jnp.sum(gained), 0.8, atol=1e-6)
+    close.assert_near(jnp.sum(gained), 0.8)
     with pytest.raises(ValueError, match="gamma=2"):
         turns.pooled_turn_advantages(paid, ids, one, gamma=2.0)
 
@@ -103,6 +104,6 @@ def test_chances_are_those_of_the_sampler():
         hit = int(rows.tokens[b, t]) == int(gold[b])
         assert hit == (float(found.reward[b, k]) == 1.0)
         if hit:
-            np.testing.assert_allclose(np.log(chance[b, k]), rows.sampler_logp[b, t], atol=1e-4)
+            close.assert_near(np.log(chance[b, k]), rows.sampler_logp[b, t])
         checked += hit
     assert checked > 2 and not chance[~np.asarray(found.taken)].any()

@@ -11,6 +11,7 @@ from jaxrl_llm.curriculum import balanced
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
+from tests import close
 
 
 def test_length_reward_of_a_group():
@@ -18,7 +19,7 @@ def test_length_reward_of_a_group():
     length, ids = jnp.array([100, 200, 300]), jnp.zeros(3, jnp.int32)
     extremes = shaping.group_extremes(length.astype(jnp.float32), ids)
     for right, want in ((True, [0.5, 0.0, -0.5]), (False, [0.0, 0.0, -0.5])):
-        np.testing.assert_allclose(shaping.length_reward(length, jnp.full(3, right), *extremes), want, atol=1e-6)
+        close.assert_near(shaping.length_reward(length, jnp.full(3, right), *extremes), want)
     equal = jnp.array([7, 7, 7])
     extremes = shaping.group_extremes(equal.astype(jnp.float32), ids)
     np.testing.assert_array_equal(shaping.length_reward(equal, jnp.array([True, False, True]), *extremes), jnp.zeros(3))
@@ -39,10 +40,10 @@ def test_gradient_of_a_group_is_equation_3():
         ratio = jnp.sum(x - old, axis=1)
         return jnp.sum((rewards - 0.5) * jnp.sum(x, axis=1) - 0.5 * tau * ratio**2) / 4
 
-    np.testing.assert_allclose(jax.grad(surrogate)(logp), -2 * tau * jax.grad(equation)(logp), atol=1e-6)
+    close.assert_near(jax.grad(surrogate)(logp), -2 * tau * jax.grad(equation)(logp))
     # at the old policy it is REINFORCE with the group's mean as baseline, times 2 tau
     plain = jax.grad(lambda x: jnp.sum(reinforce_loss(x, advantages, mask).loss) / 4)(old)
-    np.testing.assert_allclose(jax.grad(surrogate)(old), 2 * tau * plain, atol=1e-6)
+    close.assert_near(jax.grad(surrogate)(old), 2 * tau * plain)
 
 
 def test_prompts_are_drawn_by_their_failures():

@@ -8,6 +8,7 @@ import pytest
 from experiments.efficiency.parts import long_short
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.models import merging
+from tests import close
 
 RNG = np.random.default_rng(0)
 
@@ -18,8 +19,8 @@ def _tree(seed):
     return {"embed": draw(5, 4), "norm": draw(4), "layers": {"q": draw(2, 4, 3), "scale": draw(2, 4)}}
 
 
-def _close(left, right, atol=1e-5):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), left, right)
+def _close(left, right):
+    jax.tree.map(close.assert_near, left, right)
 
 
 BASE, ONE, TWO = _tree(0), _tree(1), _tree(2)
@@ -27,10 +28,10 @@ BASE, ONE, TWO = _tree(0), _tree(1), _tree(2)
 
 def test_worked_ties():
     found = merging.elected([jnp.array([1.0, -2.0, 0.1]), jnp.array([3.0, 1.0, -0.2])])
-    np.testing.assert_allclose(found, [2.0, -2.0, -0.2], atol=1e-6)
-    np.testing.assert_allclose(merging.elected([jnp.array([1.0]), jnp.array([-1.0])]), [1.0])  # sum 0 counts as +
+    close.assert_near(found, [2.0, -2.0, -0.2])
+    close.assert_near(merging.elected([jnp.array([1.0]), jnp.array([-1.0])]), [1.0], magnitude=0)  # sum 0 counts as +
     values = jnp.array([0.1, -0.5, 0.3, 0.2, -0.4])
-    np.testing.assert_allclose(merging.trimmed(values, 0.8), [0, -0.5, 0, 0, -0.4], atol=1e-6)
+    close.assert_near(merging.trimmed(values, 0.8), [0, -0.5, 0, 0, -0.4])
     np.testing.assert_array_equal(merging.trimmed(values, 0.0), values)
     with pytest.raises(ValueError, match="share=2"):
         merging.trimmed(values, 2.0)
@@ -50,7 +51,7 @@ def test_ties_agrees_with_a_loop():
             agree = [x for x in column if x * sign > 0]
             expected[i, j] = np.mean(agree) if agree else 0.0
     found = merging.ties_delta([{"w": jnp.asarray(c, jnp.float32)} for c in changes], share=0.5)
-    np.testing.assert_allclose(found["w"], expected, atol=1e-6)
+    close.assert_near(found["w"], expected)
 
 
 def test_special_cases_of_arithmetic():
@@ -79,18 +80,16 @@ def test_dare_keeps_the_mean():
     delta = {"w": jnp.ones((200, 50))}
     found = merging.dare(jax.random.key(0), delta, rate=0.3)["w"]
     assert sorted(set(np.round(np.asarray(found).ravel(), 4))) == [0.0, 1.4286]
-    assert float(found.mean()) == pytest.approx(1.0, abs=0.02)
+    close.assert_share(0.7 * float(found.mean()), 0.7, found.size)  # each is kept with that chance
     _close(merging.dare(jax.random.key(0), delta, rate=0.0), delta)
 
 
 def test_worked_singular_values():
-    np.testing.assert_allclose(
-        merging.soft_threshold(jnp.diag(jnp.array([3.0, 1.0])), 2.0), np.diag([1.0, 0.0]), atol=1e-6
-    )
+    close.assert_near(merging.soft_threshold(jnp.diag(jnp.array([3.0, 1.0])), 2.0), np.diag([1.0, 0.0]))
     matrix = jnp.asarray(RNG.normal(size=(2, 5, 4)), jnp.float32)
-    np.testing.assert_allclose(merging.low_rank(matrix, 4), matrix, atol=1e-5)
+    close.assert_near(merging.low_rank(matrix, 4), matrix)
     assert np.linalg.matrix_rank(np.asarray(merging.low_rank(matrix, 2)), tol=1e-4).tolist() == [2, 2]
-    np.testing.assert_allclose(merging.soft_threshold(matrix, 0.0), matrix, atol=1e-5)
+    close.assert_near(merging.soft_threshold(matrix, 0.0), matrix)
 
 
 def test_lore_and_twin():
@@ -138,7 +137,7 @@ def test_sens_merging():
     _close(found["layers"]["q"][1], TWO["layers"]["q"][1])
     felt = merging.sensitivity(ONE, jax.tree.map(lambda x: -2 * x, ONE))
     sums = np.stack([2 * np.square(np.asarray(v)).reshape(2, -1).sum(1) for v in ONE["layers"].values()]).sum(0)
-    np.testing.assert_allclose(felt, sums / np.linalg.norm(sums), rtol=1e-5)
+    close.assert_near(felt, sums / np.linalg.norm(sums), magnitude=0)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +155,7 @@ def test_importance_is_that_of_the_inputs(small):
         assert leaf.ndim == model.params["layers"][name].ndim
         assert float(leaf.min()) >= 0 and float(leaf.max()) <= 1
     for name in ("q", "o", "up", "down"):
-        np.testing.assert_allclose(importance["layers"][name].max(axis=(1, 2)), 1.0)
+        close.assert_near(importance["layers"][name].max(axis=(1, 2)), 1.0, magnitude=0)
     # a channel that is always silent in the input of the feed-forward part has no importance
     params = jax.tree.map(lambda x: x, model.params)
     params["layers"]["post_norm"] = params["layers"]["post_norm"].at[:, 3].set(0.0)

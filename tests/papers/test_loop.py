@@ -19,6 +19,7 @@ from jaxrl_llm.losses.sequence import loop_loss
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
+from tests import close
 
 RNG = np.random.default_rng(0)
 MASK = np.array([[0, 1, 1, 0, 1, 1, 0], [0, 1, 1, 0, 1, 0, 0]], bool)
@@ -43,11 +44,11 @@ def test_worked_examples():
     there = jnp.ones((1, 4), bool)
     each = jnp.arange(1, 5, dtype=jnp.int32)[None]
     terms = loop_loss(jnp.log(ratio), jnp.zeros((1, 4)), signal, there, eps=0.1, segment_ids=each)
-    np.testing.assert_allclose(-terms.loss, [[1.1, -1 / 1.1, -1.5, 0.5]], atol=1e-6)
+    close.assert_near(-terms.loss, [[1.1, -1 / 1.1, -1.5, 0.5]])
     assert terms.aux["clipped"].tolist() == [[1.0, 1.0, 0.0, 0.0]]
     # one against two: K / (K - 1) (R - mean)
     ids = jnp.zeros((3,), jnp.int32)
-    np.testing.assert_allclose(group.rloo_advantages(jnp.array([1.0, 0, 0]), ids), [1.0, -0.5, -0.5], atol=1e-6)
+    close.assert_near(group.rloo_advantages(jnp.array([1.0, 0, 0]), ids), [1.0, -0.5, -0.5])
     assert not np.asarray(group.rloo_advantages(jnp.full((3,), 0.6), ids)).any()
     with pytest.raises(ValueError, match="eps=-0.5"):
         loop_loss(ratio, ratio, signal, there, eps=-0.5)
@@ -60,7 +61,7 @@ def test_agrees_with_a_loop(spans):
         same = MASK[b] & (spans[b] == spans[b, t])
         w, a = np.exp(np.sum((LOGP - OLD)[b][same])), ADVANTAGES[b, t]
         expected[b, t] = -min(w * a, (1 + eps) * a if a >= 0 else a / (1 + eps))
-    np.testing.assert_allclose(loop_loss(*_given(), eps=eps, segment_ids=jnp.asarray(spans)).loss, expected, atol=1e-6)
+    close.assert_near(loop_loss(*_given(), eps=eps, segment_ids=jnp.asarray(spans)).loss, expected)
 
 
 def test_spans_at_their_ends():
@@ -68,7 +69,7 @@ def test_spans_at_their_ends():
     np.testing.assert_array_equal(whole.loss, loop_loss(*_given()).loss)
     single = loop_loss(*_given(), eps=0.25, segment_ids=jnp.asarray(TOKEN))
     plain = clipped_policy_loss(*_given(), clip_low=0.2, clip_high=0.25)
-    np.testing.assert_allclose(single.loss, plain.loss, atol=1e-6)
+    close.assert_near(single.loss, plain.loss)
 
 
 def test_the_first_gradient_is_that_of_reinforce():
@@ -83,10 +84,10 @@ def test_the_first_gradient_is_that_of_reinforce():
 
     length = MASK.sum(1, keepdims=True)
     reinforce = np.where(MASK, -ADVANTAGES / length / 2, 0.0)
-    np.testing.assert_allclose(slope(TOKEN), reinforce, atol=1e-6)
-    np.testing.assert_allclose(slope(np.ones_like(TURN)), reinforce * length, atol=1e-6)
+    close.assert_near(slope(TOKEN), reinforce)
+    close.assert_near(slope(np.ones_like(TURN)), reinforce * length)
     many = np.array([[(MASK[b] & (TURN[b] == TURN[b, t])).sum() for t in range(7)] for b in range(2)])
-    np.testing.assert_allclose(slope(TURN), reinforce * many, atol=1e-6)
+    close.assert_near(slope(TURN), reinforce * many)
 
 
 # --- the database
@@ -156,7 +157,7 @@ def test_rejection_keeps_what_passed_in_turn():
     passed = jnp.array([False, True, False, False, True, False])
     shown = imitation.passing(rows, passed)
     np.testing.assert_array_equal(shown.rows.tokens, rows.tokens[jnp.array([1, 4, 1, 4, 1, 4])])
-    np.testing.assert_allclose(shown.share, [1 / 3] * 6, atol=1e-6)
+    close.assert_near(shown.share, [1 / 3] * 6)
     arena = apis.make_arena(skill=1.0)
     params, loss = arena.policy.init(jax.random.key(0)), jax.jit(imitation.make_loss(arena.policy))
     value, metrics = loss(params, {}, shown)
@@ -167,7 +168,7 @@ def test_rejection_keeps_what_passed_in_turn():
     for b, t in np.argwhere(np.asarray(kept.mask)):
         row = logits[b, t - 1]
         terms.append(np.log(np.exp(row - row.max()).sum()) + row.max() - row[int(kept.tokens[b, t])])
-    np.testing.assert_allclose(value, np.mean(terms), atol=1e-4)
+    close.assert_near(value, np.mean(terms))
     assert float(metrics["tokens/trained"]) == len(terms) and round(float(metrics["rows/passed"]), 4) == 0.3333
     # where none passed there is nothing to imitate
     none = imitation.passing(rows, jnp.zeros((6,), bool))
@@ -216,4 +217,4 @@ def test_episodes_of_equal_return_are_dropped():
     turns = multi_turn.Turns(none, none, none == 0, paid, none, none[:, 0] == 0, none[:, 0] == 0)
     assert apis.completed(turns).tolist() == [False, True, False, False]
     rows = rows._replace(extras={f"turns/{name}": value for name, value in turns._asdict().items()})
-    np.testing.assert_allclose(apis.returns({}, rows).value, [0.0, 1.0, 0.5, 0.0], atol=1e-6)
+    close.assert_near(apis.returns({}, rows).value, [0.0, 1.0, 0.5, 0.0])

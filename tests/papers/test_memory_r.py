@@ -2,10 +2,10 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm.advantages import group
 from jaxrl_llm.rewards import episodic_memory
+from tests import close
 
 IDS = jnp.zeros(3, jnp.int32)
 QUERY = jnp.tile(jnp.array([[1.0, 0.0, 0.0]]), (3, 1))
@@ -27,13 +27,13 @@ def test_worked_rewards():
     def rewards(successes, failures, **weights):
         return episodic_memory.memory_rewards(successes, failures, QUERY, RESPONSES, IDS, **weights)
 
-    np.testing.assert_allclose(rewards(first, empty), [0.0, 0.25, 0.5], atol=1e-6)
-    np.testing.assert_allclose(rewards(empty, first), [0.5, 0.25, 0.0], atol=1e-6)
-    np.testing.assert_allclose(rewards(first, first, resemble=1.0), [0.5, 0.75, 1.0], atol=1e-6)
-    np.testing.assert_allclose(rewards(first, first, avoid=0.0), [0.0, 0.25, 0.5], atol=1e-6)
+    close.assert_near(rewards(first, empty), [0.0, 0.25, 0.5])
+    close.assert_near(rewards(empty, first), [0.5, 0.25, 0.0])
+    close.assert_near(rewards(first, first, resemble=1.0), [0.5, 0.75, 1.0])
+    close.assert_near(rewards(first, first, avoid=0.0), [0.0, 0.25, 0.5])
     # the nearest of several remembered responses counts
     near, _ = episodic_memory.closeness(_holding([1.0, 0, 0], [0, 1.0, 0]), QUERY[:1], jnp.array([[0.6, 0.8, 0.0]]))
-    assert float(near[0]) == pytest.approx(0.8, abs=1e-6)
+    close.assert_near(near[0], 0.8)
 
 
 def test_empty_memories_leave_grpo_as_it_is():
@@ -61,4 +61,4 @@ def test_a_rollout_does_not_see_itself():
         episodic_memory.remembered(empty, QUERY, RESPONSES, jnp.ones(3, bool)), QUERY, RESPONSES
     )
     assert found.all()
-    np.testing.assert_allclose(after, jnp.ones(3), atol=1e-6)
+    close.assert_near(after, jnp.ones(3))

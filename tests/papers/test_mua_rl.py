@@ -13,6 +13,7 @@ from experiments.agents.parts import retail
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.metrics.intervals import pass_hat_k
 from jaxrl_llm.verifiers import end_state
+from tests import close
 
 
 def test_digests():
@@ -44,8 +45,8 @@ def test_pass_hat_k():
     for n in (4, 7):
         for k in (1, 3, n):
             want = [comb(c, k) / comb(n, k) for c in range(n + 1)]
-            np.testing.assert_allclose(pass_hat_k(np.arange(n + 1), n, k), want)
-            np.testing.assert_allclose(pass_hat_k(jnp.arange(n + 1, dtype=jnp.float32), n, k), want, atol=1e-6)
+            close.assert_near(pass_hat_k(np.arange(n + 1), n, k), want, magnitude=0)
+            close.assert_near(pass_hat_k(jnp.arange(n + 1, dtype=jnp.float32), n, k), want)
     with pytest.raises(ValueError, match="k=5"):
         pass_hat_k(np.array([3]), 4, 5)
 
@@ -125,7 +126,7 @@ def test_a_plan_of_what_was_said_always_succeeds():
     answer = eager.step(
         eager.reset(jax.random.key(0), CANCEL), jnp.asarray(retail.encode("Lb."), jnp.int32), jnp.int32(3)
     )
-    np.testing.assert_allclose(answer.reward, 0.1)
+    close.assert_near(answer.reward, 0.1, magnitude=0)
 
 
 def test_only_the_agent_is_trained():
@@ -142,5 +143,5 @@ def test_only_the_agent_is_trained():
     for trained, count in ((mua_rl.agent_only, acting.sum()), (mua_rl.everybody, used.sum())):
         mask = trained(arena.new_tokens, rows).mask
         slope = jax.grad(lambda x, m=mask: jnp.sum(clipped_policy_loss(x, logp, jnp.ones_like(x), m).loss))(logp)
-        np.testing.assert_allclose(slope, np.where(mask, -1.0, 0.0), atol=1e-6)
+        close.assert_near(slope, np.where(mask, -1.0, 0.0))
         assert int(np.count_nonzero(slope)) == count

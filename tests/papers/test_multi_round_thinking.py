@@ -11,6 +11,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.run import bench
 from jaxrl_llm.verifiers import countdown
+from tests import close
 
 PROBLEM = Problem("sum", "What is 2+2?", "4", {"value": "4"}, 1, "2+2")
 
@@ -44,8 +45,8 @@ def test_transitions_account_for_the_gain_exactly():
     rng = np.random.default_rng(0)
     before, after = rng.random(96) < 0.4, rng.random(96) < 0.6
     found = rounds.transitions(before, after)
-    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
-    assert after.mean() == pytest.approx(before.mean() + found["fixed"] - found["spoilt"], abs=1e-12)
+    close.assert_near(sum(found.values()), 1.0)
+    close.assert_near(after.mean(), before.mean() + found["fixed"] - found["spoilt"])
     loop = sum(not a and b for a, b in zip(before, after, strict=True)) / 96
     assert found["fixed"] == pytest.approx(loop)
 
@@ -84,7 +85,7 @@ def test_rounds_of_a_model_are_asked_with_their_parents_answers(settings):
     for k, now in enumerate(played):
         assert figures[f"round/accuracy_{k + 1}"] == pytest.approx(now.right.mean())
     gain = figures["second/fixed"] - figures["second/spoilt"]
-    assert figures["round/accuracy_2"] == pytest.approx(figures["round/accuracy_1"] + gain, abs=1e-9)
+    close.assert_near(figures["round/accuracy_2"], figures["round/accuracy_1"] + gain)
     assert figures["problems/right"].shape == (8,) and figures["problems/right"].sum() == played[-1].right.sum()
 
 

@@ -8,6 +8,7 @@ import pytest
 from experiments.curriculum.parts import hints, written_hints
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
+from tests import close
 from tests.papers import staged
 
 
@@ -17,7 +18,7 @@ def test_worked_group_one_unhinted_and_three_hinted():
     rewards = slots["score"](None, rows).value
     assert rewards.tolist() == [0.0, 1.0, 1.0, 0.0]
     advantages = group.group_normalized_advantages(rewards, rows.group_ids, ddof=0, eps=0.0)
-    np.testing.assert_allclose(advantages, [-1.0, 1.0, 1.0, -1.0], atol=1e-6)
+    close.assert_near(advantages, [-1.0, 1.0, 1.0, -1.0])
     assert hints.stage_of(rows).tolist() == [0, 1, 1, 1]
     assert hints.draws_of(rows).tolist() == [2] * 4
 

@@ -15,6 +15,7 @@ from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
+from tests import close
 
 END = expert_plans.END
 
@@ -68,18 +69,18 @@ def test_decoding_keeps_to_it_and_the_trainer_scores_what_was_drawn(rolled):
     assert not bool(expert_plans.parsed(loose.tokens[:, 5:])[1].all())
     for rows, grammar in ((kept, expert_plans.grammar()), (loose, expert_plans.anything())):
         logp, entropy = grammars.make_score(grammar)(expert_plans.WORLD.policy, params, rows)
-        np.testing.assert_allclose(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, atol=1e-4)
+        close.assert_near(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp)
         assert bool(jnp.isfinite(jnp.where(rows.mask, entropy, 0.0)).all())
     # the probabilities of what may come sum to 1, whatever came before
     state = grammars.states(expert_plans.grammar(), kept.tokens, kept.mask)[:, 6]
     raw = jnp.asarray(np.random.default_rng(0).normal(size=(64, len(expert_plans.ALPHABET))), jnp.float32)
     shares = jax.nn.softmax(grammars.restricted(expert_plans.grammar(), state, raw), axis=1)
     legal = grammars.legal(expert_plans.grammar(), state, len(expert_plans.ALPHABET))
-    np.testing.assert_allclose(jnp.sum(jnp.where(legal, shares, 0.0), axis=1), 1.0, atol=1e-6)
+    close.assert_near(jnp.sum(jnp.where(legal, shares, 0.0), axis=1), 1.0)
     assert not np.asarray(jnp.where(legal, 0.0, shares)).any()
     # no restriction is the plain score
     plain, _ = builders.score_tokens(expert_plans.WORLD.policy, params, loose)
-    np.testing.assert_allclose(jnp.where(loose.mask, plain, 0.0), loose.sampler_logp, atol=1e-4)
+    close.assert_near(jnp.where(loose.mask, plain, 0.0), loose.sampler_logp)
 
 
 def test_one_candidate_of_each_task_trains(rolled):
@@ -97,7 +98,7 @@ def test_one_candidate_of_each_task_trains(rolled):
         trains = np.asarray(batch.mask.any(axis=1)).reshape(4, 16)
         np.testing.assert_array_equal(np.argwhere(trains)[:, 1], likely)
         first = np.asarray(batch.advantages[:, 5]).reshape(4, 16)[np.arange(4), likely]
-        np.testing.assert_allclose(first, values, atol=1e-5)
+        close.assert_near(first, values)
     # all explore: any candidate, and the rewards of those that were carried out are remembered
     explored = extras | {"epsilon": jnp.float32(1.0)}
     picks = [
@@ -109,8 +110,8 @@ def test_one_candidate_of_each_task_trains(rolled):
     state = SimpleNamespace(extras=explored)
     for _ in range(3):
         state.extras = remember(state, batch, rows, rewards)
-    np.testing.assert_allclose(state.extras["epsilon"], 0.9**3, atol=1e-6)
-    np.testing.assert_allclose(state.extras["seen"].mean, (0.75 + 3 * earned.sum()) / 14, atol=1e-5)
+    close.assert_near(state.extras["epsilon"], 0.9**3)
+    close.assert_near(state.extras["seen"].mean, (0.75 + 3 * earned.sum()) / 14)
     for wrong in (lambda: task_feedback.make_extras(1.5), lambda: task_feedback.make_remember(2.0)):
         with pytest.raises(ValueError, match="must lie in"):
             wrong()
@@ -121,8 +122,8 @@ def test_a_plan_that_cannot_run_becomes_less_likely():
     logp = jnp.log(jnp.asarray([[0.5, 0.25]]))
     # R = -1: the loss is the log-probability itself, its descent pushes it down
     loss = lambda x: jnp.sum(reinforce_loss(x, -jnp.ones((1, 2)), one).loss)  # noqa: E731
-    np.testing.assert_allclose(loss(logp), np.log(0.125), atol=1e-6)
-    np.testing.assert_allclose(jax.grad(loss)(logp), [[1.0, 1.0]], atol=1e-6)
+    close.assert_near(loss(logp), np.log(0.125))
+    close.assert_near(jax.grad(loss)(logp), [[1.0, 1.0]])
 
 
 # --- the world
@@ -136,13 +137,13 @@ def test_plans_earn_what_they_restore():
     tried = _plans("ubur", "urub", "ub", "un", "ubtc", "uburu", "tcur", "$", "urtc", "tc")
     whole = jnp.concatenate([prompts, rbi, rc]), jnp.concatenate([plans, tried])
     right, earned, told = np.split(np.asarray(jax.jit(expert_plans.score)(*whole)), [40, 48])
-    np.testing.assert_allclose(right, 1.0, atol=1e-4)
+    close.assert_near(right, 1.0)
     clean = expert_plans.pictures().astype(np.float64)
     blur = sum(w * np.roll(np.eye(8), k, 1) for k, w in ((0, 0.6), (1, 0.2), (-1, 0.2)))
     broken = np.stack([np.rot90(x) for x in clean]) @ blur
     back = np.stack([np.rot90(x, -1) for x in broken]) @ np.linalg.inv(blur)
     alike = [0.5 + 0.5 * np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(back, clean, strict=True)]
-    np.testing.assert_allclose(earned[:2], [1.0, np.mean(alike)], atol=1e-4)
+    close.assert_near(earned[:2], [1.0, np.mean(alike)])
     assert earned[1] < 0.99, "the order matters"
     assert (earned[4:] == -1.0).all(), "text where an image is wanted, half a name, image after text, no plan"
     assert told[0] > 0.999 > told[1] > 0.0

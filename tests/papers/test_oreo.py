@@ -10,6 +10,7 @@ from experiments.offline.parts import response_table as tables
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.losses import bellman, policy
+from tests import close
 from tests.close import assert_same_sums
 
 REWARD = np.array([1, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1], np.float32)  # three problems: mixed, failed, solved
@@ -85,9 +86,9 @@ def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
         return 2 * 0.2 * tables.reduce.tokens(terms, table.mask, mode="seq_mean", total=total)
 
     wanted = jax.grad(reinforce)(params["model"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), slopes["model"], wanted)
+    jax.tree.map(lambda a, b: close.assert_near(a, b), slopes["model"], wanted)
     # values are 0.25 everywhere: the bias moves by the mean of 2 (V - R), the policy's loss leaves the critic alone
-    np.testing.assert_allclose(slopes["value"]["bias"], [2 * (0.25 - 0.5)], atol=1e-5)
+    close.assert_near(slopes["value"]["bias"], [2 * (0.25 - 0.5)])
 
 
 def test_a_response_of_one_token_makes_all_forms_one():
@@ -108,7 +109,7 @@ def test_parts_of_a_minibatch_add_up():
         total = method.whole(table)
         halves = [jax.tree.map(lambda x, k=k: x[2 * k : 2 * k + 2], table) for k in (0, 1)]
         whole = method.loss(params, other, table, total)[0]
-        np.testing.assert_allclose(sum(method.loss(params, other, x, total)[0] for x in halves), whole, rtol=1e-4)
+        close.assert_near(sum(method.loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
 
 
 def test_a_text_that_no_token_has_ends_no_step():

@@ -9,11 +9,12 @@ from experiments.reward_models.parts import progress_verifier
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
+from tests import close
 
 
 def test_worked_best_of():
-    np.testing.assert_allclose(process.best_of(jnp.array([[0.2, 0.5]]), 4), [[0.5904, 0.9375]], atol=1e-6)
-    np.testing.assert_allclose(process.best_of(jnp.array([[0.2, 0.5]]), 1), [[0.2, 0.5]], atol=1e-6)
+    close.assert_printed(process.best_of(jnp.array([[0.2, 0.5]]), 4), [[0.5904, 0.9375]], 4)
+    close.assert_near(process.best_of(jnp.array([[0.2, 0.5]]), 1), [[0.2, 0.5]])
     with pytest.raises(ValueError, match="samples=0"):
         process.best_of(jnp.array([[0.2]]), 0)
 
@@ -25,10 +26,10 @@ def test_progress_telescopes():
     valid = jnp.asarray(np.arange(4)[None, :] < count[:, None])
     found = process.progress(jnp.where(valid, after, jnp.nan), before, valid)
     last = np.where(count > 0, np.asarray(after)[np.arange(5), count - 1], before)
-    np.testing.assert_allclose(found.sum(1), last - np.asarray(before), atol=1e-5)
+    close.assert_near(found.sum(1), last - np.asarray(before))
     # a constant added to all of the prover's values leaves every step but the first alone
     moved = process.progress(after + 0.3, before + 0.3, valid)
-    np.testing.assert_allclose(moved, np.where(valid, found, 0.0), atol=1e-5)
+    close.assert_near(moved, np.where(valid, found, 0.0))
     # too strong a prover sees no progress anywhere
     strong = progress_verifier.make_progress(4096)(0.2 + 0.7 * after, 0.2 + 0.7 * before, valid)
     assert float(jnp.abs(strong).max()) < 1e-3
@@ -36,8 +37,8 @@ def test_progress_telescopes():
 
 def test_rewards_of_the_arms():
     after, before, valid = jnp.array([[0.2, 0.6]]), jnp.array([0.1]), jnp.array([[True, True]])
-    np.testing.assert_allclose(progress_verifier.make_progress(1)(after, before, valid), [[0.1, 0.4]], atol=1e-6)
-    np.testing.assert_allclose(progress_verifier.success_itself(after, before, valid), [[0.2, 0.6]], atol=1e-6)
+    close.assert_near(progress_verifier.make_progress(1)(after, before, valid), [[0.1, 0.4]])
+    close.assert_near(progress_verifier.success_itself(after, before, valid), [[0.2, 0.6]])
     assert not progress_verifier.no_process(after, before, valid).any()
 
 
@@ -45,7 +46,7 @@ def test_soft_labels():
     logits, rates = jnp.array([0.0, 2.0, 5.0]), jnp.array([0.25, 1 / (1 + np.exp(-2.0)), 0.9])
     weight = jnp.array([1.0, 1.0, 0.0])
     slope = jax.grad(progress_verifier.soft_label_loss)(logits, rates, weight)
-    np.testing.assert_allclose(slope, [0.125, 0.0, 0.0], atol=1e-6)  # (sigmoid - rate) / count
+    close.assert_near(slope, [0.125, 0.0, 0.0])  # (sigmoid - rate) / count
 
 
 @pytest.mark.slow

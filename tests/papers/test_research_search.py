@@ -15,6 +15,7 @@ from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers import overlap
+from tests import close
 
 GOOD = "<think>who?</think><search>us president</search><result>obama</result><think>so</think>"
 
@@ -34,7 +35,7 @@ def test_worked_examples():
     assert overlap.answer_f1("yes", "no") == 0.0 and overlap.answer_f1("yes indeed", "yes") == 0.0
     assert overlap.verify_f1({"value": []}, "obama").value == 0.0
     score, formed = jnp.array([0.6667, 0.0, 1.0]), jnp.array([True, True, False])
-    np.testing.assert_allclose(shaping.graded_rewards(score, formed), [0.6667, 0.1, 0.0])
+    close.assert_printed(shaping.graded_rewards(score, formed), [0.6667, 0.1, 0.0], 4, magnitude=0)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,8 @@ def test_f1_of_tokens_is_that_of_words():
         common = sum(min(n, Counter(wanted)[w]) for w, n in Counter(given).items())
         precision, recall = common / max(len(given), 1), common / max(len(wanted), 1)
         expected = 2 * precision * recall / (precision + recall) if common else 0.0
-        np.testing.assert_allclose([bags[k], overlap.bag_f1(given, wanted)], expected, atol=1e-6)
-        np.testing.assert_allclose(sets[k], overlap.set_f1(given, wanted), atol=1e-6)
+        close.assert_near([bags[k], overlap.bag_f1(given, wanted)], expected)
+        close.assert_near(sets[k], overlap.set_f1(given, wanted))
 
 
 def test_bm25_agrees_with_a_loop():
@@ -72,7 +73,7 @@ def test_bm25_agrees_with_a_loop():
             weight = math.log(1 + (7 - holders + 0.5) / (holders + 0.5))
             expected[d] += weight * often * 2.2 / (often + 1.2 * (0.25 + 0.75 * size[d] / size.mean()))
     given = jnp.asarray(query, jnp.int32), jnp.asarray(texts, jnp.int32)
-    np.testing.assert_allclose(bm25.bm25_scores(*given, k1=1.2), expected, atol=1e-5)
+    close.assert_near(bm25.bm25_scores(*given, k1=1.2), expected)
     ids, found = bm25.best_documents(jnp.asarray(expected, jnp.float32), count=3)
     np.testing.assert_array_equal(ids, np.argsort(-expected, kind="stable")[:3])
     assert np.asarray(found).all()
@@ -134,13 +135,13 @@ def test_who_follows_the_documents_succeeds():
     rows = _rows(problems, played)
     found = multi_hop.read(problems.answers, rows)
     # one, two and three hops as they should; half an answer at once; a broken action on the way; never an answer
-    np.testing.assert_allclose(found.f1, [1, 1, 1, 0.5, 1, 0])
-    np.testing.assert_allclose(found.f1, [x[3] for x in played])
+    close.assert_near(found.f1, [1, 1, 1, 0.5, 1, 0], magnitude=0)
+    close.assert_near(found.f1, [x[3] for x in played], magnitude=0)
     assert found.exact.tolist() == [True, True, True, False, True, False]
     assert found.formed.tolist() == [True, True, True, True, False, False]
     assert found.searches.tolist() == [1, 2, 3, 0, 2, 4]
     score = multi_hop.make_score(shaping.graded_rewards)(problems.answers, rows)
-    np.testing.assert_allclose(score.value, [1, 1, 1, 0.5, 0, 0])
+    close.assert_near(score.value, [1, 1, 1, 0.5, 0, 0], magnitude=0)
 
     # what was retrieved has no gradient, unless it is said to train; without a search nothing differs
     open_ = multi_turn.with_observations(rows, prompt_tokens=problems.tokens.shape[1])

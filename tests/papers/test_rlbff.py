@@ -11,6 +11,7 @@ from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards, principle_critic, principles
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import log_odds_loss
+from tests import close
 
 LANGUAGE = principles.LANGUAGE
 
@@ -18,12 +19,12 @@ LANGUAGE = principles.LANGUAGE
 def test_worked_log_odds():
     terms = log_odds_loss(jnp.array([2.0]), jnp.array([0.5]), jnp.array([1.0]))
     assert float(terms.aux["score"][0]) == 1.5
-    assert float(jax.nn.sigmoid(terms.aux["score"][0])) == pytest.approx(0.8176, abs=1e-4)
-    assert float(terms.loss[0]) == pytest.approx(0.2014, abs=1e-4)
+    close.assert_printed(jax.nn.sigmoid(terms.aux["score"][0]), 0.8176, 4)
+    close.assert_printed(terms.loss[0], 0.2014, 4)
     moved = log_odds_loss(jnp.array([102.0]), jnp.array([100.5]), jnp.array([1.0]))
-    assert float(moved.loss[0]) == pytest.approx(0.2014, abs=1e-4)
+    close.assert_printed(moved.loss[0], 0.2014, 4)
     slope = jax.grad(lambda yes: jnp.sum(log_odds_loss(yes, jnp.array([0.5]), jnp.array([0.0])).loss))(jnp.array([2.0]))
-    assert float(slope[0]) == pytest.approx(0.8176, abs=1e-4)
+    close.assert_printed(slope[0], 0.8176, 4)
 
 
 def test_principles_and_their_signs():
@@ -82,7 +83,7 @@ def test_consensus_makes_labels_cleaner():
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
     assert 0.15 < kept.mean() < 0.4, "three must agree on principle and verdict, and the span must have been written"
     assert right[kept].mean() > 0.95 > 0.8 > right.mean() > 0.55
-    assert np.asarray(label)[kept].mean() == pytest.approx(0.5, abs=1e-6)
+    close.assert_near(np.asarray(label)[kept].mean(), 0.5)
     loose = principles.draw_judgements(LANGUAGE, jax.random.key(0), 500, keep=principles.anyhow)
     assert float(loose[5].mean()) > 0.6
 
@@ -99,11 +100,11 @@ def test_reports_and_what_they_earn():
     levels = np.asarray(reports[:, 1]) - first - principles.LEVEL
     np.testing.assert_array_equal(yes, (levels / 4 > np.array(principles.CUTS)[quality]) == wanted)
     scores = np.asarray(principles.qualities(LANGUAGE, asked[:, :3], asked[:, 3:15]))[np.arange(3000), quality]
-    assert (levels == np.round(scores * 4)).mean() == pytest.approx(0.7 + 0.3 / 5, abs=0.03)
+    close.assert_share((levels == np.round(scores * 4)).mean(), 0.7 + 0.3 / 5, 3000)
     label, odds = jnp.asarray([True, True, False]), jnp.log(jnp.asarray([4.0, 4.0, 4.0]))
     said = jnp.asarray([[35, 60, 54, 62], [35, 60, 55, 62], [35, 62, 62, 62]], jnp.int32)
     assert principle_critic.matches(LANGUAGE, odds, said, label).tolist() == [1.0, 0.0, 0.0]
-    np.testing.assert_allclose(principle_critic.shaded(LANGUAGE, odds, said, label), [-0.2, -0.2, -1.0], atol=1e-6)
+    close.assert_near(principle_critic.shaded(LANGUAGE, odds, said, label), [-0.2, -0.2, -1.0])
 
 
 @pytest.mark.slow
@@ -115,11 +116,9 @@ def test_the_odds_of_a_verdict_are_read_behind_the_report():
     for word in (principles.YES, principles.NO):
         said = reports.at[:, principle_critic.VERDICT].set(32 + word)
         logp.append(strings.token_logp(principles.CRITIC, critic, asked, said)[:, principle_critic.VERDICT])
-    np.testing.assert_allclose(odds, logp[0] - logp[1], atol=1e-4)
+    close.assert_near(odds, logp[0] - logp[1])
     # what stands in the place of the verdict and behind it does not matter; the level before it does
-    np.testing.assert_allclose(
-        principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 2:].set(3)), odds, atol=1e-5
-    )
+    close.assert_near(principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 2:].set(3)), odds)
     other = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports.at[:, 1].set(32 + principles.LEVEL))
     assert float(jnp.abs(other - odds).max()) > 1e-3
     params = {"generative": critic}
@@ -138,8 +137,8 @@ def test_a_phrase_as_a_vector_turns_with_its_sign():
     wanted, unwanted = (
         principles.matched_score(LANGUAGE, params, prompts, replies, quality=2, wanted=w) for w in (0, 1)
     )
-    np.testing.assert_allclose(wanted, expected, atol=1e-5)
-    np.testing.assert_allclose(unwanted, -expected, atol=1e-5)
+    close.assert_near(wanted, expected)
+    close.assert_near(unwanted, -expected)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
+from tests import close
 
 BASE = dataclasses.replace(rlgf.Settings(), **rlgf.EMBEDDED | rlgf.SMOKE)
 
@@ -57,9 +58,7 @@ def test_ppo_pp_trains_behind_the_guides_beginning_and_aggrevated_the_beginning_
         head = 0.1 if own else -0.1
         hidden = online.policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
         want = np.pad(np.asarray(head * hidden.sum(-1))[:, :-1], ((0, 0), (1, 0)))
-        np.testing.assert_allclose(
-            np.where(batch.mask, batch.extras["values"], 0), np.where(batch.mask, want, 0), atol=1e-4
-        )
+        close.assert_near(np.where(batch.mask, batch.extras["values"], 0), np.where(batch.mask, want, 0))
 
 
 @pytest.mark.slow

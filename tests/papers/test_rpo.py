@@ -9,6 +9,7 @@ import pytest
 
 from experiments.parts import preference_task as toy
 from jaxrl_llm.losses import preference
+from tests import close
 
 RNG = np.random.default_rng(0)
 FOUR = [RNG.uniform(-60, -5, 9) for _ in range(4)]
@@ -28,10 +29,10 @@ def test_forms_against_float64():
     rows = list(zip(*FOUR, BASELINE, TOKENS, strict=True))
     found = preference.rpo_loss(*_jax(*FOUR), beta=0.1, eta=0.2, baseline_logp=_jax(BASELINE)[0]).loss
     expected = [_dpo(w, y, rw, ry, 0.1) - 0.2 * 0.1 * b for w, y, rw, ry, b, _ in rows]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    close.assert_near(found, expected, magnitude=0)
     found = preference.rpo_mean_loss(*_jax(*FOUR), *_jax(TOKENS), beta=0.1, weight=0.2).loss
     expected = [_dpo(w, y, rw, ry, 0.1) - 0.2 * w / n for w, y, rw, ry, _, n in rows]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    close.assert_near(found, expected, magnitude=0)
 
 
 def test_forms_agree_at_one_length():
@@ -39,7 +40,7 @@ def test_forms_agree_at_one_length():
     lengths = jnp.full((9,), 12.0)
     left = preference.rpo_loss(*_jax(*FOUR), beta=0.1, eta=0.5).loss
     right = preference.rpo_mean_loss(*_jax(*FOUR), lengths, beta=0.1, weight=0.5 * 0.1 * 12).loss
-    np.testing.assert_allclose(left, right, rtol=1e-5)
+    close.assert_near(left, right, magnitude=0)
 
 
 def test_gradients():
@@ -55,11 +56,11 @@ def test_gradients():
     other = slopes(lambda w, y, b: preference.rpo_loss(w, y, rw, ry, beta=0.1, eta=0.3, baseline_logp=b).loss)
     mean = slopes(lambda w, y, b: preference.rpo_mean_loss(w, y, rw, ry, _jax(TOKENS)[0], beta=0.1, weight=0.3).loss)
     for found in (rpo, other, mean):
-        np.testing.assert_allclose(found[1], dpo[1], atol=1e-7)
-    np.testing.assert_allclose(rpo[0] - dpo[0], np.full(9, -0.03), atol=1e-6)
-    np.testing.assert_allclose(other[0], dpo[0], atol=1e-7)
-    np.testing.assert_allclose(other[2], np.full(9, -0.03), atol=1e-7)
-    np.testing.assert_allclose(mean[0] - dpo[0], -0.3 / TOKENS, atol=1e-6)
+        close.assert_near(found[1], dpo[1])
+    close.assert_near(rpo[0] - dpo[0], np.full(9, -0.03))
+    close.assert_near(other[0], dpo[0])
+    close.assert_near(other[2], np.full(9, -0.03))
+    close.assert_near(mean[0] - dpo[0], -0.3 / TOKENS)
 
 
 def test_an_empty_response_is_harmless():
@@ -81,7 +82,7 @@ def test_gold_against_a_loop():
     responses[:, 5] = responses[:, 4]
     found = toy.gold_reward(jnp.asarray(prompts, jnp.int32), jnp.asarray(responses, jnp.int32))
     expected = [_gold(p, r) for p, r in zip(prompts.tolist(), responses.tolist(), strict=True)]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    close.assert_near(found, expected)
 
 
 def test_data():
@@ -103,6 +104,6 @@ def test_labels_follow_bradley_terry_and_flips():
         size = np.abs(np.asarray(gap, np.float64))
         gold[rate] = np.mean(np.asarray(gap) > 0), np.mean((1 - rate) / (1 + np.exp(-size)) + rate / (1 + np.exp(size)))
         ties = np.mean(size == 0)
-        assert gold[rate][0] + ties / 2 == pytest.approx(gold[rate][1], abs=0.03)
+        close.assert_share(gold[rate][0] + ties / 2, gold[rate][1], 4000)
     with pytest.raises(ValueError, match="flip_rate"):
         toy.draw_pairs(jax.random.key(1), 4, flip_rate=0.5)

@@ -11,6 +11,7 @@ from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.reward import label_regression_loss
 from jaxrl_llm.rewards import combine
+from tests import close
 
 LABELS, PAIR = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.zeros(2, jnp.int32)
 
@@ -20,11 +21,13 @@ def _advantages(weights):
 
 
 def test_worked_weights():
-    np.testing.assert_allclose(_advantages([0.5, 0.5]), [0.0, 0.0], atol=1e-6)
-    np.testing.assert_allclose(_advantages([0.75, 0.25]), [0.7071, -0.7071], atol=1e-4)
+    close.assert_near(_advantages([0.5, 0.5]), [0.0, 0.0])
+    close.assert_printed(_advantages([0.75, 0.25]), [0.7071, -0.7071], 4)
     each = group.per_label_advantages(LABELS, PAIR, jnp.array([0.5, 0.5]), eps=0.0)
-    np.testing.assert_allclose(each, [0.0, 0.0], atol=1e-6)
-    np.testing.assert_allclose(_advantages([1.0, 0.0]), group.group_normalized_advantages(LABELS[:, 0], PAIR, eps=0.0))
+    close.assert_near(each, [0.0, 0.0])
+    close.assert_near(
+        _advantages([1.0, 0.0]), group.group_normalized_advantages(LABELS[:, 0], PAIR, eps=0.0), magnitude=0
+    )
 
 
 def test_labels_one_by_one_agree_with_a_loop():
@@ -35,23 +38,23 @@ def test_labels_one_by_one_agree_with_a_loop():
         own = labels[ids == g]
         expected[ids == g] = ((own - own.mean(0)) / own.std(0, ddof=1)) @ weights
     given = jnp.asarray(labels, jnp.float32), jnp.asarray(ids, jnp.int32), jnp.asarray(weights, jnp.float32)
-    np.testing.assert_allclose(group.per_label_advantages(*given, eps=0.0), expected, atol=1e-4)
+    close.assert_near(group.per_label_advantages(*given, eps=0.0), expected)
     # a label of small spread counts as much as the others only here
     small = labels * np.array([1.0, 1e-3, 1.0])
     again = group.per_label_advantages(jnp.asarray(small, jnp.float32), *given[1:], eps=0.0)
-    np.testing.assert_allclose(again, expected, atol=1e-2)
+    close.assert_near(again, expected, magnitude=10.0)  # labels over their spread
     # a constant added to any label changes nothing
     moved = group.per_label_advantages(given[0] + 5.0, *given[1:], eps=0.0)
-    np.testing.assert_allclose(moved, expected, atol=1e-3)
+    close.assert_near(moved, expected)
 
 
 def test_regression_leaves_missing_labels_out():
     predicted, targets = jnp.array([[0.5, 0.9], [0.2, 0.4]]), jnp.array([[1.0, jnp.nan], [0.0, 0.0]])
     there = jnp.array([[True, False], [True, True]])
     terms = label_regression_loss(predicted, targets, there)
-    np.testing.assert_allclose(terms.loss, [0.25, 0.1], atol=1e-6)
+    close.assert_near(terms.loss, [0.25, 0.1])
     slope = jax.grad(lambda p: jnp.sum(label_regression_loss(p, targets, there).loss))(predicted)
-    np.testing.assert_allclose(slope, [[-1.0, 0.0], [0.2, 0.4]], atol=1e-6)
+    close.assert_near(slope, [[-1.0, 0.0], [0.2, 0.4]])
     assert float(label_regression_loss(predicted, targets, there & False).loss[0]) == pytest.approx(0.0)
 
 
@@ -61,7 +64,7 @@ def test_raters_and_what_is_missing():
     assert 0.86 < float(there.mean()) < 0.94 and float(jnp.abs(labels - truth).mean()) < 0.1
     lengths = np.array([sum(1 for t in row if t != text.END) for row in np.asarray(responses).tolist()])
     fooled = np.asarray(safe_grpo.by_length(text.LANGUAGE, prompts, responses))
-    np.testing.assert_allclose(fooled[:, 3], lengths / 12, atol=1e-6)
+    close.assert_near(fooled[:, 3], lengths / 12)
     np.testing.assert_array_equal(fooled[:, :3], truth[:, :3])
     # the head can be hacked only because length goes with actions where it is fitted
     assert np.corrcoef(lengths, np.asarray(truth)[:, 3])[0, 1] > 0.2
@@ -73,10 +76,10 @@ def test_the_reward_is_the_weighted_mean_of_bounded_heads():
     prompts, replies = text.draw_behaviour(jax.random.key(1), 6)
     raw = np.asarray(attribute_rewards.scores(text.LANGUAGE, params["reward"], prompts, replies), np.float64)
     heads = 1 / (1 + np.exp(-raw))
-    np.testing.assert_allclose(safe_grpo.every_label(text.LANGUAGE, params, prompts, replies), heads, atol=1e-5)
+    close.assert_near(safe_grpo.every_label(text.LANGUAGE, params, prompts, replies), heads)
     for weights in ((0.25,) * 4, (0.55, 0.15, 0.15, 0.15), (1.0, 0.0, 0.0, 0.0)):
         found = safe_grpo.weighted(weights)(text.LANGUAGE, params, prompts, replies)
-        np.testing.assert_allclose(found, heads @ np.array(weights), atol=1e-5)
+        close.assert_near(found, heads @ np.array(weights))
     # a label that is missing pulls at nothing: its head's column has no gradient
     there = jnp.ones((6, 4), bool).at[:, 2].set(False)
     rows = (prompts, replies, jnp.full((6, 4), 0.5), there)

@@ -10,21 +10,22 @@ import pytest
 from experiments.curriculum import sec
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import bandit
+from tests import close
 
 
 def test_worked_updates():
     code, paper = (bandit.make_td(rate=0.5, temperature=0.4, decay_unsampled=d) for d in (True, False))
     state = code.learn(code.init(3), jnp.array([0, 1]), jnp.array([0.8, 0.4]), jnp.ones(2))
-    np.testing.assert_allclose(state, [0.4, 0.2, 0.0], atol=1e-6)
-    np.testing.assert_allclose(code.probs(state), [0.5065, 0.3072, 0.1863], atol=1e-4)
+    close.assert_near(state, [0.4, 0.2, 0.0])
+    close.assert_printed(code.probs(state), [0.5065, 0.3072, 0.1863], 4)
     more = jnp.array([1, 2]), jnp.array([0.6, 0.2]), jnp.ones(2)
-    np.testing.assert_allclose(code.learn(state, *more), [0.2, 0.4, 0.1], atol=1e-6)
-    np.testing.assert_allclose(paper.learn(state, *more), [0.4, 0.4, 0.1], atol=1e-6)
+    close.assert_near(code.learn(state, *more), [0.2, 0.4, 0.1])
+    close.assert_near(paper.learn(state, *more), [0.4, 0.4, 0.1])
 
 
 def test_equal_values_are_uniform_and_degenerate_groups_teach_zero():
     arms = bandit.make_td(temperature=0.2)
-    np.testing.assert_allclose(arms.probs(jnp.full(5, 0.3)), 0.2, atol=1e-6)
+    close.assert_near(arms.probs(jnp.full(5, 0.3)), 0.2)
     signal = bandit.mean_absolute_advantage(jnp.array([0.0, 1.0]), 8)
     assert signal.tolist() == [0.0, 0.0]
 
@@ -37,7 +38,7 @@ def test_the_signal_is_the_mean_absolute_advantage(std):
             estimate = partial(group.group_normalized_advantages, eps=0.0) if std else group.dr_grpo_advantages
             expected = jnp.abs(estimate(rewards, ids)).mean()
             found = bandit.mean_absolute_advantage(jnp.array([right / size]), size, std=std)
-            np.testing.assert_allclose(found[0], expected, atol=1e-6)
+            close.assert_near(found[0], expected)
 
 
 def test_updates_agree_with_a_loop():
@@ -52,7 +53,7 @@ def test_updates_agree_with_a_loop():
         signal[weight == 0] = np.nan
         args = jnp.asarray(category), jnp.asarray(signal, jnp.float32), jnp.asarray(weight, jnp.float32)
         state = arms.learn(state, *args)
-    np.testing.assert_allclose(state, expected, rtol=1e-5)
+    close.assert_near(state, expected, magnitude=0)
 
 
 def test_draws_follow_the_category_probabilities_and_are_uniform_inside():
@@ -61,8 +62,11 @@ def test_draws_follow_the_category_probabilities_and_are_uniform_inside():
     sampler = bandit.make_categories(categories, arms, signal=lambda p: p)
     ids, state = sampler.draw(sampler.init(6), jax.random.key(0), 6000)
     share = np.bincount(np.asarray(ids), minlength=6) / 6000
-    np.testing.assert_allclose(share, [0.125, 0.25, 0.125, 0.25, 0.25, 0.0], atol=0.03)
-    np.testing.assert_allclose(state.drawn, 6000 * np.array([share[0] + share[2], share[1] + share[3] + share[4], 0]))
+    close.assert_share(share, [0.125, 0.25, 0.125, 0.25, 0.25, 0.0], 6000)
+    assert share[5] == 0
+    close.assert_near(
+        state.drawn, 6000 * np.array([share[0] + share[2], share[1] + share[3] + share[4], 0]), magnitude=0
+    )
     with pytest.raises(ValueError, match="needs a prompt"):
         bandit.make_categories(np.array([0, 2]), arms, signal=lambda p: p)
 

@@ -13,21 +13,22 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline
+from tests import close
 
 ALL = jnp.ones((1, 3), bool)
 
 
 def test_worked_rewards_and_loss():
     found = turns.spa_rewards(jnp.array([[0.2, 0.3, 0.5]]), jnp.array([[True, False, True]]), ALL)
-    np.testing.assert_allclose(found, [[0.7, 0.3, 1.0]], atol=1e-6)
+    close.assert_near(found, [[0.7, 0.3, 1.0]])
     # a turn that was not taken has none
     short = turns.spa_rewards(jnp.array([[0.2, 0.3, jnp.nan]]), ALL, jnp.array([[True, True, False]]))
-    np.testing.assert_allclose(short, [[0.7, 0.8, 0.0]], atol=1e-6)
+    close.assert_near(short, [[0.7, 0.8, 0.0]])
     given = jnp.array([[0.2, 0.3, 9.0]]), jnp.array([1.0]), jnp.array([[True, True, False]])
-    np.testing.assert_allclose(return_sum_loss(*given).loss, [0.25], atol=1e-6)
+    close.assert_near(return_sum_loss(*given).loss, [0.25])
     # d/dc (sum - 1)^2 = 2 (0.5 - 1) at each turn that was taken
     slope = jax.grad(lambda c: jnp.sum(return_sum_loss(c, *given[1:]).loss))(given[0])
-    np.testing.assert_allclose(slope, [[-1.0, -1.0, 0.0]], atol=1e-6)
+    close.assert_near(slope, [[-1.0, -1.0, 0.0]])
 
 
 def test_agrees_with_a_loop():
@@ -43,14 +44,14 @@ def test_agrees_with_a_loop():
             even[i, k] = rewards[i] / count[i]
     valid, c = jnp.asarray(np.arange(5)[None, :] < count[:, None]), jnp.asarray(steps, jnp.float32)
     r, identity = jnp.asarray(rewards, jnp.float32), jnp.asarray(seen, jnp.int32)
-    np.testing.assert_allclose(return_sum_loss(c, r, valid).loss, loss, atol=1e-5)
+    close.assert_near(return_sum_loss(c, r, valid).loss, loss)
     found = turns.spa_rewards(c, turns.moved(identity, valid), valid, weight=0.7, grounding=0.2)
-    np.testing.assert_allclose(found, fused, atol=1e-6)
-    np.testing.assert_allclose(turns.uniform_progress(r, valid), even, atol=1e-6)
+    close.assert_near(found, fused)
+    close.assert_near(turns.uniform_progress(r, valid), even)
     # every attribution is a division of the same return
     for divided in (turns.uniform_progress(r, valid), turns.terminal_progress(r, valid)):
-        np.testing.assert_allclose(jnp.sum(divided, axis=1), rewards, atol=1e-5)
-        np.testing.assert_allclose(return_sum_loss(divided, r, valid).loss, np.zeros(7), atol=1e-9)
+        close.assert_near(jnp.sum(divided, axis=1), rewards)
+        close.assert_near(return_sum_loss(divided, r, valid).loss, np.zeros(7))
     assert (np.count_nonzero(turns.terminal_progress(r, valid), axis=1) == 1).all()
 
 
@@ -94,7 +95,7 @@ def test_the_oracle_pays_for_sub_goals():
     # A . K . . D: two steps to the key, pick, two steps beside the door, open
     seen, paid, _ = _walked(6, 0, 2, 5, "rrprro")
     found = keydoor_arena.subgoal_progress(*_turns([seen], [paid]))
-    np.testing.assert_allclose(found, [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0]])
+    close.assert_near(found, [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0]], magnitude=0)
     # back and forth is paid once; the key beside the door is two sub-goals at once; out of turns
     walks = [(6, 0, 2, 5, "rrlrpp"), (6, 3, 4, 5, "rpo"), (6, 0, 4, 5, "lrrrrplr")]
     played = [_walked(*walk) for walk in walks]
@@ -106,8 +107,8 @@ def test_the_oracle_pays_for_sub_goals():
             last = k == len(after) - 1
             reached = best if last and not paid[k] else max(best, now)  # nothing is seen behind the last action
             expected[b, k], best = (reached - best) / 4, reached
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(found.sum(1), [0.5, 1.0, 0.75])
+    close.assert_near(found, expected)
+    close.assert_near(found.sum(1), [0.5, 1.0, 0.75], magnitude=0)
 
 
 @pytest.mark.slow

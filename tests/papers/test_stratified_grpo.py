@@ -8,6 +8,7 @@ import pytest
 from experiments.agents.parts import lookup
 from jaxrl_llm.advantages.group import dr_grpo_advantages, group_normalized_advantages
 from jaxrl_llm.advantages.turns import stratified_advantages
+from tests import close
 
 FOUR, PAIRS = jnp.zeros(4, jnp.int32), jnp.array([0, 0, 1, 1], jnp.int32)
 
@@ -31,11 +32,11 @@ def test_one_baseline_adds_an_offset_to_each_stratum():
     """Under the group's mean an episode pays for its stratum: R - mean = (R - mean_k) + (mean_k - mean)."""
     rewards = jnp.array([1.0, 0.0, 1.0, 0.5])  # strata of means 0.5 and 0.75, the group's is 0.625
     found = dr_grpo_advantages(rewards, FOUR)
-    np.testing.assert_allclose(found, [0.375, -0.625, 0.375, -0.125], atol=1e-6)
+    close.assert_near(found, [0.375, -0.625, 0.375, -0.125])
     within = dr_grpo_advantages(rewards, PAIRS)
-    np.testing.assert_allclose(found - within, [-0.125, -0.125, 0.125, 0.125], atol=1e-6)
+    close.assert_near(found - within, [-0.125, -0.125, 0.125, 0.125])
     # the strata's baselines have the smaller variance, by the variance of the offsets: 0.125 squared
-    np.testing.assert_allclose(jnp.var(found) - jnp.var(within), 0.015625, atol=1e-6)
+    close.assert_printed(jnp.var(found) - jnp.var(within), 0.015625, 6)
 
 
 def test_agrees_with_a_loop():
@@ -50,21 +51,21 @@ def test_agrees_with_a_loop():
         expected[i] = 0.3 * within + 0.7 * (rewards[i] - whole.mean()) / whole.std()
     given = jnp.asarray(rewards, jnp.float32), jnp.asarray(ids, jnp.int32), jnp.asarray(strata, jnp.int32)
     found = stratified_advantages(*given, blend=0.3, valid=jnp.asarray(valid), eps=0.0)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    close.assert_near(found, expected)
     # mean 0 and variance 1 in every stratum that has two members or more
     within = np.asarray(stratified_advantages(*given, blend=1.0, eps=0.0))
     for group in range(3):
         for stratum in range(-1, 3):
             own = within[(ids == group) & (strata == stratum)]
             if own.size > 1:
-                np.testing.assert_allclose([own.mean(), own.std()], [0.0, 1.0], atol=1e-4)
+                close.assert_near([own.mean(), own.std()], [0.0, 1.0])
 
 
 def test_limits():
     rewards, ids = jnp.array([1.0, 0.0, 0.25, 0.0]), jnp.array([0, 1, 0, 1], jnp.int32)
     plain = group_normalized_advantages(rewards, ids, ddof=0)
     # one stratum, or no weight on strata: GRPO
-    np.testing.assert_allclose(stratified_advantages(rewards, ids, FOUR), plain, atol=1e-6)
+    close.assert_near(stratified_advantages(rewards, ids, FOUR), plain)
     np.testing.assert_array_equal(stratified_advantages(rewards, ids, PAIRS, blend=0.0), plain)
     with pytest.raises(ValueError, match="blend=2"):
         stratified_advantages(rewards, ids, FOUR, blend=2.0)

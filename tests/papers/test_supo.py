@@ -18,6 +18,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import contexts, multi_turn
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
+from tests import close
 
 # one layer, to compile less
 POLICY = strings.make_world(len(ledger.ALPHABET), 1, 3 * ledger.TURNS).policy
@@ -33,12 +34,12 @@ def test_worked_example():
     parts = jnp.array([[True, True, True], [True, False, False]])
     plain = partial(group_normalized_advantages, ddof=0, eps=0.0)
     found = turns.shared_advantages(rewards, ids, parts, normalise=plain)
-    np.testing.assert_allclose(found, [[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]])
+    close.assert_near(found, [[1.0, 1.0, 1.0], [-1.0, 0.0, 0.0]], magnitude=0)
     # over sub-trajectories the mean is 0.75 and the deviation sqrt(3) / 4
     spread = jnp.broadcast_to(rewards[:, None], parts.shape)
     pooled = turns.pooled_turn_advantages(spread, ids, parts, gamma=0.0, ddof=0, eps=0.0)
-    np.testing.assert_allclose(pooled, [[0.57735] * 3, [-1.73205, 0.0, 0.0]], atol=1e-5)
-    np.testing.assert_allclose(supo.per_part(rewards, ids, parts), [[0.5] * 3, [-1.5, 0.0, 0.0]], atol=1e-5)
+    close.assert_printed(pooled, [[0.57735] * 3, [-1.73205, 0.0, 0.0]], 5)
+    close.assert_near(supo.per_part(rewards, ids, parts), [[0.5] * 3, [-1.5, 0.0, 0.0]])
 
 
 def test_agrees_with_a_loop():
@@ -51,7 +52,7 @@ def test_agrees_with_a_loop():
             expected[i, k] = (rewards[i] - mates.mean()) / mates.std(ddof=1)
     there = jnp.asarray(np.arange(3)[None, :] < count[:, None])
     found = turns.shared_advantages(jnp.asarray(rewards, jnp.float32), jnp.asarray(ids, jnp.int32), there)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    close.assert_near(found, expected)
 
 
 def _given(table, ids, group, seed=0):
@@ -127,9 +128,9 @@ def test_log_probabilities_add_up(params, rows):
     parts = contexts.sub_trajectories(rows, most=MOST, width=WIDTH)
     own, _ = jax.jit(partial(builders.score_tokens, POLICY))(params, parts)
     own, mask = np.where(parts.mask, own, 0.0), np.asarray(parts.mask)
-    np.testing.assert_allclose(own, np.where(mask, parts.sampler_logp, 0.0), atol=1e-4)
+    close.assert_near(own, np.where(mask, parts.sampler_logp, 0.0))
     whole = np.where(rows.mask, rows.sampler_logp, 0.0).sum(1)
-    np.testing.assert_allclose(own.reshape(-1, MOST * WIDTH).sum(1), whole, atol=1e-3)
+    close.assert_near(own.reshape(-1, MOST * WIDTH).sum(1), whole)
     there = np.asarray(contexts.present(parts, most=MOST))
     assert np.array_equal(there.sum(1), np.asarray(contexts.summaries_of(rows)) + 1)
     assert mask.sum() == np.asarray(rows.mask).sum()
@@ -154,7 +155,7 @@ def test_without_a_limit_it_is_grpo(params):
     left, right, whole, parts = both(params, *_given(ARENA.train, ids, GROUP))
     for name in ("tokens", "mask", "segment_ids", "positions", "truncated"):
         np.testing.assert_array_equal(getattr(left, name), getattr(right, name))
-    np.testing.assert_allclose(left.sampler_logp, right.sampler_logp, atol=1e-5)
+    close.assert_near(left.sampler_logp, right.sampler_logp)
     # the same masked tokens with the same advantages over the same total: token_mean cannot tell them apart
     for name in ("tokens", "segment_ids", "positions", "mask", "advantages"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(parts, name)[::MOST])
@@ -234,7 +235,7 @@ def test_a_turn_is_taken_out_again(drop):
     rows = jax.jit(rollout)(params, prompts, valid, keys, jnp.arange(2, dtype=jnp.int32))
     logp, _ = jax.jit(partial(builders.score_tokens, world.policy))(params, rows)
     mask, taken = np.asarray(rows.mask), np.asarray(multi_turn.turns_of(rows).taken)
-    np.testing.assert_allclose(np.asarray(logp)[mask], np.asarray(rows.sampler_logp)[mask], atol=1e-4)
+    close.assert_near(np.asarray(logp)[mask], np.asarray(rows.sampler_logp)[mask])
     assert (taken.sum(1) == 8).all() and np.asarray(contexts.summaries_of(rows)).min() > 1
     for b in range(6):
         parts, places = np.asarray(rows.segment_ids[b]), np.asarray(rows.positions[b])

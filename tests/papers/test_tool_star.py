@@ -12,6 +12,7 @@ from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Rewards
+from tests import close
 
 ARENA = two_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)
 LETTERS = two_tools.ALPHABET
@@ -26,13 +27,13 @@ def test_worked_rewards():
     fine = jnp.array([False, True, True, True, True, True])
     both = jnp.array([True, False, True, False, True, True])
     found = shaping.multi_tool_rewards(accuracy, fine, both)
-    np.testing.assert_allclose(found, [-1.0, 0.0, 0.9, 0.8, 0.0, 1.1], atol=1e-6)  # wrong with both tools stays 0
+    close.assert_near(found, [-1.0, 0.0, 0.9, 0.8, 0.0, 1.1])  # wrong with both tools stays 0
     with pytest.raises(ValueError, match="bonus=-1.0"):
         shaping.multi_tool_rewards(accuracy, fine, both, bonus=-1.0)
     expected = [
         (a + (0.3 if b and a > 0 else 0.0)) if f else -1.0 for a, f, b in zip(accuracy, fine, both, strict=True)
     ]
-    np.testing.assert_allclose(shaping.multi_tool_rewards(accuracy, fine, both, bonus=0.3), expected, atol=1e-6)
+    close.assert_near(shaping.multi_tool_rewards(accuracy, fine, both, bonus=0.3), expected)
 
 
 @lru_cache
@@ -94,15 +95,15 @@ def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
     table = jax.jit(stage.extras)(params, jax.random.key(2))["rows"]
     kept, loss = table.kept | True, jax.jit(jax.value_and_grad(lambda p, t: stage.method.loss(p, {}, t)[0]))
     value, gradient = loss(params, table._replace(kept=kept))
-    np.testing.assert_allclose(value, np.log(2.0), atol=1e-4)
+    close.assert_near(value, np.log(2.0))
     # as the pairs' own sums say, by an independent sum over what was written
     written = np.asarray(jnp.where(table.chosen.mask, table.chosen.sampler_logp, 0.0), np.float64).sum(1)
-    np.testing.assert_allclose(table.ref_chosen_logp, written, atol=1e-3)
+    close.assert_near(table.ref_chosen_logp, written)
     assert any(np.asarray(x).any() for x in jax.tree.leaves(gradient))
     same = table._replace(rejected=table.chosen, ref_rejected_logp=table.ref_chosen_logp, kept=kept)
     value, gradient = loss(params, same)
     assert not any(np.abs(np.asarray(x)).max() > 1e-6 for x in jax.tree.leaves(gradient))
-    np.testing.assert_allclose(value, dpo_loss(*([jnp.zeros(1)] * 4)).loss[0], atol=1e-4)
+    close.assert_near(value, dpo_loss(*([jnp.zeros(1)] * 4)).loss[0])
 
 
 def test_the_wise_player_calls_both_tools_and_is_right():

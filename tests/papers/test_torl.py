@@ -13,6 +13,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
+from tests import close
 
 ARENA = calculator.make_arena(calls=1)
 
@@ -28,7 +29,7 @@ def test_worked_rewards():
     # plus and minus one train as one and zero do
     ids = jnp.zeros(4, jnp.int32)
     signed = group_normalized_advantages(shaping.execution_rewards(right, failed, penalty=0.0), ids, eps=0.0)
-    np.testing.assert_allclose(signed, group_normalized_advantages(right.astype(jnp.float32), ids, eps=0.0), atol=1e-6)
+    close.assert_near(signed, group_normalized_advantages(right.astype(jnp.float32), ids, eps=0.0))
     with pytest.raises(ValueError, match="penalty=-1.0"):
         shaping.execution_rewards(right, failed, penalty=-1.0)
     with pytest.raises(ValueError, match="calls=-1"):
@@ -97,8 +98,8 @@ def test_what_the_tool_says_is_context_and_not_trained_on():
     np.testing.assert_array_equal(calculator.failed(rows), errors > 0)
     rewards = multi_turn.episode_rewards({}, rows)
     figures = {k: float(x) for k, x in calculator.figures(rows, rewards).items()}
-    np.testing.assert_allclose(figures["eval/code"], (count > 0).mean(), atol=1e-6)
-    np.testing.assert_allclose(figures["eval/passed"], 1 - errors.sum() / (count > 0).sum(), atol=1e-6)
+    close.assert_near(figures["eval/code"], (count > 0).mean())
+    close.assert_near(figures["eval/passed"], 1 - errors.sum() / (count > 0).sum())
     # the gradient: none where only what the tool said has an advantage
     estimate = builders.make_estimate(ARENA.policy, lambda rows, rewards: calculator.outputs(rows).astype(jnp.float32))
     rewards = Rewards(jnp.zeros(shown.shape[0]), jnp.ones(shown.shape[0], bool))

@@ -13,6 +13,7 @@ from experiments.agents.parts import asked_again
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Trajectories
+from tests import close
 
 
 def _total(answers, valid, right_at, decay=0.5, weight=0.5):
@@ -26,7 +27,7 @@ def test_worked_examples():
     answers = np.asarray([[3, 3, 5, 0, 0], [7, 0, 0, 0, 0], [2, 2, 2, 2, 2]])
     valid = np.arange(5)[None, :] < np.asarray([[3], [1], [5]])
     found = _total(answers, valid, np.asarray([3, 1, 0]))
-    np.testing.assert_allclose(found, [0.25 - 0.5 / 3, 1.0, -0.4], atol=1e-6)
+    close.assert_near(found, [0.25 - 0.5 / 3, 1.0, -0.4])
     # without any valid answer nothing was repeated
     assert float(_total(answers[:1], valid[:1] & False, np.asarray([0]))[0]) == 0.0
     with pytest.raises(ValueError, match=r"decay=1\.5"):
@@ -41,7 +42,7 @@ def test_agrees_with_a_loop():
         given = [int(a) for a, v in zip(answers[i], valid[i], strict=True) if v]
         share = len(set(given)) / len(given) if given else 1.0
         expected[i] = (0.7 ** (right_at[i] - 1) if right_at[i] else 0.0) - 0.3 * (1 - share)
-    np.testing.assert_allclose(_total(answers, valid, right_at, decay=0.7, weight=0.3), expected, atol=1e-6)
+    close.assert_near(_total(answers, valid, right_at, decay=0.7, weight=0.3), expected)
 
 
 def test_limits():
@@ -71,8 +72,8 @@ def test_one_turn_pushes_to_one_answer_and_two_turns_away():
     alone = jax.grad(lambda c: _expected(c, odds, 1))(certain)
     again = jax.grad(lambda c: _expected(c, odds, 2))(certain)
     # 2 odds - 1, and odds / 2 - 2 (1 - odds)
-    np.testing.assert_allclose(alone, 0.2, atol=1e-5)
-    np.testing.assert_allclose(again, -0.5, atol=1e-5)
+    close.assert_near(alone, 0.2)
+    close.assert_near(again, -0.5)
 
 
 # --- the world
@@ -105,7 +106,7 @@ def test_tasks():
     for table in (arena.train, arena.heldout):
         shown, right = np.asarray(table.answers["shown"]), np.asarray(table.answers["right"])
         share = (shown == right[:, None]).mean(axis=0)
-        np.testing.assert_allclose(share, [0.4, 0.3, 0.15, 0.1, 0.05], atol=1e-9)
+        close.assert_near(share, [0.4, 0.3, 0.15, 0.1, 0.05])
 
 
 def test_figures_count_turns_and_answers():

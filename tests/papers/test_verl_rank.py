@@ -12,17 +12,18 @@ from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards
+from tests import close
 
 
 def test_printed_numbers():
-    assert float(ranks.rank_of_singular_values(jnp.array([3.0, 1.0]))) == pytest.approx(1.7548, abs=1e-4)
+    close.assert_printed(ranks.rank_of_singular_values(jnp.array([3.0, 1.0])), 1.7548, 4)
     velocity, acceleration = ranks.growth(jnp.array([[2.0, 3.0, 5.0, 4.0]]), jnp.ones((1, 4), bool))
-    assert float(velocity[0]) == pytest.approx(1.3889, abs=1e-4)
-    assert float(acceleration[0]) == pytest.approx(-0.1667, abs=1e-4)
+    close.assert_printed(velocity[0], 1.3889, 4)
+    close.assert_printed(acceleration[0], -0.1667, 4)
     bonus = ranks.rank_bonus(jnp.array([[0.5, 1.0, 0.2]]), gain=1.0)
-    assert float(bonus[0]) == pytest.approx(0.5969, abs=1e-4)
+    close.assert_printed(bonus[0], 0.5969, 4)
     shaped = ranks.shaped_advantages(jnp.array([[1.0], [-1.0], [1.0]]), jnp.array([0.8, 0.8, -0.3]), kappa=2.0)
-    np.testing.assert_allclose(shaped[:, 0], [1.5, -0.5, 1.0], atol=1e-6)
+    close.assert_near(shaped[:, 0], [1.5, -0.5, 1.0])
 
 
 @pytest.mark.slow
@@ -41,7 +42,7 @@ def test_the_first_step_shapes_nothing_and_leaves_averages():
     state = type("State", (), {"extras": extras})()
     extras = online.remember(state, first, rows, rewards)
     figures = np.asarray(first.extras["figures"])
-    np.testing.assert_allclose(extras["averages"].mean, figures.mean(0), atol=1e-5)
+    close.assert_near(extras["averages"].mean, figures.mean(0))
     # afterwards a response of more than average rank gets more, never less, and no sign turns
     second = online.estimate(params, extras, rows, rewards).advantages
     assert (second >= first.advantages - 1e-6).all() and (jnp.sign(second) == jnp.sign(first.advantages)).all()

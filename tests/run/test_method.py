@@ -9,18 +9,21 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import advantages, losses
+from jaxrl_llm import advantages, logprobs, losses
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.losses import clipped_policy_loss
-from jaxrl_llm.run import method, named
+from jaxrl_llm.run import method, named, options
 from jaxrl_llm.run.settings import Settings, check
-from jaxrl_llm.types import Batch, Rewards, Trajectories
+from jaxrl_llm.train.methods.builders import make_estimate, stored_anchor, with_collision
+from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
+from tests import close
 
 RNG = np.random.default_rng(0)
 SHAPE = (4, 6)
 MASK = jnp.asarray(np.arange(6)[None, :] > np.array([1, 2, 1, 3])[:, None])
+ENTROPY = jnp.asarray(RNG.random(SHAPE) * 2, jnp.float32)
 LOGP, OLD, SAMPLER, REF, VALUES = (jnp.asarray(RNG.normal(size=SHAPE) - 2, jnp.float32) for _ in range(5))
 IDS = jnp.asarray([0, 0, 1, 1], jnp.int32)
 
@@ -39,12 +42,14 @@ REWARDS = Rewards(jnp.asarray([1.0, 0.0, 1.0, 1.0]), jnp.ones((4,), bool))
 
 def test_the_default_is_grpo_with_clip_higher():
     settings = of()
-    found = method.token_loss(settings)(LOGP, OLD, VALUES, MASK)
+    found = method.token_loss(settings, stored_anchor)(LOGP, ENTROPY, _batch())
     wanted = clipped_policy_loss(LOGP, OLD, VALUES, MASK, clip_low=settings.clip_low, clip_high=settings.clip_high)
     np.testing.assert_array_equal(np.asarray(found.loss), np.asarray(wanted.loss))
     plain = group.per_token(group.group_normalized_advantages(REWARDS.value, IDS, valid=REWARDS.valid), MASK)
     np.testing.assert_array_equal(np.asarray(method.estimator(settings)(rows(), REWARDS)), np.asarray(plain))
-    assert method.correction(settings) is None and method.kl_terms(settings) is None
+    assert method.correction(settings) is None and method.extra_terms(settings) is None
+    assert method.moved_weights(settings) is None and method.first_weights(settings) == {}
+    assert not method.needs_reference(settings) and not method.needs_collision(settings)
     schedule, before = (
         method.learning_rate(settings, 650),
         optax.schedules.warmup_cosine_decay_schedule(0.0, settings.learning_rate, 10, 651),
@@ -55,19 +60,57 @@ def test_the_default_is_grpo_with_clip_higher():
 def _policy_losses():
     for name in losses.__all__:
         function = getattr(losses, name)
-        if inspect.isfunction(function) and named.arrays(function) == method.LOSS:
+        wanted = named.arrays(function) if inspect.isfunction(function) else ()
+        if name.endswith("_loss") and {"logp", "mask"} <= set(wanted) <= {*method.LOSS, *method.OF_BATCH}:
             if not any(x is inspect.Parameter.empty for x in named.settings(function).values()):
                 yield name
 
 
 @pytest.mark.parametrize("name", sorted(_policy_losses()))
 def test_every_policy_loss_is_reached_by_its_name(name):
-    terms = method.token_loss(of(loss=name))(LOGP, OLD, VALUES, MASK)
+    settings = of(loss=name)
+    more = method.row_extras(settings)({}, rows(), REWARDS)
+    terms = method.token_loss(settings, stored_anchor)(LOGP, ENTROPY, _batch(**more))
     assert np.isfinite(np.asarray(terms.loss)).all() and np.any(np.asarray(terms.loss) != 0)
 
 
 def test_there_are_many_losses():
-    assert {"gspo_loss", "gmpo_loss", "sapo_loss", "cispo_loss", "vespo_loss", "topr_loss"} <= set(_policy_losses())
+    known = "gspo_loss gmpo_loss sapo_loss cispo_loss vespo_loss topr_loss gvpo_loss"
+    assert set(known.split()) <= set(_policy_losses())
+
+
+def test_a_loss_of_groups_sees_their_rewards():
+    """GVPO by its definition: of the shaped rewards of the groups, and of the policy before the update."""
+    settings = of(loss="gvpo_loss", loss_args=("beta=0.5",), overlong="penalty", overlong_buffer=3, max_new_tokens=4)
+    shaped = method.shaped_rewards(settings, rows(), REWARDS)
+    assert np.any(np.asarray(shaped) != np.asarray(REWARDS.value))
+    batch = _batch(**method.row_extras(settings)({}, rows(), REWARDS))
+    found = method.token_loss(settings, stored_anchor)(LOGP, ENTROPY, batch)
+    want = losses.gvpo_loss(LOGP, OLD, shaped, IDS, MASK, beta=0.5)
+    np.testing.assert_array_equal(np.asarray(found.loss), np.asarray(want.loss))
+    assert method.needs_reference(of(loss="agro_loss", loss_args=("beta=0.1",))) and not method.needs_reference(
+        settings
+    )
+
+
+@pytest.mark.parametrize("name", ["optimal_token_advantages", "optimal_trained_token_advantages"])
+def test_the_optimal_baseline_knows_the_distribution_of_every_token(name):
+    """Its arrays are of the policy before the update, at the temperature of the samples."""
+    settings = of(advantages=name)
+    model = options.open_model(Settings(model="nano"))
+    tokens = jnp.asarray(RNG.integers(3, 20, SHAPE), jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), SHAPE)
+    drawn = rows()._replace(tokens=tokens, positions=column)
+    assert method.needs_collision(settings)
+    estimate = with_collision(make_estimate)(model.policy, method.estimator(settings), temperature=0.7)
+    found = estimate(model.params, {}, drawn, REWARDS).advantages
+    logits = model.policy.unembed(model.params, model.policy.hidden(model.params, tokens, column, column * 0 + 1))
+    logp = logprobs.token_logprobs(logits, tokens, temperature=0.7)
+    collision = logprobs.token_collision(logits, temperature=0.7)
+    want = getattr(advantages, name)(advantages.at_last_token(REWARDS.value, MASK), logp, collision, IDS, MASK)
+    # energies are at least 1 - 2 p + p^2 of some token, and weigh returns of size 1
+    close.assert_same_sums(found, np.where(MASK, want, 0.0), close.forward_sums(model.config, 6), magnitude=10.0)
+    assert np.any(np.asarray(found) != 0)
 
 
 @pytest.mark.parametrize(
@@ -81,23 +124,23 @@ def test_estimators_are_reached_by_their_names(name):
 
 
 def test_settings_of_a_function_are_words():
-    tight = method.token_loss(of(loss="clipped_policy_loss", loss_args=("clip_low=0.0", "clip_high=0.0")))
-    loose = method.token_loss(of())
-    assert not np.allclose(
-        np.asarray(tight(LOGP, OLD, VALUES, MASK).loss), np.asarray(loose(LOGP, OLD, VALUES, MASK).loss)
-    )
+    tight = of(loss="clipped_policy_loss", loss_args=("clip_low=0.0", "clip_high=0.0"))
+    each = [method.token_loss(x, stored_anchor)(LOGP, ENTROPY, _batch()).loss for x in (tight, of())]
+    assert np.any(np.asarray(each[0]) != np.asarray(each[1]))
     assert "pass_at_k_advantages" in advantages.__all__
     values = method.estimator(of(advantages="pass_at_k_advantages", advantage_args=("k=2",)))(rows(), REWARDS)
     assert values.shape == SHAPE
 
 
-def _batch():
+def _batch(**extras):
     fields = {name: None for name in Batch._fields}
     arrays = {"mask": MASK, "old_logp": OLD, "sampler_logp": SAMPLER, "ref_logp": REF, "advantages": VALUES}
-    return Batch(**fields | arrays)
+    return Batch(**fields | arrays | {"group_ids": IDS, "extras": extras})
 
 
-@pytest.mark.parametrize("name", ["truncated_weights", "masked_weights", "batch_normalised_weights"])
+@pytest.mark.parametrize(
+    "name", ["truncated_weights", "masked_weights", "batch_normalised_weights", "self_normalised_weights"]
+)
 def test_corrections_are_weights_of_tokens(name):
     weights = method.correction(of(correction=name))(LOGP, LOGP, _batch())
     assert weights.shape == SHAPE and np.isfinite(np.asarray(weights)).all()
@@ -122,14 +165,53 @@ def test_overlong_responses_leave_or_pay():
     assert method.keep(of(overlong="mask"), None)(rows(), REWARDS).tolist() == [True, False, True, True]
     assert method.keep(of(), None) is None
     penal = method.estimator(of(overlong="penalty", overlong_buffer=3, max_new_tokens=4))(rows(), REWARDS)
-    assert not np.allclose(np.asarray(penal), np.asarray(method.estimator(of())(rows(), REWARDS)))
+    assert np.any(np.asarray(penal) != np.asarray(method.estimator(of())(rows(), REWARDS)))
+
+
+def test_the_weight_of_the_divergence_follows_its_target():
+    """By hand: k3 of the sampler's tokens, a tenth of a clipped error, and the terms with the weight of the state."""
+    settings = of(kl="k3_gradient_terms", kl_weight=0.5, kl_target=100.0)
+    extras = method.first_weights(settings)
+    assert {k: float(x) for k, x in extras.items()} == {"kl_weight": 0.5}
+    more = method.row_extras(settings)(extras, rows(), REWARDS)
+    moving, fixed = (
+        method.extra_terms(s)(LOGP, ENTROPY, _batch(**more)) for s in (settings, of(kl=settings.kl, kl_weight=0.5))
+    )
+    np.testing.assert_array_equal(np.asarray(moving), np.asarray(fixed))
+    assert np.asarray(method.diagnostics(settings)(LOGP, ENTROPY, _batch(**more))["kl/weight"])[0, 3] == 0.5
+    state = TrainState((), (), jnp.int32(1), None, (), extras)
+    low = method.moved_weights(settings)(state, _batch(**more), rows(), REWARDS)
+    close.assert_near(low["kl_weight"], 0.5 * (1 - 0.2 / 10))
+    kl = float(np.mean(np.asarray(losses.k3(SAMPLER, REF, MASK))[np.asarray(MASK)]))
+    near = of(kl="k3_gradient_terms", kl_weight=0.5, kl_target=kl / 1.1)
+    close.assert_near(method.moved_weights(near)(state, _batch(), rows(), REWARDS)["kl_weight"], 0.5 * 1.01, terms=24)
+    nothing = method.moved_weights(near)(state, _batch()._replace(mask=MASK & False), rows(), REWARDS)
+    assert float(nothing["kl_weight"]) == 0.5, "an update without a token says nothing of the divergence"
+
+
+def test_the_bonus_for_entropy_is_paid_below_its_target():
+    fixed = method.extra_terms(of(entropy_weight=0.1))(LOGP, ENTROPY, _batch())
+    np.testing.assert_array_equal(np.asarray(fixed), np.asarray(0.1 * jnp.where(MASK, -ENTROPY, 0.0)))
+    entropy = float(np.mean(-np.asarray(SAMPLER)[np.asarray(MASK)]))
+    for target, want, paid in ((2 * entropy, 0.105, 0.105), (entropy / 2, 0.095, 0.0)):
+        settings = of(entropy_weight=0.1, entropy_target=target)
+        first = method.first_weights(settings)
+        assert float(method.row_extras(settings)(first, rows(), REWARDS)["entropy_weight"][0]) == 0.0
+        state = TrainState((), (), jnp.int32(1), None, (), first)
+        after = method.moved_weights(settings)(state, _batch(), rows(), REWARDS)
+        close.assert_near(after["entropy_weight"], want)
+        close.assert_near(after["entropy"], entropy, terms=24, magnitude=entropy)
+        more = method.row_extras(settings)(after, rows(), REWARDS)
+        close.assert_near(more["entropy_weight"], [paid] * 4)
+        terms = method.extra_terms(settings)(LOGP, ENTROPY, _batch(**more))
+        close.assert_near(terms, paid * np.where(MASK, -np.asarray(ENTROPY), 0.0))
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
 def test_schedules_warm_up_first(schedule):
     rate = method.learning_rate(of(schedule=schedule, learning_rate=1.0, warmup_steps=4), 20)
     assert float(rate(0)) == 0.0 and float(rate(4)) == pytest.approx(1.0)
-    assert float(rate(20)) == pytest.approx(1.0 if schedule == "constant" else 1 / 17, abs=1e-6)
+    close.assert_near(rate(20), 1.0 if schedule == "constant" else 1 / 17)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +225,10 @@ def test_schedules_warm_up_first(schedule):
         ({"kl": "k3_gradient_terms"}, "--kl-weight 0.0: give both"),
         ({"kl_weight": 0.1}, "give both, or neither"),
         ({"inner_epochs": 0}, "--inner-epochs 0"),
+        ({"kl_target": 0.1}, "give --kl and --kl-weight with it"),
+        ({"kl_target": -0.1}, "--kl-target -0.1 must not be negative"),
+        ({"kl_horizon": 0}, "--kl-horizon 0 must be at least 1"),
+        ({"entropy_weight": -1.0}, "--entropy-weight -1.0 must not be negative"),
         ({"overlong": "penalty"}, "needs a buffer"),
         ({"overlong": "penalty", "overlong_buffer": 99}, "exceeds --max-new-tokens 28"),
         ({"weight_decay": -1.0}, "--weight-decay -1.0"),
@@ -169,9 +255,14 @@ def test_a_run_with_everything_changed(tmp_path, monkeypatch):
         "gspo_loss", "--loss-args", "clip_low=3e-4", "--advantages", "rloo_advantages", "--reduction", "seq_mean",
         "--kl", "k3_gradient_terms", "--kl-weight", "0.01", "--correction", "truncated_weights", "--inner-epochs", "2",
         "--schedule", "constant", "--weight-decay", "0.01", "--reward", "mine:reward", "--no-filter-groups",
+        "--kl-target", "0.001", "--entropy-target", "9.0",
     ]  # fmt: skip
     assert cli(words) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["grad/norm"] > 0 for line in lines)
     assert all(0.25 <= line["reward/mean"] <= 1.0 for line in lines)
+    assert [line["entropy/weight"] for line in lines] == pytest.approx([0.0, 0.005])
+    assert lines[0]["kl/weight"] == pytest.approx(0.01) != lines[1]["kl/weight"]
     assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["entropy/weight"] == pytest.approx(0.01), "the weights go on from where they were"

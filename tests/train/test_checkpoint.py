@@ -20,6 +20,7 @@ import numpy as np
 import optax
 import pytest
 import safetensors.numpy
+import tensorstore
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
@@ -116,6 +117,24 @@ def test_a_disk_that_is_really_full(small_disk):
     with pytest.raises(UserError, match="No space left on device; free space .*--resume"), record.resumable(small_disk):
         weights.save(small_disk / "model", config, params)
     assert not list((small_disk / "model").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("options", "said"), [("ro", "Read-only file system"), ("size=2m", "the disk is full")])
+def test_what_the_array_store_meets_is_one_line(options, said, small_disk, monkeypatch):
+    """The folder turns while arrays are written: their library says so in a ValueError, by the number in its text."""
+    subprocess.run(["mount", "-o", "remount,size=2m", str(small_disk)], check=True)
+    checkpoint.save(small_disk, _state(1))
+
+    def turned(scratch, *_):
+        subprocess.run(["mount", "-o", f"remount,{options}", str(small_disk)], check=True)
+        store = tensorstore.KvStore.open({"driver": "file", "path": f"{small_disk}/"}).result()
+        while True:
+            store.write(f"{len(list(small_disk.iterdir()))}", bytes(300_000)).result()
+
+    monkeypatch.setattr(checkpoint, "_write", turned)
+    with pytest.raises(UserError, match=f"not written to .*{said}; .*--resume the run: older checkpoints are intact"):
+        checkpoint.save(small_disk, _state(2))
+    assert checkpoint.latest(small_disk) == small_disk / "step_00000001"
 
 
 def test_another_shape_names_the_leaf(tmp_path):

@@ -202,7 +202,7 @@ def taught_stage(
 
     method = Offline(
         lambda extras: extras["rows"], make_uniform(), rows_per_step,
-        lambda params, extras, rows: likelihood_loss(task, task, params, rows), optax.adam(learning_rate),
+        lambda params, extras, rows: likelihood_loss(task, params, rows), optax.adam(learning_rate),
     )  # fmt: skip
     return Stage(method, steps, extras)
 

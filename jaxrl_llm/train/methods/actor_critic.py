@@ -54,6 +54,7 @@ def make_value_estimate(
     token_rewards: Callable[[Params, dict[str, Any], Trajectories, Rewards], Array] | None = None,
     gamma: float = 1.0,
     lam: float = 0.95,
+    gae: Callable[..., tuple[Array, Array]] | None = None,
     temperature: float = 1.0,
     reduction: str = "token_mean",
     head: str = "value",
@@ -68,6 +69,8 @@ def make_value_estimate(
     Args:
       token_rewards: ``(params, extras, trajectories, rewards) -> [B, T]``, for example with a KL penalty inside;
         default: the outcome at the last token.
+      gae: ``(rewards, values, bootstrap, mask) -> (advantages, targets of the values)``, both [B, T], in the place of
+        ``advantages.gae_advantages`` with ``gamma`` and ``lam``.
       bootstrap: where the limit is no part of the task and what a truncated response lacks would still be paid, it is
         worth what the head says after its last token. With a final reward this is wrong: a policy that never ends
         keeps whatever value it has, and learning runs into the limit.
@@ -86,7 +89,7 @@ def make_value_estimate(
             after = heads.token_values(params[head], hidden)
             end = jnp.take_along_axis(after, heads.last_index(trajectories.segment_ids)[:, None], axis=1)[:, 0]
             last = jnp.where(trajectories.truncated, end, last)
-        advantages, targets = returns.gae_advantages(paid, values, last, mask, gamma=gamma, lam=lam)
+        advantages, targets = (gae or partial(returns.gae_advantages, gamma=gamma, lam=lam))(paid, values, last, mask)
         stop = jax.lax.stop_gradient
         more = {} if row_extras is None else row_extras(params, extras, trajectories, rewards)
         return Batch(

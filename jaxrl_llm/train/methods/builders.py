@@ -178,6 +178,31 @@ def make_estimate(
     return packing.reads_layouts(estimate) if recompute_old or reference is not None else estimate
 
 
+def with_collision(make: Callable[..., Callable]) -> Callable[..., Callable]:
+    """``make_estimate`` whose advantages also see ``trajectories.extras["logp"]`` and ``["collision"]``, both [B, T].
+
+    Of the policy before the update: one pass over the rows, which the optimal token baseline needs
+    (``advantages.baseline``).
+    """
+
+    def made(policy: Policy, *given: Any, temperature: float = 1.0, **named: Any):
+        estimate = make(policy, *given, temperature=temperature, **named)
+
+        def estimated(params, extras, trajectories, rewards):
+            rows = trajectories
+            hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids, **packed.recorded(rows))
+            logp, collision = logprobs.chunked(
+                hidden, lambda h: policy.unembed(params, h), rows.tokens, temperature=temperature,
+                segment_ids=rows.segment_ids, figure=logprobs.collision,
+            )  # fmt: skip
+            seen = jax.lax.stop_gradient({"logp": logp, "collision": collision})
+            return estimate(params, extras, rows._replace(extras=rows.extras | seen), rewards)
+
+        return estimated
+
+    return made
+
+
 def make_policy_loss(
     policy: Policy,
     token_loss: Callable[[Array, Array, Array, Array], TokenTerms],

@@ -1,0 +1,75 @@
+"""PPO as a command: its critic learns, and advantages are any of rewards and values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages
+from jaxrl_llm.__main__ import main
+from jaxrl_llm.advantages import whiten
+from jaxrl_llm.experiment import cli
+from jaxrl_llm.jobs import ppo
+from jaxrl_llm.models import heads
+from jaxrl_llm.run import options
+from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.types import Rewards, Trajectories
+
+
+def run(out, *words):
+    found = cli.run(ppo, ["--smoke", "--seeds", "1", "--out", str(out), *words])
+    return next(iter(found.arms.values()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--gae", "length_adaptive_gae_advantages", "--gae-args", "alpha=0.5", "--inner-epochs", "2"),
+        *(pytest.param(words, marks=pytest.mark.slow) for words in (
+            ("--gae", "n_step_returns", "--gae-args", "steps=4"), ("--loss", "gspo_loss"),
+            ("--gae", "lambda_returns", "--reward", "tests.jobs.test_online_dpo:even"), ("--lora", "2"),
+        )),
+    ],
+    ids="-".join,
+)  # fmt: skip
+def test_two_steps(words, tmp_path):
+    found = run(tmp_path, *words)
+    assert np.isfinite(found.metrics["loss/total"]).all() and found.metrics["grad/norm"][0] > 0
+    assert (tmp_path / "seeds" / "ppo" / "seed_0" / "model" / "heads.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--gae", "rloo_advantages"], "choose gae_advantages"),
+        (["--gae", "n_step_returns"], "needs --gae-args steps="),
+        (["--loss", "reinforce_loss"], "PPO takes a loss of logp, old_logp"),
+        (["--inner-epochs", "0"], "--inner-epochs 0 must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(words, said, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main(["ppo", "--smoke", "--out", str(tmp_path), *words])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and said in error and error.count("\n") == 1
+
+
+def test_advantages_are_those_that_were_named():
+    """VAPO's, of the critic's values of these rows, whitened; targets are Monte Carlo returns."""
+    model = options.open_model(ppo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(0), (4, 9), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32), tokens.shape)
+    there = column < 3 + jnp.asarray([6, 2, 4, 5])[:, None]
+    mask, ids = there & (column >= 3), jnp.arange(4, dtype=jnp.int32)
+    rows = Trajectories(tokens, there.astype(jnp.int32), column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    rewards = Rewards(jnp.asarray([1.0, 0.0, 0.5, 1.0]), jnp.ones(4, bool))
+    head = heads.init_head(model.config.hidden_size, jax.random.key(1), scale=0.1)
+    params = {"model": model.params, "value": head}
+    *_, values, _ = actor_critic.score_with_values(model.policy, params, rows)
+    gae = advantages.length_adaptive_gae_advantages
+    batch = actor_critic.make_value_estimate(model.policy, gae=gae)(params, {}, rows, rewards)
+    want, targets = gae(advantages.at_last_token(rewards.value, mask), values, jnp.zeros(4), mask)
+    np.testing.assert_array_equal(batch.advantages, whiten.whitened_tokens(want, mask))
+    np.testing.assert_array_equal(batch.extras["returns"], targets)
+    plain = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
+    assert np.any(np.asarray(plain.advantages) != np.asarray(batch.advantages))
