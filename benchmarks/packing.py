@@ -72,19 +72,28 @@ def decoder(layers: int, width: int) -> ModelConfig:
     )  # fmt: skip
 
 
-def seconds(runs: dict[str, Callable[[], Any]], times: int) -> dict[str, float]:
-    """Of one call of each, the best of ``times`` after the first, taken in turn.
+def seconds(runs: dict[str, Callable[[], Any]], times: int) -> dict[str, list[float]]:
+    """Of one call of each, ``times`` of them after the first, taken in turn.
 
     Of the processor, all threads together: what else the machine does then counts little.
     """
-    best = dict.fromkeys(runs, np.inf)
+    spent = {name: [] for name in runs}
     for k in range(times + 1):
         for name, run in runs.items():
             begin = time.process_time()
             jax.block_until_ready(run())
             if k:
-                best[name] = min(best[name], time.process_time() - begin)
-    return best
+                spent[name].append(time.process_time() - begin)
+    return spent
+
+
+def times_faster(slow: list[float], fast: list[float]) -> tuple[float, list[float]]:
+    """Ratio of the medians, and its 95 % interval by resampling the repetitions, which are pairs."""
+    pairs, rng = np.array([slow, fast]), np.random.default_rng(0)
+    drawn = pairs[:, rng.integers(0, pairs.shape[1], (2000, pairs.shape[1]))]
+    found = np.median(drawn, axis=2)
+    low, high = np.quantile(found[0] / found[1], (0.025, 0.975))
+    return float(np.median(slow) / np.median(fast)), [round(float(low), 2), round(float(high), 2)]
 
 
 def supervised_runs(policy: Policy, params: Params, given: argparse.Namespace) -> tuple[dict, dict]:
@@ -160,7 +169,7 @@ def main() -> None:
         ("layers", 4),
         ("hidden", 256),
         ("steps", 1),
-        ("times", 3),
+        ("times", 10),
         ("groups", 1),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -176,9 +185,10 @@ def main() -> None:
     for name in given.only:
         runs, said = parts[name]()
         spent = seconds(runs, given.times)
-        slow, fast = spent.values()
-        figures = {f"processor seconds {k}": round(v, 3) for k, v in spent.items()}
-        print(json.dumps({"part": name} | said | figures | {"times faster": round(slow / fast, 2)}), flush=True)
+        ratio, interval = times_faster(*spent.values())
+        figures = {f"processor seconds {k}": round(float(np.median(v)), 3) for k, v in spent.items()}
+        figures |= {"times faster": round(ratio, 2), "95 % interval": interval, "repetitions": given.times}
+        print(json.dumps({"part": name} | said | figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Tables of what the TPU compiler promises: each phase of a GRPO step for known models and slices, without a TPU.
 
     python benchmarks/tpu_schedule.py --compared
+    python benchmarks/tpu_schedule.py --memory
     python benchmarks/tpu_schedule.py
     python benchmarks/tpu_schedule.py --models Qwen3-1.7B --slices v5e:2x4 --phases update
 
@@ -8,8 +9,9 @@ Adds to results/benchmarks/tpu_schedule.json what is not there yet, a phase of a
 docs/schedule.md from it; what was compiled is kept if the next fails. Without ``--slices`` a model is compiled for the
 smallest slice of each generation on which it fits by the closed form. ``--compared``: the phases of Qwen3-1.7B that
 Tunix's figures exist for, in their shapes, every layer compiled; ``--checked``: the same by the straight lines of the
-other table. Needs libtpu (extra ``plan``); a phase takes seconds on an idle core, one whose layers are compiled one by
-one half a minute, of ``--compared`` a minute to several.
+other table. ``--memory``: what each phase needs, which is known before any code is made. Needs libtpu (extra ``plan``);
+a phase takes seconds on an idle core with ``--memory`` and a minute without, one whose layers are compiled one by one
+several, of ``--compared`` up to twenty.
 """
 
 import argparse
@@ -41,15 +43,20 @@ cycles, kernels by operations and bytes, collectives by bytes over links (see `p
 Made by `python benchmarks/tpu_schedule.py`.
 
 {compared}"""
+MEMORY_HEAD = """
+## Memory of the best plans
+
+128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, in bfloat16 with float32 masters; of each generation the
+smallest slice on which the model fits by the closed form, and there the plan that is quickest by the roofline. GiB of
+one chip by the compiler's assignment of buffers, with the options and the effort of a run, every layer compiled
+(`planning.buffers`): each phase alone, the fullest with all that lies there meanwhile, and the closed form of that.
+*score* is one part of the batch, for plans with a reference.{missing}
+"""
 CELLS_HEAD = """
-## The best plan of each model and slice
+## Schedules of the best plans
 
-128 rows of 1,024 + 3,072 tokens, 8 responses to a prompt, in bfloat16 with float32 masters, with the options and the
-effort of a run; of each generation the smallest slice on which the model fits by the closed form. *score* is one part
-of the batch, for plans with a reference; *decode* every token of one rollout. GiB are of the whole loop, masters and
-moments included. A phase whose layers are compiled one by one (marked ~) is a straight line through programs of
-{few} and {more} layers{checked}.{missing}
-
+The same plans. *decode* is every token of one rollout. A phase whose layers are compiled one by one (marked ~) is a
+straight line through programs of {few} and {more} layers{checked}.{missing}
 """
 COMPARED_HEAD = """## Beside Tunix
 
@@ -83,39 +90,52 @@ def described(model: str, topology: str) -> dict[str, Any]:
     return {
         "mesh": plan.train.spec, "rollout_mesh": plan.rollout.spec, "microbatches": plan.work.microbatches,
         "rollout_rows": plan.work.rollout_rows, "remat": plan.work.remat,
-        "closed_form_gib": round(plan.peak / 2**30, 3), "phases": {},
+        "closed_form_gib": round(plan.peak / 2**30, 3), "gib": {}, "phases": {},
     }  # fmt: skip
 
 
+def add_memory(cell: dict[str, Any], model: str, topology: str, phase: str) -> None:
+    """What the compiler's buffers of a phase need, without its code; of the whole loop where all phases are known."""
+    from jaxrl_llm.planning import buffers, chips
+    from jaxrl_llm.planning.known_models import shape_of
+
+    plan = plan_of(model, topology)
+    found = buffers.peak(shape_of(model), plan.train, plan.rollout, plan.work, chips.parse(topology), phase)
+    cell["gib"][phase] = round(found / 2**30, 3)
+    whole_loop(cell, model, topology)
+
+
+def whole_loop(cell: dict[str, Any], model: str, topology: str) -> None:
+    """Adds what a cell's phases say of the loop, masters and moments included, where all of its plan are known."""
+    from jaxrl_llm.planning import chips, estimate
+    from jaxrl_llm.planning.known_models import shape_of
+
+    plan, hbm = plan_of(model, topology), chips.parse(topology).chip.hbm
+    if all(name in cell["gib"] for name in plan.peaks):
+        alone = {name: cell["gib"][name] * 2**30 for name in plan.peaks}
+        peaks = estimate.of_the_loop(shape_of(model), plan.train, alone, plan.work)
+        most = max(peaks, key=lambda name: peaks[name])
+        cell |= {"peak_gib": {name: round(peak / 2**30, 3) for name, peak in peaks.items()},
+                 "loop_peak_gib": round(peaks[most] / 2**30, 3), "limit": most, "fits": peaks[most] <= hbm}  # fmt: skip
+
+
 def add_phase(cell: dict[str, Any], model: str, topology: str, phase: str) -> None:
-    """Compiles a phase of the plan that the cell has, and says what is known of the whole loop."""
-    from jaxrl_llm.planning import chips, compiled, estimate
+    """Compiles a phase of the plan that the cell has: memory and schedule."""
+    from jaxrl_llm.planning import chips, compiled
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.run import plan as command
 
     plan, config, where = plan_of(model, topology), shape_of(model), chips.parse(topology)
-    found = compiled.of_step(
-        config,
-        plan.train,
-        plan.rollout,
-        plan.work,
-        compiled.devices(where),
-        names=(phase,),
-        chip=where.chip,
-        whole=False,
-    )
+    settings = {"names": (phase,), "chip": where.chip, "whole": False}
+    found = compiled.of_step(config, plan.train, plan.rollout, plan.work, compiled.devices(where), **settings)
     figure, timed = found[phase], command.scheduled(config, plan, where, found).get(phase)
     if timed is not None:
         timed["places"] = timed["places"][:3]
-    cell["phases"][phase] = {"gib": round(figure.peak / 2**30, 3), "fits": figure.fits, "layers": list(figure.layers),
+    cell["phases"][phase] = {"fits": figure.fits, "layers": list(figure.layers),
                              "compile_seconds": round(figure.seconds, 1), "schedule_ms": timed}  # fmt: skip
-    if all(name in cell["phases"] for name in plan.peaks):
-        alone = {name: cell["phases"][name]["gib"] * 2**30 for name in plan.peaks}
-        peaks = estimate.of_the_loop(config, plan.train, alone, plan.work)
-        most = max(peaks, key=lambda name: peaks[name])
-        cell |= {"peak_gib": {name: round(peak / 2**30, 3) for name, peak in peaks.items()},
-                 "loop_peak_gib": round(peaks[most] / 2**30, 3), "limit": most,
-                 "fits": peaks[most] <= where.chip.hbm}  # fmt: skip
+    if phase not in cell["gib"]:
+        cell["gib"][phase] = round(figure.peak / 2**30, 3)
+        whole_loop(cell, model, topology)
 
 
 SHAPES = {  # prompt, response, rows, group, activations recomputed
@@ -180,40 +200,55 @@ def compared_table(found: dict[str, dict[str, float]]) -> str:
     return "\n".join([*lines, ""])
 
 
-COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "GiB", "dearest place")
+COLUMNS = ("model", "slice", "plan", "phase", *PARTS, "of the roof", "dearest place")
+GIB_COLUMNS = ("model", "slice", "plan", *PHASES, "of the loop", "closed form", "fits")
+
+
+def how_of(name: str, cell: dict[str, Any]) -> list[str]:
+    """Model, slice and plan."""
+    kept = "recomputed" if cell["remat"] else "kept"
+    return [*name.split(" "), f"`{cell['mesh']}` / `{cell['rollout_mesh']}`, {cell['microbatches']} parts, {kept}"]
+
+
+def gib_row(name: str, cell: dict[str, Any]) -> str:
+    """The memory of one cell: each phase alone, and the whole loop."""
+    alone = [f"{cell['gib'][phase]:.1f}" if phase in cell["gib"] else "-" for phase in PHASES]
+    whole = [f"{cell['loop_peak_gib']:.1f} in {cell['limit']}"] if "fits" in cell else ["-"]
+    fits = {True: "yes", False: "**no**", None: "-"}[cell.get("fits")]
+    return "| " + " | ".join([*how_of(name, cell), *alone, *whole, f"{cell['closed_form_gib']:.1f}", fits]) + " |"
 
 
 def rows_of(name: str, cell: dict[str, Any]) -> list[str]:
-    """The lines of one cell, a phase each."""
-    how = f"`{cell['mesh']}` / `{cell['rollout_mesh']}`, {cell['microbatches']} parts, "
-    first, lines = [*name.split(" "), how + ("recomputed" if cell["remat"] else "kept")], []
+    """The schedules of one cell, a phase a line."""
+    lines = []
     for phase in (one for one in PHASES if one in cell["phases"]):
         one = cell["phases"][phase]
-        found, peak = one["schedule_ms"], cell.get("peak_gib", {}).get(phase, one["gib"])
-        said = f"{phase} ~" if one["layers"] else phase
+        found, said = one["schedule_ms"], f"{phase} ~" if one["layers"] else phase
         if found is None:
-            cells = [said, f"does not fit: {one['gib']:.1f} GiB", *[""] * (len(COLUMNS) - 5)]
+            cells = [said, "does not fit", *[""] * (len(COLUMNS) - 5)]
         else:
             dearest = found["places"][0] if found["places"] else {"where": "", "milliseconds": 0.0}
-            cells = [said, *(f"{found[part]:,.1f}" for part in PARTS), f"{found['share_of_roof']:.0%}", f"{peak:.1f}",
+            cells = [said, *(f"{found[part]:,.1f}" for part in PARTS), f"{found['share_of_roof']:.0%}",
                      f"`{dearest['where']}` {dearest['milliseconds']:,.1f}"]  # fmt: skip
-        lines.append("| " + " | ".join([*first, *cells]) + " |")
-    if cell.get("fits") is False:
-        said = f"the loop does not fit: {cell['loop_peak_gib']:.1f} GiB in {cell['limit']}"
-        lines.append("| " + " | ".join([*first, said, *[""] * (len(COLUMNS) - 4)]) + " |")
+        lines.append("| " + " | ".join([*how_of(name, cell), *cells]) + " |")
     return lines
 
 
-def missing(cells: dict[str, dict[str, Any]]) -> str:
-    """What has not been compiled yet."""
-    todo = [
-        f"{name} ({', '.join(phase for phase in PHASES if phase not in cell['phases'])})"
-        for name, cell in cells.items()
-        if set(PHASES) - set(cell["phases"])
+def missing(cells: dict[str, dict[str, Any]], part: str) -> str:
+    """What has not been compiled yet: ``gib`` or ``phases``."""
+    done = {name: [phase for phase in PHASES if phase in cell[part]] for name, cell in cells.items()}
+    some = [
+        f"{name} ({', '.join(set(PHASES) - set(have))})" for name, have in done.items() if 0 < len(have) < len(PHASES)
     ]
-    there = {name.split(" ")[0] for name in cells}
-    todo += [f"{model} (any slice)" for model in MODELS if model not in there]
-    return f" Not compiled yet: {'; '.join(todo)}." if todo else ""
+    none = [name for name, have in done.items() if not have]
+    none += [model for model in MODELS if model not in {name.split(" ")[0] for name in cells}]
+    todo = some + ([f"nothing of {', '.join(none)}"] if none else [])
+    return f" Not there yet: {'; '.join(todo)}." if todo else ""
+
+
+def table(columns: tuple[str, ...], lines: list[str]) -> list[str]:
+    """With its head; nothing where there is no line."""
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines] if lines else []
 
 
 def page(record: dict[str, dict[str, Any]]) -> str:
@@ -222,10 +257,13 @@ def page(record: dict[str, dict[str, Any]]) -> str:
 
     beside = compared_table(record[COMPARED]) if COMPARED in record else ""
     cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED)}
+    memory = [gib_row(name, cell) for name, cell in cells.items() if cell["gib"]]
     lines = [line for name, cell in cells.items() for line in rows_of(name, cell)]
-    said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells)}
-    head = [CELLS_HEAD.format(**said) + "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    return "\n".join([HEAD.format(compared=beside).rstrip(), *(head if lines else []), *lines]) + "\n"
+    said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells, "phases")}
+    parts = [HEAD.format(compared=beside).rstrip()]
+    parts += [MEMORY_HEAD.format(missing=missing(cells, "gib")), *table(GIB_COLUMNS, memory)] if memory else []
+    parts += [CELLS_HEAD.format(**said), *table(COLUMNS, lines)] if lines else []
+    return "\n".join(parts) + "\n"
 
 
 def planned_cells(models: list[str], slices: list[str] | None) -> Iterator[tuple[str, str]]:
@@ -242,6 +280,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--slices", nargs="+")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--memory", action="store_true", help="buffers alone, without code: seconds a phase")
     parser.add_argument("--compared", action="store_true", help="the phases beside Tunix's, and no others")
     parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
     given = parser.parse_args(words)
@@ -253,7 +292,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
         out.write_text(page(found))
         print(f"{name}: done", file=sys.stderr)
 
-    if given.compared or given.checked:
+    if given.compared or given.checked:  # a phase at a time, too
         place = found.setdefault(COMPARED if given.compared else CHECKED, {})
         for name in [name for name in (SHAPES if given.compared else LINES) if name not in place]:
             place[name] = compared(name) if given.compared else compared(name, whole=False)
@@ -265,8 +304,8 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
             cell = found.setdefault(f"{model} {topology}", {}) or found[f"{model} {topology}"]
             if not cell:
                 cell |= described(model, topology)
-            if phase not in cell["phases"]:
-                add_phase(cell, model, topology, phase)
+            if phase not in cell["gib" if given.memory else "phases"]:
+                (add_memory if given.memory else add_phase)(cell, model, topology, phase)
                 kept(f"{model} {topology} {phase}")
 
 

@@ -65,7 +65,7 @@ def of_compiler(name: str, spec: str, best: search.Plan) -> float | None:
     found = compiled().get(f"{name} {spec}", {})
     same = (best.train.spec, best.rollout.spec, best.work.microbatches, best.work.rollout_rows, best.work.remat)
     asked = tuple(found.get(key) for key in ("mesh", "rollout_mesh", "microbatches", "rollout_rows", "remat"))
-    return found["loop_peak_gib"] if same == asked else None
+    return found.get("loop_peak_gib") if same == asked else None
 
 
 def row_of(name: str, spec: str) -> tuple[str, ...]:

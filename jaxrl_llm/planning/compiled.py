@@ -115,6 +115,12 @@ def of_depths(
     return Compiled(*sizes, few.seconds + more.seconds, few.fits and more.fits, timed, depths)
 
 
+def too_large(said: str) -> float | None:
+    """Bytes that a program would need, by what the compiler says where it does not fit; None: it says no such thing."""
+    match = _TOO_LARGE.search(said)
+    return None if match is None else float(match[1]) * _UNITS[match[2]]
+
+
 def of_phase(
     phase: Phase,
     effort: float = 0.0,
@@ -136,10 +142,10 @@ def of_phase(
     try:
         program = lowered.compile(given or None)
     except jax.errors.JaxRuntimeError as error:
-        match = _TOO_LARGE.search(str(error))
-        if match is None:
+        needed = too_large(str(error))
+        if needed is None:
             raise
-        return Compiled(float(match[1]) * _UNITS[match[2]], 0.0, 0.0, time.monotonic() - started, fits=False)
+        return Compiled(needed, 0.0, 0.0, time.monotonic() - started, fits=False)
     found = program.memory_analysis()
     timed = None if chip is None else schedule.of_text(program.as_text(), chip, filled=phase.filled, show=show)
     arguments, working = found.argument_size_in_bytes, found.temp_size_in_bytes

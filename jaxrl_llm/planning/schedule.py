@@ -207,7 +207,9 @@ def _parts(rest: str) -> int:
 
 
 def collective_seconds(op: str, size: float, parts: int, chip: Chip) -> float:
-    """Of one collective on a ring of ``parts`` chips.
+    """Of one collective on a ring of ``parts`` chips; where each sends to each, on a grid with no links around it.
+
+    Half of what everybody has goes through the middle of the grid, over as many links as its shorter side has.
 
     Args:
       op: the operation's name.
@@ -216,6 +218,8 @@ def collective_seconds(op: str, size: float, parts: int, chip: Chip) -> float:
     links = LINKS * chip.link
     if op.startswith("collective-permute"):
         return chip.meeting + size / chip.link
+    if "all-to-all" in op:
+        return chip.meeting + size * 2 ** math.ceil(math.log2(max(parts, 2)) / 2) / 4 / chip.link
     if op.startswith("all-reduce"):
         return chip.meeting + 2 * size * (parts - 1) / parts / links
     return chip.meeting + size * (parts - 1) / parts / links

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.planning import chips, compiled, cost, estimate, reshard_cost, search
+from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, reshard_cost, search
 from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.known_models import shape_of
 from jaxrl_llm.planning.parallel_layout import Sizes
@@ -35,6 +35,7 @@ class Settings:
     estimate: bool = False  # closed form alone, also where libtpu is installed
     effort: float = -1.0  # of the compiler, for the speed of what is not run here: -1 to 1, 0 is that of a run
     show: int = 3  # how many choices
+    buffers: bool = False  # memory as soon as the compiler knows it: it is ended before it makes code
     schedule: bool = False  # what each phase takes by the TPU compiler's own count, and its dearest places
     json: bool = False  # for programs
 
@@ -60,6 +61,8 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     """
     if settings.schedule and (settings.estimate or not compiled.available()):
         raise UserError("--schedule is the compiler's count: pip install 'jaxrl_llm[plan]', and no --estimate")
+    if settings.schedule and settings.buffers:
+        raise UserError("--schedule needs the compiler's code, which --buffers leaves out; give one of them")
     for name in ("prompt", "response", "prompts", "group", "show"):
         if getattr(settings, name) < 1:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least 1")
@@ -75,9 +78,25 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
 
 
 def compile_plan(
-    config: ModelConfig, plan: Plan, devices: Any, effort: float, chip: Chip | None = None
+    config: ModelConfig,
+    plan: Plan,
+    devices: Any,
+    effort: float,
+    chip: Chip | None = None,
+    buffers_on: Topology | None = None,
 ) -> tuple[Plan, dict[str, compiled.Compiled]]:
-    """The plan with the compiler's figures in place of the estimated ones."""
+    """The plan with the compiler's figures in place of the estimated ones.
+
+    Args:
+      buffers_on: where only the assignment of buffers is wanted, ``planning.buffers``; None: whole programs.
+    """
+    if buffers_on is not None:
+        sizes = {
+            name: buffers.peak(config, plan.train, plan.rollout, plan.work, buffers_on, name, effort=effort)
+            for name in plan.peaks
+        }
+        found = {name: compiled.Compiled(size, 0.0, 0.0, 0.0) for name, size in sizes.items()}
+        return plan._replace(peaks=estimate.of_the_loop(config, plan.train, sizes, plan.work)), found
     found = compiled.of_step(
         config, plan.train, plan.rollout, plan.work, devices, names=tuple(plan.peaks), effort=effort, chip=chip
     )
@@ -110,7 +129,8 @@ def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[di
         devices, pairs = compiled.devices(topology), []
         for plan in shown:
             timed = topology.chip if settings.schedule else None
-            pairs.append(compile_plan(config, plan, devices, settings.effort, timed))
+            alone = topology if settings.buffers else None
+            pairs.append(compile_plan(config, plan, devices, settings.effort, timed, alone))
             print(f"compiled {plan.train.spec}", file=sys.stderr)
         shown, details = [plan for plan, _ in pairs], [figures for _, figures in pairs]
     return config, topology, shown, details

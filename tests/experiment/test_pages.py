@@ -55,6 +55,7 @@ def test_the_committed_pages_are_up_to_date():
     # links lead from where a page lies, so that it is made for its committed place
     for path in folder.glob("*/*.md"):
         assert path.read_text() == page(path.stem, path.parent), f"{path}: run python -m jaxrl_llm.experiment pages"
+    assert (folder / "index.md").read_text() == pages.index(ROOT), "run python -m jaxrl_llm.experiment pages"
     there = {path.stem for path in folder.glob("*/*.md")}
     wanted = {s.slug for s in systems.listed(ROOT) if systems.experiment_file(s.slug, ROOT) is not None}
     assert there == wanted, "run python -m jaxrl_llm.experiment pages"
@@ -69,6 +70,14 @@ def test_pages_of_files_that_are_gone_go(tmp_path, monkeypatch):
     written = pages.write(ROOT, tmp_path)
     assert written == [tmp_path / "agents" / "igpo.md", tmp_path / "index.md"] and not old.exists()
     assert "(agents/igpo.md)" in written[1].read_text()
+
+
+def test_the_index_orders_what_has_no_record_by_its_cost():
+    text = pages.index(ROOT).partition("## What a record would cost")[2]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and "minutes" not in line]
+    assert [float(row[0][2:]) for row in rows] == sorted(float(row[0][2:]) for row in rows)
+    assert "agents/igpo" not in text and "hybridflow" not in text, "they have one"
+    assert {row[2] for row in rows} == {"pilot", records.OLD}
 
 
 def test_withdrawn_verdicts_say_why():

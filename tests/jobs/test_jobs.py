@@ -244,7 +244,7 @@ def test_whole_distributions_lie_in_the_columns_of_their_tokens(loss):
     column = jnp.arange(6, dtype=jnp.int32)[None]
     batch = Batch(**{name: None for name in Batch._fields})._replace(
         tokens=tokens, mask=mask, segment_ids=jnp.ones_like(tokens), positions=column,
-        sampler_logp=jnp.where(mask, -2.0, 0.0),
+        sampler_logp=jnp.where(mask, -2.0, 0.0), extras={},
     )  # fmt: skip
     found = distil.make_terms(settings, model.policy, [distil.Teacher(other)])(model.params, batch)
     logits = [align(m.policy.unembed(m.params, _hidden(m, batch))) for m in (model, other)]

@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.models.config import Experts, to_hf
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning import chips, compiled, cost, estimate, phases, reshard_cost, search
+from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, phases, reshard_cost, search
 from jaxrl_llm.planning import known_models as shapes
 from jaxrl_llm.planning.parallel_layout import Sizes, gathered, held
 from jaxrl_llm.planning.phases import Work
@@ -176,6 +176,18 @@ def test_the_search_prefers_what_fits_and_then_the_quickest():
     # 70 B do not fit on sixteen such chips, and the smallest is on top
     large = search.plans(shapes.shape_of("Llama-3-70B"), V5E, WORK)
     assert large[0].peak > V5E.chip.hbm and large[0].peak == min(plan.peak for plan in large)
+
+
+def test_memory_of_a_plan_by_the_compilers_buffers(capsys, monkeypatch):
+    monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(compiled, "devices", lambda topology: [None])
+    monkeypatch.setattr(buffers, "peak", lambda *given, **_: 2.0**30 * (7 if given[5] == "update" else 1))
+    command = ["--model", "Qwen3-0.6B", "--show", "1", "--buffers"]
+    assert cli.cli([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["plans"][0]
+    assert found["limit"] == "update" and found["loop_peak_gib"] == 7.0 and found["peak_gib"]["decode"] > 1
+    assert cli.cli([*command, "--schedule"]) == 2
+    assert "which --buffers leaves out" in capsys.readouterr().err
 
 
 def test_gpus_are_planned_by_the_same_roofline(capsys):

@@ -71,11 +71,12 @@ def draw_attempts(key: Array, n: int) -> tuple[Int[Array, "N P"], Int[Array, "N 
 class Steps(NamedTuple):
     """Problems whose responses are written step by step: sums of this module, or problems of one's own.
 
-    ``places`` are the columns of a response at which its steps begin.
+    ``places`` are the columns of a response at which its steps begin, ``column(steps)`` those of given steps.
     """
 
     world: strings.World
     places: tuple[int, ...]
+    column: Callable[[Array], Array]
     right: Callable[[Array, Array], Array]
     solution: Callable[[Array], Array]
     draw_prompts: Callable[..., Array]
@@ -85,7 +86,7 @@ class Steps(NamedTuple):
 
 SUMS = Steps(
     strings.make_world(VOCABULARY, PROMPT_TOKENS, RESPONSE_TOKENS, width=48, layers=2, heads=3),
-    tuple(range(RESPONSE_TOKENS)), right, solution, draw_prompts, draw_training, draw_attempts,
+    tuple(range(RESPONSE_TOKENS)), lambda steps: steps, right, solution, draw_prompts, draw_training, draw_attempts,
 )  # fmt: skip
 
 
@@ -152,8 +153,7 @@ def step_pairs(
     hits = task.right(jnp.repeat(prompts, others.shape[1], axis=0), flat).reshape(others.shape[:2])
     chosen = jnp.take_along_axis(others, jnp.argmax(hits, axis=1)[:, None, None], axis=1)[:, 0]
     wrong = ~task.right(prompts, responses)
-    start = jnp.asarray(task.places, jnp.int32)[start]
-    return StepPairs(prompts, chosen, responses, start, wrong & jnp.any(hits, axis=1))
+    return StepPairs(prompts, chosen, responses, task.column(start), wrong & jnp.any(hits, axis=1))
 
 
 def first_pit(advantages: Array, key: Key) -> Array:

@@ -6,6 +6,8 @@ longer than the median; broken problems are the longer ones.
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from experiments.parts import text_problems, text_rows
 from experiments.preference.parts.spurious_steps import PAYS, Steps
 from jaxrl_llm.experiment.own_rows.tasks import Opened
@@ -26,8 +28,10 @@ def open_task(settings: Any) -> Opened:
         prompts = draw_training(key, n)
         return prompts, found.solution(prompts)
 
+    places = tuple(sorted({width * k // CUTS for k in range(CUTS)}))
+    begin = jnp.asarray(places, jnp.int32)
     task = Steps(
-        found.world, tuple(sorted({width * k // CUTS for k in range(CUTS)})), found.right, found.solution, found.cued,
-        draw_training, draw_attempts,
+        found.world, places, lambda steps: begin[steps], found.right, found.solution, found.cued, draw_training,
+        draw_attempts,
     )  # fmt: skip
     return Opened(task, text_rows.finish(found.rows))

@@ -103,7 +103,7 @@ def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> 
     from jaxrl_llm.experiment import doctor
 
     root = locate.root() if root is None else root
-    out, written, index = out or root / "docs" / "papers", [], ["# Papers", ""]
+    out, written = out or root / "docs" / "papers", []
     for system in systems.listed(root):
         file = systems.experiment_file(system.slug, root)
         if file is None:
@@ -113,9 +113,39 @@ def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> 
         path = folder / f"{system.slug}.md"
         path.write_text(page(system, doctor.load(file), folder, root))
         written.append(path)
-        index.append(f"- [{system.title}]({path.relative_to(out).as_posix()})")
     written.append(out / "index.md")
-    written[-1].write_text("\n".join(index) + "\n")
+    written[-1].write_text(index(root))
     for path in set(out.rglob("*.md")) - set(written):
         path.unlink()
     return written
+
+
+def index(root: pathlib.Path) -> str:
+    """All papers, and those without a record under the standard by what one would cost, the cheapest first."""
+    pilots, lines, waiting = pilot.kept_rows(root / "results" / "pilots.tsv"), [], []
+    for system in systems.listed(root):
+        file = systems.experiment_file(system.slug, root)
+        if file is None:
+            continue
+        name = f"{file.parent.name}/{system.slug}"
+        lines.append(f"- [{system.title}]({name}.md)")
+        found = systems.records_of(*name.split("/"), root)
+        if any(not records.is_old(record) for record in found):
+            continue
+        row = pilots.get(name)
+        if row:
+            waiting.append(
+                (float(row["processor minutes of a record"]), name, "pilot", systems.piloted(name, pilots, []))
+            )
+        elif found:
+            seconds = sum(arm["seconds"] for arm in found[0]["arms"].values())
+            waiting.append((seconds / 60, name, records.OLD, "none"))
+    table = ["| minutes | paper | from | pilot |", "|---|---|---|---|"]
+    for minutes, name, source, said in sorted(waiting):
+        table.append(f"| {minutes:.0f} | [{name}]({name}.md) | {source} | {said} |")
+    text = (
+        "To the first look, the cheapest first. From a pilot: processor minutes with controls, and with the rates that "
+        "it was asked to count. From a record of the old instrument: what its arms took on the clock of its machine, a "
+        "lower bound, for a record under the standard measures more and has controls."
+    )
+    return "\n".join(["# Papers", "", *lines, "", "## What a record would cost", "", text, "", *table]) + "\n"
