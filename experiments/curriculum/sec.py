@@ -6,7 +6,9 @@ Claim:     drawing categories by what they teach now, measured by the mean absol
 Equations: category c ~ softmax(Q / tau), prompt uniform inside; r_c = mean |A| of its rollouts, which for 0/1 rewards
            and GRPO is 2 sqrt(p (1 - p) (G - 1) / G); Q_c <- alpha r_c + (1 - alpha) Q_c, r_c = 0 where c was not drawn
            (no_decay: Q_c stays). easy_to_hard, hard_to_easy: one category after another in equal shares of the run.
-Left out:  draws without replacement, SEC-2D, the objective by change of reward, PPO and RLOO.
+           progress: r_c = |mean reward - that of its last draw|. sec_rloo: A = r - mean of the others, r_c its mean
+           |A|. Categories have two dimensions, as in SEC-2D: how many numbers, and how large a target.
+Left out:  draws without replacement, PPO, kinds of problems beside arithmetic.
 Expect:    eval/accuracy and eval/accuracy_4 (never trained on): sec > uniform and sec > easy_to_hard.
 Measure:   Countdown: trained on 2 numbers with small and large targets and 3 numbers with small and large targets (four
            categories, equal numbers of rollouts in all arms), held out 2, 3 and 4 numbers; 8 seeds.
@@ -15,15 +17,57 @@ Run:       python -m experiments.curriculum.sec
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from jaxrl_llm import experiment
+from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import bandit
 from jaxrl_llm.curriculum.bandit import Arms
 from jaxrl_llm.curriculum.subset import on_rows
 from jaxrl_llm.experiment import curricula, recipes
+
+
+def mean_reward(rewards: Array, group_size: int) -> Array:
+    """What ``make_progress`` follows."""
+    return rewards
+
+
+def leave_one_out_advantage(rewards: Array, group_size: int) -> Array:
+    """Mean ``|A|`` of binary rewards, each compared with the mean of the others: ``2 p (1 - p) G / (G - 1)``.
+
+    >>> leave_one_out_advantage(jnp.array([0.0, 0.5, 1.0]), 8).round(4).tolist()
+    [0.0, 0.5714, 0.0]
+    """
+    p = jnp.clip(rewards.astype(jnp.float32), 0.0, 1.0)
+    return 2.0 * p * (1.0 - p) * group_size / max(group_size - 1, 1)
+
+
+def make_progress(*, rate: float, temperature: float, decay_unsampled: bool) -> Arms:
+    """The bandit of ``make_td`` on ``|m_c - m_c'|``, the change of a category's mean reward since it was last drawn.
+
+    A category that is drawn for the first time counts from 0.
+    """
+    inner = bandit.make_td(rate=rate, temperature=temperature, decay_unsampled=decay_unsampled)
+
+    def init(count):
+        return inner.init(count), jnp.zeros((count,), jnp.float32)
+
+    def learn(state, category, signal, weight):
+        worth, last = state
+        used = weight.astype(jnp.float32)
+        count = jax.ops.segment_sum(used, category, num_segments=last.shape[0])
+        total = jax.ops.segment_sum(jnp.where(used > 0, used * signal, 0.0), category, num_segments=last.shape[0])
+        mean = jnp.where(count > 0, total / jnp.maximum(count, 1e-9), last)
+        change = jnp.abs(mean - last)
+        return inner.learn(worth, category, change[category], weight), mean
+
+    return Arms(init, lambda state: inner.probs(state[0]), learn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +80,9 @@ class Settings(recipes.OnlineSettings):
     rate: float = 0.5
     bandit_temperature: float = 1.0
     decay_unsampled: bool = True
+    learn: Callable[..., Arms] = bandit.make_td
+    signal: Callable[..., Array] = bandit.mean_absolute_advantage  # (mean reward, group size) -> [n]
+    advantages: Callable[..., Array] = group.group_normalized_advantages
     train_levels: int = 3  # the hardest level that trains; the ones above are only measured
 
 
@@ -54,6 +101,8 @@ ARMS = {
     "hard_to_easy": {"order": "hard_to_easy"},
     "sec": {},
     "sec_no_decay": {"decay_unsampled": False},
+    "progress": {"learn": make_progress, "signal": mean_reward},
+    "sec_rloo": {"signal": leave_one_out_advantage, "advantages": group.rloo_advantages},
 }
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
 CURVES = ("eval/accuracy", "eval/accuracy_3", "eval/accuracy_4", "reward/mean", "group/degenerate_fraction")
@@ -62,7 +111,7 @@ CURVES = ("eval/accuracy", "eval/accuracy_3", "eval/accuracy_4", "reward/mean", 
 def make_arms(settings: Settings) -> Arms:
     """The bandit of an arm, or its fixed order."""
     if settings.order == "learnt":
-        return bandit.make_td(
+        return settings.learn(
             rate=settings.rate, temperature=settings.bandit_temperature, decay_unsampled=settings.decay_unsampled
         )
     if settings.order == "uniform":
@@ -77,9 +126,10 @@ def build(settings: Settings) -> experiment.Plan:
     rows = np.flatnonzero(level <= settings.train_levels)
     categories = curricula.target_categories(found, rows)
     arms = make_arms(settings)
-    signal = partial(bandit.mean_absolute_advantage, group_size=settings.group_size)
+    signal = partial(settings.signal, group_size=settings.group_size)
     sampler = on_rows(bandit.make_categories(categories, arms, signal=signal), rows)
-    online = curricula.make_grpo(settings, found, sampler=sampler, **curricula.spending(categories, rows))
+    spent = curricula.spending(categories, rows)
+    online = curricula.make_grpo(settings, found, sampler=sampler, advantages=settings.advantages, **spent)
     return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
 
 

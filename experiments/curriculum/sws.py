@@ -10,8 +10,9 @@ Equations: weak: max accuracy over the epochs of the first round <= 1/2 and its 
            [1/8, 7/8]. Second round: GRPO on the old and the new problems, groups of accuracy in [1/8, 7/8] alone.
            continued: no new problems. uniform: equal budgets, concepts of all problems. no_filter: whatever the
            accuracy. oracle: budgets ~ 1 - the category's accuracy, from many samples.
-Left out:  language models as generator, judges and solver (recipes with errors stand in); the first round is run once
-           and shared by all seeds; sets have 3 of 10 concepts, not 5 of thousands.
+Left out:  language models as generator, judges and solver (recipes with errors stand in); sets have 3 of 10 concepts,
+           not 5 of thousands. The first round is run once and shared by all seeds, for what is made of its weaknesses
+           is a table of the one program in which all seeds run: intervals do not have its variance.
 Expect:    eval/accuracy sws > uniform > continued; eval/accuracy_6, the weakest category, sws > uniform.
 Measure:   held-out chains of 3 to 6 operations (the categories); 8 seeds, equal rollouts and updates in the second
            round.

@@ -6,8 +6,9 @@ Claim:     PPO with lambda < 1 makes responses longer where rewards are negative
            problems lengthens. With lambda = 1 there is no such pressure.
 Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE of a reward at the end, V = 0);
            token-mean clipped loss, so that the loss of one response is -r (1 - lambda^T) / (T (1 - lambda)). grpo: A =
-           (r - mean) / std, which is 0 once the few problems are solved.
-Left out:  the learned critic (the paper's analysis takes V near 0), AIME-size problems, the MMLU transfer study.
+           (r - mean) / std, which is 0 once the few problems are solved. critic: V learned in both phases, beside the
+           policy, and A is GAE over it, whitened (the paper's analysis takes V near 0).
+Left out:  AIME-size problems, the MMLU transfer study.
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
 Measure:   held-out chains of 2 to 4 operations with an optional scratchpad; 8 seeds, equal rollouts in every arm.
 Run:       python -m experiments.efficiency.concise_rl
@@ -24,7 +25,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import actor_critic, builders
 
 
 def as_judged(value):
@@ -60,6 +61,7 @@ class Settings(recipes.OnlineSettings):
     second: str = "easy"  # easy: the few solvable problems; hard: the first phase goes on
     label: Callable[[Array], Array] = as_judged  # of the second phase's answers
     credit: Callable[..., Array] = by_token  # in the second phase
+    values: str = "none"  # none: V = 0; critic: learned
 
 
 EMBEDDED = {
@@ -76,6 +78,7 @@ ARMS = {
     "ppo_lambda1": {"lam": 1.0},
     "unsolvable": {"label": all_wrong},
     "grpo": {"credit": by_group},
+    "critic": {"values": "critic"},
 }
 METRICS = ("eval/accuracy", "eval/tokens", "eval/right_tokens", "eval/wrong_tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "group/degenerate_fraction")
@@ -97,6 +100,8 @@ def build(settings: Settings) -> experiment.Plan:
         slots = {"sampler": curricula.make_chosen(rows, f"of level {settings.hard_level} or more, or easy and solved,")}
         if found.score is not None:
             slots["score"] = lambda answers, trajectories: judged(found.score(answers, trajectories), trajectories)
+        if settings.values == "critic":
+            return curricula.make_grpo(settings, found, **with_critic(settings, found, lam, label), **slots)
         estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
         return curricula.make_grpo(settings, found, estimate=estimate, **slots)
 
@@ -111,7 +116,23 @@ def build(settings: Settings) -> experiment.Plan:
     first = experiment.Stage(make(np.flatnonzero(hard), 1.0, as_judged, by_token), settings.first_steps)
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
-    return curricula.make_plan(settings, found, (first, second), host_score=host_score)
+    plan = curricula.make_plan(settings, found, (first, second), host_score=host_score)
+    return recipes.with_heads(found, plan, value=1) if settings.values == "critic" else plan
+
+
+def with_critic(settings: Settings, found: recipes.Bench, lam: float, label: Callable[[Array], Array]):
+    """Slots of PPO with a value head beside the policy's."""
+
+    def paid(params, extras, trajectories, rewards):
+        return returns.at_last_token(label(rewards.value), trajectories.mask & rewards.valid[:, None])
+
+    return {
+        "estimate": actor_critic.make_value_estimate(
+            found.model.policy, token_rewards=paid, lam=lam, temperature=settings.temperature
+        ),
+        "loss": actor_critic.make_actor_critic_loss(found.model.policy, temperature=settings.temperature),
+        "actor": recipes.model_of,
+    }
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

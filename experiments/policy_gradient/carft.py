@@ -8,7 +8,8 @@ Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h
            -log exp(min(cos(z_ann, z_i), 0.9) / 0.2) / sum_j exp(cos(z_ann, z_j) / 0.2), times 0.1, beside PPO's policy
            loss and 0.1 of its value loss; reward 1 if right, 0.1 if some answer is given. reft: without it.
            every: right and wrong samples; mean: z without the weights v.
-Left out:  KL reward, the variant that pushes wrong samples away, SFT as an arm, Dr. GRPO in the place of PPO.
+           reft_kl, carft_kl: less 0.05 KL to the start at every token; sft: fine-tuning on the annotations alone.
+Left out:  Dr. GRPO in the place of PPO. Wrong samples are pushed away by the denominator, which has all samples.
 Expect:    eval/accuracy: carft > reft - 0.01 at the end and carft > reft at half of the steps.
 Measure:   held-out arithmetic chains with annotated scratchpads; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.carft
@@ -16,6 +17,7 @@ Run:       python -m experiments.policy_gradient.carft
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +25,12 @@ import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, reduce
-from jaxrl_llm.experiment import recipes
-from jaxrl_llm.losses import contrastive
+from jaxrl_llm.advantages import returns
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.losses import contrastive, kl
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.train.methods import actor_critic, builders
 
 
 def right(values: Array) -> Array:
@@ -49,6 +52,8 @@ class Settings(recipes.OnlineSettings):
     contrasted: Callable[[Array], Array] = right
     weighted: float = 1.0  # factor of the value inside the pooling; 0 is the mean
     projection: int = 64
+    kl_weight: float = 0.0  # in the reward of every token
+    sft_steps: int = 0  # on annotations; they replace reinforcement
 
 
 EMBEDDED = {
@@ -59,7 +64,11 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
-ARMS = {"reft": {"contrast": 0.0}, "carft": {}, "every": {"contrasted": every}, "mean": {"weighted": 0.0}}
+ARMS = {
+    "reft": {"contrast": 0.0}, "carft": {}, "every": {"contrasted": every}, "mean": {"weighted": 0.0},
+    "reft_kl": {"contrast": 0.0, "kl_weight": 0.05}, "carft_kl": {"kl_weight": 0.05},
+    "sft": {"contrast": 0.0, "sft_steps": 120},
+}  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "contrast/cosine", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 
@@ -89,11 +98,20 @@ def build(settings: Settings) -> experiment.Plan:
     def graded(rewards, rows):
         return rewards._replace(value=jnp.maximum(rewards.value, 0.1 * read(rows)[1].astype(jnp.float32)))
 
+    def restrained(params, extras, rows, rewards):
+        paid = returns.at_last_token(rewards.value, rows.mask)
+        reference, _ = builders.score_tokens(policy, extras["reference"], rows, temperature=settings.temperature)
+        return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
+
+    def extras(params, key):
+        return {"reference": jax.tree.map(jnp.copy, params["model"])}
+
     judged = {} if bench.score is None else {"score": lambda answers, rows: graded(bench.score(answers, rows), rows)}
     online = recipes.make_online(
         settings, bench, **judged, actor=recipes.model_of,
         estimate=actor_critic.make_value_estimate(
-            policy, reduction="seq_mean", temperature=settings.temperature, row_extras=annotated
+            policy, reduction="seq_mean", temperature=settings.temperature, row_extras=annotated,
+            token_rewards=restrained if settings.kl_weight else None,
         ),
         loss=actor_critic.make_actor_critic_loss(
             policy, value_weight=0.1, reduction="seq_mean", temperature=settings.temperature, extra_loss=contrast
@@ -101,7 +119,13 @@ def build(settings: Settings) -> experiment.Plan:
         tx=optax.adam(settings.learning_rate),
         whole_batch="every response is contrasted with all others" if settings.contrast else "",
     )  # fmt: skip
-    plan = recipes.one_stage(settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows))
+    if settings.sft_steps:
+        tuned = partial(curricula.solutions_imitated, settings, steps=settings.sft_steps, learning_rate=1e-3)
+        return recipes.one_stage(settings, bench, online)._replace(init=lambda key: tuned(), stages=())
+    plan = recipes.one_stage(
+        settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows),
+        **({"extras": extras} if settings.kl_weight else {}),
+    )  # fmt: skip
     return recipes.with_heads(bench, plan, value=1, cot=settings.projection)
 
 

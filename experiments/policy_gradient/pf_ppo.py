@@ -8,7 +8,8 @@ Equations: weights of a prompt's responses: BR 0.4 for the best by reward, 0.1 f
            BoN 1 for the best; power |R|^2; each loss, and the whitening of advantages, times the expected count of a
            draw with replacement by weight. PPO with GAE; reward: the model's score at the last token, less
            beta (log pi - log base) at each. oracle: the true reward, no filter.
-Left out:  one response a prompt (PPO-S). Of beta 0, 0.05 and 0.2 the embedded one is the first with which arm ppo keeps
+           ppo_s: one response to each of five times as many prompts.
+Left out:  scales of policies and reward models. Of beta 0, 0.05 and 0.2 the embedded is the first with which ppo keeps
            the true reward that it gains in training: below it exploits the reward model.
 Expect:    eval/accuracy: br > ppo and bw > ppo; filter/reliability: bw > ppo.
 Measure:   held-out arithmetic chains; the reward model is a linear head on the frozen base model's last state, fitted
@@ -66,7 +67,7 @@ SMOKE = {"steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "m
 ARMS = {
     "ppo": {}, "bon": {"weigh": selection.best_weights}, "bw": {"weigh": selection.best_worst_weights},
     "br": {"weigh": selection.best_random_weights}, "power": {"weigh": selection.power_weights},
-    "oracle": {"judge": true_reward},
+    "oracle": {"judge": true_reward}, "ppo_s": {"group_size": 1, "prompts_per_step": 45},
 }  # fmt: skip
 METHOD = "br"
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "policy/entropy", "eval/tokens")
@@ -85,8 +86,9 @@ def build(settings: Settings) -> experiment.Plan:
 
     def fit(params, key):
         table = jax.tree.map(lambda x: x[: settings.fit_problems], bench.train)
-        rollout = recipes.rollout_of(settings, bench, group_size=size)
-        rows = recipes.sample_all(rollout, base, table, key, size)
+        several = max(size, 5)  # the reward model compares responses to one prompt
+        rollout = recipes.rollout_of(settings, bench, group_size=several)
+        rows = recipes.sample_all(rollout, base, table, key, several)
         truth = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows).value
         fitted = linear_reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
         return {"reward_model": fitted, "base": jax.tree.map(jnp.copy, base)}

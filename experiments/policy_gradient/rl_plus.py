@@ -8,7 +8,8 @@ Claim:     RL on own samples narrows what a model can solve (pass@k for large k 
 Equations: own tokens -A rho, no clip; demonstration tokens -A (1 - p)^0.5 2 p / (p_old + (p_old + 1) / 2); A = r - mean
            over both; sum over tokens / constant; entropy bonus 0.001. luffy: -A p / (p + 0.1) instead;
            no_mis: -A rho (1 - p)^0.5; no_eba: without (1 - p)^0.5. grpo: eight own samples.
-Left out:  SFT before or beside RL, other domains.
+           sft: fine-tuning on demonstrations; sft_grpo: then GRPO; grpo_sft: GRPO beside likelihood of demonstrations.
+Left out:  other domains.
 Expect:    eval/accuracy: rl_plus > grpo; eval/pass@8: rl_plus > grpo and rl_plus not 0.02 below its start.
 Measure:   held-out Countdown with four numbers, which the base model seldom solves; demonstrations are solver traces;
            8 seeds, equal updates and group sizes (a demonstration takes the place of one own sample).
@@ -19,11 +20,12 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
 from jaxrl_llm.train.methods import builders
@@ -36,6 +38,11 @@ def without_mixture(logp, old_logp, advantages, mask) -> TokenTerms:
     return TokenTerms(terms.loss * mixed.exploration_factor(logp), terms.aux)
 
 
+def imitation(logp, old_logp, advantages, mask) -> TokenTerms:
+    """The likelihood of the demonstration, whatever its advantage: fine-tuning beside reinforcement."""
+    return TokenTerms(jnp.where(mask, -logp, 0.0), {})
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -44,6 +51,8 @@ class Settings(recipes.OnlineSettings):
     max_new_tokens: int = 8192
     outside_loss: Callable[..., TokenTerms] | None = mixed.mixture_loss  # None: no demonstration in the group
     entropy_bonus: float = 1e-3
+    sft_steps: int = 0  # on demonstrations, before
+    reinforced: float = 1.0  # share of the steps that follow; 0: the fine-tuned model is measured
 
 
 EMBEDDED = {
@@ -60,6 +69,9 @@ ARMS = {
     "rl_plus": {},
     "no_mis": {"outside_loss": without_mixture},
     "no_eba": {"outside_loss": partial(mixed.mixture_loss, gamma=0.0)},
+    "sft": {"sft_steps": 120, "reinforced": 0.0},
+    "sft_grpo": {"outside_loss": None, "sft_steps": 120},
+    "grpo_sft": {"outside_loss": imitation},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@8", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "policy/weight", "grad/norm")
@@ -99,7 +111,12 @@ def build(settings: Settings) -> experiment.Plan:
         ),
         tx=optax.adam(settings.learning_rate),
     )
-    return recipes.one_stage(settings, bench, online)
+    plan = recipes.one_stage(settings, bench, online)
+    if settings.sft_steps:
+        numbers = {"steps": settings.sft_steps, "learning_rate": 1e-3}
+        plan = plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
+    steps = round(settings.reinforced * settings.steps)
+    return plan._replace(stages=tuple(stage._replace(steps=steps) for stage in plan.stages if steps))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

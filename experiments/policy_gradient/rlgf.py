@@ -6,9 +6,10 @@ Claim:     letting a guide write the beginning of a response (PPO++), or its end
 Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0. ppo_pp: guide in, policy out, both
            losses on the policy's tokens; aggrevated: policy in, guide out, policy loss on the roll-in, value loss on
            the guide's tokens. lols: PPO++ with probability 0.8 in each iteration; d2lols: AggreVaTeD at first. GAE
-           over the whole response, a value head for either roll-out.
-Left out:  the KL reward (0.001 in the paper), its 0.1 of likelihood of reference texts, guides queried as a black box,
-           other values of beta (0 is ppo).
+           over the whole response, a value head for either roll-out; rewards less 0.001 (log pi - log start) at every
+           token of the response, 0.1 of the likelihood of reference solutions in the loss (free: without both).
+           ppo_pp_30, ppo_pp_90: other beta (0 is ppo).
+Left out:  guides queried as a black box.
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
 Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
            by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
@@ -25,9 +26,13 @@ import jax.numpy as jnp
 import optax
 
 from experiments.policy_gradient.parts import roll_in_out
-from jaxrl_llm import experiment
+from jaxrl_llm import experiment, reduce
+from jaxrl_llm.advantages import returns
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.train.methods import actor_critic
+from jaxrl_llm.losses import kl
+from jaxrl_llm.losses.supervised import sft_loss
+from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.plan import Plan
 
 
@@ -50,13 +55,37 @@ def guided(settings, bench, guide):
     def with_critic(params, own):
         return {"model": params["model"], "value": roll_in_out.either(own, params["value"], params["of_guide"])}
 
-    plain = actor_critic.make_value_estimate(bench.model.policy, temperature=settings.temperature)
+    policy, heat = bench.model.policy, settings.temperature
+    solutions, there = recipes.demonstrations(settings)
+
+    def restrained(params, extras, rows, rewards):
+        paid = returns.at_last_token(rewards.value, rows.mask)
+        reference, _ = builders.score_tokens(policy, bench.model.params, rows, temperature=heat)
+        written, _ = builders.score_tokens(policy, params["model"], rows, temperature=heat)
+        near = jax.lax.stop_gradient(written)
+        return kl.kl_in_reward(paid, near, reference, rows.mask, coefficient=settings.kl_weight)
+
+    def gold(params, extras, rows, rewards):
+        ids = rows.problem_ids
+        every = jnp.ones(ids.shape, bool)
+        return {"gold": given_responses.with_responses(rows, every, solutions[ids], there[ids])}
+
+    def like(params, hidden, batch):
+        rows = jax.tree.map(lambda x: x[:: settings.group_size], batch.extras["gold"])  # one of each group
+        logp, _ = builders.score_tokens(policy, params["model"], rows, temperature=heat)
+        value = reduce.tokens(sft_loss(logp, rows.mask).loss, rows.mask)
+        return settings.likelihood * value, {"imitation/loss": value}
+
+    more = {"token_rewards": restrained} if settings.kl_weight else {}
+    more |= {"row_extras": gold} if settings.likelihood else {}
+    plain = actor_critic.make_value_estimate(policy, temperature=heat, **more)
     ppo = actor_critic.make_actor_critic_loss(
         bench.model.policy,
         temperature=settings.temperature,
         policy_tokens=lambda batch: batch.extras["chosen"],
         value_tokens=lambda batch: batch.extras["judged"],
         totals=lambda batch: batch.extras["totals"],
+        **({"extra_loss": like} if settings.likelihood else {}),
     )
 
     def estimate(params, extras, rows, rewards):
@@ -67,6 +96,7 @@ def guided(settings, bench, guide):
         return batch._replace(extras=batch.extras | more | {"totals": totals})
 
     slots = {"rollout": rollout, "estimate": estimate, "tx": optax.adam(settings.learning_rate)}
+    slots["whole_batch"] = "the likelihood of references is a mean over it" if settings.likelihood else ""
     slots["score"] = lambda answers, rows: judge(answers, whole(rows))
     slots["loss"] = lambda params, batch: ppo(with_critic(params, batch.extras["own"][0]), batch)
     slots["actor"] = lambda state: state.extras | {"policy": state.params["model"]}
@@ -91,6 +121,8 @@ class Settings(recipes.OnlineSettings):
     own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
     switch: int = 0  # iterations of AggreVaTeD before that
     guide_steps: int = 1000  # of supervised fine-tuning
+    kl_weight: float = 0.001  # in the reward of every token
+    likelihood: float = 0.1  # of reference solutions
     learn: Callable[..., Plan] = guided
 
 
@@ -105,6 +137,7 @@ SMOKE = {
 ARMS = {
     "ppo": {"share": 0.0}, "ppo_pp": {}, "aggrevated": {"own": 0.0, "share": 0.8}, "lols": {"own": 0.8, "share": 0.8},
     "d2lols": {"switch": 40, "share": 0.8}, "guide": {"learn": guide_alone},
+    "ppo_pp_30": {"share": 0.3}, "ppo_pp_90": {"share": 0.9}, "free": {"kl_weight": 0.0, "likelihood": 0.0},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")

@@ -7,8 +7,9 @@ Claim:     the change of entropy that a token's update causes can be estimated f
 Equations: Omega = A / p_old p (1 - p) (log p + H); w = clip(exp(-k |Omega|), 0.8, 1), k = -log 0.8 / max |Omega|;
            loss = w times PPO's with dual clip 10. linear: w from 1.2 for the least |Omega| to 0.8 for the largest.
            clip_higher: upper clip 0.28; bonus: 0.01 H; kl_cov: |log ratio| on tokens of large covariance, no clip.
-Left out:  clip-cov, tokens of high entropy alone (high_entropy_tokens.py), the run with almost no clip, runs of
-           hundreds of steps.
+           clip_cov, kl_cov: tokens of high covariance clipped or held; almost_no_clip: ratios from 0.01 to 100;
+           grpo_four, steer_four: four updates a rollout.
+Left out:  tokens of high entropy alone (high_entropy_tokens.py), runs of hundreds of steps.
 Expect:    policy/entropy at the end: steer > grpo; eval/accuracy: steer > grpo - 0.01.
 Measure:   held-out Countdown, two updates for each rollout; 8 seeds, equal rollouts and updates. entropy/predicted:
            mean Omega, whose negative is the change expected of a small step.
@@ -19,6 +20,8 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
@@ -29,6 +32,16 @@ from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.losses import token_choice
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+
+
+def clip_cov(logp, old_logp, advantages, mask):
+    """Clip-Cov; the batch itself is the seed of its draw."""
+    seed = jax.lax.bitcast_convert_type(jnp.sum(jnp.where(mask, old_logp, 0.0)), jnp.int32)
+    noise = jax.random.uniform(jax.random.fold_in(jax.random.key(0), seed), mask.shape)
+    return entropies.clip_cov_loss(logp, old_logp, advantages, mask, noise)
+
+
+RANKED = (entropies.kl_cov_loss, clip_cov)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +68,11 @@ ARMS = {
     "grpo_once": {"updates_per_rollout": 1},
     "clip_higher": {"loss": partial(clipped_policy_loss, clip_high=0.28, dual_clip=10.0)},
     "bonus": {"entropy_bonus": 0.01},
+    "almost_no_clip": {"loss": partial(clipped_policy_loss, clip_low=0.99, clip_high=99.0)},
     "kl_cov": {"loss": entropies.kl_cov_loss},
+    "clip_cov": {"loss": clip_cov},
+    "grpo_four": {"updates_per_rollout": 4},
+    "steer_four": {"updates_per_rollout": 4, "weights": token_choice.steer_weights},
     "steer": {"weights": token_choice.steer_weights},
     "steer_linear": {"weights": token_choice.steer_linear_weights},
 }
@@ -89,7 +106,7 @@ def build(settings: Settings) -> experiment.Plan:
         ),
         tx=optax.adam(settings.learning_rate),
         updates_per_rollout=settings.updates_per_rollout,
-        whole_batch="its tokens are ranked over the batch" if weights or settings.loss is entropies.kl_cov_loss else "",
+        whole_batch="its tokens are ranked over the batch" if weights or settings.loss in RANKED else "",
     )
     return recipes.one_stage(settings, bench, online)
 

@@ -7,8 +7,11 @@ Claim:     of the many techniques on offer two are enough: advantages centred by
 Equations: lite_ppo: A = (r - mean_group) / std_batch, loss = sum over tokens / number of tokens. grpo: std_group and
            the mean of sequence means. dapo: clip-higher (0.28), token mean, groups of equal rewards and truncated
            responses left out of the loss.
-Left out:  the other cells of the factorial (reward scale, batch mean, difficulty splits, aligned models); DAPO draws
-           new prompts for the groups it drops, here it trains on fewer, so that rollouts are equal.
+           The factorial: advantages over std_group, std_batch, none (no_std) or centred by the batch (batch_mean), with
+           sequence and token mean; clip_higher, overlong (truncated responses do not train), signed (rewards -1 and 1,
+           which only no_std can see) alone; shaped: dapo with its soft penalty of long responses.
+Left out:  difficulty splits and aligned models (--levels, --model); DAPO draws new prompts for the groups it drops,
+           here it trains on fewer, so that rollouts are equal.
 Expect:    eval/accuracy: lite_ppo >= grpo - 0.01 and lite_ppo >= dapo - 0.01.
 Measure:   held-out Countdown, two updates for each rollout so that clipping acts; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.tricks_or_traps
@@ -18,6 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
@@ -25,6 +29,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.train.methods import builders
 
 
@@ -39,6 +44,32 @@ def keep_informative(trajectories, rewards):
     return useful & ~trajectories.truncated
 
 
+def keep_ended(trajectories, rewards):
+    """Responses that ended: the overlong filter."""
+    return rewards.valid & ~trajectories.truncated
+
+
+def batch_mean_advantages(rewards: Array, group_ids: Array, *, valid: Array) -> Array:
+    """``(r - mean) / std``, both of the whole batch."""
+    return group.batch_whitened(rewards, valid=valid)
+
+
+def as_given(rewards: Array, trajectories, *, limit_tokens: int) -> Array:
+    """0 or 1."""
+    return rewards
+
+
+def signed(rewards: Array, trajectories, *, limit_tokens: int) -> Array:
+    """-1 or 1."""
+    return 2.0 * rewards - 1.0
+
+
+def punished(rewards: Array, trajectories, *, limit_tokens: int) -> Array:
+    """DAPO's soft punishment: from three quarters of the longest response on."""
+    length = jnp.sum(trajectories.mask.astype(jnp.int32), axis=1)
+    return rewards + overlong_penalty(length, limit_tokens=limit_tokens, buffer_tokens=max(limit_tokens // 4, 1))
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -50,6 +81,7 @@ class Settings(recipes.OnlineSettings):
     reduction: str = "seq_mean"  # see reduce.tokens
     clip_high: float = 0.2
     keep: Callable[..., Array] = keep_all
+    reward: Callable[..., Array] = as_given  # (rewards, trajectories, *, limit_tokens) -> rewards
 
 
 EMBEDDED = {
@@ -66,6 +98,14 @@ ARMS = {
     "batch_std": {"advantages": group.lite_ppo_advantages},
     "token_mean": {"reduction": "token_mean"},
     "dapo": {"reduction": "token_mean", "clip_high": 0.28, "keep": keep_informative},
+    "shaped": {"reduction": "token_mean", "clip_high": 0.28, "keep": keep_informative, "reward": punished},
+    "no_std": {"advantages": group.dr_grpo_advantages},
+    "no_std_token_mean": {"advantages": group.dr_grpo_advantages, "reduction": "token_mean"},
+    "batch_mean": {"advantages": batch_mean_advantages},
+    "batch_mean_token_mean": {"advantages": batch_mean_advantages, "reduction": "token_mean"},
+    "clip_higher": {"clip_high": 0.28},
+    "overlong": {"keep": keep_ended},
+    "signed": {"advantages": group.dr_grpo_advantages, "reward": signed},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "group/degenerate_fraction", "grad/norm")
@@ -76,7 +116,8 @@ def build(settings: Settings) -> experiment.Plan:
     bench = recipes.bench(settings)
 
     def advantages(trajectories, rewards):
-        values = settings.advantages(rewards.value, trajectories.group_ids, valid=rewards.valid)
+        paid = settings.reward(rewards.value, trajectories, limit_tokens=settings.max_new_tokens)
+        values = settings.advantages(paid, trajectories.group_ids, valid=rewards.valid)
         return group.per_token(values, trajectories.mask)
 
     online = recipes.make_online(

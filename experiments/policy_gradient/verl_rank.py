@@ -10,7 +10,8 @@ Equations: d_X = clip((X - EMA_X) / |EMA_X|, +-5); b = sigmoid(gain d_ERA); phi 
            response of the batch.
            hidden/rank_with_velocity and hidden/rank_with_length: correlations over the responses of a batch; the method
            rests on the first being small.
-Left out:  PPO, the dynamic weight of phi, the bonus on the last token alone (its code).
+           ppo, ppo_verl: the same on GAE with a value head.
+Left out:  the dynamic weight of phi, the bonus on the last token alone (its code).
 Expect:    eval/accuracy: verl > grpo - 0.01; eval/pass@8: verl > grpo.
 Measure:   held-out Countdown, prefixes 4 tokens apart; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.verl_rank
@@ -27,7 +28,7 @@ from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.methods import actor_critic, builders
 
 
 def correlation(x: Array, y: Array) -> Array:
@@ -55,6 +56,7 @@ class Settings(recipes.OnlineSettings):
     shift: int = 0  # rows between a response and the one whose bonus it gets
     kappa: float = 2.0
     rate: float = 0.3  # of the moving averages
+    values: str = "none"  # none: GRPO; critic: PPO
 
 
 EMBEDDED = {
@@ -73,6 +75,8 @@ ARMS = {
     "rank": {"explore": 1.0},
     "velocity": {"explore": 0.0},
     "scrambled": {"shift": 5},
+    "ppo": {"values": "critic", "weight": 0.0},
+    "ppo_verl": {"values": "critic"},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@8", "policy/entropy", "hidden/rank", "hidden/velocity")
 CURVES = (*METRICS, "reward/mean", "hidden/rank_with_velocity", "hidden/rank_with_length", "grad/norm")
@@ -84,10 +88,13 @@ def build(settings: Settings) -> experiment.Plan:
     policy, new = bench.model.policy, settings.max_new_tokens
     advantages = builders.per_response(group.group_normalized_advantages)
     plain = builders.make_estimate(policy, advantages, temperature=settings.temperature)
+    critic = settings.values == "critic"
+    if critic:
+        plain = actor_critic.make_value_estimate(policy, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
         batch = plain(params, extras, rows, rewards)
-        hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
+        hidden = policy.hidden(params["model"] if critic else params, rows.tokens, rows.positions, rows.segment_ids)
         figures = builders.in_row_parts(
             lambda some: ranks.rank_figures(*some, stride=settings.stride, most=settings.most_states),
             (hidden[:, -new:], rows.mask[:, -new:]),
@@ -99,7 +106,7 @@ def build(settings: Settings) -> experiment.Plan:
         )  # fmt: skip
         bonus = jnp.roll(bonus, settings.shift)
         shaped = ranks.shaped_advantages(batch.advantages, bonus, kappa=settings.kappa)
-        return batch._replace(advantages=shaped, extras={"figures": figures})
+        return batch._replace(advantages=shaped, extras=batch.extras | {"figures": figures})
 
     def remember(state, batch, rows, rewards):
         averages = ranks.updated_averages(state.extras["averages"], batch.extras["figures"], rate=settings.rate)
@@ -118,18 +125,22 @@ def build(settings: Settings) -> experiment.Plan:
         wide = {"hidden/rank": 0, "hidden/velocity": 1, "hidden/acceleration": 2}
         return {k: jnp.broadcast_to(batch.extras["figures"][:, i, None], logp.shape) for k, i in wide.items()}
 
+    def figures_of_batch(params, hidden, batch):
+        mean = jnp.sum(batch.extras["figures"], axis=0) / batch.extras["figures"].shape[0]
+        return 0.0, dict(zip(("hidden/rank", "hidden/velocity", "hidden/acceleration"), mean, strict=True))
+
+    heat = {"temperature": settings.temperature}
+    if critic:
+        loss = actor_critic.make_actor_critic_loss(policy, extra_loss=figures_of_batch, **heat)
+        slots = {"loss": loss, "actor": recipes.model_of}
+    else:
+        slots = {"loss": builders.make_policy_loss(policy, clipped_policy_loss, diagnostics=figures, **heat)}
     online = recipes.make_online(
-        settings,
-        bench,
-        estimate=estimate,
-        loss=builders.make_policy_loss(
-            policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=figures
-        ),
-        tx=optax.adam(settings.learning_rate),
-        remember=remember,
-        figures=together,
-    )
-    return recipes.one_stage(settings, bench, online, extras=lambda params, key: {"averages": ranks.no_averages()})
+        settings, bench, estimate=estimate, tx=optax.adam(settings.learning_rate), remember=remember, figures=together,
+        **slots,
+    )  # fmt: skip
+    plan = recipes.one_stage(settings, bench, online, extras=lambda params, key: {"averages": ranks.no_averages()})
+    return recipes.with_heads(bench, plan, value=1) if critic else plan
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

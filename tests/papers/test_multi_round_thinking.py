@@ -32,7 +32,7 @@ def test_a_round_is_asked_with_the_answer_and_without_the_reasoning():
     assert rounds.asked(PROBLEM, None, rounds.as_published) is PROBLEM
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "What is 2+2?"}]
     chat = rounds.asked(PROBLEM._replace(prompt=messages), "5", rounds.in_signs).prompt
-    assert chat == [messages[0], {"role": "user", "content": "What is 2+2?5?=>"}] and len(messages[1]["content"]) == 12
+    assert chat == [messages[0], {"role": "user", "content": "5?What is 2+2?"}] and len(messages[1]["content"]) == 12
 
 
 def test_anothers_answer_is_of_another_problem():
@@ -80,7 +80,7 @@ def test_rounds_of_a_model_are_asked_with_their_parents_answers(settings):
             row = after.rows
             asked = row.tokens[k][(row.segment_ids[k] > 0) & ~row.mask[k] & (row.tokens[k] != pad)]
             shown = rounds.final_part(before.texts[parent])
-            assert decode(asked.tolist()).endswith(problems[k // 2].prompt + shown + "?=>")
+            assert decode(asked.tolist()).endswith(f"{shown}?{problems[k // 2].prompt}")
     figures = rounds.figures(played, rounds.last_round(played, 2), 2)
     for k, now in enumerate(played):
         assert figures[f"round/accuracy_{k + 1}"] == pytest.approx(now.right.mean())
@@ -95,7 +95,7 @@ def test_teaching_shows_both_kinds_of_prompts_and_right_ends(settings):
     assert len(pairs) == 4 * len(problems)
     for k, (prompt, response) in enumerate(pairs):
         problem = problems[k // 4]
-        assert prompt.startswith(problem.prompt) and (prompt == problem.prompt) == (k % 2 == 0)
+        assert prompt.endswith(problem.prompt) and (prompt == problem.prompt) == (k % 2 == 0)
         assert countdown.verify(problem.answer, response).value == 1.0
 
 

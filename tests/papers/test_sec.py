@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import sec
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import bandit
 from tests import close
@@ -95,3 +96,24 @@ def test_a_fixed_order_walks_through_the_categories():
         reverse.append(int(jnp.argmax(back.probs(state))))
         state = arms.learn(state, None, None, None)
     assert seen == [0, 0, 1, 1, 2, 2, 2, 2] and reverse == [2, 2, 1, 1, 0, 0, 0, 0]
+
+
+def test_progress_against_a_loop_and_leave_one_out_by_counting():
+    arms, rng = sec.make_progress(rate=0.5, temperature=0.4, decay_unsampled=True), np.random.default_rng(1)
+    state, worth, last = arms.init(3), np.zeros(3), np.zeros(3)
+    for _ in range(6):
+        category, rewards = rng.integers(0, 3, 5), rng.random(5)
+        weight = (rng.random(5) < 0.8).astype(float)
+        state = arms.learn(state, jnp.asarray(category), *(jnp.asarray(x, jnp.float32) for x in (rewards, weight)))
+        for c in range(3):
+            mine = (category == c) & (weight > 0)
+            gain = abs(rewards[mine].mean() - last[c]) if mine.any() else 0.0
+            worth[c] = 0.5 * gain + 0.5 * worth[c]
+            last[c] = rewards[mine].mean() if mine.any() else last[c]
+        np.testing.assert_allclose(state[0], worth, atol=1e-5)
+        np.testing.assert_allclose(arms.probs(state), np.exp(worth / 0.4) / np.exp(worth / 0.4).sum(), atol=1e-5)
+    for right in range(9):
+        rewards = np.array([1.0] * right + [0.0] * (8 - right))
+        away = np.mean([abs(r - (rewards.sum() - r) / 7) for r in rewards])
+        found = sec.leave_one_out_advantage(jnp.asarray([right / 8]), 8)
+        assert float(found[0]) == pytest.approx(away, abs=1e-6)

@@ -22,7 +22,7 @@ from jaxrl_llm.metrics import calibration
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import Key, Metrics, Params, Trajectories
+from jaxrl_llm.types import Key, Metrics, Params
 
 VALIDATION = 128  # training problems that no table holds, for the choice of a learning rate
 AT_ONCE = 64  # problems whose responses are drawn at once
@@ -82,7 +82,7 @@ def draw_table(settings: Any, policy: Params, key: Key) -> Table:
     rollout, score = recipes.rollout_of(settings, found), curricula.train_score(found)
     chosen = jax.random.permutation(jax.random.fold_in(key, 0), found.train.tokens.shape[0] - held)[:count]
 
-    def some(ids: Array) -> tuple[Trajectories, Any]:
+    def some(ids: Array) -> Table:
         rows = rollout(policy, found.train.tokens[ids], found.train.valid[ids], sample_keys(key, 1, ids, size), ids)
         rewards = score(jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers), rows)
         kept = Table(rows.tokens, rows.segment_ids, rows.positions, rows.mask & rewards.valid[:, None], rewards.value)

@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Bool, Int
 
 from jaxrl_llm.data import problems as tables
+from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
@@ -54,12 +55,12 @@ def as_published(prompt: str, shown: str) -> str:
 
 
 def in_signs(prompt: str, shown: str) -> str:
-    """The same in the alphabet of the bundled models, which read no English.
+    """The same in the alphabet of the bundled models, which read no English; it ends as the problem alone does.
 
     >>> in_signs("cd 3 5 7 26=>", "7*3=21,21+5=26")
-    'cd 3 5 7 26=>7*3=21,21+5=26?=>'
+    '7*3=21,21+5=26?cd 3 5 7 26=>'
     """
-    return f"{prompt}{shown}?=>"
+    return f"{shown}?{prompt}"
 
 
 def asked(problem: Problem, shown: str | None, ask: Callable[[str, str], str]) -> Problem:
@@ -70,6 +71,20 @@ def asked(problem: Problem, shown: str | None, ask: Callable[[str, str], str]) -
         return problem._replace(prompt=ask(problem.prompt, shown))
     *before, last = problem.prompt
     return problem._replace(prompt=[*before, last | {"content": ask(last["content"], shown)}])
+
+
+def fitted(problem: Problem, shown: str | None, ask: Callable[[str, str], str], length: Callable[[Prompt], int],
+           width: int) -> Problem:  # fmt: skip
+    """``asked``, where the prompt would be too long with the end of what is shown: an answer stands at the end.
+
+    >>> fitted(Problem("sum", "1+1=", "2", {}, 1, ""), "because it is 2", in_signs, len, 8).prompt
+    's 2?1+1='
+    """
+    now = asked(problem, shown, ask)
+    while shown and length(now.prompt) > width:
+        shown = shown[max(1, len(shown) // 8) :]
+        now = asked(problem, shown, ask)
+    return now
 
 
 # ------------------------------------------------------------------ what is shown of the round before
@@ -169,9 +184,12 @@ def make_rounds(
     rollout = jax.jit(recipes.rollout_of(settings, found, group_size=1, measured=True))
     first = [problem for problem in problems for _ in range(samples)]
     ids = np.repeat(np.arange(len(problems), dtype=np.int32), samples)
-    plain = tables.encode_problems(tokenizer, problems, chat=settings.chat).tokens.shape[1]
-    longest = [max(problems, key=lambda p: len(str(p.prompt)))]
-    words = tables.encode_problems(tokenizer, [asked(longest[0], "", ask)], chat=settings.chat).tokens.shape[1]
+
+    def length(prompt: Prompt) -> int:
+        return len(encode_prompt(tokenizer, prompt, chat=settings.chat))
+
+    plain = max(length(problem.prompt) for problem in problems)
+    words = max(length(asked(problem, "", ask).prompt) for problem in problems)
     limit = model.config.max_positions - settings.max_new_tokens
     width = min(max(plain, words) + settings.max_new_tokens, limit)
 
@@ -193,7 +211,7 @@ def make_rounds(
             if played:
                 last = played[-1]
                 told = shown(last.texts, samples)
-                now = [asked(problem, text, ask) for problem, text in zip(first, told, strict=True)]
+                now = [fitted(*pair, ask, length, width) for pair in zip(first, told, strict=True)]
             else:
                 now = first
             rows = one(params, key, index, now)

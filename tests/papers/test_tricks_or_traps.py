@@ -1,0 +1,43 @@
+"""The cells of the factorial: what each advantage sees of the scale of rewards, and the soft penalty of length."""
+
+import types
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.policy_gradient import tricks_or_traps as tricks
+from jaxrl_llm.advantages import group
+
+RNG = np.random.default_rng(0)
+RIGHT = (RNG.random(24) < 0.4).astype(np.float64)
+IDS = np.repeat(np.arange(4), 6)
+GIVEN = jnp.asarray(RIGHT, jnp.float32), jnp.asarray(IDS, jnp.int32)
+VALID = {"valid": jnp.ones((24,), bool)}
+
+
+def test_advantages_of_the_whole_batch_against_a_loop():
+    found = tricks.batch_mean_advantages(*GIVEN, **VALID)
+    np.testing.assert_allclose(found, (RIGHT - RIGHT.mean()) / RIGHT.std(), atol=1e-5)
+
+
+def test_only_advantages_without_a_deviation_see_the_scale_of_rewards():
+    doubled = tricks.signed(GIVEN[0], None, limit_tokens=0)
+    np.testing.assert_array_equal(doubled, np.where(RIGHT > 0, 1.0, -1.0))
+    for estimate, factor in (
+        (group.group_normalized_advantages, 1.0), (group.lite_ppo_advantages, 1.0), (tricks.batch_mean_advantages, 1.0),
+        (group.dr_grpo_advantages, 2.0),
+    ):  # fmt: skip
+        once, twice = (np.asarray(estimate(x, GIVEN[1], **VALID)) for x in (GIVEN[0], doubled))
+        np.testing.assert_allclose(twice, factor * once, atol=1e-3)
+        assert np.abs(once).max() > 0.1
+
+
+def test_the_soft_penalty_begins_at_three_quarters():
+    lengths = np.array([1, 15, 16, 18, 20])
+    rows = types.SimpleNamespace(mask=jnp.asarray(np.arange(30)[None, :] < lengths[:, None]), truncated=lengths == 20)
+    found = tricks.punished(jnp.ones((5,)), rows, limit_tokens=20)
+    np.testing.assert_allclose(found, 1.0 + np.minimum(0.0, (15 - lengths) / 5), atol=1e-6)
+    rewards = types.SimpleNamespace(valid=jnp.asarray([True, False, True, True, True]))
+    assert tricks.keep_ended(types.SimpleNamespace(truncated=jnp.asarray(lengths == 20)), rewards).tolist() == [
+        True, False, True, True, False,
+    ]  # fmt: skip
