@@ -113,10 +113,26 @@ def test_resume_and_report_after_damage(tmp_path, capsys, finished):
 ENVIRONMENT = dict(os.environ, XLA_FLAGS="", JAX_PLATFORMS="cpu")
 
 
+BEGUN = []
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_from_a_terminal():
+    """Runs meet SIGHUP although nohup may have started the tests, and none is left when its test is over."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+    while BEGUN:
+        if (process := BEGUN.pop()).poll() is None:
+            process.kill()
+            process.wait()
+
+
 def begin(*words, **more):
     command = [sys.executable, "-m", "jaxrl_llm", *SMALL, *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=ENVIRONMENT, **(pipes | more))
+    BEGUN.append(subprocess.Popen(command, env=ENVIRONMENT, **(pipes | more)))
+    return BEGUN[-1]
 
 
 def wait_for(condition, process, seconds=300.0):
