@@ -224,7 +224,7 @@ def takes(function: Callable[..., Any]) -> bool:
 
 def is_laid(node: Any) -> bool:
     """Whether a node of a tree is rows with a place for a layout."""
-    return hasattr(node, "layout")
+    return "layout" in getattr(node, "_fields", ())  # JAX's arrays have a layout of their own from 0.12 on
 
 
 def with_layouts(tree: Any, planner: Planner, *, parts: int = 1, shards: int = 1) -> list[list[Layout]]:
