@@ -37,7 +37,7 @@ NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("python", "-m", "experiments.agents."): "tests/experiments/test_own_world.py: each with a world made for it",
     ("python", "-m", "experiments.FAMILY.SLUG"): "tests/experiment/test_standard.py: tuning, registration, looks",
     ("python", "-m", "jaxrl_llm.experiment", "pilot"): "tests/experiment/test_standard.py",
-    ("python", "-m", "jaxrl_llm.experiment", "systems"): "tests/experiment/test_systems.py: it writes a page of docs",
+    ("python", "-m", "jaxrl_llm.experiment", "pages"): "tests/experiment/test_pages.py: it writes pages of docs",
     ("python", "docs/make_plans.py"): "tests/planning/test_plan.py compares its page",
     ("python", "docs/make_reasoning_gym.py"): "tests/verifiers/test_gym.py compares its page",
     (

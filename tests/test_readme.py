@@ -81,7 +81,7 @@ def test_commands_exist(page, words):
                 flags.read(planning.Settings, rest[1:], prog="")
             if module.startswith(("experiments.agents.", "experiments.preference.", "experiments.reward_models.")):
                 cli.parse(tasks.with_rows(importlib.import_module(module)), rest)
-        case ["jaxrl", ("sft" | "dpo" | "reward-model" | "distil") as name, *rest]:
+        case ["jaxrl", ("sft" | "dpo" | "online-dpo" | "ppo" | "reward-model" | "distil") as name, *rest]:
             cli.parse(importlib.import_module(f"jaxrl_llm.jobs.{name.replace('-', '_')}"), rest)
         case ["jaxrl", "eval", *rest]:
             flags.read(evaluate_model.Settings, rest, prog="")

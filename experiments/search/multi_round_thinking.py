@@ -45,7 +45,10 @@ EMBEDDED = {
     "data": "countdown", "levels": (3,), "train_problems": 2048, "eval_problems": 192, "max_new_tokens": 18,
     "ask": rounds.in_signs, "taught_steps": 2400, "learning_rate": 1e-3,
 }  # fmt: skip
-SMOKE = {"max_new_tokens": 8, "train_problems": 16, "eval_problems": 8, "eval_samples": 2, "taught_steps": 2}
+SMOKE = {
+    "max_new_tokens": 8, "train_problems": 16, "eval_problems": 8, "eval_samples": 2, "taught_steps": 2,
+    "prompts_per_step": 2, "group_size": 2,
+}  # fmt: skip
 FORWARD = {"data": "chain", "levels": (4, 5), "max_new_tokens": 40}
 ARMS = {
     "once": {"rounds": 1},

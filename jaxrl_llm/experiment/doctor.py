@@ -177,15 +177,15 @@ def check_record(module: ModuleType) -> str:
         standing = record["claim"]["verdict"] != verdicts.WITHDRAWN or record["claim"]["bed"][:1] != [reason]
         return f"withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge {name}" if standing else ""
     # an old record gets no arm added: what the file has beyond it waits for a record under the standard
-    known = [name for name in module.ARMS if name in record["arms"]]
+    known = [arm for arm in module.ARMS if arm in record["arms"]]
     if list(record["arms"]) != (known if records.is_old(record) else list(module.ARMS)):
         more = " --add" if set(record["arms"]) < set(module.ARMS) else ""
         return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
-    for name in known:
-        changes, kept = module.ARMS[name], record["arms"][name]["settings"]
+    for arm in known:
+        changes, kept = module.ARMS[arm], record["arms"][arm]["settings"]
         moved = [field for field, value in changes.items() if not results.same(kept.get(field), results.plain(value))]
         if moved:
-            return f"arm {name} was recorded with another {', '.join(moved)}; {renew}"
+            return f"arm {arm} was recorded with another {', '.join(moved)}; {renew}"
     fewest = min(len(arm.seeds) for arm in found.arms.values())
     if fewest < SEEDS and not getattr(module, "FEWER_SEEDS", ""):
         return f"{fewest} seeds; {renew} with {SEEDS}, or state the reason as FEWER_SEEDS"

@@ -94,7 +94,7 @@ def keep_rules(order: Array, loss_of: Callable[[Array], Array]) -> Bool[Array, "
     Differs from the paper in that the procedure is a reconstruction.
 
     >>> import jax.numpy as jnp
-    >>> keep_rules(jnp.array([2, 0, 1]), lambda kept: jnp.abs(1.0 - jnp.sum(kept))).tolist()
+    >>> keep_rules(jnp.array([2, 0, 1]), lambda kept: jnp.abs(1.0 - jnp.sum(kept.astype(jnp.float32)))).tolist()
     [False, False, True]
     """
 

@@ -111,7 +111,9 @@ def penalised(
 
     From "RLHF Workflow: From Reward Modeling to Online RLHF", arXiv:2405.07863, section 3.2.
 
-    >>> penalised(jnp.array([[1.0, 2.0]]), jnp.array([[[4, END, END], [4, 5, 6]]]), weight=0.5).tolist()
+    >>> from experiments.parts.preference_task import STRINGS
+    >>> task = STRINGS._replace(lengths=lengths)
+    >>> penalised(task, jnp.array([[1.0, 2.0]]), jnp.array([[[4, END, END], [4, 5, 6]]]), weight=0.5).tolist()
     [[0.5, 0.5]]
     """
     size = task.lengths(responses.reshape(-1, responses.shape[2])).reshape(scores.shape)

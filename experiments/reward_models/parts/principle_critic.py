@@ -106,7 +106,7 @@ def shaded(
     >>> odds = jnp.log(jnp.array([3.0, 3.0]))
     >>> task, none = principles.LANGUAGE, jnp.zeros((2, 2), jnp.int32)
     >>> reports = write(task, none, none[:, 0], jnp.array([True, True]))
-    >>> shaded(task, odds, reports, jnp.array([True, False])).tolist()
+    >>> [round(reward, 4) for reward in shaded(task, odds, reports, jnp.array([True, False])).tolist()]
     [-0.25, -0.75]
     """
     away = jnp.abs(label.astype(jnp.float32) - jax.nn.sigmoid(odds))

@@ -20,8 +20,8 @@ GOOD, BAD = (7, 11), (1, 5)  # scores for what is right and for what is not, the
 def broken(rng: np.random.Generator, question: str) -> str:
     """A chain that poses nothing: its last number is lost, an operator is doubled, or the modulus is another one.
 
-    >>> [broken(np.random.default_rng(k), "m7 3+5") for k in range(4)]
-    ['m8 3+5', 'm7 3+', 'm7 3+', 'm7 3++5']
+    >>> [broken(np.random.default_rng(k), "m7 3+5") for k in (0, 1, 11)]
+    ['m9 3+5', 'm7 3++5', 'm7 3+']
     """
     kind = int(rng.integers(3))
     if kind == 0:
