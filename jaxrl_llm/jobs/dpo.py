@@ -99,7 +99,7 @@ def scored(policy: Any, params: Any, table: SupervisedRows, shared: Array | None
     """``sequence_logp`` of a whole table, ``CHUNK`` rows at a time, without a gradient."""
     count = table.tokens.shape[0]
 
-    def part(x: Array) -> Array:
+    def part(x: Any) -> Any:
         padded = jnp.pad(x, ((0, -count % CHUNK), *((0, 0),) * (x.ndim - 1)))
         return padded.reshape(-1, CHUNK, *x.shape[1:])
 

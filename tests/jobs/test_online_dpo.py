@@ -71,7 +71,7 @@ def test_what_is_preferred_becomes_more(tmp_path):
         "1e-3",
     ]
     found = next(iter(cli.run(online_dpo, [*words, "--out", str(tmp_path)]).arms.values()))
-    before, after = (found.curves["eval/tokens"][0][k] for k in (0, -1))
+    before, after = (found.curves["eval/tokens"]["values"][0][k] for k in (0, -1))
     assert after < 0.7 * before
 
 
