@@ -29,7 +29,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import rows as job_rows
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import options, parts
+from jaxrl_llm.run import flags, options, parts
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan
@@ -107,7 +107,7 @@ def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequenc
     least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "scorer_steps": 1, "bad_rows": 0}
     for name, lowest in least.items():
         if hasattr(settings, name) and getattr(settings, name) < lowest:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must be at least {lowest}")
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
     model = options.open_model(settings)
     found = read(settings)
     (train, kept), (heldout, held) = (

@@ -9,7 +9,7 @@ and from SDPO in that it is shown the problem's solution, not a right response o
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
+from jaxrl_llm.jobs import scoring
+from jaxrl_llm.jobs.scoring import DrawnSettings
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import named, parts
 from jaxrl_llm.run.method import learning_rate
@@ -31,7 +33,7 @@ from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(DrawnSettings):
     """Every update draws prompts, samples a response to each, and moves it towards the teachers' distributions."""
 
     # Hugging Face folders with the student's vocabulary, tiny or nano; self: the loaded model, shown the solution
@@ -42,21 +44,11 @@ class Settings(recipes.OnlineSettings):
     loss: str = "reverse_kl"
     loss_args: tuple[str, ...] = ()  # settings of such a function, for example beta=0.5
     top: int = 64  # tokens of top_k
-    data: str = "chain"
-    steps: int = 200
     learning_rate: float = 1e-5
     group_size: int = 1
-    prompts_per_step: int = 32
-    max_new_tokens: int = 512
-    weight_decay: float = 0.0
-    warmup_steps: int = 10
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
 
 
-EMBEDDED = {
-    "teacher": ("tiny",), "levels": (2, 3), "steps": 20, "eval_every": 10, "learning_rate": 3e-4, "max_new_tokens": 32,
-    "train_problems": 512, "eval_problems": 64, "eval_samples": 2,
-}  # fmt: skip
+EMBEDDED = scoring.EMBEDDED | {"teacher": ("tiny",)}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "max_new_tokens": 6, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 2,

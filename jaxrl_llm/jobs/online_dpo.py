@@ -31,12 +31,12 @@ from jaxrl_llm import losses, reduce
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
-from jaxrl_llm.jobs import dpo
+from jaxrl_llm.jobs import dpo, scoring
 from jaxrl_llm.jobs.dpo import REFERENCE, Summed
-from jaxrl_llm.jobs.scoring import judged, with_reward
+from jaxrl_llm.jobs.scoring import DrawnSettings, judged, with_reward
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.mixture import mixture_policy
-from jaxrl_llm.run import bench, named
+from jaxrl_llm.run import bench, flags, named
 from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
@@ -57,7 +57,7 @@ REFUSED = {name: "it sorts the margins of a whole batch, of which a tie cannot b
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(DrawnSettings):
     """DPO on pairs of the policy's own responses, or another loss on preferences."""
 
     loss: str = "dpo_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
@@ -74,22 +74,12 @@ class Settings(recipes.OnlineSettings):
     new_reference: int = 0  # steps after which the policy becomes the reference, again and again; 0: never
     # LD-DPO: the weight, 0 to 1, of what a response has beyond the length of the other one of its pair; 1: DPO
     length_desensitised: float = 1.0
-    data: str = "chain"
-    steps: int = 200
     learning_rate: float = 5e-7
     group_size: int = 2
-    prompts_per_step: int = 32
-    max_new_tokens: int = 512
     max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    warmup_steps: int = 10
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
 
 
-EMBEDDED = {
-    "levels": (2, 3), "steps": 20, "eval_every": 10, "learning_rate": 1e-4, "max_new_tokens": 32, "group_size": 4,
-    "train_problems": 512, "eval_problems": 64, "eval_samples": 2,
-}  # fmt: skip
+EMBEDDED = scoring.EMBEDDED | {"learning_rate": 1e-4, "group_size": 4}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 8, "max_new_tokens": 16, "train_problems": 32, "eval_problems": 8,
     "eval_samples": 2,
@@ -156,7 +146,7 @@ def _check_numbers(settings: Settings, kind: str, wanted: Sequence[str], partner
         raise UserError(f"--share {settings.share} must lie in [0, 1]")
     for name in ("sharpness", "new_reference"):
         if getattr(settings, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must not be negative")
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must not be negative")
     if settings.new_reference and "chosen_kl" in wanted:
         raise UserError(f"--new-reference {settings.new_reference}: --loss {settings.loss} measures against the model "
                         "that was loaded; drop the flag")  # fmt: skip

@@ -7,7 +7,6 @@ warm-up of the critic and its imitation of right responses.
 """
 
 import dataclasses
-from typing import Literal
 
 import jax.numpy as jnp
 import optax
@@ -16,7 +15,8 @@ from jaxrl_llm import advantages, losses
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
-from jaxrl_llm.jobs.scoring import with_reward
+from jaxrl_llm.jobs import scoring
+from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import named
 from jaxrl_llm.run.method import LOSS, learning_rate
 from jaxrl_llm.train.methods.actor_critic import make_actor_critic_loss, make_value_estimate
@@ -26,7 +26,7 @@ GAE = ("rewards", "values", "bootstrap", "mask")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(DrawnSettings):
     """Proximal policy optimisation on verifiable problems."""
 
     gae: str = "gae_advantages"  # a function of jaxrl_llm.advantages of rewards and values, or MODULE:FUNCTION
@@ -36,22 +36,12 @@ class Settings(recipes.OnlineSettings):
     value_weight: float = 0.5  # of the critic's loss
     reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
     inner_epochs: int = 1  # updates on every rollout
-    data: str = "chain"
-    steps: int = 200
     learning_rate: float = 1e-6
     group_size: int = 4
-    prompts_per_step: int = 32
-    max_new_tokens: int = 512
     max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    warmup_steps: int = 10
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
 
 
-EMBEDDED = {
-    "levels": (2, 3), "steps": 20, "eval_every": 10, "learning_rate": 3e-4, "max_new_tokens": 32,
-    "train_problems": 512, "eval_problems": 64, "eval_samples": 2,
-}  # fmt: skip
+EMBEDDED = scoring.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 4, "max_new_tokens": 8, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 2,

@@ -1,8 +1,9 @@
-"""Rewards of one's own for jobs that draw responses: ``--reward MODULE:FUNCTION`` in place of a verifier."""
+"""What jobs that draw responses share: settings, and rewards of one's own by ``--reward MODULE:FUNCTION``."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jaxtyping import Array
@@ -11,6 +12,25 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import bench, parts
 from jaxrl_llm.run.method import own_reward
 from jaxrl_llm.types import Key, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnSettings(recipes.OnlineSettings):
+    """What the commands share whose updates draw their own responses."""
+
+    data: str = "chain"
+    steps: int = 200
+    prompts_per_step: int = 32
+    max_new_tokens: int = 512
+    weight_decay: float = 0.0
+    warmup_steps: int = 10
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+
+
+EMBEDDED = {  # of the bundled model
+    "levels": (2, 3), "steps": 20, "eval_every": 10, "learning_rate": 3e-4, "max_new_tokens": 32,
+    "train_problems": 512, "eval_problems": 64, "eval_samples": 2,
+}  # fmt: skip
 
 
 def judged(settings: Any, found: bench.Bench, name: str, flag: str) -> tuple[Callable, Callable, Callable]:

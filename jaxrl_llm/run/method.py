@@ -15,7 +15,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
-from jaxrl_llm.run import named
+from jaxrl_llm.run import flags, named
 from jaxrl_llm.train.methods.builders import mismatch_weights
 from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
@@ -74,7 +74,7 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--kl {settings.kl or 'none'} with --kl-weight {settings.kl_weight}: give both, or neither")
     for name in ("kl_target", "entropy_weight", "entropy_target"):
         if getattr(settings, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must not be negative")
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must not be negative")
     if settings.kl_target and not settings.kl:
         raise UserError(f"--kl-target {settings.kl_target} moves the weight of a KL: give --kl and --kl-weight with it")
     if settings.kl_horizon < 1 or settings.entropy_step <= 0:
@@ -92,7 +92,7 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--overlong-buffer {settings.overlong_buffer} exceeds --max-new-tokens {max_new_tokens}")
     for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
         if getattr(settings, name) < 0:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(settings, name)} must not be negative")
+            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must not be negative")
     if settings.reward and (verifier := getattr(settings, "verifier", "")):
         raise UserError(f"--reward {settings.reward} judges in place of --verifier {verifier}; drop one")
     if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":

@@ -117,11 +117,9 @@ BEGUN = []
 
 
 @pytest.fixture(autouse=True)
-def _signals_as_from_a_terminal():
-    """Runs meet SIGHUP although nohup may have started the tests, and none is left when its test is over."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _no_run_is_left():
+    """None that a test began goes on when the test is over."""
     yield
-    signal.signal(signal.SIGHUP, before)
     while BEGUN:
         if (process := BEGUN.pop()).poll() is None:
             process.kill()

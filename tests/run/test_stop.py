@@ -78,7 +78,6 @@ def test_what_does_not_come_back_to_python_is_ended(block, count):
 
 
 def test_one_signal_lets_a_loop_end_its_step():
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup's tests ignore it
     before = {number: signal.getsignal(number) for number in stop.SIGNALS}
     loop = stop.Stop()
     with loop.listening():

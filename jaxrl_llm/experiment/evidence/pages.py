@@ -84,7 +84,7 @@ def page(system: systems.System, module: ModuleType, folder: pathlib.Path, root:
         fence = ["```", block, "```"] if name == "Equations" else [block]
         lines += ["", f"## {name}", "", *fence] if block else []
     lines += ["", "## Arms", "", *_arms(module)]
-    pilots = pilot.kept_rows(root / "results" / "pilots.tsv")
+    pilots = pilot.kept_at(root)
     found = systems.records_of(family, system.slug, root)
     said = systems.piloted(f"{family}/{system.slug}", pilots, found)
     lines += ["", f"Mechanism: {systems.mechanism(system)}. Pilot: {said}."]
@@ -122,7 +122,7 @@ def write(root: pathlib.Path | None = None, out: pathlib.Path | None = None) -> 
 
 def index(root: pathlib.Path) -> str:
     """All papers, and those without a record under the standard by what one would cost, the cheapest first."""
-    pilots, lines, waiting = pilot.kept_rows(root / "results" / "pilots.tsv"), [], []
+    pilots, lines, waiting = pilot.kept_at(root), [], []
     for system in systems.listed(root):
         file = systems.experiment_file(system.slug, root)
         if file is None:

@@ -165,9 +165,14 @@ def programs(resolved: dict[str, Any], rates: int) -> int:
 
 
 def kept_rows(path: pathlib.Path) -> dict[str, dict[str, str]]:
-    """The table of pilots, ``results/pilots.tsv``, by ``family/slug``; nothing where there is none."""
+    """A table of pilots by ``family/slug``; nothing where there is none."""
     lines = [line.split("\t") for line in path.read_text().splitlines()] if path.is_file() else [[]]
     return {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+
+
+def kept_at(root: pathlib.Path) -> dict[str, dict[str, str]]:
+    """The committed table of pilots, ``results/pilots.tsv``, see ``kept_rows``."""
+    return kept_rows(root / "results" / "pilots.tsv")
 
 
 def keep(path: pathlib.Path, name: str, found: dict[str, Any], *, arms_of_record: int) -> None:

@@ -176,7 +176,7 @@ def certified(root: pathlib.Path = ROOT) -> list[str]:
 def render(root: pathlib.Path = ROOT) -> str:
     """The whole page as Markdown."""
     tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
-    systems, pilots = listed(root), pilot.kept_rows(root / "results" / "pilots.tsv")
+    systems, pilots = listed(root), pilot.kept_at(root)
     states = {system.slug: status(system, tests, root) for system in systems}
     tally = collections.Counter(state for state, _ in states.values())
     known = [*verdicts.VERDICTS, *(f"{v} ({records.OLD})" for v in verdicts.VERDICTS), *reversed(STATUSES)]
