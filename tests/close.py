@@ -68,6 +68,15 @@ def assert_same_sums(got, want, sums: int, *, magnitude: float | None = None) ->
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
 
 
+def assert_same_figures(got, want, sums: int) -> None:
+    """Metrics by name, each a sum of terms of its own size or of size 1, whichever is larger."""
+    assert set(got) >= set(want)
+    for name, value in want.items():
+        value = np.asarray(value)
+        atol = bound(sums, max(1.0, float(np.abs(value).max(initial=0.0))))
+        np.testing.assert_allclose(np.asarray(got[name]), value, rtol=0, atol=atol, err_msg=name)
+
+
 OPERATIONS = 16  # units in the last place of a formula: eight steps, and a transcendental function is off by up to two
 
 
