@@ -296,8 +296,8 @@ def test_a_teacher_of_another_vocabulary_is_refused_token_by_token(own):
             distil.make_terms(dataclasses.replace(settings, loss=loss), model.policy, teachers, 20)
     with pytest.raises(UserError, match="averaged token by token; give it alone"):
         distil.open_teachers(dataclasses.replace(settings, teacher=("nano", str(own))), model)
-    with pytest.raises(UserError, match="its context has 64; lower --max-new-tokens"):
-        distil.open_teachers(dataclasses.replace(settings, max_new_tokens=40), model)
+    with pytest.raises(UserError, match="its context has 160; lower --max-new-tokens"):
+        distil.open_teachers(dataclasses.replace(settings, max_new_tokens=80), model)
 
 
 def test_held_out_rows_are_other_prompts():

@@ -99,13 +99,13 @@ def test_the_critic_learns_by_the_loss_that_was_named():
         batch = actor_critic.make_value_estimate(model.policy, read=read)(params, {}, rows, rewards)
         hidden = model.policy.hidden(model.params, tokens, column, rows.segment_ids)
         said = jnp.pad(heads.apply_head(head, hidden)[:, :-1], ((0, 0), (1, 0), (0, 0)))
-        values = said[:, :, 0] if bins == 1 else losses.expected_values(said, low=-1, high=2).at[:, 0].set(0.0)
+        values = said[:, :, 0] if bins == 1 else losses.expected_values(said, low=-1.0, high=2.0).at[:, 0].set(0.0)
         close.assert_same_sums(batch.extras["values"], values, close.forward_sums(model.config, 6))
         returns = batch.extras["returns"]
         if bins == 1:
             want = losses.squared_value_loss(said[:, :, 0], returns, mask)
         else:
-            want = losses.categorical_value_loss(said, returns, mask, low=-1, high=2)
+            want = losses.categorical_value_loss(said, returns, mask, low=-1.0, high=2.0)
         loss = actor_critic.make_actor_critic_loss(model.policy, value_loss=worth, read=read, value_weight=1.0)
         none = actor_critic.make_actor_critic_loss(model.policy, value_loss=worth, read=read, value_weight=0.0)
         found = loss(params, batch)[0] - none(params, batch)[0]
