@@ -133,6 +133,15 @@ def assert_share(found, chance, draws: int) -> None:
     assert np.all(apart <= allowed), f"{found} of {draws} draws, where {chance} was said: {apart} beyond {allowed}"
 
 
+def adam_reach(rate: float, steps: int) -> float:
+    """How far two runs of Adam may lie apart that agree on nothing but where they began.
+
+    A step moves an element by at most ``rate (1 - b1) / sqrt(1 - b2)`` ("Adam", arXiv:1412.6980, section 2.1). What is
+    below says that no weight ran away; that two runs compute the same is seen in the gradients that go into a step.
+    """
+    return 2 * steps * rate * (1 - 0.9) / float(np.sqrt(1 - 0.999))
+
+
 def assert_same_descent(got, want, rate: float, steps: int, sums: int, *, gradient: float) -> None:
     """Parameters after ``steps`` of plain gradient descent, each within ``rate`` times the bound of its gradient.
 
