@@ -31,7 +31,7 @@ def _judge(asked):
 
 def judged(answer, response):
     """A reward of one's own: the judge is shown the response and what the index has for it."""
-    (found,) = _index()(f"{response} {answer['value'] if 'value' in answer else answer}", 1)
+    (found,) = _index()(f"number {20 + answer['value']}", 1)
     said = _judge(os.environ[ASKED])([{"role": "user", "content": f"{CORPUS[int(found)]}\n{response}"}])
     return float(said)
 
@@ -50,7 +50,7 @@ def test_an_index_and_a_server_are_behind_the_rewards_of_a_run(tmp_path, monkeyp
         assert cli([*words, "--out", str(tmp_path / "run")]) == 0
         shown = [request["messages"][-1]["content"].split("\n")[0] for request in server.seen]
         asked = len(server.seen)
-        assert asked > 20 and set(shown) <= set(CORPUS) and len(set(shown)) > 5, "documents follow the question"
+        assert asked > 8 and set(shown) <= set(CORPUS) and len(set(shown)) > 3, "documents follow the question"
         assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
         assert len(server.seen) > asked
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

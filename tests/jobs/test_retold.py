@@ -53,7 +53,7 @@ def _rows(settings, model):
     return Trajectories(*rows[:4], jnp.where(rows.mask, -1.0, 0.0), ids < 0, jnp.arange(3), ids)
 
 
-@pytest.mark.parametrize("loss", ["gold_loss", "uld_loss"])
+@pytest.mark.parametrize("loss", ["gold_loss", pytest.param("uld_loss", marks=pytest.mark.slow)])
 def test_distributions_are_compared_over_the_pieces_of_a_text(loss, teacher):
     """Against both models asked row by row, without padding, and merged by a loop."""
     settings = _settings(teacher, loss=loss)
@@ -146,7 +146,7 @@ def test_a_student_learns_what_a_teacher_of_other_tokens_means(teacher):
         size = math.sqrt(sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(slope)))
         params = jax.tree.map(lambda x, g, s=size: x - 0.1 / s * g, params, slope)
         history.append(float(value))
-    assert history[-1] < 0.8 * history[0]
+    assert history[-1] < 0.9 * history[0]
     of_teacher = jax.grad(lambda p: jnp.sum(
         distil.make_terms(settings, model.policy, [found._replace(
             reader=found.reader._replace(model=found.model._replace(params=p)))], model.config.vocab_size)(

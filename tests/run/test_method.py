@@ -354,6 +354,7 @@ def _by_length(answer, response):
     return len(response) / 8
 
 
+@pytest.mark.slow
 def test_values_are_measured_once_where_a_run_begins(tmp_path, capsys):
     """A*-PO: the run that goes on has them from its checkpoint, to the bit of a run that was never ended."""
     words = [*TINY, "--loss", "a_star_po_loss", "--loss-args", "beta=0.1", "--value-samples", "2", "--reward",
