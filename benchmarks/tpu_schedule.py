@@ -292,8 +292,8 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     installed = importlib.metadata.version(COMPILER) if compiled.available() else "none"
     if found.setdefault(COMPILER, installed) != installed:
         raise SystemExit(
-            f"{record} was made with libtpu {found[COMPILER]}, and {installed} is installed, which makes other programs: "
-            f"pip install libtpu=={found[COMPILER]}, or move the file away"
+            f"{record} was made with libtpu {found[COMPILER]}, and {installed} is installed, which makes "
+            f"other programs: pip install libtpu=={found[COMPILER]}, or move the file away"
         )
 
     def kept(name: str) -> None:
