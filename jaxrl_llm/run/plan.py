@@ -79,9 +79,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
     if not 0 < settings.filled <= 1:
         raise UserError(f"--filled {settings.filled:g} is a share of --response: more than 0, at most 1")
     if settings.filled < 1 and settings.layout == "padded":
-        raise UserError(
-            "--filled is what rows in a layout hold, and padded rows are computed whole: give --layout"
-        )
+        raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
     rows, planner = settings.prompts * settings.group, planner_of(settings.layout, own=False)
     return Work(
         settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference),
