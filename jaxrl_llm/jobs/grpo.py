@@ -118,6 +118,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
             reference=reference if method.needs_reference(settings) else None,
             keep=method.keep(settings, with_spread if settings.filter_groups else None),
             row_extras=method.row_extras(settings),
+            shows=method.shown(settings),
         ),
         loss=make_batch_loss(
             model.policy,
@@ -219,7 +220,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         kept = {"reference": jax.tree.map(jnp.copy, params)} if method.needs_reference(settings) else {}
         if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
             kept["optimal_values"] = jnp.zeros((len(tables.train),), jnp.float32)
-        return kept | method.first_weights(settings)
+        return kept | method.first_weights(settings, len(tables.train))
 
     measure = make_measure(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)

@@ -25,7 +25,8 @@ LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may 
 # and what only some of them do; noise is drawn anew at every step, values of prompts once before the first
 OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp", "noise", "optimal_values")
 ESTIMATOR = (
-    "rewards", "group_ids", "mask", "length_tokens", "valid", "logp", "collision", "greedy_rewards", "token_kl",
+    "rewards", "group_ids", "mask", "tokens", "length_tokens", "valid", "logp", "collision", "greedy_rewards",
+    "token_kl", "earlier",
 )  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
@@ -191,6 +192,38 @@ def needs_collision(settings: MethodSettings) -> bool:
     return bool({"logp", "collision"} & set(_estimator(settings)[1]))
 
 
+def needs_statistics(settings: MethodSettings) -> bool:
+    """Whether the estimator asks for the rewards of every prompt at earlier steps (``advantages.RewardStatistics``)."""
+    return "earlier" in _estimator(settings)[1]
+
+
+def _earlier(extras: dict[str, Any], trajectories: Trajectories) -> group.RewardStatistics:
+    return group.RewardStatistics(*(extras["rewards_so_far"][name][trajectories.problem_ids]
+                                    for name in group.RewardStatistics._fields))  # fmt: skip
+
+
+def shown(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories], dict[str, Any]] | None:
+    """``shows`` of ``builders.make_estimate``: what the estimator sees of the state; None where it sees nothing."""
+    if not needs_statistics(settings):
+        return None
+    return lambda extras, trajectories: {"earlier": _earlier(extras, trajectories)}
+
+
+def statistics_after(
+    settings: MethodSettings, extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards
+) -> dict[str, Array]:
+    """``rewards_so_far`` behind a step; prompts without a valid reward have not had it."""
+    function, _ = _estimator(settings)
+    value, ids = shaped_rewards(settings, trajectories, rewards), trajectories.group_ids
+    before = _earlier(extras, trajectories)
+    _, now = function(value, ids, before, valid=rewards.valid)
+    judged = group.group_sum(rewards.valid.astype(jnp.float32), ids) > 0
+    return {
+        name: extras["rewards_so_far"][name].at[trajectories.problem_ids].set(jnp.where(judged, new, old))
+        for name, new, old in zip(group.RewardStatistics._fields, now, before, strict=True)
+    }
+
+
 def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories, Rewards], dict[str, Array]]:
     """What a row of a batch carries beside its tokens: rewards for a loss that takes them, weights that move."""
     wanted = policy_loss(settings)[1]
@@ -223,11 +256,13 @@ def token_noise(trajectories: Trajectories) -> Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.key(0), seed), trajectories.mask.shape)
 
 
-def first_weights(settings: MethodSettings) -> dict[str, Array]:
-    """The part of a state's extras that moves: weights before the first update."""
-    found = {"kl_weight": jnp.float32(settings.kl_weight)} if settings.kl_target else {}
+def first_weights(settings: MethodSettings, problems: int = 0) -> dict[str, Any]:
+    """The part of a state's extras that moves: weights, and statistics of so many problems, before the first update."""
+    found: dict[str, Any] = {"kl_weight": jnp.float32(settings.kl_weight)} if settings.kl_target else {}
     if settings.entropy_target:
         found |= {"entropy_weight": jnp.float32(settings.entropy_weight), "entropy": jnp.float32(jnp.inf)}
+    if needs_statistics(settings):
+        found["rewards_so_far"] = {name: jnp.zeros((problems,)) for name in group.RewardStatistics._fields}
     return found
 
 
@@ -254,6 +289,8 @@ def moved_weights(settings: MethodSettings) -> Callable[..., dict[str, Any]] | N
                 extras["entropy_weight"], entropy, target=settings.entropy_target, step=settings.entropy_step
             )
             extras["entropy"] = entropy
+        if needs_statistics(settings):
+            extras["rewards_so_far"] = statistics_after(settings, extras, trajectories, rewards)
         return extras
 
     return remember
@@ -288,15 +325,17 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
             "rewards": advantages.at_last_token(value, mask) if "collision" in wanted else value,
             "group_ids": trajectories.group_ids,
             "mask": mask,
+            "tokens": trajectories.tokens,
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
-        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl")}
+        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl", "earlier")}
         valid = rewards.valid
         if "greedy_rewards" in wanted:
             offered["greedy_rewards"], there = greedy_rewards(value, valid, trajectories.group_ids)
             valid = valid & there
         more = {"valid": valid} if takes_valid else {}
         found = function(*(offered[name] for name in wanted), **more)
+        found = found[0] if "earlier" in wanted else found  # the other is what ``statistics_after`` keeps
         if found.ndim == 2:
             return found
         return group.per_token(found, mask)

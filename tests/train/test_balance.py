@@ -56,8 +56,8 @@ def test_moves_against_a_loop_and_within_bounds():
         wish = 0.05 * pull / size + 0.03 * (entropy - entropies[0]) / entropies[0]
         assert abs(0.05 * pull / size) <= 0.05 + 1e-9
         share = min(max(share + wish, 0.05), 0.95)
-        # shares of one step after another; a wish is a quotient of means of up to 60 slopes of size 4
-        close.assert_near(state.share, share, terms=60 * 60, magnitude=1.0)
+        # sixty steps, one behind another, of one formula each
+        close.assert_near(state.share, share, terms=60 * close.OPERATIONS)
     assert share < 0.5, "slopes that fall on average lower the share"
     # the scale of the gradients does not matter
     large, small = (
