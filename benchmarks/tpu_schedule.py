@@ -159,13 +159,14 @@ def compared(name: str, whole: bool = True) -> dict[str, float]:
     Args:
       whole: every layer is compiled; else a straight line, as in the cells.
     """
-    from jaxrl_llm.planning import chips, compiled, cost, phases
+    from jaxrl_llm.planning import chips, compiled, cost
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.planning.parallel_layout import Sizes
+    from jaxrl_llm.planning.work import Work
 
     topology, config = chips.parse("v5e:2x4"), shape_of("Qwen3-1.7B")
     phase, prompt, response, rows, group, remat = SHAPES[name]
-    work = phases.Work(prompt, response, rows, rows, group=group, remat=remat)
+    work = Work(prompt, response, rows, rows, group=group, remat=remat)
     devices, train, sample = compiled.devices(topology), Sizes(fsdp=8), Sizes(data=8)
     found = compiled.of_step(config, train, sample, work, devices, names=(phase,), chip=topology.chip, whole=whole)
     figure = found[phase]

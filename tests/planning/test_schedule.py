@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import compiler_options
 from jaxrl_llm.planning import buffers, chips, compiled, cost, known_models, phases, schedule
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run import plan
 from tests.models_for_tests import small_config
 
