@@ -204,6 +204,19 @@ def test_one_loop_runs_every_training():
     assert calls == {name: {"experiment.durable"} for name in ("iterations", "make_look", "make_host_loop")}
 
 
+# Builders of one name: what differs between papers is a function that is passed to them. The counts only shrink.
+BUILDERS = {"make_measure": 1, "make_arena": 1, "make_online": 4, "make_rollout": 7, "make_score": 8}
+
+
+def test_a_builder_stands_once():
+    counts = dict.fromkeys(BUILDERS, 0)
+    for path in [*FILES, *PAPERS, *PARTS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in counts:
+                counts[node.name] += 1
+    assert counts == BUILDERS
+
+
 # Settings of experiments that are switches; an arm names a function in their place. The list only shrinks.
 SWITCHES = {
     "agents.loop": {"rejection"}, "agents.mua_rl": {"openly"}, "agents.supo": {"drop"}, "agents.tool_star": {"imitate"},

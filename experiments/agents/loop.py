@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
@@ -103,8 +104,8 @@ def build(settings: Settings) -> Plan:
         raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
     if settings.data:
         return multi_turn_plan.make_plan(settings, method, start=first, part=part, **catalog.APPWORLD)
-    arena = apis.make_arena()
-    measure = arenas.make_measure(arena, samples=4, part=part, figures=apis.figures)
+    arena = apis.make_apis()
+    measure = strings.bound(arenas.measure, arena, samples=4, part=part, figures=apis.figures)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
         stage = imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)

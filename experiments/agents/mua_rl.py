@@ -98,12 +98,12 @@ def build(settings: Settings) -> Plan:
         more = {"opened": partial(catalog.desk, openly=settings.openly), "more": catalog.passed(settings)}
         plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
         return settings.then(plan)
-    arena = retail.make_arena()
+    arena = retail.make_retail()
     ground = retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
     stages = (Stage(online, settings.steps, strings.keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return settings.then(Plan(base, stages, arenas.make_measure(arena, samples=8, figures=retail.figures)))
+    return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=retail.figures)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

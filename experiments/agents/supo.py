@@ -27,6 +27,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import ledger, sub_trajectories
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.envs import tool_question
@@ -100,13 +101,13 @@ def build(settings: Settings) -> Plan:
         sight = text_contexts.sight(limit, times, settings.summary_tokens, **how)
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, sight=sight, **more)
-    arena = ledger.make_arena()
+    arena = ledger.make_ledger()
     trained, more = (ledger.context_of(limit, count, **how) for count in times)
     rollout = ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
     width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
     online = method(arena, width=width, rollout=rollout)
     base = arenas.make_base(arena, steps=settings.base_steps, played=ledger.make_played())
-    measure = ledger.make_measure(arena, trained, more, samples=4, far=6)
+    measure = strings.bound(ledger.measure, arena, trained, more, samples=4, far=6)
     return Plan(base, (Stage(online, settings.steps),), measure)
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator, imitation, self_critic, two_tools
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
 from jaxrl_llm.errors import UserError
@@ -100,8 +101,8 @@ def build(settings: Settings) -> Plan:
 
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
-    arena = two_tools.make_arena(calculate=settings.calculate, diligence=settings.diligence)
-    measure = arenas.make_measure(arena, samples=8, more=two_tools.figures)
+    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence)
+    measure = strings.bound(arenas.measure, arena, samples=8, more=two_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
     if settings.imitate:
         updates = 2 * settings.steps + settings.critic_steps

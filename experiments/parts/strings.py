@@ -51,9 +51,12 @@ PAD = -1  # in the columns before a prompt of text
 
 
 @lru_cache(maxsize=64)
-def bound(function: Callable[..., Any], task: Any) -> Callable[..., Any]:
-    """``function`` with its task as first argument: the same object each time, so that programs are shared by arms."""
-    return partial(function, task)
+def bound(function: Callable[..., Any], *first: Any, **named: Any) -> Callable[..., Any]:
+    """``function`` with its task and other first arguments: the same object each time, so that arms share programs.
+
+    A paper's measurement is a function ``measure(task, ..., params, key)``; what a plan holds is that function bound.
+    """
+    return partial(function, *first, **named)
 
 
 class Rows(NamedTuple):

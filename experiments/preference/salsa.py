@@ -119,25 +119,20 @@ def make_anchor(weights: tuple[float, ...]):
     return lambda params: soup([params[name] for name in NAMES], weights)
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: Preferences, weights: tuple[float, ...]):
+def measure(task: Preferences, weights: tuple[float, ...], params, key):
     """``measure_parts``, the true reward on prompts that no training had, and the distance to the average."""
-
-    def measure(params, key):
-        prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
-        strange = task.strange(prompts)
-        found = preference_strings.measure_parts(task, params, key)
-        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
-            drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
-            if name == "ood/gold":
-                found[name] = reduce.scalars(task.gold_reward(asked, drawn))
-                continue
-            both = params["policy"], make_anchor(weights)(params)
-            logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
-            found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
-        return found
-
-    return measure
+    prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
+    strange = task.strange(prompts)
+    found = preference_strings.measure_parts(task, params, key)
+    for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
+        drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
+        if name == "ood/gold":
+            found[name] = reduce.scalars(task.gold_reward(asked, drawn))
+            continue
+        both = params["policy"], make_anchor(weights)(params)
+        logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
+        found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
+    return found
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
@@ -150,7 +145,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         prompts=task.seen(task.draw_prompts(jax.random.key(0), 1024)),
     )  # fmt: skip
     init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, make_measure(task, settings.weights))
+    return experiment.Plan(init, (stage,) * settings.stages, strings.bound(measure, task, settings.weights))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -20,7 +20,7 @@ Run:       python -m experiments.systems.asyncflow; at scale --model DIR --data 
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import optax
@@ -70,10 +70,9 @@ CURVES = ("eval/accuracy", "reward/mean", "kl/sampler_mean", "flow/relative", "f
 D_STAR = {"flow/relative": 0.05}  # a twentieth of what the colocated stages yield: less is not worth stale weights
 
 
-@lru_cache(maxsize=8)
-def make_measure(accuracy, flow):
+def measure(accuracy, flow, params, key):
     """Accuracy of the policy, and what the arm's stages yield for the seed's lengths."""
-    return lambda params, key: flow(key) | accuracy(params, key)
+    return flow(key) | accuracy(params, key)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -94,13 +93,13 @@ def build(settings: Settings) -> experiment.Plan:
         bench = recipes.bench(settings)
         online = method(partial(recipes.make_online, settings, bench), bench.model.policy)
         plan = recipes.one_stage(settings, bench, online, extras=late)
-        return plan._replace(measure=make_measure(plan.measure, flow))
+        return plan._replace(measure=strings.bound(measure, plan.measure, flow))
     prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
     groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     online = method(partial(strings.make_online, WORLD, prompts, score, **groups), WORLD.policy)
     base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
     stage = experiment.Stage(online, settings.steps, late)
-    return experiment.Plan(base, (stage,), make_measure(running_sums.measure, flow))
+    return experiment.Plan(base, (stage,), strings.bound(measure, running_sums.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -251,12 +251,26 @@ def one_stage(
     )
 
 
-def make_measure(settings: OnlineSettings) -> Callable[[Params, Key], dict[str, Array]]:
-    """``measure(params, key)`` on the held-out problems of ``bench(settings)``; see ``summary``.
+def of_samples(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``summary`` of the responses to all held-out problems."""
+    return summary(rows.mask, rewards, rows.tokens.shape[0] // found.heldout.tokens.shape[0])
 
-    Equal settings give the same function, so that arms share its compiled program.
+
+def make_measure(
+    settings: OnlineSettings,
+    opened: Callable[[OnlineSettings], Bench] = bench,
+    figures: Callable[[Bench, Any, Trajectories, Rewards], dict[str, Array]] = of_samples,
+) -> Callable[[Params, Key], dict[str, Array]]:
+    """``measure(params, key)``: figures of ``eval_samples`` responses to every held-out problem of a bench.
+
+    Equal arguments give the same function, so that arms share its compiled program.
+
+    Args:
+      opened: the bench of the settings: which problems are measured, and by whom they are judged.
+      figures: of the bench, the answers of the rows' problems, the rows and their rewards. A bench that judges on the
+        host is summed up by ``summary`` alone.
     """
-    return _measure(bench_identity(settings), settings.temperature, settings.eval_samples)
+    return _measure(bench_identity(settings), settings.temperature, settings.eval_samples, opened, figures)
 
 
 @lru_cache(maxsize=8)
@@ -270,17 +284,19 @@ def beside(measure: Callable, other: Callable, prefix: str) -> Callable[[Params,
 
 
 @lru_cache(maxsize=8)
-def _measure(identity: tuple, temperature: float, samples: int) -> Callable[[Params, Key], dict[str, Array]]:
+def _measure(
+    identity: tuple, temperature: float, samples: int, opened: Callable, figures: Callable
+) -> Callable[[Params, Key], dict[str, Array]]:
     settings = OnlineSettings(**dict(identity))
-    found = bench(settings)
+    found = opened(settings)
     rollout = rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     if found.score is None:
         return partial(measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
 
     def measure(params, key):
         rows = sample_all(rollout, params, found.heldout, key, samples)
-        rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers), rows)
-        return summary(rows.mask, rewards, samples)
+        answers = jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers)
+        return figures(found, answers, rows, found.score(answers, rows))
 
     return measure
 

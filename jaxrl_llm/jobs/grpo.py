@@ -177,7 +177,7 @@ def make_move(
     )
 
 
-def make_measure(
+def measure_of_samples(
     settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
 ) -> Callable[[Params, Key], dict[str, Any]]:
     """Samples of the held-out problems, in the layout of rollouts; the same keys at every step and seed."""
@@ -218,7 +218,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         kept = {"reference": jax.tree.map(jnp.copy, params)} if method.needs_reference(settings) else {}
         return kept | method.first_weights(settings)
 
-    measure = make_measure(
+    measure = measure_of_samples(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
     )
     plan = Plan(

@@ -174,16 +174,11 @@ def make_start(task: Preferences, kind: str, reference_steps: int, judge_steps: 
     return init
 
 
-@lru_cache(maxsize=8)
-def make_measure(task: Preferences, judge: str):
+def measure(task: Preferences, judge: str, params, key):
     """The policy against the truth, its judge against the truth."""
-
-    def measure(params, key):
-        found = preference_strings.measure_parts(task, params, key)
-        prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
-        drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
-        better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))
-        found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
-        return found | accuracy(task, KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))
-
-    return measure
+    found = preference_strings.measure_parts(task, params, key)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
+    drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
+    better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))
+    found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
+    return found | accuracy(task, KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))

@@ -372,21 +372,16 @@ def policy_figures(
     }
 
 
-@lru_cache(maxsize=32)
-def make_measure(task: Replies, proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]]):
+def measure(task: Replies, proxy: Proxy, more: tuple[Callable[..., dict[str, Array]], ...], params: Params, key: Key):
     """The ``measure`` of a plan: ``policy_figures``, what the proxy says of the policy, and its accuracy on pairs."""
-
-    def measure(params, key):
-        asked = task.draw_prompts(jax.random.fold_in(key, 3), 64)
-        said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 4))
-        figures = policy_figures(task, params, key)
-        figures["eval/proxy"] = reduce.scalars(proxy(task, params, asked, said))
-        figures["pair/accuracy"] = pair_accuracy(task, proxy, params, jax.random.fold_in(key, 5))
-        for extra in more:
-            figures |= extra(task, params, jax.random.fold_in(key, 6))
-        return figures
-
-    return measure
+    asked = task.draw_prompts(jax.random.fold_in(key, 3), 64)
+    said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 4))
+    figures = policy_figures(task, params, key)
+    figures["eval/proxy"] = reduce.scalars(proxy(task, params, asked, said))
+    figures["pair/accuracy"] = pair_accuracy(task, proxy, params, jax.random.fold_in(key, 5))
+    for extra in more:
+        figures |= extra(task, params, jax.random.fold_in(key, 6))
+    return figures
 
 
 def column(index: int) -> Proxy:

@@ -160,7 +160,7 @@ def with_value(params: Params, key: Key) -> Params:
 
 
 def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
-    """What ``make_measure`` says of episodes; those that are over with a reward above ``enough`` succeed."""
+    """What a measurement says of episodes; those that are over with a reward above ``enough`` succeed."""
     turns, rewards = multi_turn.turns_of(rows), multi_turn.episode_rewards({}, rows)
     taken = turns.taken
     count = jnp.sum(taken.astype(jnp.float32), axis=1)
