@@ -17,6 +17,7 @@ Run:       python -m experiments.preference.salsa
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import jax
@@ -32,6 +33,16 @@ from jaxrl_llm.models.merging import soup
 from jaxrl_llm.train import offline
 
 
+def from_a(start, anchor):
+    """The policy starts as theta_a."""
+    return start
+
+
+def from_reference(start, anchor):
+    """The policy starts as its reference."""
+    return lambda key: start(key) | {"policy": anchor(start(key))}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """alpha is the paper's; beta is one of its range."""
@@ -44,7 +55,7 @@ class Settings(recipes.Settings):
     reward_steps: int = 600
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
-    from_soup: bool = False  # the policy starts there too
+    begin: Callable = from_a  # where the policy starts
     stages: int = 1  # 0: only measured
 
 
@@ -59,9 +70,9 @@ ARMS = {
     "broken": {"weights": (0.5, 0.0, 0.0, 0.5)},
     "ref_a_low": {"weights": (1.0, 0.0, 0.0, 0.0), "beta": 0.02},
     "salsa_low": {"beta": 0.02},
-    "from_soup": {"from_soup": True},
-    "soup": {"from_soup": True, "stages": 0},
-    "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "from_soup": True, "stages": 0},
+    "from_soup": {"begin": from_reference},
+    "soup": {"begin": from_reference, "stages": 0},
+    "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "begin": from_reference, "stages": 0},
 }
 METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/correlation")
 CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
@@ -144,8 +155,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         learning_rate=settings.learning_rate, anchor=anchor,
         prompts=task.seen(task.draw_prompts(jax.random.key(0), 1024)),
     )  # fmt: skip
-    init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, strings.bound(measure, task, settings.weights))
+    return experiment.Plan(
+        settings.begin(start, anchor), (stage,) * settings.stages, strings.bound(measure, task, settings.weights)
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -54,15 +54,15 @@ class Settings(recipes.OnlineSettings):
     instances: int = 16
     parts: int = 4  # micro-batches of a batch
     division: Callable = streaming_simulator.splits
-    streamed: bool = True
+    hand_on: Callable[[int, int], int] = streaming_simulator.as_ready  # between stages
     eta: int = 1  # updates by which the weights that sample may lag
 
 
 EMBEDDED = {"steps": 120, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "instances": 4}
 ARMS = {
-    "colocated": {"division": streaming_simulator.colocated, "streamed": False, "eta": 0},
-    "apart": {"streamed": False, "eta": 0},
+    "colocated": {"division": streaming_simulator.colocated, "hand_on": streaming_simulator.as_batch, "eta": 0},
+    "apart": {"hand_on": streaming_simulator.as_batch, "eta": 0},
     "streamed": {"eta": 0}, "async": {}, "async_2": {"eta": 2}, "async_4": {"eta": 4},
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
@@ -80,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
     late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
     flow = streaming_simulator.make_flow(
-        settings.simulated, settings.chip, *sizes, settings.division, settings.streamed, settings.eta
+        settings.simulated, settings.chip, *sizes, settings.division, settings.hand_on, settings.eta
     )
 
     def method(make, policy):

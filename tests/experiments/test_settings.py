@@ -39,5 +39,15 @@ def test_settings_of_all_arms_are_the_committed_ones():
             assert one[part] == wanted[name][part], f"{name}: {part}"
 
 
+def test_no_arm_turns_a_switch():
+    """What is true or false in resolved settings are options of the run, the same in all arms."""
+    switches = set()
+    for name, one in json.loads(GOLDEN.read_text()).items():
+        switches |= {field for field, value in one["settings"].items() if isinstance(value, bool)}
+        turned = {field for arm in one["arms"].values() for field, value in arm.items() if isinstance(value, bool)}
+        assert not turned, f"{name}: name a function in the place of {turned}"
+    assert switches == {"chat", "remat"}
+
+
 if __name__ == "__main__":
     _write()

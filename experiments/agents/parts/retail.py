@@ -11,6 +11,7 @@ what it should be and the user was told the price of a cancelled order.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -198,10 +199,20 @@ def make_retail(*, skill: float = 0.8) -> arenas.Arena:
     return arenas.make_arena(make_env(), both, held, behave, words=len(ALPHABET), turns=TURNS)
 
 
+def holding_back() -> Problems:
+    """Users who say what they are asked, and may change their mind."""
+    return problems(256, 0, openly=False)
+
+
+def outspoken() -> Problems:
+    """Users who say everything in the first message."""
+    return problems(256, 1, openly=True)
+
+
 @lru_cache(maxsize=8)
-def to_train(arena: arenas.Arena, *, openly: bool, bonus: float = 0.0) -> arenas.Arena:
+def to_train(arena: arenas.Arena, users: Callable[[], Problems] = holding_back, *, bonus: float = 0.0) -> arenas.Arena:
     """The arena with one kind of users to train on, and a ``bonus`` while training."""
-    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=problems(256, int(openly), openly=openly))
+    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=users())
 
 
 def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
