@@ -27,7 +27,7 @@ from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, tabled
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -197,9 +197,7 @@ def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> O
         value = -reduce.tokens(token_logp(world, params, prompts, responses), mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}
 
-    return Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate)
-    )
+    return Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate))
 
 
 @lru_cache(maxsize=16)
@@ -263,7 +261,7 @@ def table_stage(
     learning_rate: float,
 ) -> Stage:  # fmt: skip
     """A ``loss(params, extras, batch)`` of a table that is made when the stage begins, from the parameters of then."""
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
     return Stage(method, steps, rows_of(make_rows))
 
 

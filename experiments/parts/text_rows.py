@@ -32,7 +32,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.run import flags, options, parts
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.train.plan import Plan, tabled
 from jaxrl_llm.types import Key, Params
 
 
@@ -297,7 +297,7 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
         return reduce.scalars(bradley_terry_loss(*jnp.split(found, 2)).loss), {}
 
     count = min(32, rows.train.prompts.shape[0])
-    method = Offline(lambda extras: extras["rows"], make_uniform(), count, loss, optax.adam(settings.learning_rate))
+    method = Offline(tabled, make_uniform(), count, loss, optax.adam(settings.learning_rate))
     state = offline.init_state(method, first, jax.random.key(12), extras={"rows": tuple(rows.train)})
     return offline.make_run(method, settings.scorer_steps)(jax.tree.map(jnp.copy, state))[0].params
 

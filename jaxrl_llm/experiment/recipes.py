@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -179,8 +179,19 @@ def _of_model(measure: Callable) -> Callable[[Params, Key], dict[str, Array]]:
     return lambda params, key: measure(params["model"], key)
 
 
+class Behaviour(NamedTuple):
+    """Extras of a state whose samples come from other parameters than those that train."""
+
+    behaviour: Params
+
+
+def behaviour_of(state: TrainState) -> Params:
+    """The parameters that draw, of a state with ``Behaviour``."""
+    return declared(Behaviour, state.extras).behaviour
+
+
 def stale_actor(every: int) -> dict[str, Callable]:
-    """Slots of ``Online``: samples come from ``extras["behaviour"]``, a copy of the policy renewed ``every`` steps.
+    """Slots of ``Online``: samples come from ``Behaviour``, a copy of the policy renewed ``every`` steps.
 
     The stage's ``extras`` put the first copy there, see ``behaviour_extras``; ``every=1`` is on-policy.
     """
@@ -189,15 +200,15 @@ def stale_actor(every: int) -> dict[str, Callable]:
 
     def remember(state, batch, trajectories, rewards):
         now = state.step % every == 0
-        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, state.extras["behaviour"])
-        return state.extras | {"behaviour": kept}
+        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, behaviour_of(state))
+        return state.extras | Behaviour(kept)._asdict()
 
-    return {"actor": lambda state: state.extras["behaviour"], "remember": remember}
+    return {"actor": behaviour_of, "remember": remember}
 
 
 def behaviour_extras(params: Params, key: Key) -> dict[str, Params]:
     """The ``extras`` of a stage with ``stale_actor``."""
-    return {"behaviour": jax.tree.map(jnp.copy, params)}
+    return Behaviour(jax.tree.map(jnp.copy, params))._asdict()
 
 
 def lagged_actor(lag: int) -> dict[str, Callable]:
@@ -211,12 +222,11 @@ def lagged_actor(lag: int) -> dict[str, Callable]:
         return {}
 
     def remember(state, batch, trajectories, rewards):
-        kept = state.extras["behaviour"]
-        return state.extras | {
-            "behaviour": jax.tree.map(lambda old, new: jnp.concatenate([old[1:], new[None]]), kept, state.params)
-        }
+        before = behaviour_of(state)
+        kept = jax.tree.map(lambda old, new: jnp.concatenate([old[1:], new[None]]), before, state.params)
+        return state.extras | Behaviour(kept)._asdict()
 
-    return {"actor": lambda state: jax.tree.map(lambda x: x[0], state.extras["behaviour"]), "remember": remember}
+    return {"actor": lambda state: jax.tree.map(lambda x: x[0], behaviour_of(state)), "remember": remember}
 
 
 @lru_cache(maxsize=8)
@@ -224,7 +234,7 @@ def lagged_extras(lag: int) -> Callable[[Params, Key], dict[str, Any]]:
     """The ``extras`` of a stage with ``lagged_actor``: the first policy ``lag + 1`` times, oldest first, if any."""
     if lag == 0:
         return no_extras
-    return lambda params, key: {"behaviour": jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), params)}
+    return lambda params, key: Behaviour(jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), params))._asdict()
 
 
 def one_stage(

@@ -29,7 +29,7 @@ from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
+from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,11 +118,17 @@ def shown_solutions(settings: Settings, student: parts.Model) -> Shown:
     return Shown(table.tokens, table.valid, settings.max_new_tokens)
 
 
+class OfProblems(NamedTuple):
+    """Extras of a batch: rows of the table of problems."""
+
+    problem_ids: Array
+
+
 def seen(teacher: Teacher, batch: Batch) -> Any:
     """The rows as a teacher reads them: with its own prompts, where it has some, before the same responses."""
     if teacher.shown is None:
         return batch
-    shown, ids = teacher.shown, batch.extras["problem_ids"]
+    shown, ids = teacher.shown, declared(OfProblems, batch.extras).problem_ids
     there = batch.segment_ids[:, -shown.response :] > 0
     return joined(shown.tokens[ids], shown.valid[ids], batch.tokens[:, -shown.response :], there)
 
@@ -280,7 +286,7 @@ def build(settings: Settings) -> Plan:
             policy,
             nothing,
             temperature=settings.temperature,
-            row_extras=lambda extras, trajectories, rewards: {"problem_ids": trajectories.problem_ids},
+            row_extras=lambda extras, trajectories, rewards: OfProblems(trajectories.problem_ids)._asdict(),
         ),  # fmt: skip
         loss=loss,
         score=unjudged,

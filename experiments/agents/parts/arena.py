@@ -25,6 +25,7 @@ from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import tabled
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -117,7 +118,7 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
         swapped_weights.in_even_parts, first=arena.train.tokens.shape[1], columns=arena.new_tokens, versions=lag + 1
     )
     if lag:
-        slots["actor"] = lambda state: state.extras["behaviour"]  # all versions, oldest first
+        slots["actor"] = recipes.behaviour_of  # all versions, oldest first
         policy = swapped_weights.swapping_policy(policy, version_of)
     play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
     return slots | {"rollout": lambda *given: swapped_weights.with_staleness(play(*given), version_of, lag)}
@@ -205,7 +206,7 @@ def make_base(
         value = -reduce.tokens(jnp.where(rows.mask, logp, 0.0), rows.mask)
         return value, {"tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
 
     def init(key):
         first, data, run = jax.random.split(key, 3)

@@ -166,7 +166,7 @@ def make_rollout(
 
 def right_summaries(tasks: dict[str, Array], rows: Trajectories) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
     """``(right, first)``: where a summary begins, and whether it begins with the total of the pages turned so far."""
-    written = rows.extras["summaries/written"]
+    written = rows.extras[contexts.WRITTEN]
     first = written & ~jnp.pad(written[:, :-1], ((0, 0), (1, 0)))
     turned = jnp.cumsum((rows.mask & (rows.tokens == READ)).astype(jnp.int32), axis=1)
     totals = jnp.pad(jnp.cumsum(tasks["amounts"], axis=1), ((0, 0), (1, 0))) % MODULUS

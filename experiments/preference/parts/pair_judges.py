@@ -17,6 +17,7 @@ from jaxrl_llm.losses.ranking import verdict_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import tabled
 from jaxrl_llm.types import Key, Metrics, Params
 
 ASK = toy.VOCABULARY + 2  # behind the two verdicts: the question
@@ -97,9 +98,7 @@ def fit(
         return reduce.scalars(terms(partial(score, task), params, batch, consistency)), {}
 
     first = {"model": model, "head": heads.init_head(task.judging.width, key, scale=task.judging.width**-0.5)}
-    method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or 2e-3)
-    )
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or 2e-3))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
     return offline.scan_steps(method, state, steps)[0].params
 
