@@ -255,10 +255,8 @@ def test_extras_are_declared():
     for path in [*FILES, *PAPERS, *PARTS]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                name = getattr(node.value, "attr", getattr(node.value, "id", ""))
-                found[_name(path).removeprefix("experiments.")] += name == "extras" and isinstance(
-                    node.slice.value, str
-                )
+                read = getattr(node.value, "attr", getattr(node.value, "id", "")) == "extras"
+                found[_name(path).removeprefix("experiments.")] += read and isinstance(node.slice.value, str)
     assert +found == UNDECLARED
 
 
