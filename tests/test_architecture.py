@@ -18,12 +18,12 @@ PAPERS = sorted(
 PARTS = sorted(p for p in (ROOT / "experiments").rglob("parts/*.py") if p.name != "__init__.py")
 # From the ground up; a folder, or a file of the root, imports what stands before it and never what stands behind it.
 ORDER = (
-    "errors", "types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
+    "errors", "types", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
     "sandbox", "models", "data", "verifiers", "distributed", "tools", "rollout", "envs", "train", "planning",
     "asynchronous", "run", "experiment", "jobs", "__main__",
 )  # fmt: skip
-ROOT_FILES = {"__init__", "__main__", "errors", "types", "linalg", "logprobs", "reduce"}
-CORE = ("types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")
+ROOT_FILES = {"__init__", "__main__", "errors", "types", "logprobs", "reduce"}
+CORE = ("types", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")
 PLAIN = ("jax", "jaxtyping", "numpy", "typing", "collections", "functools", "math")  # all that the core may import
 FOLDER = 16  # files
 # Arrays in, arrays out: their callers are users, each function is in a public list and in the contract tables.

@@ -15,11 +15,12 @@ from jaxtyping import Array, Bool, Float
 
 from experiments.parts import strings
 from experiments.preference.parts import zones as toy
-from jaxrl_llm import linalg, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import constrained, group
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import preference
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.metrics import linalg
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
