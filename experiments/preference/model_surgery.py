@@ -27,6 +27,7 @@ from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import conduct
 from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
@@ -84,6 +85,8 @@ def measure(task: Preferences, settings: Settings, params, key):
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Nothing is trained but the arm that learns from pairs."""
+    if settings.lora:
+        raise UserError(f"--lora {settings.lora}: this paper edits the weights, which an adapter leaves alone; drop it")
     stage = preference_strings.preference_stage(
         task, partial(preference.dpo_loss, beta=0.1), partial(make_pairs, task), steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,

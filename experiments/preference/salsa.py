@@ -27,6 +27,7 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.models import heads
 from jaxrl_llm.models.merging import soup
@@ -148,6 +149,8 @@ def measure(task: Preferences, weights: tuple[float, ...], params, key):
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One online stage with the arm's reference; without steps the start is only measured."""
+    if settings.lora:
+        raise UserError(f"--lora {settings.lora}: this paper averages whole models, which adapters are not; drop it")
     start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps)
     anchor = make_anchor(settings.weights)
     stage = preference_strings.ppo_stage(
