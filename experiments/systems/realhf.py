@@ -30,7 +30,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.planning import chips, known_models
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 EMBEDDED_ONLY = "it searches plans of PPO calls by measured costs of small models"
 

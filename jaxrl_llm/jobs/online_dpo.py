@@ -256,9 +256,14 @@ def counted(method: Method, group_size: int, kept: Array) -> Array:
 
 
 class Rated(NamedTuple):
-    """Extras of a batch: the reward of each response, and the share of rows that a preference was found for."""
+    """Extras of a batch: the reward of each response."""
 
     reward: Array
+
+
+class Preferred(NamedTuple):
+    """Extras of a batch: the share of its rows that a preference was found for, at each of them."""
+
     kept_share: Array
 
 
@@ -377,7 +382,7 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
         aux = {f"preferences/{name}": reduce.scalars(x, counts) for name, x in terms.aux.items()}
         return value, aux | {
             "preferences/loss": value,
-            "preferences/kept": declared(Rated, batch.extras).kept_share[0],
+            "preferences/kept": declared(Preferred, batch.extras).kept_share[0],
             "tokens/trained": jnp.sum(batch.mask.astype(jnp.float32)),
         }
 
@@ -412,7 +417,8 @@ def build(settings: Settings) -> Plan:
 
     def of_rows(extras, trajectories, rewards):
         kept = jnp.mean(kept_rows(method, settings, rewards).astype(jnp.float32))
-        more = Rated(rewards.value, jnp.broadcast_to(kept, rewards.value.shape))._asdict()
+        kept = jnp.broadcast_to(kept, rewards.value.shape)
+        more = Rated(rewards.value)._asdict() | Preferred(kept)._asdict()
         if method.kind == "chances":
             won = win_chances(rewards.value, rewards.valid, size, method.partner, settings.sharpness)
             more |= Winning(won)._asdict()
