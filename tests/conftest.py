@@ -72,9 +72,14 @@ def _compiled(event, seconds, **_):
 jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
+def _is_slow(item):
+    """By its marker: the keywords hold names of folders, too, such as that of the checkout."""
+    return item.get_closest_marker("slow") is not None
+
+
 def _turn(item):
     """Slow proofs after the others, after them the experiments, which are many, and last every shape of a mesh."""
-    if "slow" not in item.keywords:
+    if not _is_slow(item):
         return 0
     return 3 if item.path.name in MANY else 1 + (item.path.parent.name == "experiments")
 
@@ -88,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
         return
     skip = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
-        if "slow" in item.keywords:
+        if _is_slow(item):
             item.add_marker(skip)
 
 
@@ -99,7 +104,7 @@ def pytest_unconfigure(config):
 
 def pytest_runtest_setup(item):
     limit = item.config.getoption("--slow-minutes")
-    if limit is not None and "slow" in item.keywords and time.monotonic() - STARTED > 60 * limit:
+    if limit is not None and _is_slow(item) and time.monotonic() - STARTED > 60 * limit:
         pytest.skip(f"slow, and {limit:g} minutes are over: --slow-minutes")
 
 
