@@ -125,6 +125,7 @@ def test_parameters_of_own_rows_are_an_adapter_whose_zero_is_the_loaded_model(ow
         text_rows.opened(types.SimpleNamespace(**model | dataclasses.asdict(of_rows), learning_rate=1e-3))
 
 
+@pytest.mark.slow
 def test_another_world_is_the_one_that_is_measured(own, tmp_path, capsys, monkeypatch):
     """An arm that trains nothing, measured: the judge is one's own, prompts are held out, and the file is untouched."""
     seen = []
