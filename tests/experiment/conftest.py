@@ -8,16 +8,15 @@ from jaxrl_llm.train import fused, host, offline
 
 
 def _once(make):
-    """``make`` whose functions are those of the last call with the same method and settings."""
-    kept = functools.cache(make)
+    """``make`` whose programs are those of the last call with the same arguments, which are known by identity."""
+    kept = {}
 
     @functools.wraps(make)
     def made(*given, **named):
-        try:
-            hash((given, tuple(named.values())))
-        except TypeError:  # a method around arrays
-            return make(*given, **named)
-        return kept(*given, **named)
+        key = tuple(map(id, given)), tuple((name, id(value)) for name, value in named.items())
+        if key not in kept:
+            kept[key] = make(*given, **named), given, named  # kept with them, so that nothing else has their id
+        return kept[key][0]
 
     return made
 
