@@ -75,6 +75,7 @@ def test_shown_solutions_and_more_problems():
     assert rows.tokens.shape[0] == 2 * settings.group_size
     assert controls.more(stale_sampler.build, settings).stages[0].method.prompts_per_step == 8
     assert store_differs(plan, controls.scrambled(plan))
+    assert controls.oracle(plan, dataclasses.replace(settings, data="")) is None, "problems of the file's own"
 
 
 def store_differs(left, right):

@@ -175,10 +175,10 @@ def test_rewards_of_earlier_steps_are_remembered_by_prompt():
     failed = Rewards(jnp.asarray([1.0, 0.0, 1.0, 1.0]), jnp.asarray([True, True, False, False]))
     state = TrainState((), (), jnp.int32(1), None, (), first)
     after = method.moved_weights(settings)(state, _batch(), drawn, failed)["rewards_so_far"]
-    assert after["steps"].tolist() == [0.0, 0.0, 1.0] and after["mean"].tolist() == [0.0, 0.0, 0.5]
+    assert after.steps.tolist() == [0.0, 0.0, 1.0] and after.mean.tolist() == [0.0, 0.0, 0.5]
     nothing = group.RewardStatistics(*(jnp.zeros(4) for _ in range(3)))
     _, earlier = group.smoothed_advantages(failed.value, IDS, nothing, valid=failed.valid)
-    close.assert_near(after["deviation"][2], earlier.deviation[0])
+    close.assert_near(after.deviation[2], earlier.deviation[0])
     extras = {"rewards_so_far": after}
     seen = drawn._replace(extras=method.shown(settings)(extras, drawn))
     same = Rewards(jnp.ones(4), jnp.ones(4, bool))

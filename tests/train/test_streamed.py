@@ -1,5 +1,6 @@
 """A run on streamed rows that is stopped goes on with the next row, bit for bit."""
 
+import functools
 import json
 
 import jax
@@ -25,8 +26,9 @@ def _make(row):
     return {"tokens": TOKENS[row], "row": np.int32(row)}
 
 
-def _method(tx):
-    policy, params, _ = small_model()
+@functools.cache
+def _shared(tx):
+    policy, _, _ = small_model()
 
     def loss(params, extras, batch):
         segments, positions = dense_rows(4, 6)
@@ -35,8 +37,14 @@ def _method(tx):
         return -jnp.mean(logprobs.token_logprobs(logits, batch["tokens"])), {"rows": rows}
 
     table = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *map(_make, range(4)))
-    method = Offline(lambda extras: table, make_uniform(), 4, loss, tx)
-    return method, jax.tree.map(jnp.array, params)  # the state is donated
+    return Offline(lambda extras: table, make_uniform(), 4, loss, tx)
+
+
+def _method(tx):
+    return _shared(tx), jax.tree.map(jnp.array, small_model()[1])  # the state is donated
+
+
+_step = functools.cache(streamed.make_step)  # compiled once
 
 
 ADAM, PLAIN = optax.adam(1e-2), optax.sgd(0.1)
@@ -49,7 +57,7 @@ def _run(steps, mesh=None, *, state=None, place=None, tx=ADAM):
     stream = make_stream(range(10), _make, batch=4)
     if place is not None:
         stream.set_state(place)
-    state, found = streamed.run(streamed.make_step(method), state, stream, steps=steps, mesh=mesh)
+    state, found = streamed.run(_step(method), state, stream, steps=steps, mesh=mesh)
     return state, [float(one["rows"]) for one in found], stream.get_state()
 
 

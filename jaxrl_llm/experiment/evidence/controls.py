@@ -85,8 +85,8 @@ def oracle(plan: Plan, settings: Any) -> Plan | None:
 
     None where no stage samples the bench's problems, or these have no solutions that fit.
     """
-    if not isinstance(settings, bench.OnlineSettings) or plan.world is not None:
-        return None
+    if not isinstance(settings, bench.OnlineSettings) or not settings.data or plan.world is not None:
+        return None  # a file whose problems are its own where no data are named has none of the bench
     found = bench.bench(settings)
     if not any(isinstance(s.method, Online) and s.method.problems is found.train for s in plan.stages):
         return None
