@@ -311,7 +311,9 @@ def test_a_choice_of_stages_is_never_slower_and_cuts_weights_as_the_closed_forms
     plain, staged = (
         placement.engines(config, chip, 4, STAGED, regroup.hybrid_engine, depths) for depths in ((1,), (1, 2, 4))
     )
-    assert staged[: len(plain)] == plain and {one.stages for one in staged} == {1, 2, 4}
+    for one, same in zip(plain, staged, strict=False):
+        assert (one.train, one.tensor, one.figures, one.stages) == (same.train, same.tensor, same.figures, same.stages)
+    assert {one.stages for one in staged} == {1, 2, 4}
     for one in staged[len(plain) :]:
         layout = Layout(one.stages, one.train.data, one.train.tensor)
         assert one.train.fsdp == 1 and layout.ranks == 4
