@@ -8,10 +8,9 @@ Equations: start = max(ready, end of the last task on an overlapping mesh); cost
            not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1, from greedy.
            symmetric: the best single layout on all devices; zero: ZeRO-3, generation by tensor; greedy: each call's
            fastest place; fixed: a place for each model, never moved; mcmc, exhaustive: of each block its fastest
-           layout; walk: all moves accepted; pipelined: mcmc, training and scoring also in 2 or 4 stages, which take
-           (m + p - 1) / m times a stage's seconds of m parts; offload: weights of frozen models wait on the host.
-Left out:  profiles (seconds are this library's roofline), overlap with the next batch, scalar heads. Nothing is
-           trained.
+           layout; walk: all moves accepted.
+Left out:  profiles (seconds are this library's roofline), pipeline stages (fully sharded data in their place),
+           offloading, overlap with the next batch, scalar heads. Nothing is trained.
 Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc < zero; mcmc < fixed; mcmc - exhaustive
            < 0.05.
 Measure:   simulated seconds of an iteration of two on 32 v6e chips (on 8 or 32 v5p chips, with more rows, the greedy
@@ -50,8 +49,6 @@ class Settings(recipes.Settings):
     planner: Callable[..., Array] = placement_search.metropolis_plan
     allowed: Callable[..., Array] = ppo_calls.fastest
     betas: tuple[float, ...] = (0.01, 0.1, 1.0)
-    depths: tuple[int, ...] = (1,)  # numbers of pipeline stages that are tried
-    host: float = 0.0  # bytes a second to the host where frozen weights wait; 0: they stay on the devices
 
 
 EMBEDDED = {
@@ -66,7 +63,6 @@ ARMS = {
     "greedy": {"planner": placement_search.greedy_plan},
     "fixed": {"planner": placement_search.metropolis_plan_of_models, "allowed": ppo_calls.runnable},
     "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)}, "exhaustive": {"planner": placement_search.exhaustive_plan},
-    "pipelined": {"depths": (1, 2, 4)}, "offload": {"host": 8e9},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")
@@ -74,15 +70,12 @@ OUTCOME = jax.jit(ppo_calls.outcome)
 
 
 @lru_cache(maxsize=32)
-def prepared(
-    actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int,
-    depths: tuple[int, ...], host: float,
-):  # fmt: skip
+def prepared(actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int):
     """What every call costs on every place: the same for all arms."""
     found, shape = chips.parse(topology), known_models.shape_of(actor)
-    options, stages = ppo_calls.staged_places(shape, found.chips, smallest=smallest, depths=depths)
+    options = ppo_calls.places(shape, found.chips, smallest=smallest)
     work = Work(prompt, response, rows, rows)
-    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work, stages, host=host)
+    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work)
 
 
 D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
@@ -95,11 +88,9 @@ def build(settings: Settings) -> experiment.Plan:
 
     def measure(work, key):
         sizes = settings.critic, settings.topology, settings.smallest, settings.rows
-        lengths = tuple(int(x) for x in work["tokens"])
-        options, tables = prepared(actor, *sizes, *lengths, settings.depths, settings.host)
-        plain = prepared(actor, *sizes, *lengths, (1,), 0.0)  # what all arms are compared with
+        options, tables = prepared(actor, *sizes, *(int(x) for x in work["tokens"]))
         found = OUTCOME(tables, chosen(tables, options, key))
-        base = OUTCOME(plain[1], placement_search.symmetric_plan(plain[1], plain[0], key))
+        base = OUTCOME(tables, placement_search.symmetric_plan(tables, options, key))
         return {
             "plan/relative": found.penalised / base.penalised,
             "plan/seconds": found.penalised,
