@@ -23,7 +23,8 @@ import matplotlib.pyplot as plt
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Phase, Work, decode_phase, update_phase
+from jaxrl_llm.planning.phases import Phase, decode_phase, update_phase
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run.records import record
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks"

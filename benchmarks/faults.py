@@ -62,6 +62,7 @@ class Subject:
     started: str
     outcome: Callable[[pathlib.Path], str]  # a hash of what the run is for
     loses: str = "nothing"
+    steps: int = STEPS
 
     def command(self, out: pathlib.Path) -> list[str]:
         """To begin, or to go on."""
@@ -134,7 +135,7 @@ def subjects() -> dict[str, Subject]:
         "endpoint": Subject(
             "main job, rewards of an endpoint", asked, f"{main} --resume {{out}}", "settings.json", _model
         ),
-        "experiment": Subject("experiment", papers, papers, "", _seeds),
+        "experiment": Subject("experiment", papers, papers, "", _seeds, steps=4),
         "async": Subject("asynchronous run", steps, steps, "", _newest),
     }
 
@@ -350,9 +351,16 @@ def _parent(folder: pathlib.Path) -> int:
 
 
 def trained(out: pathlib.Path, lines: int) -> bool:
-    """Whether the metrics of that many steps are there."""
-    path = out / "metrics.jsonl"
-    return path.exists() and path.read_bytes().count(b"\n") >= lines
+    """Whether the metrics of that many steps are there, or a checkpoint behind them."""
+    counts = [path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl")]
+    counts += [_step(path) for path in out.rglob("step_*")]
+    return max(counts, default=0) >= lines
+
+
+def _step(checkpoint: pathlib.Path) -> int:
+    """Of its name, once it is written."""
+    number = checkpoint.name.removeprefix("step_")
+    return int(number) if number.isdigit() else 0
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen) -> None:
@@ -434,10 +442,10 @@ def damage(subject: Subject, folder: pathlib.Path, *_) -> Found:
     """Every file of the newest checkpoint cut in half, and with one bit flipped; each time the run goes on."""
     whole, log = folder / "whole", folder / "log"
     process = start(subject, whole, log)
-    wait_for(lambda: trained(whole, STEPS // 2 + 1), process)
+    wait_for(lambda: trained(whole, subject.steps // 2 + 1), process)
     process.send_signal(signal.SIGTERM)
     process.wait(PATIENCE_S)
-    newest = max((whole / "checkpoints").glob("step_*"))
+    newest = max(whole.rglob("step_*"), key=lambda path: (_step(path), str(path)))
     files = sorted(p.relative_to(whole) for p in newest.rglob("*") if p.is_file())
     outcomes, skipped = set(), 0
     for name in files:
@@ -569,12 +577,12 @@ def gone(subject: Subject, folder: pathlib.Path, kills: int, seconds: float, ser
 
 CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
     "kill": (("main", "experiment", "async"), kill),
-    "full disk": (("main",), full_disk),
-    "read-only": (("main",), read_only),
-    "damaged checkpoint": (("main",), damage),
-    "two processes": (("main",), twice),
-    "memory limit": (("main",), memory),
-    "clock": (("main",), clock),
+    "full disk": (("main", "experiment", "async"), full_disk),
+    "read-only": (("main", "experiment"), read_only),
+    "damaged checkpoint": (("main", "experiment", "async"), damage),
+    "two processes": (("main", "experiment"), twice),
+    "memory limit": (("main", "experiment"), memory),
+    "clock": (("main", "experiment"), clock),
     "verifier": (("main",), verifier),
     "endpoint gone": (("endpoint",), gone),
     "ray rollout worker": (("async",), on_ray("roll")),

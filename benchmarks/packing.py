@@ -1,6 +1,6 @@
 """Updates whose rows are packed, or trees of what they share, against padded rows, in one process.
 
-Run: python benchmarks/packing.py [--only mixture groups turns]
+Run: python benchmarks/packing.py [--only mixture groups turns]; all of them write results/benchmarks/packing.json
 
 ``groups``: a policy update on groups of 8 with 256 + 256 tokens. ``turns``: on episodes of ten turns, every turn a row
 of its own: the conversation so far, and 16 new tokens after 35 of the other side. ``mixture``: supervised rows, this
@@ -33,6 +33,7 @@ from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Batch, Params, Policy
 
 VOCABULARY = 2048
+RECORD = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks" / "packing.json"
 
 
 def functions() -> Iterator[tuple[str, str]]:
@@ -161,7 +162,7 @@ def policy_runs(policy: Policy, params: Params, batch: Batch) -> tuple[dict, dic
 
 
 def main() -> None:
-    """Prints a line of JSON for each part."""
+    """Prints a line of JSON for each part, and keeps them where all parts were measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
         ("width", 512),
@@ -182,13 +183,17 @@ def main() -> None:
         "groups": lambda: policy_runs(policy, params, groups(given.groups)),
         "turns": lambda: policy_runs(policy, params, turns(given.groups)),
     }
+    told = []
     for name in given.only:
         runs, said = parts[name]()
         spent = seconds(runs, given.times)
         ratio, interval = times_faster(*spent.values())
         figures = {f"processor seconds {k}": round(float(np.median(v)), 3) for k, v in spent.items()}
         figures |= {"times faster": round(ratio, 2), "95 % interval": interval, "repetitions": given.times}
-        print(json.dumps({"part": name} | said | figures), flush=True)
+        told.append({"part": name} | said | figures)
+        print(json.dumps(told[-1]), flush=True)
+    if set(given.only) == set(parts):
+        RECORD.write_text(json.dumps(told, indent=1) + "\n")
 
 
 if __name__ == "__main__":

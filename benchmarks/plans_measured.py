@@ -48,8 +48,8 @@ from jaxrl_llm.planning import reshard_cost, utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
 from jaxrl_llm.planning.parallel_layout import Sizes, leaves
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reshard_cost import Place
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run.records import record
 
 OUT = pathlib.Path(__file__).resolve().parents[1] / "results" / "benchmarks"

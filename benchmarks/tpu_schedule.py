@@ -16,6 +16,7 @@ several, of ``--compared`` up to twenty.
 
 import argparse
 import functools
+import importlib.metadata
 import json
 import pathlib
 import sys
@@ -33,6 +34,7 @@ SLICES = {
 }
 PHASES = ("reshard", "prefill", "score", "decode", "update")  # the quickest to compile first
 COMPARED = "compared"
+COMPILER = "libtpu"  # whose figures they are: another version makes other programs
 # by the compiler's cycles, kernels without any: google-tunix 0.1.7 on the same shapes, where it has been compiled
 TUNIX = {"decode, one token": "21.7", "update": "510; with splash attention 397 + kernels"}
 PARTS = ("computing", "kernels", "exposed", "waiting", "total", "least")
@@ -40,7 +42,7 @@ HEAD = """# What the TPU compiler promises
 
 The best plan of one GRPO step by the roofline, compiled ahead of time: milliseconds of one chip by the compiler's own
 cycles, kernels by operations and bytes, collectives by bytes over links (see `planning.schedule`; no measurement).
-Made by `python benchmarks/tpu_schedule.py`.
+Made by `python benchmarks/tpu_schedule.py` with libtpu {compiler}.
 
 {compared}"""
 MEMORY_HEAD = """
@@ -157,13 +159,14 @@ def compared(name: str, whole: bool = True) -> dict[str, float]:
     Args:
       whole: every layer is compiled; else a straight line, as in the cells.
     """
-    from jaxrl_llm.planning import chips, compiled, cost, phases
+    from jaxrl_llm.planning import chips, compiled, cost
     from jaxrl_llm.planning.known_models import shape_of
     from jaxrl_llm.planning.parallel_layout import Sizes
+    from jaxrl_llm.planning.work import Work
 
     topology, config = chips.parse("v5e:2x4"), shape_of("Qwen3-1.7B")
     phase, prompt, response, rows, group, remat = SHAPES[name]
-    work = phases.Work(prompt, response, rows, rows, group=group, remat=remat)
+    work = Work(prompt, response, rows, rows, group=group, remat=remat)
     devices, train, sample = compiled.devices(topology), Sizes(fsdp=8), Sizes(data=8)
     found = compiled.of_step(config, train, sample, work, devices, names=(phase,), chip=topology.chip, whole=whole)
     figure = found[phase]
@@ -251,16 +254,16 @@ def table(columns: tuple[str, ...], lines: list[str]) -> list[str]:
     return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines] if lines else []
 
 
-def page(record: dict[str, dict[str, Any]]) -> str:
+def page(record: dict[str, Any]) -> str:
     """The whole page."""
     from jaxrl_llm.planning.compiled import DEPTHS
 
     beside = compared_table(record[COMPARED]) if COMPARED in record else ""
-    cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED)}
+    cells = {name: cell for name, cell in record.items() if name not in (COMPARED, CHECKED, COMPILER)}
     memory = [gib_row(name, cell) for name, cell in cells.items() if cell["gib"]]
     lines = [line for name, cell in cells.items() for line in rows_of(name, cell)]
     said = {"few": DEPTHS[0], "more": DEPTHS[1], "checked": checked_words(record), "missing": missing(cells, "phases")}
-    parts = [HEAD.format(compared=beside).rstrip()]
+    parts = [HEAD.format(compared=beside, compiler=record.get(COMPILER, "(none yet)")).rstrip()]
     parts += [MEMORY_HEAD.format(missing=missing(cells, "gib")), *table(GIB_COLUMNS, memory)] if memory else []
     parts += [CELLS_HEAD.format(**said), *table(COLUMNS, lines)] if lines else []
     return "\n".join(parts) + "\n"
@@ -276,6 +279,8 @@ def planned_cells(models: list[str], slices: list[str] | None) -> Iterator[tuple
 
 def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pathlib.Path = PAGE) -> None:
     """Compiles what is missing, one after the other."""
+    from jaxrl_llm.planning import compiled
+
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--slices", nargs="+")
@@ -285,6 +290,12 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
     given = parser.parse_args(words)
     found = json.loads(record.read_text()) if record.exists() else {}
+    installed = importlib.metadata.version(COMPILER) if compiled.available() else "none"
+    if found.setdefault(COMPILER, installed) != installed:
+        raise SystemExit(
+            f"{record} was made with libtpu {found[COMPILER]}, and {installed} is installed, which makes "
+            f"other programs: pip install libtpu=={found[COMPILER]}, or move the file away"
+        )
 
     def kept(name: str) -> None:
         record.parent.mkdir(parents=True, exist_ok=True)

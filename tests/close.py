@@ -68,6 +68,15 @@ def assert_same_sums(got, want, sums: int, *, magnitude: float | None = None) ->
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=atol), got, want)
 
 
+def assert_same_figures(got, want, sums: int) -> None:
+    """Metrics by name, each a sum of terms of its own size or of size 1, whichever is larger."""
+    assert set(got) >= set(want)
+    for name, value in want.items():
+        value = np.asarray(value)
+        atol = bound(sums, max(1.0, float(np.abs(value).max(initial=0.0))))
+        np.testing.assert_allclose(np.asarray(got[name]), value, rtol=0, atol=atol, err_msg=name)
+
+
 OPERATIONS = 16  # units in the last place of a formula: eight steps, and a transcendental function is off by up to two
 
 
@@ -122,6 +131,15 @@ def assert_share(found, chance, draws: int) -> None:
     allowed = of_draws(np.asarray(chance, np.float64), int(draws), comparisons=comparisons) + near(found, 1.0)
     apart = np.abs(np.asarray(found, np.float64) - np.asarray(chance, np.float64))
     assert np.all(apart <= allowed), f"{found} of {draws} draws, where {chance} was said: {apart} beyond {allowed}"
+
+
+def adam_reach(rate: float, steps: int) -> float:
+    """How far two runs of Adam may lie apart that agree on nothing but where they began.
+
+    A step moves an element by at most ``rate (1 - b1) / sqrt(1 - b2)`` ("Adam", arXiv:1412.6980, section 2.1). What is
+    below says that no weight ran away; that two runs compute the same is seen in the gradients that go into a step.
+    """
+    return 2 * steps * rate * (1 - 0.9) / float(np.sqrt(1 - 0.999))
 
 
 def assert_same_descent(got, want, rate: float, steps: int, sums: int, *, gradient: float) -> None:

@@ -88,11 +88,13 @@ def test_chat_wraps_the_prompt(folder, rows):
 
 
 def test_solutions_are_demonstrations(folder, rows):
-    settings = _settings(folder, rows, format="gsm8k", max_new_tokens=48)
+    settings = _settings(folder, rows, format="gsm8k", max_new_tokens=64)
     tokens, valid = bench.demonstrations(settings)
     first = bench.solved_problems(settings)[0]
     text = bench.bench(settings).model.tokenizer.decode(np.asarray(tokens[0])[np.asarray(valid[0])][:-1].tolist())
     assert text == first.solution and " and one is " in text
+    found = bench.bench(settings)
+    assert found.host_score(_answered(found, [text])).value.tolist() == [1.0], "who imitates it is right"
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ ARMS = {
     "steering": {"edit": conduct.steered},
     "dpo": {"edit": None, "stages": 1},
 }
+# without a probe that tells rude from polite there is no direction; a tenth of the rude tokens is the claim's margin
+BED = experiment.Bed(judges=(("surgery", "probe/accuracy", 0.8),))
+D_STAR = {"eval/removed": 0.1}
 METRICS = ("eval/removed", "eval/rude", "eval/gold", "eval/perplexity", "probe/accuracy")
 
 

@@ -27,6 +27,8 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 
+PUBLISHED = 160_000  # examples
+
 
 def as_it_is(rewards, group_ids, *, valid):
     """No normalisation: the reward is the advantage."""
@@ -40,13 +42,21 @@ def over_the_batch(rewards, group_ids, *, valid):
 def small(settings, free):
     """The distilled judge; ``examples`` of the large one's log, wrong at its rate."""
     return answer_judges.make_generative(
-        settings.examples, error_rate=settings.error_rate, worked=False, soft=False, log=answer_judges.log_of(free)
+        answer_judges.examples_of(settings, free, PUBLISHED),
+        error_rate=settings.error_rate,
+        worked=False,
+        soft=False,
+        log=answer_judges.log_of(free),
     )
 
 
 def small_soft(settings, free):
     return answer_judges.make_generative(
-        settings.examples, error_rate=settings.error_rate, worked=False, soft=True, log=answer_judges.log_of(free)
+        answer_judges.examples_of(settings, free, PUBLISHED),
+        error_rate=settings.error_rate,
+        worked=False,
+        soft=True,
+        log=answer_judges.log_of(free),
     )
 
 
@@ -74,7 +84,7 @@ class Settings(recipes.OnlineSettings):
 
     judge: Callable = small_soft  # of the settings
     advantages: Callable[..., Array] = over_the_batch
-    examples: int = 160_000  # of the large judge's log
+    examples: int = 0  # of the large judge's log; 0: 160,000, of rows of one's own 4,000
     error_rate: float = 0.05
     warm_steps: int = 0
 

@@ -68,6 +68,8 @@ ARMS = {
     "outcome": {"reward": outcome},
     "direct": {"reports": toy.draw_bare_reports},
 }
+# more careless reports teach sft nothing new: whether judging can be learned shows on the relation alone
+BED = experiment.Bed(metric="eval/accuracy", baseline="outcome")
 METRICS = ("eval/accuracy", "eval/reasoned", "eval/surface", "eval/consistent", "eval/readable")
 CURVES = ("eval/accuracy", "eval/reasoned", "eval/surface", "reward/mean", "kl/ref")
 

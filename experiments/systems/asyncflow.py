@@ -13,8 +13,8 @@ Left out:  storage units, balancing by tokens, weights that workers take in turn
 Expect:    flow/relative (samples a second over those of colocated): async > 1.2, async > streamed, streamed > apart;
            eval/accuracy: |async - streamed| < 0.03.
 Measure:   simulated: 6 batches of log-normal lengths, rates of Qwen2.5-7B on 16 instances of 4 v5e chips, every arm
-           with its best division of them. Trained: running sums, always eta updates behind; colocated, apart and
-           streamed train alike. 8 seeds, equal rollouts and updates.
+           with its best division of them. Trained: running sums, always eta updates behind; colocated and apart
+           would train as streamed does, and are simulated alone. 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.systems.asyncflow; at scale --model DIR --data FILE --format gsm8k
 """
 
@@ -99,8 +99,8 @@ def build(settings: Settings) -> experiment.Plan:
     groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     online = method(partial(strings.make_online, WORLD, prompts, score, **groups), WORLD.policy)
     base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    stage = experiment.Stage(online, settings.steps, late)
-    return experiment.Plan(base, (stage,), make_measure(running_sums.measure, flow))
+    stages = (experiment.Stage(online, settings.steps, late),) if settings.streamed else ()
+    return experiment.Plan(base, stages, make_measure(running_sums.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -31,7 +31,7 @@ from experiments.systems.parts import dataflow, placement, ppo_calls, regroup
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.planning import chips, known_models
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 EMBEDDED_ONLY = "it places the calls of PPO on simulated devices"
 

@@ -7,8 +7,8 @@ Claim:     when every call (generate, score, train) has devices and a layout of 
 Equations: start = max(ready, end of the last task on an overlapping mesh); cost = makespan, times 3 where memory does
            not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1, from greedy.
            symmetric: the best single layout on all devices; zero: ZeRO-3, generation by tensor; greedy: each call's
-           fastest place; fixed: a place for each model, never moved; mcmc, exhaustive: of each block its fastest
-           layout; walk: all moves accepted.
+           fastest place; fixed: a place for each model, never moved; mcmc: any block and layout; exhaustive:
+           of each block its fastest layout, which need not fit memory; walk: all moves accepted.
 Left out:  profiles (seconds are this library's roofline), pipeline stages (fully sharded data in their place),
            offloading, overlap with the next batch, scalar heads. Nothing is trained.
 Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc < zero; mcmc < fixed; mcmc - exhaustive
@@ -30,7 +30,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.planning import chips, known_models
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 EMBEDDED_ONLY = "it searches plans of PPO calls by measured costs of small models"
 
@@ -47,7 +47,7 @@ class Settings(recipes.Settings):
     rows: int = 512
     longest: int = 2048  # tokens of a response
     planner: Callable[..., Array] = placement_search.metropolis_plan
-    allowed: Callable[..., Array] = ppo_calls.fastest
+    allowed: Callable[..., Array] = ppo_calls.runnable
     betas: tuple[float, ...] = (0.01, 0.1, 1.0)
 
 
@@ -61,8 +61,9 @@ SMOKE = {
 ARMS = {
     "symmetric": {"planner": placement_search.symmetric_plan}, "zero": {"planner": placement_search.zero_plan},
     "greedy": {"planner": placement_search.greedy_plan},
-    "fixed": {"planner": placement_search.metropolis_plan_of_models, "allowed": ppo_calls.runnable},
-    "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)}, "exhaustive": {"planner": placement_search.exhaustive_plan},
+    "fixed": {"planner": placement_search.metropolis_plan_of_models},
+    "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)},
+    "exhaustive": {"planner": placement_search.exhaustive_plan, "allowed": ppo_calls.fastest},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")

@@ -66,16 +66,17 @@ def plain(columns: dict[str, Any]) -> Problem:
 
 
 def gsm8k(columns: dict[str, Any]) -> Problem:
-    """GSM8K: the number after ``####`` of the worked answer.
+    """GSM8K: the number after ``####`` of the worked answer; it ends the solution in the way that the prompt asks for.
 
-    >>> gsm8k({"question": "1,000+1?", "answer": "It is <<1000+1=1001>>1,001.\\n#### 1,001"}).answer["value"]
-    '1001'
+    >>> one = gsm8k({"question": "1,000+1?", "answer": "It is <<1000+1=1001>>1,001.\\n#### 1,001"})
+    >>> one.answer["value"], one.solution
+    ('1001', 'It is 1,001.\\n\\\\boxed{1001}')
     """
     reasoning, marker, final = columns["answer"].rpartition("####")
     if not marker:
         raise ValueError("the answer has no ####")
-    solution = re.sub(r"<<[^<>]*>>", "", reasoning).strip()  # calculator marks
-    return _problem(columns["question"] + BOXED, final.strip().replace(",", ""), solution=solution)
+    value, steps = final.strip().replace(",", ""), re.sub(r"<<[^<>]*>>", "", reasoning).strip()  # calculator marks
+    return _problem(columns["question"] + BOXED, value, solution=f"{steps}\n\\boxed{{{value}}}".strip())
 
 
 def _boxed(text: str) -> str:

@@ -38,6 +38,7 @@ class Part(NamedTuple):
     looks: tuple[int, ...] = ()
     diverged: int = 0
     planned: int = 0  # seeds that ran, also those without a value
+    short: int = 0  # runs of both arms that end before the budget at which they are compared
 
 
 class Judged(NamedTuple):
@@ -60,13 +61,15 @@ class Judged(NamedTuple):
     improvement: float
     diverged: int
     small: bool  # beyond zero, yet by less than d*
+    short: int = 0  # runs of both arms that end before the budget of the text, and count with their last value
 
     def __str__(self) -> str:
         interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
         cover = f"{100 * (1 - self.level):.3g} % interval"
         d_star = "" if math.isnan(self.d_star) else f", {'below ' * self.small}d* {self.d_star:.3g}"
         failed = f", {self.diverged} diverged" if self.diverged else ""
-        return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, better in {self.improvement:.2f}{failed})"
+        ends = f", {self.short} of {2 * self.n} runs end before that, at their last value" if self.short else ""
+        return f"{self.text}: {interval} (n={self.n}, {cover}{d_star}, better in {self.improvement:.2f}{failed}{ends})"
 
 
 class Claim(NamedTuple):
@@ -150,8 +153,10 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
     both = step if isinstance(step, tuple) else (step, step)
     steps = [s if s is None or isinstance(s, Along) else int(s) for s in both]
     left, right, diverged, planned = _paired(results, metric, (arm, other), steps)
-    text = f"{metric}{_at(step)}, {text}"
-    return _made(results, text, metric, arm, other, left - right, diverged=diverged, planned=planned, **more)
+    seeds = [seed for seed in results.arms[arm].seeds if seed in results.arms[other].seeds]
+    ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
+    more |= {"diverged": diverged, "planned": planned, "short": ends}
+    return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
 
 
 def _at(step) -> str:
@@ -260,6 +265,7 @@ def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
     return Judged(
         part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
         d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
+        part.short,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.experiment.evidence.along import Along, reached
+from jaxrl_llm.experiment.evidence.along import Along, reached, short
 from jaxrl_llm.metrics.intervals import Interval, mean_interval
 
 DIGITS = 6  # significant digits kept in records
@@ -59,6 +59,13 @@ class Results:
             return reached(budget[:, common[0]], worth[:, common[1]], step.level, mean=step.mean)
         curve = found.curves[metric]
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
+
+    def short(self, arm: str, step: int | Along | None, seeds: list[int]) -> int:
+        """How many of these runs end before the budget is spent, and count with their last value there."""
+        if not isinstance(step, Along):
+            return 0
+        where = [self.arms[arm].seeds.index(seed) for seed in seeds]
+        return short(self.curve(arm, step.budget)[1][where], step.level)
 
     def diverged(self, arm: str) -> set[int]:
         """Seeds whose loss or gradient ended undefined."""

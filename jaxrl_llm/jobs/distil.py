@@ -2,6 +2,9 @@
 
 Run: jaxrl distil --model STUDENT --teacher DIR [--teacher DIR2] --data FILE.jsonl [--loss reverse_kl]
 
+A teacher of another vocabulary reads the responses in its own tokens: ``--loss gold_loss`` or ``uld_loss``
+(``jobs.retold``).
+
 ``--teacher self`` is the model that was loaded, shown a problem's worked solution before the prompt: self-distillation
 (``--loss sdft_loss`` or ``sdpo_loss``). Differs from SDFT and SDPO in that this teacher does not move with the policy,
 and from SDPO in that it is shown the problem's solution, not a right response of the group.
@@ -17,26 +20,28 @@ import optax
 from jaxtyping import Array
 
 from jaxrl_llm import losses, reduce
+from jaxrl_llm.data.pieces import same_vocabulary
 from jaxrl_llm.data.problems import encode_problems
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.claims import open_claim
-from jaxrl_llm.jobs import scoring
+from jaxrl_llm.jobs import retold, scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings
 from jaxrl_llm.losses import distill
-from jaxrl_llm.run import named, parts
+from jaxrl_llm.run import bench, named, parts
 from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms
+from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms, Trajectories
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings(DrawnSettings):
     """Every update draws prompts, samples a response to each, and moves it towards the teachers' distributions."""
 
-    # Hugging Face folders with the student's vocabulary, tiny or nano; self: the loaded model, shown the solution
+    # Hugging Face folders, tiny or nano; self: the loaded model, shown the solution. One teacher may have a vocabulary
+    # of its own, for gold_loss and uld_loss
     teacher: tuple[str, ...] = ()
     # reverse_kl, forward_kl: of whole distributions, some columns at a time; top_k: over the student's likeliest;
     # sampled: of the sampled tokens alone; or a function of jaxrl_llm.losses of whole distributions, or of sampled
@@ -72,30 +77,38 @@ class Shown(NamedTuple):
 
 
 class Teacher(NamedTuple):
-    """A model, and what it is shown; None: what the student sees."""
+    """A model, and what it is shown; None: what the student sees. A reader where its vocabulary is another."""
 
     model: parts.Model
     shown: Shown | None = None
+    reader: retold.Reader | None = None
 
 
 def open_teachers(settings: Settings, student: parts.Model) -> list[Teacher]:
     """The teachers, on the student's mesh.
 
     Raises:
-      UserError: without one, for one of another vocabulary, or for problems without the solutions that it is shown.
+      UserError: without one, for several of which one has another vocabulary, or for problems without the solutions
+        that a teacher is shown.
     """
     if not settings.teacher:
-        raise UserError("--teacher names no model; give the folder of a model with the student's vocabulary, or self")
+        raise UserError("--teacher names no model; give the folder of a model, or self")
     found = []
     for name in settings.teacher:
         if name == SELF:
             found.append(Teacher(student, shown_solutions(settings, student)))
             continue
         model = parts.load_model(name, mesh=student.mesh, compute_dtype=jnp.dtype(settings.compute))
-        if model.tokenizer.vocab_size != student.tokenizer.vocab_size:
-            raise UserError(f"--teacher {name} has {model.tokenizer.vocab_size} tokens and the student "
-                            f"{student.tokenizer.vocab_size}; choose a teacher of the student's family")  # fmt: skip
-        found.append(Teacher(model))
+        if same_vocabulary(student.tokenizer, model.tokenizer):
+            found.append(Teacher(model))
+            continue
+        if len(settings.teacher) > 1:
+            raise UserError(f"--teacher {name} has another vocabulary than the student, and distributions of several "
+                            "teachers are averaged token by token; give it alone")  # fmt: skip
+        reader = retold.make_reader(
+            student, model, bench.problem_sets(settings)[0], max_new_tokens=settings.max_new_tokens, chat=settings.chat
+        )
+        found.append(Teacher(model, reader=reader))
     return found
 
 
@@ -211,11 +224,15 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
     return terms
 
 
-def make_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> Callable[[Any, Batch], TokenTerms]:
-    """``(params, batch) -> TokenTerms`` of the chosen divergence.
+def make_terms(
+    settings: Settings, policy: Policy, teachers: list[Teacher], size: int = 0
+) -> Callable[[Any, Batch], TokenTerms]:
+    """``(params, batch) -> TokenTerms`` of the chosen divergence; ``size`` of the student's vocabulary without padding.
 
     The distributions of column ``t`` are those of token ``t + 1``: the mask moves one column to the left.
     """
+    if (reader := teachers[0].reader) is not None:
+        return retold.make_terms(settings, policy, reader, size)
     if settings.loss not in SHORT:
         return named_terms(settings, policy, teachers)
     if settings.loss_args:
@@ -252,11 +269,18 @@ def make_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> C
     return whole
 
 
+def problem_ids(extras: Any, trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """Which problem every row answers: a teacher may be shown more of it."""
+    return {"problem_ids": trajectories.problem_ids}
+
+
 def build(settings: Settings) -> Plan:
     """One online stage without rewards: the loss asks the teachers."""
-    bench = recipes.bench(settings)
-    policy = bench.model.policy
-    terms_of = make_terms(settings, policy, open_teachers(settings, bench.model))
+    found = recipes.bench(settings)
+    policy = found.model.policy
+    teachers = open_teachers(settings, found.model)
+    terms_of, reader = make_terms(settings, policy, teachers, found.model.config.vocab_size), teachers[0].reader
+    read = problem_ids if reader is None else retold.row_extras(reader)
 
     def nothing(trajectories, rewards):
         return jnp.zeros(trajectories.mask.shape, jnp.float32)
@@ -273,21 +297,17 @@ def build(settings: Settings) -> Plan:
         count = trajectories.tokens.shape[0]
         return Rewards(jnp.zeros((count,), jnp.float32), jnp.ones((count,), bool))
 
+    estimate = make_estimate(policy, nothing, temperature=settings.temperature, row_extras=read)
     online = recipes.make_online(
         settings,
-        bench,
-        estimate=make_estimate(
-            policy,
-            nothing,
-            temperature=settings.temperature,
-            row_extras=lambda extras, trajectories, rewards: {"problem_ids": trajectories.problem_ids},
-        ),  # fmt: skip
+        found,
+        estimate=estimate if reader is None else lambda *given: retold.of_pieces(estimate(*given)),
         loss=loss,
         score=unjudged,
         tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
     )
-    plan = recipes.one_stage(settings, bench, online)
-    return plan._replace(on_host=True, host_score=None if bench.score is not None else lambda t: unjudged({}, t))
+    plan = recipes.one_stage(settings, found, online)
+    return plan._replace(on_host=True, host_score=None if found.score is not None else lambda t: unjudged({}, t))
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

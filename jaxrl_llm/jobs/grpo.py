@@ -106,6 +106,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
             mesh,
             few_bits=settings.rollout_weights if rollout_layout(settings, mesh) == mesh else "",  # ``make_move`` has it
             strict=score if settings.strict else None,
+            greedy_last=method.needs_greedy(settings),
         ),
         score=lambda answers, trajectories: None,  # the host scores
         estimate=estimated(
@@ -216,6 +217,8 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
 
     def extras(params: Params, key: Key) -> dict[str, Any]:
         kept = {"reference": jax.tree.map(jnp.copy, params)} if method.needs_reference(settings) else {}
+        if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
+            kept["optimal_values"] = jnp.zeros((len(tables.train),), jnp.float32)
         return kept | method.first_weights(settings)
 
     measure = make_measure(
@@ -236,6 +239,27 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
 def only_start(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
     """The state of the one seed: the weights that were loaded are those that train, with no copy beside them."""
     return start(stage, params, key)
+
+
+def begin_with(found: Opened, plan: Plan, run: pathlib.Path) -> Callable[[Stage, Params, Key, int], TrainState]:
+    """``only_start``, with the values of prompts where the loss asks for them and no checkpoint has them."""
+    settings, tables = found.settings, found.tables
+
+    def begun(stage: Stage, params: Params, key: Key, index: int) -> TrainState:
+        state = only_start(stage, params, key, index)
+        if not method.needs_optimal_values(settings) or checkpoint.latest(run / "checkpoints"):
+            return state
+        samples = settings.value_samples
+        hosts.say(f"values of {len(tables.train)} training prompts, by {samples} responses of the loaded model to each")
+        rollout = jax.jit(make_rollout(settings, found.model, samples, found.mesh))
+        drawn = evaluate.sampled(
+            rollout, plan.host_score, params if plan.move is None else plan.move(params)[0], tables.train_table,
+            jax.random.fold_in(jax.random.key(EVAL_KEY), settings.seed), samples=samples,
+        )  # fmt: skip
+        values = method.optimal_values(settings, drawn["eval/value"], drawn["eval/valid"])
+        return state._replace(extras=state.extras | {"optimal_values": values})
+
+    return begun
 
 
 def make_figures(found: Opened, plan: Plan) -> Callable[[host.Iteration], dict[str, float]]:
@@ -288,7 +312,8 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
         planner=None if settings.strict else planner_of(settings.layout, own=pathlib.Path(settings.model).is_dir()),
     )  # fmt: skip
     one = SeedRun(
-        plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature, start=only_start,
+        plan, settings.steps, settings.mesh, keeping, temperature=settings.temperature,
+        start=begin_with(found, plan, run),
         figures=make_figures(found, plan), see=see,
     ).run(settings.seed, stop)  # fmt: skip
     before = after = evaluate.of_samples(next(one)[2], found.tables.heldout_table)
@@ -386,7 +411,9 @@ def main(settings: Settings) -> int:
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
         check(settings)
-    durable.remote_of(settings, settings.mesh, worker_program)  # refuses what does not serve, before anything is loaded
+    alone = method.needs_optimal_values(settings), f"does not measure the values that --loss {settings.loss} takes"
+    # refuses what does not serve, before anything is loaded
+    durable.remote_of(settings, settings.mesh, worker_program, alone)
     found = opened(settings)
     run = run_folder(settings)
     stopped = f"stopped; {record.how_to_resume(run)}"

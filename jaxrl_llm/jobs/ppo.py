@@ -2,11 +2,15 @@
 
 Run: jaxrl ppo --model DIR --data FILE.jsonl [--gae length_adaptive_gae_advantages --gae-args alpha=0.05]
 
-The critic is a head on the policy's own hidden states (``train.methods.actor_critic``). Left out of VAPO are its
+The critic is a head on the policy's own hidden states (``train.methods.actor_critic``): one number a state, by the
+clipped or, ``--value-loss squared_value_loss``, the plain squared error; or a distribution over bins, by
+``--value-loss categorical_value_loss --value-args low=0 high=1``. Left out of VAPO are its
 warm-up of the critic and its imitation of right responses.
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 import optax
@@ -19,10 +23,12 @@ from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import named
 from jaxrl_llm.run.method import LOSS, learning_rate
-from jaxrl_llm.train.methods.actor_critic import make_actor_critic_loss, make_value_estimate
+from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_value_estimate
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import TokenTerms
 
 GAE = ("rewards", "values", "bootstrap", "mask")
+VALUE = ("values", "old_values", "returns", "mask")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +40,9 @@ class Settings(DrawnSettings):
     loss: str = "clipped_policy_loss"  # a function of jaxrl_llm.losses, or MODULE:FUNCTION
     loss_args: tuple[str, ...] = ()  # its settings, for example clip_high=0.28
     value_weight: float = 0.5  # of the critic's loss
+    value_loss: str = "clipped_value_loss"  # a function of jaxrl_llm.losses of values or logits, or MODULE:FUNCTION
+    value_args: tuple[str, ...] = ()  # its settings, for example clip=0.5; of categorical_value_loss low=0 high=1
+    value_bins: int = 51  # outputs of a critic whose loss takes logits: its bins between low and high
     reward: str = ""  # MODULE:FUNCTION of (answer, response) to a number or a Verdict, in place of the verifier
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
@@ -49,6 +58,32 @@ SMOKE = {
 ARMS = {"ppo": {}}
 METRICS = ("eval/accuracy", "eval/tokens", "reward/mean")
 SEEDS, EXPORT = 1, "always"
+
+
+def value_loss(settings: Settings) -> tuple[Callable[..., TokenTerms], Read | None]:
+    """The critic's loss, and how values are read where it predicts distributions over bins.
+
+    Raises:
+      UserError: for a loss that takes what this command has not, or settings that do not serve.
+    """
+    named_as = f"--value-loss {settings.value_loss}"
+    found = named.find(losses, settings.value_loss, "--value-loss")
+    loss = named.with_settings(found, settings.value_args, "--value-args", losses)
+    wanted = named.check_arrays(loss, (*VALUE, "logits"), named_as)
+    if not {"values", "logits"} & set(wanted):
+        raise UserError(f"{named_as} takes {', '.join(wanted)}, neither values nor logits: it is no loss of a critic")
+
+    def worth(outputs, old_values, returns, mask):
+        offered = {"values": outputs, "logits": outputs, "old_values": old_values, "returns": returns, "mask": mask}
+        return loss(*(offered[name] for name in wanted))
+
+    if "logits" not in wanted:
+        return worth, None
+    ends = {name: getattr(loss, "keywords", {}).get(name) for name in ("low", "high")}
+    if None in ends.values() or not ends["low"] < ends["high"] or settings.value_bins < 2:
+        raise UserError(f"{named_as} needs --value-args low=... high=..., low the smaller, and --value-bins "
+                        f"{settings.value_bins} at least 2")  # fmt: skip
+    return worth, partial(losses.expected_values, **ends)
 
 
 def build(settings: Settings) -> Plan:
@@ -72,13 +107,16 @@ def build(settings: Settings) -> Plan:
     if settings.inner_epochs < 1 or settings.value_weight < 0:
         raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1, and --value-weight "
                         f"{settings.value_weight} not negative")  # fmt: skip
+    worth, read = value_loss(settings)
     found, measure = with_reward(settings, recipes.bench(settings))
     policy, heat = found.model.policy, settings.temperature
     online = recipes.make_online(
         settings,
         found,
-        estimate=make_value_estimate(policy, gae=values_of, temperature=heat),
-        loss=make_actor_critic_loss(policy, token_loss=loss, value_weight=settings.value_weight, temperature=heat),
+        estimate=make_value_estimate(policy, gae=values_of, temperature=heat, read=read),
+        loss=make_actor_critic_loss(
+            policy, token_loss=loss, value_loss=worth, value_weight=settings.value_weight, temperature=heat, read=read
+        ),
         tx=optax.adamw(
             learning_rate(settings, settings.steps * settings.inner_epochs), weight_decay=settings.weight_decay
         ),
@@ -87,7 +125,8 @@ def build(settings: Settings) -> Plan:
         max_grad_norm=settings.max_grad_norm or None,
     )
     plan = recipes.one_stage(settings, found, online)._replace(on_host=True)
-    return recipes.with_heads(found, plan if measure is None else plan._replace(measure=measure), value=1)
+    return recipes.with_heads(found, plan if measure is None else plan._replace(measure=measure),
+                              value=1 if read is None else settings.value_bins)  # fmt: skip
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

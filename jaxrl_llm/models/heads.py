@@ -41,6 +41,18 @@ def token_values(head: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B
     return apply_head(head, hidden)[:, :, 0]
 
 
+def of_state_before(
+    x: Float[Array, "B T ..."], segment_ids: Int[Array, "B T"] | None = None
+) -> Float[Array, "B T ..."]:
+    """What was said after token ``t - 1`` at index ``t``; 0 where no state is before a token."""
+    shifted = jnp.pad(x[:, :-1], ((0, 0), (1, 0), *((0, 0),) * (x.ndim - 2)))
+    if segment_ids is None:
+        return shifted
+    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
+    there = (segment_ids > 0) & (before == segment_ids)
+    return jnp.where(there.reshape(*there.shape, *(1,) * (x.ndim - 2)), shifted, 0.0)
+
+
 def state_values(
     head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:
@@ -48,11 +60,7 @@ def state_values(
 
     Column 0 and the first token of each segment have no state before them: 0.
     """
-    shifted = jnp.pad(token_values(head, hidden)[:, :-1], ((0, 0), (1, 0)))
-    if segment_ids is None:
-        return shifted
-    before = jnp.pad(segment_ids[:, :-1], ((0, 0), (1, 0)))
-    return jnp.where((segment_ids > 0) & (before == segment_ids), shifted, 0.0)
+    return of_state_before(token_values(head, hidden), segment_ids)
 
 
 def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:

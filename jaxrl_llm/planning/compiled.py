@@ -18,8 +18,9 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import schedule
 from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Phase, Work, phases
+from jaxrl_llm.planning.phases import Phase, phases
 from jaxrl_llm.planning.schedule import Schedule
+from jaxrl_llm.planning.work import Work
 
 _TOO_LARGE = re.compile(r"(?:Used |total memory required for HLO temporaries \()([0-9.]+)([KMG])")
 DEPTHS = (4, 8)  # layers of the shallow programs of ``of_depths``

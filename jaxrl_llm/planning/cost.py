@@ -7,7 +7,7 @@ From "How to scale your model" (the chapters on training and inference).
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work, columns
 
 LINKS = 2  # directions of a ring in which a chip sends and receives
 _MATRICES = 7  # of a layer, each collected by itself
@@ -60,7 +60,7 @@ def _ring(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number) -> Number
 def step_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes, work: Work) -> dict[str, Number]:
     """Seconds of each phase of one step."""
     chips = train.chips
-    active, tokens = active_parameters(config), work.rows * work.length
+    active, tokens = active_parameters(config), columns(work)
     whole = 2 * held(config, Sizes(tensor=train.tensor, expert=train.expert))  # bfloat16 weights gathered over fsdp
     collected = _gather(whole, train.fsdp, chip, config.num_layers * _MATRICES)
     # gradients over what else splits tokens: scattered sums, and back
@@ -120,6 +120,6 @@ def least_seconds(config: ModelConfig, chip: Chip, train: Sizes, rollout: Sizes,
         "reshard": step_seconds(config, chip, train, rollout, work)["reshard"],
         "prefill": computing(1, prompts, rollout.chips, work.prompt / 2) - head / rollout.chips / chip.flops,
         "decode": (work.response - 1) * token,
-        "score": computing(1, work.update_rows * work.length, train.chips, context),
-        "update": computing(3, work.rows * work.length, train.chips, context),
+        "score": computing(1, columns(work) / work.microbatches, train.chips, context),
+        "update": computing(3, columns(work), train.chips, context),
     }

@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held, held_layers, share
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 _CHUNK = 128  # time steps whose logits exist at once, see ``logprobs.chunked``
 _TRAINED_COLUMN, _SCORED_COLUMN = 21, 12  # bytes of a token's entries that the programs read
@@ -86,6 +86,13 @@ def _passing(config: ModelConfig, sizes: Sizes, work: Work, rows: Number) -> Num
     return 2 * 2 * entries * (_itemsize(work) + 4)
 
 
+def _experts(config: ModelConfig, sizes: Sizes) -> int:
+    """Parameters of the experts of all layers on one chip."""
+    e = config.experts
+    inner = share(e.size, sizes.tensor * sizes.fsdp)
+    return config.num_layers * 3 * share(e.number, sizes.expert) * inner * config.hidden_size
+
+
 def _cast(config: ModelConfig, sizes: Sizes, work: Work) -> Number:
     """Float32 masters in the compute type: the compiler casts the layers of a chip before it goes through them."""
     size = _itemsize(work)
@@ -128,11 +135,17 @@ def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) 
 
 
 def reshard(config: ModelConfig, train: Sizes, rollout: Sizes, work: Work) -> Memory:
-    """Masters in, compute weights out; between two layouts a chip collects its part of a layer, or of the table."""
-    size, working = _itemsize(work), 0.0
+    """Masters in, compute weights out, and the layers cast where they lie before any of them moves.
+
+    Between two layouts a chip collects its part of a layer, or of the table; of a mixture that is cut along tensor and
+    expert in training one matrix of all the experts of a layer, four times.
+    """
+    size, working = _itemsize(work), _cast(config, train, work)
     if train != rollout:
         table = share(config.padded_vocab_size, rollout.tensor * rollout.fsdp) * config.hidden_size
-        working = max(held_layers(config, rollout) / config.num_layers, table) * size
+        working += max(held_layers(config, rollout) / config.num_layers, table) * size
+        if config.experts is not None and train.tensor > 1 and train.expert > 1:
+            working += 4 * config.experts.number * config.experts.size * config.hidden_size * size
     return Memory(4 * held(config, train), working, held(config, rollout) * size)
 
 
@@ -154,8 +167,8 @@ def prefill(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False
     one = _layer(config, sizes, work, prompts, work.prompt, work.length, kernels)
     own = cache(config, sizes, work, prompts) if work.group > 1 or kernels else 0.0
     own *= work.prompt / work.length if kernels else 1.0
-    new = cache(config, sizes, work, rows)  # the layers run before it is there
-    return Memory(held(config, sizes) * _itemsize(work), own + max(one - new, 0.0), new)
+    new = cache(config, sizes, work, rows)  # beside what the layers need, or where that was
+    return Memory(held(config, sizes) * _itemsize(work), own + (one if kernels else max(one - new, 0.0)), new)
 
 
 def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) -> Memory:
@@ -170,6 +183,8 @@ def decode(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
         beside = held_layers(config, sizes) * _itemsize(work)
     else:
         beside = 0.0 if kernels else stored / config.num_layers
+    if config.experts is not None and kernels:  # grouped products read them in an order of their own, made once
+        beside = max(beside, _experts(config, sizes) * _itemsize(work))
     given = work.rollout_rows / sizes.data * share(config.padded_vocab_size, sizes.tensor * sizes.fsdp) * 4
     logits = _logits(config, sizes, work, work.rollout_rows / sizes.data, 1, 2)
     return Memory(held(config, sizes) * _itemsize(work) + given, stored + beside + logits)

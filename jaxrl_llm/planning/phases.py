@@ -11,6 +11,7 @@ import optax
 from jax.sharding import Mesh
 
 from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed.mesh import batch_parts, replicated
 from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.reshard import make_reshard
 from jaxrl_llm.distributed.ring import Parts
@@ -20,41 +21,14 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.models.mlp import grouped_experts
+from jaxrl_llm.planning.work import Work, layout_of
 from jaxrl_llm.rollout.decode import Job, decode, stage_ends, step_keys
 from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import make_choice
+from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import Batch, Policy, TrainState
-
-
-@dataclasses.dataclass(frozen=True)
-class Work:
-    """What one step of training does.
-
-    ``rows`` sequences of ``prompt + response`` tokens, ``group`` to each prompt, are sampled ``rollout_rows`` at a time
-    and trained on ``rows / microbatches`` at a time. ``scores``: passes that only score, one with a reference.
-    """
-
-    prompt: int
-    response: int
-    rows: int
-    rollout_rows: int
-    group: int = 1
-    microbatches: int = 1
-    scores: int = 0
-    remat: bool = True
-    compute_dtype: Any = jnp.bfloat16
-
-    @property
-    def length(self) -> int:
-        """Columns of a sequence."""
-        return self.prompt + self.response
-
-    @property
-    def update_rows(self) -> int:
-        """Sequences in one part of the batch."""
-        return self.rows // self.microbatches
 
 
 class Phase(NamedTuple):
@@ -82,8 +56,9 @@ def _rows(shapes: dict[str, tuple[tuple[int, ...], Any]], mesh: Mesh) -> dict[st
     return _abstract(plain, rules.batch_shardings(plain, mesh))
 
 
-def _batch(rows: int, length: int, mesh: Mesh) -> Batch:
-    whole, ids, numbers = (rows, length), jnp.int32, jnp.float32
+def _batch(work: Work, rows: int, mesh: Mesh, parts: int = 0) -> Batch:
+    """Rows as a batch; where they have a planner with their layout, in so many parts (0: without an axis of parts)."""
+    whole, ids, numbers = (rows, work.length), jnp.int32, jnp.float32
     found = _rows(
         {
             "tokens": (whole, ids), "segment_ids": (whole, ids), "positions": (whole, ids), "mask": (whole, bool),
@@ -92,7 +67,14 @@ def _batch(rows: int, length: int, mesh: Mesh) -> Batch:
         },
         mesh,
     )  # fmt: skip
-    return Batch(**found, extras={})
+    return Batch(**found, extras={} if work.planner is None else {packing.LAYOUT: _layout(work, rows, mesh, parts)})
+
+
+def _layout(work: Work, rows: int, mesh: Mesh, parts: int) -> packing.Layout:
+    """Everywhere the same, as the host hands it over."""
+    layout = layout_of(dataclasses.replace(work, rows=rows), max(parts, 1), batch_parts(mesh))
+    layout = layout if parts else packing.only_part(layout)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), layout)
 
 
 def kernels(mesh: Mesh) -> dict[str, Any]:
@@ -123,7 +105,10 @@ def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     update = make_update(loss, tx, microbatches=work.microbatches)
     shardings = rules.shardings(state, mesh)
     return Phase(
-        update, (_abstract(state, shardings), _batch(work.rows, work.length, mesh)), donate=(0,), out=(shardings, None)
+        update,
+        (_abstract(state, shardings), _batch(work, work.rows, mesh, work.microbatches)),
+        donate=(0,),
+        out=(shardings, None),
     )
 
 
@@ -135,7 +120,7 @@ def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     def score(params: Any, batch: Batch) -> Any:
         return score_tokens(policy, params, batch)[0]  # no run that scores alone keeps the entropy
 
-    return Phase(score, (_abstract(params, rules.shardings(params, mesh)), _batch(work.update_rows, work.length, mesh)))
+    return Phase(score, (_abstract(params, rules.shardings(params, mesh)), _batch(work, work.update_rows, mesh)))
 
 
 def reshard_phase(config: ModelConfig, mesh: Mesh, work: Work, rollout_mesh: Mesh) -> Phase:

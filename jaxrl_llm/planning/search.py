@@ -8,7 +8,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
 from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.parallel_layout import Number, Sizes
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 MARGIN = 0.92  # of a chip's memory that an estimate may fill: it is within 15 % of the compiler's figure, mostly below
 LONG = 16384  # tokens of a row from which on it is cut along context
@@ -85,12 +85,15 @@ def rollout_sizes(config: ModelConfig, chips: int) -> list[Sizes]:
 
 
 def _parts(config: ModelConfig, sizes: Sizes, work: Work, limit: Number, kernels: bool) -> Iterator[Work]:
-    """For keeping and for recomputing activations: the fewest parts of the batch that fit; the most where none does."""
+    """For keeping and for recomputing activations: the fewest parts of the batch that fit; the most where none does.
+
+    Parts of rows in a layout hold whole groups.
+    """
     for remat in (False, True):
         tried = [
             dataclasses.replace(work, microbatches=n, remat=remat)
             for n in divisors(work.rows)
-            if work.rows // n % sizes.rows == 0
+            if work.rows // n % sizes.rows == 0 and (work.planner is None or work.rows // n % work.group == 0)
         ]
         fitting = (w for w in tried if estimate.update(config, sizes, w, kernels).peak <= limit)
         if tried:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -21,8 +22,11 @@ from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may take
-OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp")  # and what only some of them do
-ESTIMATOR = ("rewards", "group_ids", "mask", "length_tokens", "valid", "logp", "collision")
+# and what only some of them do; noise is drawn anew at every step, values of prompts once before the first
+OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp", "noise", "optimal_values")
+ESTIMATOR = (
+    "rewards", "group_ids", "mask", "length_tokens", "valid", "logp", "collision", "greedy_rewards", "token_kl",
+)  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
 
@@ -37,6 +41,10 @@ class MethodSettings:
     clip_high: float = 0.28
     advantages: str = "group_normalized_advantages"  # a function of jaxrl_llm.advantages, or MODULE:FUNCTION
     advantage_args: tuple[str, ...] = ()  # its settings, for example k=4
+    # of a loss that takes optimal_values (a_star_po_loss): responses of the loaded model to every training prompt,
+    # before the first step, and the temperature b of V = b log mean exp(r / b)
+    value_samples: int = 8
+    value_beta: float = 0.5
     reduction: Literal["token_mean", "seq_mean", "seq_sum", "constant"] = "token_mean"  # see reduce.tokens
     kl: str = ""  # k1_, k3_, corrected_k3_, or kl_gradient_terms: a term with a gradient, to the model that was loaded
     kl_weight: float = 0.0
@@ -99,6 +107,20 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--weight-decay {settings.weight_decay} is of --optimiser adam; drop one of them")
     for make in (policy_loss, estimator, correction, kl_terms):
         make(settings)
+    check_drawn(settings)
+
+
+def check_drawn(settings: MethodSettings) -> None:
+    """Raises UserError where what a loss or an estimator asks of the responses does not go with other settings."""
+    if settings.value_samples < 1 or not settings.value_beta > 0:
+        raise UserError(f"--value-samples {settings.value_samples} must be at least 1, and --value-beta "
+                        f"{settings.value_beta} positive")  # fmt: skip
+    if needs_optimal_values(settings) and getattr(settings, "filter_groups", False):
+        raise UserError(f"--loss {settings.loss} learns from groups of equal rewards, too, by the values of their "
+                        "prompts; give --no-filter-groups")  # fmt: skip
+    if needs_greedy(settings) and getattr(settings, "strict", False):
+        raise UserError(f"--advantages {settings.advantages} takes a response of each group greedily, and --strict "
+                        "samples all alike; drop one of them")  # fmt: skip
 
 
 def policy_loss(settings: MethodSettings) -> tuple[Callable[..., Any], tuple[str, ...]]:
@@ -127,8 +149,8 @@ def token_loss(
         offered = {
             "logp": logp, "old_logp": anchor(logp, batch), "advantages": batch.advantages, "mask": batch.mask,
             "ref_logp": batch.ref_logp, "group_ids": batch.group_ids, "entropy": entropy,
-            "sampler_logp": batch.sampler_logp, "rewards": batch.extras.get("rewards"),
-        }  # fmt: skip
+            "sampler_logp": batch.sampler_logp,
+        } | {name: batch.extras.get(name) for name in ("rewards", "noise", "optimal_values")}  # fmt: skip
         return function(*(offered[name] for name in wanted))
 
     return terms
@@ -136,7 +158,32 @@ def token_loss(
 
 def needs_reference(settings: MethodSettings) -> bool:
     """Whether the model that was loaded is asked for its log-probabilities."""
-    return bool(settings.kl) or "ref_logp" in policy_loss(settings)[1]
+    asked = "ref_logp" in policy_loss(settings)[1] or "token_kl" in _estimator(settings)[1]
+    return bool(settings.kl) or asked
+
+
+def needs_greedy(settings: Any) -> bool:
+    """Whether the last response of every group is the greedy one: the baseline of the others, which trains nothing."""
+    return "greedy_rewards" in _estimator(settings)[1]
+
+
+def needs_optimal_values(settings: MethodSettings) -> bool:
+    """Whether the loss asks for the value of every prompt, see ``optimal_values``."""
+    return "optimal_values" in policy_loss(settings)[1]
+
+
+def optimal_values(settings: MethodSettings, value: np.ndarray, valid: np.ndarray) -> Array:
+    """``V = b log mean exp(r / b)`` of the rewards ``[N, samples]`` of every prompt under the loaded model: ``[N]``.
+
+    0 for a prompt without a valid reward. From "Accelerating RL for LLM Reasoning with Optimal Advantage Regression",
+    arXiv:2505.20686, eq. 3.
+    """
+    prompts, samples = value.shape
+    ids = jnp.repeat(jnp.arange(prompts, dtype=jnp.int32), samples)
+    found = advantages.log_mean_exp_baseline(
+        jnp.asarray(value, jnp.float32).reshape(-1), ids, tau=settings.value_beta, valid=jnp.asarray(valid).reshape(-1)
+    )
+    return found[::samples]
 
 
 def needs_collision(settings: MethodSettings) -> bool:
@@ -146,12 +193,16 @@ def needs_collision(settings: MethodSettings) -> bool:
 
 def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories, Rewards], dict[str, Array]]:
     """What a row of a batch carries beside its tokens: rewards for a loss that takes them, weights that move."""
-    rewards_wanted = "rewards" in policy_loss(settings)[1]
+    wanted = policy_loss(settings)[1]
 
     def of_rows(extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
         found = {}
-        if rewards_wanted:
+        if "rewards" in wanted:
             found["rewards"] = jnp.where(rewards.valid, shaped_rewards(settings, trajectories, rewards), 0.0)
+        if "noise" in wanted:
+            found["noise"] = token_noise(trajectories)
+        if "optimal_values" in wanted:
+            found["optimal_values"] = extras["optimal_values"][trajectories.problem_ids]
         if settings.kl_target:
             found["kl_weight"] = jnp.broadcast_to(extras["kl_weight"], rewards.value.shape)
         if settings.entropy_target:
@@ -162,6 +213,14 @@ def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectori
         return found
 
     return of_rows
+
+
+def token_noise(trajectories: Trajectories) -> Array:
+    """Uniform numbers in [0, 1) of every token ``[B, T]``; what was drawn at the step is the seed of its draw."""
+    seed = jax.lax.bitcast_convert_type(
+        jnp.sum(jnp.where(trajectories.mask, trajectories.sampler_logp, 0.0)), jnp.int32
+    )
+    return jax.random.uniform(jax.random.fold_in(jax.random.key(0), seed), trajectories.mask.shape)
 
 
 def first_weights(settings: MethodSettings) -> dict[str, Array]:
@@ -231,8 +290,12 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
             "mask": mask,
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
-        } | {name: trajectories.extras.get(name) for name in ("logp", "collision")}
-        more = {"valid": rewards.valid} if takes_valid else {}
+        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl")}
+        valid = rewards.valid
+        if "greedy_rewards" in wanted:
+            offered["greedy_rewards"], there = greedy_rewards(value, valid, trajectories.group_ids)
+            valid = valid & there
+        more = {"valid": valid} if takes_valid else {}
         found = function(*(offered[name] for name in wanted), **more)
         if found.ndim == 2:
             return found
@@ -241,13 +304,34 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
     return values
 
 
+def last_of_groups(group_ids: Array) -> Array:
+    """Which rows are the last of their group ``[B]``; the members of a group lie side by side.
+
+    >>> import jax.numpy as jnp
+    >>> last_of_groups(jnp.array([0, 0, 2, 2])).tolist()
+    [False, True, False, True]
+    """
+    return jnp.concatenate([group_ids[1:] != group_ids[:-1], jnp.ones((1,), bool)])
+
+
+def greedy_rewards(value: Array, valid: Array, group_ids: Array) -> tuple[Array, Array]:
+    """The reward of the greedy response to each row's prompt ``[B]``, and whether it has a valid one."""
+    usable = last_of_groups(group_ids) & valid
+    return group.group_sum(jnp.where(usable, value, 0.0), group_ids), group.group_sum(
+        usable.astype(jnp.float32), group_ids
+    ) > 0
+
+
 def keep(settings: Any, spread: Callable[..., Array] | None) -> Callable[[Trajectories, Rewards], Array] | None:
-    """Rows that enter the loss: those of ``spread``, and with ``--overlong mask`` those that were not cut."""
-    if settings.overlong != "mask":
+    """Rows that enter the loss: of ``spread``, none that is greedy, and with ``--overlong mask`` none that was cut."""
+    cut, greedy = settings.overlong == "mask", needs_greedy(settings)
+    if not cut and not greedy:
         return spread
 
     def whole(trajectories: Trajectories, rewards: Rewards) -> Array:
-        kept = ~trajectories.truncated
+        kept = ~trajectories.truncated if cut else jnp.ones(trajectories.truncated.shape, bool)
+        if greedy:
+            kept = kept & ~last_of_groups(trajectories.group_ids)
         return kept if spread is None else kept & spread(trajectories, rewards)
 
     return whole

@@ -53,9 +53,11 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
             names = ", ".join(f"{k}={v!r}" for k, v in known.items() if not callable(v)) or "none"
             raise UserError(f"{flag} {word}: the settings of {function.__name__} are {names}")
         try:
-            given[name] = ast.literal_eval(text)
+            value = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            given[name] = find(package, text, f"{flag} {name}=")
+            value = find(package, text, f"{flag} {name}=")
+        whole = type(value) is int and inspect.signature(function).parameters[name].annotation is float
+        given[name] = float(value) if whole else value
     missing = [k for k, v in known.items() if v is inspect.Parameter.empty and k not in given]
     if missing:
         raise UserError(f"{function.__name__} needs {flag} {' '.join(f'{k}=...' for k in missing)}")

@@ -348,6 +348,7 @@ def make_rollout(
     top_k: int | None = None,
     min_p: float | None = None,
     early_exit: bool = True,
+    greedy_last: bool = False,
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model.
 
@@ -357,6 +358,7 @@ def make_rollout(
       cache_stages, row_stages: of rollouts in lock-step, see ``rollout.generate``.
       few_bits: one of ``quantised.TYPES``: the rollout reads a copy of the weights in it; empty: the weights.
       strict: the trainer's scoring function, which then samples, see ``rollout.strict``; None: the cache does.
+      greedy_last: the last response of every group takes the likeliest token each time.
       top_p, top_k, min_p: what may be drawn, see ``rollout.sample``; log-probabilities are those of all tokens.
       early_exit: of rollouts in lock-step, see ``rollout.generate``.
     """
@@ -372,9 +374,13 @@ def make_rollout(
     def rollout(params, tokens, valid, keys, problem_ids):
         if few_bits:
             params = quantised.quantise(model.config, params, few_bits)
+        heat: Any = temperature
+        if greedy_last:
+            last = jnp.arange(tokens.shape[0] * group_size, dtype=jnp.int32) % group_size == group_size - 1
+            heat = jnp.where(last, 0.0, jnp.float32(temperature))
         return decode(
             model.policy, params, tokens, valid, keys, group_size=group_size, max_new_tokens=max_new_tokens,
-            eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, temperature=temperature,
+            eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, temperature=heat,
             problem_ids=problem_ids, stop=found,
         )  # fmt: skip
 

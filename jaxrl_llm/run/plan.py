@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import sys
-from typing import Any
+from typing import Any, Literal, get_args
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig
@@ -11,9 +11,10 @@ from jaxrl_llm.planning import buffers, chips, compiled, cost, estimate, reshard
 from jaxrl_llm.planning.chips import Chip, Topology
 from jaxrl_llm.planning.known_models import shape_of
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.search import Plan
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run import flags
+from jaxrl_llm.run.options import LayoutName, planner_of
 
 GIB = 2**30
 
@@ -30,6 +31,8 @@ class Settings:
     prompts: int = 16  # per step
     group: int = 8  # responses to each prompt
     reference: bool = False  # a frozen copy scores every response
+    layout: Literal["padded", "packed", "tree"] = "padded"  # of rows in scores and update, as of the main job
+    filled: float = 1.0  # mean length of a response, of --response: what rows in a layout hold
     mesh: str = ""  # of training, for example fsdp=8,tensor=2; empty: the best
     rollout_mesh: str = ""  # of sampling: data, expert and tensor; empty: the best
     estimate: bool = False  # closed form alone, also where libtpu is installed
@@ -73,8 +76,15 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
             f"--prompt {settings.prompt} and --response {settings.response} exceed the {config.max_positions} positions"
             "; give --positions N for a model that has been stretched"
         )
-    rows = settings.prompts * settings.group
-    return Work(settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference))
+    if not 0 < settings.filled <= 1:
+        raise UserError(f"--filled {settings.filled:g} is a share of --response: more than 0, at most 1")
+    if settings.filled < 1 and settings.layout == "padded":
+        raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
+    rows, planner = settings.prompts * settings.group, planner_of(settings.layout, own=False)
+    return Work(
+        settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference),
+        planner=planner, filled=settings.filled,
+    )  # fmt: skip
 
 
 def compile_plan(
@@ -142,7 +152,8 @@ def job_flags(plan: Plan) -> str:
     words = [f"--mesh {plan.train.spec} --rollout-mesh {plan.rollout.spec} --compute bfloat16 --attention auto"]
     words += [f"--prompts-per-step {work.rows // work.group} --group-size {work.group}"]
     words += [f"--prompt-tokens {work.prompt} --max-new-tokens {work.response} --microbatches {work.microbatches}"]
-    return " ".join([*words, *["--remat"] * work.remat])
+    layouts = {planner_of(name, own=False): name for name in get_args(LayoutName) if name}
+    return " ".join([*words, f"--layout {layouts[work.planner]}", *["--remat"] * work.remat])
 
 
 def as_data(

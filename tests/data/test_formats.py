@@ -172,7 +172,7 @@ def test_a_right_reply_is_right_and_a_wrong_one_wrong(tmp_path, layout):
 
 def test_worked_solutions_and_levels(tmp_path):
     gsm8k = _only(tmp_path, REAL["gsm8k"][0], "gsm8k")
-    assert gsm8k.solution == "It is 500*2=1,000." and gsm8k.prompt == "How much?" + formats.BOXED
+    assert gsm8k.solution == "It is 500*2=1,000.\n\\boxed{1000}" and gsm8k.prompt == "How much?" + formats.BOXED
     math = _only(tmp_path, REAL["math"][0], "math")
     assert (math.level, math.answer["value"]) == (3, "\\frac{1}{2}")
     assert _only(tmp_path, REAL["countdown"][0], "countdown").identity == "[2, 3, 5] 16"

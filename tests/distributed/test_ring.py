@@ -16,7 +16,7 @@ from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.planning import chips, compiled, known_models, phases
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 
 COLUMNS = 64
 

@@ -238,9 +238,11 @@ def test_parts_at_a_budget_and_along_it():
     # base: halfway from 2 to 9; three quarters of 1 to 5. method: never there, its last; three eighths of 1 to 9
     assert part.values == pytest.approx((6.0 - 5.5, 4.0 - 4.0))
     assert part.text == "eval/gold at eval/kl 3, method - base > 0"
+    assert part.short == 1 and "1 of 4 runs end before that, at their last value" in str(judged(part))
     whole = greater(both, "eval/gold", "method", "base", step=up_to("eval/kl", 2.0))
     assert whole.values == pytest.approx((0.5 * (2.5 + 5.0) - 1.5, 2.0 - 2.0))
     assert whole.text == "eval/gold over eval/kl up to 2, method - base > 0"
+    assert whole.short == 0 and "end before" not in str(judged(whole))
     assert greater(both, "eval/gold", "method", "base", step=at("eval/kl", 0.0)).values == (0.0, 0.0)
     with pytest.raises(KeyError):
         greater(both, "eval/gold", "method", "base", step=at("eval/other", 3.0))

@@ -49,6 +49,20 @@ def test_a_plan_that_nobody_pays_has_no_scrambled_control():
     assert controls.scrambled(on_host).host_score(None).value.tolist() == [2, 3, 0, 1]
 
 
+def test_a_reward_that_does_not_pass_the_score_cannot_be_scrambled():
+    """Advantages of the arm's own reward: shifted scores would feed metrics alone, and teach as well as the arm."""
+    plan = tiny.build(tiny.Settings(steps=2))
+    assert controls.scrambled(plan) is not None
+    method = plan.stages[0].method
+
+    def own(*inputs):
+        rewards = inputs[-1]._replace(value=jnp.arange(inputs[-1].value.shape[0], dtype=jnp.float32))
+        return method.estimate(*inputs[:-1], rewards)
+
+    inside = plan._replace(stages=(plan.stages[0]._replace(method=method._replace(estimate=own)),))
+    assert controls.scrambled(inside) is None
+
+
 def test_shown_solutions_and_more_problems():
     base = arms.preset(stale_sampler, smoke=True, model="nano")
     settings = dataclasses.replace(arms.resolve(stale_sampler, base, ("fresh",))["fresh"], max_new_tokens=18)
@@ -61,6 +75,7 @@ def test_shown_solutions_and_more_problems():
     assert rows.tokens.shape[0] == 2 * settings.group_size
     assert controls.more(stale_sampler.build, settings).stages[0].method.prompts_per_step == 8
     assert store_differs(plan, controls.scrambled(plan))
+    assert controls.oracle(plan, dataclasses.replace(settings, data="")) is None, "problems of the file's own"
 
 
 def store_differs(left, right):

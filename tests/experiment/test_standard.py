@@ -54,6 +54,16 @@ def test_a_record_from_pilot_to_verdict(place, capsys):
     assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
 
 
+def test_an_arm_that_does_not_train_does_not_shorten_the_tail():
+    settings = tiny.Settings(steps=20, eval_every=2)
+    plan = tiny.build(settings)
+    still = plan._replace(stages=())
+    assert standard.tail_of({"a": plan, "b": still}, {"a": settings, "b": settings}) == 3
+    assert standard.tail_of({"b": still}, {"b": settings}) == 1
+    rare = dataclasses.replace(settings, eval_every=10)
+    assert standard.tail_of({"a": tiny.build(rare), "b": still}, {"a": rare, "b": settings}) == 1
+
+
 @pytest.mark.slow
 def test_more_seeds_train_only_those_and_a_change_takes_fresh_ones(place, capsys, monkeypatch):
     cli.run(tiny, WORDS)

@@ -213,7 +213,49 @@ def gold_hybrid(logits):
     return ((2 / 4 * matched + 2 / 4 * rest) * mask).sum() / mask.sum()
 
 
+# a text of four bytes and one of three, by both tokenizers: bytes and ids of the tokens
+OWN, OTHER = (([1, 2, 1], [0, 2, 3]), ([2, 1], [1, 0])), (([2, 1, 1], [1, 3, 0]), ([1, 1, 1], [2, 0, 1]))
+
+
+def _piece_chances(logits, ids, groups):
+    """``uld_token_merge_strategy="bayesian"``: the last token's distribution, times the chances of those before it."""
+    p = np.exp(log_softmax(logits))
+    return np.asarray([p[g[-1]] * np.prod([max(p[k, ids[k]], 1e-8) for k in g[:-1]]) for g in groups])
+
+
+def _groups(own, other):
+    """``_align_by_byte_offsets``."""
+    ends = [np.cumsum(x).tolist() for x in (own, other)]
+    both, found, before = [e for e in ends[0] if e in ends[1]], ([], []), 0
+    for end in both:
+        for side in (0, 1):
+            found[side].append([k for k, e in enumerate(ends[side]) if before < e <= end])
+        before = end
+    return found
+
+
+def aligned(logits, hybrid):
+    """``_compute_distillation_loss`` of two texts; hybrid: student tokens 0 and 2 are teacher tokens 1 and 3."""
+    losses = []
+    for b in (0, 1):
+        (sizes, ids), (others, other_ids) = OWN[b], OTHER[b]
+        groups, other_groups = _groups(sizes, others)
+        p = _piece_chances(logits[b], ids, groups)
+        q = _piece_chances(X["teacher_logits"][b], other_ids, other_groups)
+        if not hybrid:
+            losses.append(np.abs(np.sort(p, -1) - np.sort(q, -1)).sum() / len(p))
+            continue
+        s, t = p[:, [0, 2]], q[:, [1, 3]]
+        m = 0.3 * t + 0.7 * s
+        matched = (0.3 * t * np.log(t / m) + 0.7 * s * np.log(s / m)).sum() / len(p)
+        rest = np.abs(np.sort(p[:, [1, 3]], -1) - np.sort(q[:, [0, 2]], -1)).sum() / len(p)
+        losses.append(2 / 4 * matched + 2 / 4 * rest)
+    return np.mean(losses)
+
+
 LOGITS = {
+    "uld_aligned": lambda x: aligned(x, False),
+    "gold_aligned": lambda x: aligned(x, True),
     "sdpo_reverse": lambda x: _self_distillation(x, 1),
     "sdft_jsd": lambda x: _self_distillation(x, 0.5),
     "sdft_top_2": lambda x: _self_distillation(x, 0.5, k=2),

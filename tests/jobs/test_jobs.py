@@ -287,9 +287,17 @@ def test_the_divergence_from_itself_is_nothing():
     assert np.all((moved[0] > 1e-7) == np.asarray(mask[0])), "the columns of the response alone, in their places"
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(own):
-    with pytest.raises(UserError, match="choose a teacher of the student's family"):
-        distil.open_teachers(distil.Settings(teacher=(str(own),)), options.open_model(distil.Settings(model="nano")))
+def test_a_teacher_of_another_vocabulary_is_refused_token_by_token(own):
+    settings = distil.Settings(model="nano", teacher=(str(own),), max_new_tokens=4, levels=(2,), train_problems=16)
+    model = options.open_model(settings)
+    teachers = distil.open_teachers(settings, model)
+    for loss in ("reverse_kl", "top_k", "sdft_loss", "iw_opd_loss"):
+        with pytest.raises(UserError, match=f"--loss {loss} compares token by token.*choose gold_loss or uld_loss"):
+            distil.make_terms(dataclasses.replace(settings, loss=loss), model.policy, teachers, 20)
+    with pytest.raises(UserError, match="averaged token by token; give it alone"):
+        distil.open_teachers(dataclasses.replace(settings, teacher=("nano", str(own))), model)
+    with pytest.raises(UserError, match="its context has 160; lower --max-new-tokens"):
+        distil.open_teachers(dataclasses.replace(settings, max_new_tokens=80), model)
 
 
 def test_held_out_rows_are_other_prompts():

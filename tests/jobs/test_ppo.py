@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages
+from jaxrl_llm import advantages, losses
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.advantages import whiten
 from jaxrl_llm.experiment import cli
@@ -14,6 +14,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.run import options
 from jaxrl_llm.train.methods import actor_critic
 from jaxrl_llm.types import Rewards, Trajectories
+from tests import close
 
 
 def run(out, *words):
@@ -28,6 +29,9 @@ def run(out, *words):
         *(pytest.param(words, marks=pytest.mark.slow) for words in (
             ("--gae", "n_step_returns", "--gae-args", "steps=4"), ("--loss", "gspo_loss"),
             ("--gae", "lambda_returns", "--reward", "tests.jobs.test_online_dpo:even"), ("--lora", "2"),
+            ("--value-loss", "squared_value_loss"),
+            ("--value-loss", "categorical_value_loss", "--value-args", "low=0", "high=1", "targets=hl_gauss",
+             "--value-bins", "7"),
         )),
     ],
     ids="-".join,
@@ -45,6 +49,10 @@ def test_two_steps(words, tmp_path):
         (["--gae", "n_step_returns"], "needs --gae-args steps="),
         (["--loss", "reinforce_loss"], "PPO takes a loss of logp, old_logp"),
         (["--inner-epochs", "0"], "--inner-epochs 0 must be at least 1"),
+        (["--value-loss", "categorical_value_loss"], "needs --value-args low=... high=..."),
+        (["--value-loss", "categorical_value_loss", "--value-args", "low=1", "high=0"], "low the smaller"),
+        (["--value-loss", "reinforce_loss"], "takes logp, advantages, which this command has not"),
+        (["--value-loss", "clipped_value_los"], "did you mean clipped_value_loss"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys, tmp_path):
@@ -73,3 +81,32 @@ def test_advantages_are_those_that_were_named():
     np.testing.assert_array_equal(batch.extras["returns"], targets)
     plain = actor_critic.make_value_estimate(model.policy)(params, {}, rows, rewards)
     assert np.any(np.asarray(plain.advantages) != np.asarray(batch.advantages))
+
+
+def test_the_critic_learns_by_the_loss_that_was_named():
+    """Its metrics are those of the loss by hand: of values, or of a distribution whose mean is the value."""
+    model = options.open_model(ppo.Settings(model="nano"))
+    tokens = jax.random.randint(jax.random.key(0), (2, 6), 3, 20, jnp.int32)
+    column = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), tokens.shape)
+    mask, ids = column >= 2, jnp.arange(2, dtype=jnp.int32)
+    rows = Trajectories(tokens, column * 0 + 1, column, mask, jnp.where(mask, -1.0, 0.0), ids > 9, ids, ids)
+    rewards = Rewards(jnp.asarray([1.0, 0.25]), jnp.ones(2, bool))
+    for words, bins in (({"value_loss": "squared_value_loss"}, 1),
+                        ({"value_loss": "categorical_value_loss", "value_args": ("low=-1", "high=2")}, 5)):  # fmt: skip
+        worth, read = ppo.value_loss(ppo.Settings(value_bins=bins, **words))
+        head = heads.init_head(model.config.hidden_size, jax.random.key(1), outputs=bins, scale=0.1)
+        params = {"model": model.params, "value": head}
+        batch = actor_critic.make_value_estimate(model.policy, read=read)(params, {}, rows, rewards)
+        hidden = model.policy.hidden(model.params, tokens, column, rows.segment_ids)
+        said = jnp.pad(heads.apply_head(head, hidden)[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        values = said[:, :, 0] if bins == 1 else losses.expected_values(said, low=-1.0, high=2.0).at[:, 0].set(0.0)
+        close.assert_same_sums(batch.extras["values"], values, close.forward_sums(model.config, 6))
+        returns = batch.extras["returns"]
+        if bins == 1:
+            want = losses.squared_value_loss(said[:, :, 0], returns, mask)
+        else:
+            want = losses.categorical_value_loss(said, returns, mask, low=-1.0, high=2.0)
+        loss = actor_critic.make_actor_critic_loss(model.policy, value_loss=worth, read=read, value_weight=1.0)
+        none = actor_critic.make_actor_critic_loss(model.policy, value_loss=worth, read=read, value_weight=0.0)
+        found = loss(params, batch)[0] - none(params, batch)[0]
+        close.assert_same_sums(found, jnp.sum(want.loss) / 8, close.forward_sums(model.config, 6), magnitude=4.0)

@@ -8,15 +8,11 @@ from jaxrl_llm.run import method, named
 
 # losses of something else than a policy's tokens or preferences, and those of one experiment's own arrays
 ELSEWHERE = {
-    "a_star_po_loss": "values of prompts, estimated before training: a library function",
     "ascent_loss": "experiments",
     "bradley_terry_loss": "jaxrl reward-model",
     "capped_infonce_loss": "experiments",
-    "categorical_value_loss": "a critic with bins: a library function",
     "chunked_forward_kl_loss": "jaxrl distil --loss forward_kl",
     "chunked_reverse_kl_loss": "jaxrl distil --loss reverse_kl",
-    "clip_cov_loss": "random numbers of each token: a library function",
-    "clipped_value_loss": "jaxrl ppo, the critic's",
     "gaussian_reward_loss": "experiments",
     "label_regression_loss": "experiments",
     "log_odds_loss": "experiments",
@@ -24,7 +20,6 @@ ELSEWHERE = {
     "rover_loss": "experiments",
     "soft_policy_loss": "experiments",
     "soft_value_loss": "experiments",
-    "squared_value_loss": "a critic without a clip: a library function",
     "verdict_loss": "experiments",
     "weighted_sft_loss": "experiments",
     "constraint_loss": "experiments",
@@ -41,6 +36,8 @@ def reached(name, function):
     found = []
     if takes(function, (*method.LOSS, *method.OF_BATCH), {"logp"}):
         found.append("train --loss")
+    if takes(function, (*ppo.VALUE, "logits"), {"returns"}):
+        found.append("ppo --value-loss")
     if takes(function, dpo.PAIRED) or takes(function, dpo.SINGLE, {"desirable"}):
         found.append("dpo --loss")
     if name not in online_dpo.REFUSED and takes(
@@ -62,19 +59,24 @@ def test_every_loss_is_reached_or_said_where_it_is_used():
 
 def test_losses_of_other_libraries_are_reached():
     """What users of TRL, verl and OpenRLHF look for, each by the command that has it."""
-    train = "vespo_loss topr_loss ce_gppo_loss gvpo_loss dcpo_loss bapo_loss gmpo_loss mirror_descent_loss"
+    train = """vespo_loss topr_loss ce_gppo_loss gvpo_loss dcpo_loss bapo_loss gmpo_loss mirror_descent_loss
+    a_star_po_loss clip_cov_loss kl_cov_loss"""
     pairs = """exo_loss nca_loss aot_loss discopop_loss length_normalised_dpo_loss f_dpo_loss wpo_loss alphapo_loss
     tpo_loss simpo_loss cpo_loss dpop_loss tdpo1_loss tdpo2_loss cal_dpo_loss bco_loss aot_unpaired_loss
     apo_zero_unpaired_loss"""
     online = "xpo_loss nash_md_loss sppo_loss vrpo_loss rrhf_loss pro_loss trpa_loss"
     teacher = "sdpo_loss sdft_loss iw_opd_loss gold_loss uld_loss jsd_loss sampled_self_distillation_loss"
+    critic = "clipped_value_loss squared_value_loss categorical_value_loss"
+    for name in critic.split():
+        assert "ppo --value-loss" in reached(name, getattr(losses, name)), name
     for command, listed in (("train", train), ("dpo", pairs), ("online-dpo", online), ("distil", teacher)):
         for name in listed.split():
             assert f"{command} --loss" in reached(name, getattr(losses, name)), name
 
 
 def test_estimators_of_other_libraries_are_reached():
-    for name in ("optimal_token_advantages", "optimal_trained_token_advantages", "best_minus_second_advantages"):
+    for name in ("optimal_token_advantages", "optimal_trained_token_advantages", "best_minus_second_advantages",
+                 "remax_advantages", "reinforce_pp_advantages", "reinforce_pp_token_advantages"):  # fmt: skip
         assert takes(getattr(advantages, name), method.ESTIMATOR), name
     for name in ("gae_advantages", "length_adaptive_gae_advantages", "lambda_returns", "n_step_returns"):
         assert named.arrays(getattr(advantages, name)) == ppo.GAE, name

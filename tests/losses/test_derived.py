@@ -14,8 +14,9 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import baseline, group, returns
+from jaxrl_llm.data.pieces import agreed_pieces
 from jaxrl_llm.losses import correction, distill, entropy, kl, off_policy, preference, ranking, sequence
-from tests.golden.make_derived import COLLISION, GOLD_MEAN, UNTIED
+from tests.golden.make_derived import COLLISION, GOLD_MEAN, OTHER, OWN, UNTIED
 from tests.losses.test_peers import GOLDEN as _PEERS
 from tests.losses.test_peers import IN, LOGP, MASK, OLD, REF, SAMPLER, A
 
@@ -71,6 +72,29 @@ def _gold(x):
     student, teacher = (jax.nn.log_softmax(y, axis=-1) for y in (x, IN["teacher_logits"]))
     ids = jnp.asarray([0, 2]), jnp.asarray([1, 3])
     return reduce.tokens(distill.gold_loss(student, teacher, IN["logits_mask"], *ids, beta=0.3).loss, IN["logits_mask"])
+
+
+def _aligned(loss, **settings):
+    """Both texts by their pieces; a mean over pieces, then over texts."""
+
+    def value(x):
+        each = []
+        for b, ((sizes, ids), (others, other_ids)) in enumerate(zip(OWN, OTHER, strict=True)):
+            pieces = np.asarray(agreed_pieces(sizes, others))
+            sides = ((x, ids, pieces[:, :2]), (IN["teacher_logits"], other_ids, pieces[:, 2:]))
+            merged = []
+            for logits, tokens, spans in sides:
+                logits = logits[b : b + 1, : len(tokens)]
+                logp = jax.nn.log_softmax(logits, axis=-1)[:, jnp.arange(len(tokens)), jnp.asarray(tokens)]
+                merged.append(distill.merged_log_probs(logits, logp, jnp.asarray(spans)[None]))
+            each.append(jnp.mean(loss(*merged, jnp.ones((1, len(pieces)), bool), **settings).loss))
+        return jnp.mean(jnp.stack(each))
+
+    return "logits", value
+
+
+def _gold_of_pieces(student, teacher, mask):
+    return distill.gold_loss(student, teacher, mask, jnp.asarray([0, 2]), jnp.asarray([1, 3]), beta=0.3)
 
 
 TOP_TAIL = partial(distill.top_k_distillation_loss, k=2, tail=True)
@@ -136,6 +160,8 @@ LOSSES = {
     "sdft_top_2": _distill(distill.sdft_loss, k=2),
     "sdpo_top_2_tail": _distill(distill.sdpo_loss, divergence=TOP_TAIL),
     "gold_hybrid": ("logits", _gold),
+    "uld_aligned": _aligned(distill.uld_loss),
+    "gold_aligned": _aligned(_gold_of_pieces),
 }  # fmt: skip
 
 

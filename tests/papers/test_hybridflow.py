@@ -15,7 +15,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import reshard, rules
 from jaxrl_llm.models.spec import parameter_shapes
 from jaxrl_llm.planning import chips
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 from tests import close
 from tests.models_for_tests import small_config
 

@@ -12,8 +12,8 @@ from jaxrl_llm.distributed import reshard, rules
 from jaxrl_llm.models.spec import parameter_shapes
 from jaxrl_llm.planning import chips, reshard_cost
 from jaxrl_llm.planning.parallel_layout import Sizes, leaves
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reshard_cost import Place
+from jaxrl_llm.planning.work import Work
 from tests import close
 from tests.models_for_tests import small_config
 

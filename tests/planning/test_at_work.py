@@ -7,8 +7,8 @@ import pytest
 
 from experiments.systems.parts import measured_plan, ppo_calls
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reshard_cost import Place
+from jaxrl_llm.planning.work import Work
 from tests.models_for_tests import small_config
 
 CONFIG, WORK = small_config(num_kv_heads=4), Work(4, 4, 8, 8, group=2, compute_dtype=jnp.float32, remat=False)

@@ -9,11 +9,18 @@ import pytest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import buffers, chips, compiled
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 from tests.models_for_tests import small_config
 
-REPORT = "module_0000.jit_update.cl_1.after_optimizations-memory-usage-report.txt"
-TEXT = "Memory Space: default (color=0)\nTotal bytes: 1239334400 (1.15GiB)\n  cumulative_size; size\n"
+REPORT = "module_0000.jit_update.cl_1.after_optimizations-buffer-assignment.txt"
+TEXT = """BufferAssignment:
+allocation 0: size 1000000000, page 0, parameter 3, shape |f32[48,64,384,128]| at ShapeIndex {}:
+ value: <302 param.5 @0> (size=603979776,offset=0): f32[48,64,384,128]{3,2,1,0:T(8,128)}
+allocation 1: size 536870912, page 0, thread-local:
+allocation 2: size 200000000, page 0, output shape is |(bf16[64])|, maybe-live-out:
+allocation 3: size 39334400, page 0, preallocated-temp:
+allocation 233: size 74580480, color 1, page 0, preallocated-temp:
+"""
 
 
 def _child(folder, program):
@@ -22,11 +29,12 @@ def _child(folder, program):
 
 
 @pytest.mark.parametrize("forever", [True, False])
-def test_the_report_of_the_tpus_program_ends_the_watch(tmp_path, forever):
-    """While the child still runs, and where it has ended; programs for this machine have reports, too."""
+def test_the_assignment_of_the_tpus_program_ends_the_watch(tmp_path, forever):
+    """While the child still runs, and where it has ended; programs for this machine have one, too."""
     write = "import os, time; os.mkdir('dump'); put = lambda name, text: open('dump/' + name, 'w').write(text)\n"
-    write += f"put('module_0001.jit_seed.cpu_{REPORT.partition('cl_1.')[2]}', {TEXT.replace('1239334400', '8')!r})\n"
-    write += f"put({REPORT!r}, {TEXT!r})\n" + "time.sleep(60)\n" * forever
+    ours, values = f"module_0001.jit_seed.cpu_{REPORT.partition('cl_1.')[2]}", REPORT.replace(".txt", "-values.txt")
+    write += f"put({ours!r}, {TEXT!r}); put({ours.replace('.txt', '-values.txt')!r}, '')\n"
+    write += f"put({REPORT!r}, {TEXT!r}); put({values!r}, '')\n" + "time.sleep(60)\n" * forever
     child = _child(tmp_path, write)
     try:
         assert buffers._watched(child, tmp_path, 30.0) == 1239334400

@@ -14,7 +14,7 @@ from jaxrl_llm.distributed import compiler_options
 from jaxrl_llm.planning import buffers, chips, compiled, cost, known_models, phases, schedule
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
-from jaxrl_llm.planning.phases import Work
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run import plan
 from tests.models_for_tests import small_config
 
@@ -208,7 +208,8 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
         script["main"]([*words, topology], record, page)
     assert len(asked) == 2 * len(script["PHASES"])  # each phase of each cell once
     found = json.loads(record.read_text())
-    assert list(found) == ["Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
+    assert list(found) == ["libtpu", "Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
+    assert f"with libtpu {found['libtpu']}." in page.read_text()
     assert found["Qwen3-0.6B v5e:2x4"]["loop_peak_gib"] > 1 and found["Qwen3-0.6B v5e:2x4"]["fits"]
     rows = [line for line in page.read_text().splitlines() if line.startswith("| Qwen3-0.6B | v5e:2x4 |")]
     row = next(line for line in rows if "| decode |" in line)
@@ -229,6 +230,17 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
     assert "| update ~ | does not fit |" in told and "| **no** |" in told
     assert "| decode | 140.0 |" not in told and "prefill +25% of time, +25% of memory" in told
     assert "| decode, one token | 1.00 |" in told and "| 21.7 |" in told and "397 + kernels |" in told
+    record.write_text(json.dumps(found | {"libtpu": "0.0.1"}))
+    with pytest.raises(SystemExit, match=r"made with libtpu 0\.0\.1, and .* pip install libtpu==0\.0\.1"):
+        script["main"]([*words, "v6e:4x4"], record, page)
+    assert len(asked) == 2 * len(script["PHASES"])
+
+
+def test_the_compiler_of_the_tables_is_the_one_that_the_extra_installs():
+    root = pathlib.Path(__file__).resolve().parents[2]
+    made_with = json.loads((root / "results" / "benchmarks" / "tpu_schedule.json").read_text())["libtpu"]
+    assert f"plan = libtpu=={made_with}\n" in (root / "setup.cfg").read_text()
+    assert f"with libtpu {made_with}." in (root / "docs" / "schedule.md").read_text()
 
 
 def test_a_deeper_program_is_a_straight_line_through_two():

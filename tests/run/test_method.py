@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,7 +15,8 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.losses import clipped_policy_loss
-from jaxrl_llm.run import method, named, options
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.run import method, named, options, parts
 from jaxrl_llm.run.settings import Settings, check
 from jaxrl_llm.train.methods.builders import make_estimate, stored_anchor, with_collision
 from jaxrl_llm.types import Batch, Rewards, TrainState, Trajectories
@@ -69,7 +71,7 @@ def _policy_losses():
 @pytest.mark.parametrize("name", sorted(_policy_losses()))
 def test_every_policy_loss_is_reached_by_its_name(name):
     settings = of(loss=name)
-    more = method.row_extras(settings)({}, rows(), REWARDS)
+    more = method.row_extras(settings)({"optimal_values": jnp.full((4,), 0.25)}, rows(), REWARDS)
     terms = method.token_loss(settings, stored_anchor)(LOGP, ENTROPY, _batch(**more))
     assert np.isfinite(np.asarray(terms.loss)).all() and np.any(np.asarray(terms.loss) != 0)
 
@@ -123,6 +125,77 @@ def test_estimators_are_reached_by_their_names(name):
     assert values.shape == SHAPE and np.any(np.asarray(values) != 0)
 
 
+def test_the_last_response_of_a_group_is_the_greedy_baseline():
+    """ReMax: rewards less that of the greedy response, which trains nothing; without its verdict nothing does."""
+    settings = of(advantages="remax_advantages")
+    assert method.needs_greedy(settings) and not method.needs_greedy(of())
+    rewards = Rewards(jnp.asarray([1.0, 0.25, 0.5, 0.0]), jnp.asarray([True, True, True, False]))
+    values = method.estimator(settings)(rows(), rewards)
+    np.testing.assert_array_equal(np.asarray(values), np.where(MASK, np.array([0.75, 0.0, 0.0, 0.0])[:, None], 0.0))
+    assert method.keep(settings, None)(rows(), rewards).tolist() == [True, False, True, False]
+    both = of(advantages="remax_advantages", overlong="mask")
+    assert method.keep(both, lambda t, r: r.value > 0.6)(rows(), rewards).tolist() == [True, False, False, False]
+
+
+def test_greedy_responses_are_those_of_temperature_0():
+    model = options.open_model(Settings(model="nano"))
+    tokens, ids = jnp.asarray([[5, 6], [7, 8]], jnp.int32), jnp.arange(2, dtype=jnp.int32)
+    drawn = {}
+    for name, heat, size, last in (("mixed", 1.5, 3, True), ("plain", 1.5, 3, False), ("greedy", 0.0, 1, False)):
+        rollout = parts.make_rollout(model, group_size=size, max_new_tokens=6, temperature=heat, greedy_last=last)
+        keys = sample_keys(jax.random.key(0), 0, ids, size)
+        drawn[name] = np.asarray(rollout(model.params, tokens, tokens > 0, keys, ids).tokens).reshape(2, size, -1)
+    np.testing.assert_array_equal(drawn["mixed"][:, 2:], drawn["greedy"])
+    np.testing.assert_array_equal(drawn["mixed"][:, :2], drawn["plain"][:, :2])
+    assert np.any(drawn["plain"][:, 2:] != drawn["greedy"])
+
+
+def test_the_penalty_of_tokens_is_of_the_policy_that_drew_them():
+    """REINFORCE++ with the divergence from the model that was loaded, here another one, at each token."""
+    settings = of(advantages="reinforce_pp_token_advantages", advantage_args=("kl_weight=0.3",))
+    model = options.open_model(Settings(model="nano"))
+    other = jax.tree.map(lambda x: 1.1 * x, model.params)
+    assert method.needs_reference(settings)
+    tokens = jnp.asarray(RNG.integers(3, 20, SHAPE), jnp.int32)
+    drawn = rows()._replace(tokens=tokens, positions=jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), SHAPE))
+    estimate = make_estimate(model.policy, method.estimator(settings), reference=lambda extras: extras["reference"])
+    found = estimate(model.params, {"reference": other}, drawn, REWARDS)
+    gap = jnp.where(MASK, SAMPLER - found.ref_logp, 0.0)
+    want = advantages.reinforce_pp_token_advantages(REWARDS.value, gap, MASK, kl_weight=0.3)
+    np.testing.assert_array_equal(np.asarray(found.advantages), np.asarray(want))
+    free = advantages.reinforce_pp_token_advantages(REWARDS.value, 0 * gap, MASK, kl_weight=0.3)
+    assert np.any(np.asarray(free) != np.asarray(want))
+
+
+def test_noise_is_drawn_anew_at_every_step():
+    settings = of(loss="clip_cov_loss")
+    first, same, other = (
+        method.row_extras(settings)({}, rows()._replace(sampler_logp=x), REWARDS)["noise"]
+        for x in (SAMPLER, SAMPLER, LOGP)
+    )
+    np.testing.assert_array_equal(np.asarray(first), np.asarray(same))
+    assert np.any(np.asarray(first) != np.asarray(other)) and len(np.unique(first)) == first.size
+    assert np.all((np.asarray(first) >= 0) & (np.asarray(first) < 1))
+
+
+def test_values_of_prompts_are_soft_maxima_of_their_rewards():
+    """b log mean exp(r / b), of the valid ones; each row carries that of its prompt."""
+    settings = of(loss="a_star_po_loss", value_beta=0.5)
+    value, valid = (
+        np.array([[1.0, 0.0], [0.0, 9.0], [3.0, 3.0]]),
+        np.array([[True, True], [True, False], [False, False]]),
+    )
+    found = method.optimal_values(settings, value, valid)
+    close.assert_near(found, [0.5 * np.log((np.exp(2.0) + 1) / 2), 0.0, 0.0])
+    drawn = rows()._replace(problem_ids=jnp.asarray([2, 0, 1, 0]))
+    more = method.row_extras(settings)({"optimal_values": jnp.asarray([5.0, 6.0, 7.0])}, drawn, REWARDS)
+    assert more["optimal_values"].tolist() == [7.0, 5.0, 6.0, 5.0]
+    terms = method.token_loss(of(loss="a_star_po_loss", loss_args=("beta=0.1",)), stored_anchor)
+    found = terms(LOGP, ENTROPY, _batch(**more)).loss
+    want = losses.a_star_po_loss(LOGP, REF, more["rewards"], more["optimal_values"], MASK, beta=0.1).loss
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(want))
+
+
 def test_settings_of_a_function_are_words():
     tight = of(loss="clipped_policy_loss", loss_args=("clip_low=0.0", "clip_high=0.0"))
     each = [method.token_loss(x, stored_anchor)(LOGP, ENTROPY, _batch()).loss for x in (tight, of())]
@@ -153,8 +226,6 @@ def test_a_mask_corrects_as_zeros_and_ones():
 
 
 def test_the_divergence_has_a_gradient():
-    import jax
-
     for name in ("k3_gradient_terms", "k1_gradient_terms", "corrected_k3_gradient_terms", "kl_gradient_terms"):
         terms = method.kl_terms(of(kl=name, kl_weight=0.5))
         slope = jax.grad(lambda x, f=terms: jnp.sum(jnp.where(MASK, f(x, x, _batch()), 0.0)))(LOGP)
@@ -233,6 +304,11 @@ def test_schedules_warm_up_first(schedule):
         ({"overlong": "penalty", "overlong_buffer": 99}, "exceeds --max-new-tokens 28"),
         ({"weight_decay": -1.0}, "--weight-decay -1.0"),
         ({"reward": "nothing"}, None),
+        ({"loss": "a_star_po_loss"}, "give --no-filter-groups"),
+        ({"loss": "a_star_po_loss", "value_samples": 0}, "--value-samples 0 must be at least 1"),
+        ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
+        ({"advantages": "remax_advantages", "strict": True, "layout": ""}, "--strict samples all alike"),
+        ({"advantages": "reinforce_pp_token_advantages"}, "needs --advantage-args kl_weight="),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
     ],
 )
@@ -266,3 +342,48 @@ def test_a_run_with_everything_changed(tmp_path, monkeypatch):
     assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["entropy/weight"] == pytest.approx(0.01), "the weights go on from where they were"
+
+
+TINY = (
+    "--data", "chain", "--prompts-per-step", "4", "--group-size", "3", "--max-new-tokens", "8", "--train-problems",
+    "16", "--eval-problems", "8", "--eval-samples", "2", "--steps", "2", "--no-filter-groups",
+)  # fmt: skip
+
+
+def _by_length(answer, response):
+    return len(response) / 8
+
+
+@pytest.mark.slow
+def test_values_are_measured_once_where_a_run_begins(tmp_path, capsys):
+    """A*-PO: the run that goes on has them from its checkpoint, to the bit of a run that was never ended."""
+    words = [*TINY, "--loss", "a_star_po_loss", "--loss-args", "beta=0.1", "--value-samples", "2", "--reward",
+             "tests.run.test_method:_by_length", "--reduction", "seq_mean", "--schedule-steps", "3"]  # fmt: skip
+    assert cli([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "values of 16 training prompts, by 2 responses" in capsys.readouterr().out
+    assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
+    assert "training prompts, by" not in capsys.readouterr().out
+    assert cli([*words, "--steps", "3", "--out", str(tmp_path / "whole")]) == 0
+    lines = [[json.loads(line) for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+             for run in ("run", "whole")]  # fmt: skip
+    for name in ("loss/total", "grad/norm", "policy/surrogate_error"):
+        assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]], name
+    assert lines[0][0]["grad/norm"] > 0 and len(lines[0]) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--advantages", "remax_advantages", "--loss", "clip_cov_loss", "--loss-args", "fraction=0.2", "--slots", "6"),
+        pytest.param(("--advantages", "reinforce_pp_token_advantages", "--advantage-args", "kl_weight=0.01", "--loss",
+                      "kl_cov_loss"), marks=pytest.mark.slow),
+        pytest.param(("--advantages", "remax_advantages", "--loop", "async"), marks=pytest.mark.slow),
+        pytest.param(("--advantages", "remax_advantages", "--mesh", "data=2"), marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_run_by_what_its_estimator_asks_for(words, tmp_path):
+    own = ("--reward", "tests.run.test_method:_by_length")
+    assert cli([*TINY, *own, *words, "--out", str(tmp_path / "run")]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all(line["grad/norm"] > 0 for line in lines)

@@ -104,6 +104,21 @@ def _pairs(value: Array, answers: dict[str, Array]) -> Array:
 DIGITS = Log(WORKED, DIRECT, (YES, NO, ODD), _pairs, question, work, draw_judgements)
 
 
+OWN_EXAMPLES = 4000  # judged pairs of rows of one's own, where no number is given
+
+
+def examples_of(settings: OnlineSettings, free: free_answers.FreeBench, published: int) -> int:
+    """How many judged pairs a generative judge learns from: ``--examples``, or where it is 0 what fits the rows.
+
+    The verifier of one's own rows judges every pair on the host before training begins.
+    """
+    if settings.examples or free.log is None:
+        return settings.examples or published
+    print(f"the judge learns from {OWN_EXAMPLES:,} pairs of answers of {settings.data}, each judged by its verifier; "
+          f"the paper's number is --examples {published}", flush=True)  # fmt: skip
+    return OWN_EXAMPLES
+
+
 def log_of(free: free_answers.FreeBench) -> Log:
     """What the judges of a bench read and write."""
     return DIGITS if free.log is None else free.log

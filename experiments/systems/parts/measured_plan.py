@@ -18,8 +18,9 @@ from jax.sharding import Mesh
 from experiments.systems.parts import ppo_calls
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
-from jaxrl_llm.planning.phases import Work, decode_phase, kernels, prefill_phase, score_phase, update_phase
+from jaxrl_llm.planning.phases import decode_phase, kernels, prefill_phase, score_phase, update_phase
 from jaxrl_llm.planning.reshard_cost import Place
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.types import Batch, Key, Params, TrainState
 

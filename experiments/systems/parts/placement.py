@@ -19,8 +19,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.cost import LINKS
 from jaxrl_llm.planning.parallel_layout import Number, Sizes
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.search import MARGIN, divisors, train_sizes
+from jaxrl_llm.planning.work import Work
 
 Partition = tuple[int, ...]  # the set of every model, numbered as they first appear
 MakeTransition = Callable[

@@ -15,9 +15,9 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import cost, estimate, reshard_cost
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, held
-from jaxrl_llm.planning.phases import Work
 from jaxrl_llm.planning.reshard_cost import Place
 from jaxrl_llm.planning.search import MARGIN, Sizes, divisors, train_sizes
+from jaxrl_llm.planning.work import Work
 from jaxrl_llm.types import Key
 
 CALLS = ("generate", "reward", "reference", "value", "train_actor", "train_critic")

@@ -24,7 +24,7 @@ class Along:
 def at(budget: str, level: float) -> Along:
     """Compare arms where ``budget`` (for example ``eval/kl``) of each seed first reaches ``level``.
 
-    A run that never gets there counts with its last value: it was free to spend the rest.
+    A run that never gets there counts with its last value: it was free to spend the rest. The report says how many do.
     """
     return Along(budget, level)
 
@@ -68,3 +68,12 @@ def reached(
     if not mean:
         return np.asarray([y[-1] for _, y in paths])
     return np.asarray([np.trapezoid(y, x) / (x[-1] - x[0]) if x[-1] > x[0] else y[0] for x, y in paths])
+
+
+def short(budget: Float[np.ndarray, "S P"], level: float) -> int:
+    """How many runs never spend ``level``: their value there is that of their last measurement.
+
+    >>> short(np.array([[0.0, 2.0, 6.0], [0.0, 1.0, 0.5]]), 2.0)
+    1
+    """
+    return int((~(budget >= level).any(axis=1)).sum())  # an undefined budget never gets there

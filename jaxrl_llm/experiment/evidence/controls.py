@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.experiment.evidence import verdicts
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.run import bench
@@ -56,7 +56,11 @@ def _each(plan: Plan, change: Callable[[Online], Online]) -> Plan:
 
 
 def scrambled(plan: Plan) -> Plan | None:
-    """The plan with ``shifted`` rewards; None where a world in Python or no stage at all is paid."""
+    """The plan with ``shifted`` rewards; None where a world in Python, or no stage at all, is paid by ``score``.
+
+    A reward that a model of the run itself gives, where advantages are estimated, does not pass ``score``: what is
+    shifted there feeds metrics alone, and the plan would be the same arm again.
+    """
     if plan.world is not None or not any(isinstance(s.method, Online) for s in plan.stages):
         return None
     if plan.on_host and plan.host_score is not None:
@@ -66,7 +70,14 @@ def scrambled(plan: Plan) -> Plan | None:
     def change(method: Online) -> Online:
         return method._replace(score=lambda answers, rows: shifted(method.score(answers, rows)))
 
-    return _each(plan, change)
+    def moved(method: Online) -> Online:  # the values alone: whether a row is valid may be read all the same
+        def score(answers, rows):
+            rewards = method.score(answers, rows)
+            return rewards._replace(value=shifted(rewards).value)
+
+        return method._replace(score=score)
+
+    return None if arms.same_updates({"": plan, "moved": _each(plan, moved)}) else _each(plan, change)
 
 
 def oracle(plan: Plan, settings: Any) -> Plan | None:
@@ -74,8 +85,8 @@ def oracle(plan: Plan, settings: Any) -> Plan | None:
 
     None where no stage samples the bench's problems, or these have no solutions that fit.
     """
-    if not isinstance(settings, bench.OnlineSettings) or plan.world is not None:
-        return None
+    if not isinstance(settings, bench.OnlineSettings) or not settings.data or plan.world is not None:
+        return None  # a file whose problems are its own where no data are named has none of the bench
     found = bench.bench(settings)
     if not any(isinstance(s.method, Online) and s.method.problems is found.train for s in plan.stages):
         return None

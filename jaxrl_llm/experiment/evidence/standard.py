@@ -63,8 +63,9 @@ def _as_many_as_there_are(wide: Any, base: Any) -> Any:
 
 
 def tail_of(built: dict[str, Plan], resolved: dict[str, Any]) -> int:
-    """How many of the last evaluations are averaged: three where every arm has ten, else one."""
-    fewest = min(loop.evaluations(plan, resolved[name].eval_every) for name, plan in built.items())
+    """How many of the last evaluations are averaged: three where every arm that trains has ten, else one."""
+    trained = {name: plan for name, plan in built.items() if plan.stages}
+    fewest = min((loop.evaluations(plan, resolved[name].eval_every) for name, plan in trained.items()), default=0)
     return TAIL if fewest >= EVALUATIONS else 1
 
 

@@ -26,14 +26,25 @@ def model_of(state: Any) -> Params:
     return state.params["model"]
 
 
+Read = Callable[[Array], Array]  # outputs of a head [B, T, K] to values [B, T]
+
+
 def score_with_values(
-    policy: Policy, params: Params, rows: Any, *, temperature: float = 1.0, head: str = "value"
+    policy: Policy,
+    params: Params,
+    rows: Any,
+    *,
+    temperature: float = 1.0,
+    head: str = "value",
+    read: Read | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """``(logp, entropy, values, hidden)`` of the tokens of ``rows``, one pass; ``values`` as ``heads.state_values``.
 
     Args:
       policy: of the plain model.
       params: with heads.
+      read: the values that the outputs of a head with several stand for, for example ``losses.expected_values``; None:
+        the first output.
     """
     places = (rows.tokens, rows.positions, rows.segment_ids)
     hidden = policy.hidden(params["model"], *places, **packed.recorded(rows))
@@ -45,7 +56,10 @@ def score_with_values(
         segment_ids=rows.segment_ids,
         scored=policy.scored and partial(policy.scored, params["model"]),
     )
-    return logp, entropy, heads.state_values(params[head], hidden, rows.segment_ids), hidden
+    if read is None:
+        return logp, entropy, heads.state_values(params[head], hidden, rows.segment_ids), hidden
+    values = heads.of_state_before(read(heads.apply_head(params[head], hidden)), rows.segment_ids)
+    return logp, entropy, values, hidden
 
 
 def make_value_estimate(
@@ -59,6 +73,7 @@ def make_value_estimate(
     reduction: str = "token_mean",
     head: str = "value",
     bootstrap: bool = False,
+    read: Read | None = None,
     row_extras: Callable[[Params, dict[str, Any], Trajectories, Rewards], dict[str, Array]] | None = None,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of PPO: GAE over the head's values, whitened over the batch's tokens.
@@ -74,11 +89,14 @@ def make_value_estimate(
       bootstrap: where the limit is no part of the task and what a truncated response lacks would still be paid, it is
         worth what the head says after its last token. With a final reward this is wrong: a policy that never ends
         keeps whatever value it has, and learning runs into the limit.
+      read: as in ``score_with_values``.
       row_extras: further entries of ``Batch.extras``.
     """
 
     def estimate(params, extras, trajectories, rewards):
-        logp, _, values, hidden = score_with_values(policy, params, trajectories, temperature=temperature, head=head)
+        logp, _, values, hidden = score_with_values(
+            policy, params, trajectories, temperature=temperature, head=head, read=read
+        )
         mask = trajectories.mask & rewards.valid[:, None]
         if token_rewards is None:
             paid = returns.at_last_token(rewards.value, mask)
@@ -86,7 +104,8 @@ def make_value_estimate(
             paid = token_rewards(params, extras, trajectories, rewards)
         last = jnp.zeros(mask.shape[:1], jnp.float32)
         if bootstrap:
-            after = heads.token_values(params[head], hidden)
+            outputs = heads.apply_head(params[head], hidden)
+            after = outputs[:, :, 0] if read is None else read(outputs)
             end = jnp.take_along_axis(after, heads.last_index(trajectories.segment_ids)[:, None], axis=1)[:, 0]
             last = jnp.where(trajectories.truncated, end, last)
         advantages, targets = (gae or partial(returns.gae_advantages, gamma=gamma, lam=lam))(paid, values, last, mask)
@@ -118,7 +137,9 @@ def make_actor_critic_loss(
     policy: Policy,
     *,
     token_loss: Callable[[Array, Array, Array, Array], TokenTerms] = clipped_policy_loss,
+    value_loss: Callable[[Array, Array, Array, Array], TokenTerms] = clipped_value_loss,
     value_weight: float = 0.5,
+    read: Read | None = None,
     temperature: float = 1.0,
     reduction: str = "token_mean",
     length_tokens: int | None = None,
@@ -132,6 +153,9 @@ def make_actor_critic_loss(
     """The ``loss`` slot of PPO: clipped policy loss plus ``value_weight`` times the clipped value loss.
 
     Args:
+      value_loss: ``(values, old_values, returns, mask) -> TokenTerms``; with ``read`` its first argument is what the
+        head says of every state, ``[B, T, K]``.
+      read: as in ``score_with_values``.
       length_tokens: the divisor of the reduction ``constant``.
       policy_tokens: ``batch -> bool [B, T]``, tokens whose policy loss counts; ``value_tokens`` likewise. Each loss
         divides by its own tokens.
@@ -148,10 +172,14 @@ def make_actor_critic_loss(
         return reduce.tokens(loss, mask, mode=reduction, total=total, length_tokens=length_tokens)
 
     def loss(params, batch):
-        logp, entropy, values, hidden = score_with_values(policy, params, batch, temperature=temperature, head=head)
+        logp, entropy, values, hidden = score_with_values(
+            policy, params, batch, temperature=temperature, head=head, read=read
+        )
+        if read is not None:
+            values = heads.of_state_before(heads.apply_head(params[head], hidden), batch.segment_ids)
         acting, judged = policy_tokens(batch), value_tokens(batch)
         own = token_loss(logp, batch.old_logp, batch.advantages, acting)
-        worth = clipped_value_loss(values, batch.extras["values"], batch.extras["returns"], judged)
+        worth = value_loss(values, batch.extras["values"], batch.extras["returns"], judged)
         value = weighed(own, batch, acting, 0) + value_weight * weighed(worth, batch, judged, 1)
         metrics = reduce.metrics(own.aux | {"entropy": entropy}, acting, prefix="policy")
         metrics |= reduce.metrics(worth.aux, judged, prefix="value")

@@ -137,7 +137,8 @@ def make_estimate(
     """The ``estimate`` slot of a method without a value model.
 
     Args:
-      advantages: ``(trajectories, rewards) -> [B, T]``.
+      advantages: ``(trajectories, rewards) -> [B, T]``. With a reference ``trajectories.extras["token_kl"]`` is
+        ``old_logp - ref_logp`` of every trained token, an estimate of the divergence.
       reduction: mode of ``reduce.tokens`` whose denominator goes into ``total``.
       recompute_old: one scoring pass for ``old_logp`` (needed for several updates per rollout); else the sampler's.
       reference: picks the reference parameters from ``state.extras``; None leaves ``ref_logp`` 0 and saves the pass.
@@ -159,7 +160,11 @@ def make_estimate(
             # whose router chooses for itself
             alone = packed.without_record(trajectories)
             reference_logp, _ = score(policy, reference(extras), alone, temperature=temperature)
-        values = advantages(trajectories, rewards)
+        shown = trajectories
+        if reference is not None:
+            kl_of_tokens = jax.lax.stop_gradient(jnp.where(mask, old - reference_logp, 0.0))
+            shown = trajectories._replace(extras=trajectories.extras | {"token_kl": kl_of_tokens})
+        values = advantages(shown, rewards)
         return Batch(
             tokens=trajectories.tokens,
             segment_ids=trajectories.segment_ids,

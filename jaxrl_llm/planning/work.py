@@ -1,0 +1,86 @@
+"""What a step of training does, and its rows as a run arranges them: what a plan compiles, and what it counts."""
+
+import dataclasses
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.planning.parallel_layout import Number
+from jaxrl_llm.train import packing
+from jaxrl_llm.train.packing import Layout, Planner, Rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What one step of training does.
+
+    ``rows`` sequences of ``prompt + response`` tokens, ``group`` to each prompt, are sampled ``rollout_rows`` at a time
+    and trained on ``rows / microbatches`` at a time. ``scores``: passes that only score, one with a reference.
+    ``planner``: who arranges the rows of scores and update (``train.packing``); None: they stay as they are. It sees
+    responses of ``filled`` of their length in the mean.
+    """
+
+    prompt: int
+    response: int
+    rows: int
+    rollout_rows: int
+    group: int = 1
+    microbatches: int = 1
+    scores: int = 0
+    remat: bool = True
+    compute_dtype: Any = jnp.bfloat16
+    planner: Planner | None = None
+    filled: float = 1.0
+
+    @property
+    def length(self) -> int:
+        """Columns of a sequence."""
+        return self.prompt + self.response
+
+    @property
+    def update_rows(self) -> int:
+        """Sequences in one part of the batch."""
+        return self.rows // self.microbatches
+
+
+def responses(work: Work) -> np.ndarray:
+    """Lengths whose mean is ``work.filled`` of a response, spread evenly as far as that allows, in no order.
+
+    >>> responses(Work(4, 8, 4, 4, filled=0.5)).tolist(), responses(Work(4, 8, 4, 4)).tolist()
+    ([5, 1, 3, 8], [8, 8, 8, 8])
+    """
+    least, most = max(2 * work.filled - 1, 0.0), min(2 * work.filled, 1.0)
+    lengths = np.linspace(least, most, work.rows) * work.response
+    return np.random.default_rng(0).permutation(np.clip(np.round(lengths), 1, work.response).astype(np.int64))
+
+
+def rows_of(work: Work) -> Rows:
+    """Whole prompts, one to a group, and responses that part at their first token."""
+    width, ids = work.length, np.arange(work.rows)
+    positions = np.broadcast_to(np.arange(width, dtype=np.int32), (work.rows, width))
+    real = positions < work.prompt + responses(work)[:, None]
+    mask = real & (positions >= work.prompt)
+    tokens = np.where(mask, 1 + ids[:, None], 0).astype(np.int32)  # a token of its own in each row
+    return Rows(tokens, real.astype(np.int32), positions, mask, ids // work.group)
+
+
+@lru_cache(maxsize=64)
+def layout_of(work: Work, parts: int = 1, shards: int = 1) -> Layout:
+    """The layout of ``rows_of`` by the work's planner, without the parts that stay empty, which cost a run nothing."""
+    if work.planner is None:
+        raise ValueError("rows that stay as they are have no layout")
+    found = work.planner(rows_of(work), parts=parts, shards=shards)
+    used = int((found.source >= 0).any(axis=(1, 2)).sum())
+    arrays = {name: x[:used] for name, x in found._asdict().items() if name != "place" and x is not None}
+    return found._replace(**arrays)
+
+
+def columns(work: Work) -> Number:
+    """Tokens that a pass through the model computes: of a whole batch, padding and what is shared left out."""
+    padded = work.rows * work.length
+    if work.planner is None:
+        return padded
+    whole = dataclasses.replace(work, rollout_rows=work.rows, microbatches=1, scores=0, remat=True)  # asked for once
+    return padded * packing.share(layout_of(whole), padded)
