@@ -15,7 +15,7 @@ Expect:    probe/agent_gain and probe/box_gain (macro F1 of memory less that of 
            less those with random vectors of equal length) above 0; probe/agent drc > feedforward.
 Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps. think/gain: share solved
            after five steps of standing still less that without.
-Run:       python -m experiments.analysis.drc_planning
+Run:       python -m experiments.analysis.drc_planning; on boards of one's own --data FILE
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params
 
-EMBEDDED_ONLY = "its agent is a small convolutional memory that plays on boards, and no language model"
+OWN_ROWS = None  # build reads --data itself
 STILL = 5  # steps without a move, in which the agent thinks
 
 
@@ -53,6 +53,7 @@ def untrained(settings) -> tuple[experiment.Stage, ...]:
 class Settings(recipes.Settings):
     """Sizes for minutes on a processor."""
 
+    data: str = ""  # a file of boards as text; empty: boards made here
     steps: int = 150
     base_steps: int = 400  # of imitation
     eval_every: int = 150
@@ -99,7 +100,7 @@ def playing(settings) -> Callable[..., plan_probes.Game]:
 
 def stage(settings, loss: Callable[..., Any], steps: int) -> experiment.Stage:
     """Games on training boards, drawn anew for every update."""
-    boards, _ = sokoban.levels(settings.levels, settings.side)
+    boards, _ = boards_of(settings)
     rows = 16 * settings.levels
 
     def table(extras):
@@ -216,7 +217,7 @@ def steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Gam
 @lru_cache(maxsize=8)
 def make_measure(settings) -> Callable[[Params, Key], dict[str, Array]]:
     """Everything that is asked of an agent, on boards that it has not trained on."""
-    train, held = sokoban.levels(settings.levels, settings.side)
+    train, held = boards_of(settings)
     fitted_on = jax.tree.map(lambda x: x[: settings.probed], train)
     play, longer = playing(settings), playing(dataclasses.replace(settings, moves=settings.moves + STILL))
 
@@ -244,8 +245,16 @@ def make_measure(settings) -> Callable[[Params, Key], dict[str, Array]]:
     return measure
 
 
+def boards_of(settings) -> tuple[sokoban.Level, sokoban.Level]:
+    """What is trained on, and what is not."""
+    return sokoban.read(settings.data)[1:] if settings.data else sokoban.levels(settings.levels, settings.side)
+
+
 def build(settings: Settings) -> experiment.Plan:
     """An agent that plays, and the study of it."""
+    if settings.data:
+        side, train, _ = sokoban.read(settings.data)
+        settings = dataclasses.replace(settings, side=side, levels=train.goal.shape[0])
     sizes = {"planes": sokoban.PLANES, "side": settings.side, "channels": settings.channels, "depth": settings.depth}
     init = partial(thinking_network.make, **sizes, actions=sokoban.ACTIONS)
     return experiment.Plan(init, settings.learn(settings), make_measure(settings))

@@ -10,6 +10,8 @@ import pytest
 
 from experiments.analysis import drc_planning
 from experiments.analysis.parts import plan_probes, sokoban, thinking_network
+from jaxrl_llm.errors import DataError
+from jaxrl_llm.experiment import cli
 from jaxrl_llm.train import offline
 from jaxrl_llm.train import plan as plans
 from tests import close
@@ -82,6 +84,34 @@ def test_levels_are_solvable_and_no_board_is_in_both():
     for k in range(16):
         board = (np.asarray(train.walls[k]), *(int(x[k]) for x in train[1:]))
         assert 3 <= _steps(*board) <= 9
+
+
+def test_boards_of_a_file(tmp_path):
+    boards = ["@$. \n    \n # #\n####", "; a second one\n  @ \n $  \n .  \n"] * 4
+    path = tmp_path / "boards.txt"
+    path.write_text("\n\n".join(boards))
+    side, train, held = sokoban.read(str(path))
+    assert side == 4 and train.goal.shape == (7,) and held.goal.shape == (1,)
+    assert [int(x[0]) for x in train[1:]] == [2, 0, 1] and np.flatnonzero(train.walls[0]).tolist() == [
+        9,
+        11,
+        12,
+        13,
+        14,
+        15,
+    ]
+    assert [int(x[1]) for x in train[1:]] == [9, 2, 5] and not np.asarray(train.walls[1]).any()
+    for text, line in (
+        ("@$. \n" * 4, "board 1 needs one goal, one agent and one box"),
+        ("@$.x\n" * 4, "is no square of 4"),
+    ):
+        path.with_name("bad.txt").write_text(text)
+        with pytest.raises(DataError, match=line):
+            sokoban.read(str(path.with_name("bad.txt")))
+    chosen = ["--smoke", "--seeds", "1", "--arm", "drc", "untrained", "--data", str(path), "--moves", "4"]
+    found = cli.run(drc_planning, [*chosen, "--out", str(tmp_path / "out")])
+    for arm in found.arms.values():
+        assert np.isfinite([arm.metrics[name] for name in drc_planning.METRICS]).all()
 
 
 def _game(seed=0, **changes):

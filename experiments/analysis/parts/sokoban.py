@@ -4,6 +4,7 @@ A level is ``walls [N] bool`` and the cells of ``goal``, ``agent`` and ``box``, 
 up, down, left and right; whoever walks into the box pushes it, if the cell behind it is free. Outside is wall.
 """
 
+import pathlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.errors import DataError
 
 ACTIONS = 5  # stay, up, down, left, right; as labels of squares 0 is never
 PLANES = 4  # of what is seen: walls, goal, agent, box
@@ -103,6 +106,43 @@ def levels(count: int, side: int, *, seed: int = 0, shortest: int = 4, longest: 
     table = np.asarray(list(kept.values())[:wanted])
     every = Level(jnp.asarray(table[:, 3:] > 0), *(jnp.asarray(table[:, k], jnp.int32) for k in range(3)))
     return jax.tree.map(lambda x: x[:count], every), jax.tree.map(lambda x: x[count:], every)
+
+
+_SIGNS = "#@$. "
+
+
+@lru_cache(maxsize=4)
+def read(path: str) -> tuple[int, Level, Level]:
+    """``(side, train, heldout)`` from a text file: square boards of one size, each fifth of them held out.
+
+    A board is lines of ``#`` (wall), ``@`` (agent), ``$`` (box), ``.`` (goal) and spaces, as in the files of Boxoban; an
+    empty line, or one that begins with ``;``, stands between two.
+
+    Raises:
+      DataError: for a board of another size or with other signs, or with more than one box, agent or goal.
+    """
+    boards: list[list[str]] = [[]]
+    for line in pathlib.Path(path).read_text().splitlines():
+        if not line.strip() or line.startswith(";"):
+            boards.append([])
+        else:
+            boards[-1].append(line)
+    boards = [board for board in boards if board]
+    side, rows = (len(boards[0]) if boards else 0), []
+    for number, board in enumerate(boards, start=1):
+        text = "".join(line.ljust(side) for line in board)
+        if len(board) != side or len(text) != side * side or set(text) - set(_SIGNS):
+            raise DataError(f"{path}: board {number} is no square of {side} lines of #, @, $, . and spaces")
+        places = [[k for k, sign in enumerate(text) if sign == mark] for mark in ".@$"]
+        if any(len(found) != 1 for found in places):
+            raise DataError(f"{path}: board {number} needs one goal, one agent and one box, each on a cell of its own")
+        rows.append([*(found[0] for found in places), *(sign == "#" for sign in text)])
+    if len(rows) < 5:
+        raise DataError(f"{path}: {len(rows)} boards are too few; give 5 at least")
+    table = np.asarray(rows, np.int32)
+    every = Level(jnp.asarray(table[:, 3:] > 0), *(jnp.asarray(table[:, k]) for k in range(3)))
+    held = np.arange(len(rows)) % 5 == 4
+    return side, jax.tree.map(lambda x: x[~held], every), jax.tree.map(lambda x: x[held], every)
 
 
 def seen(level: Level, agent: Array, box: Array) -> Float[Array, "N 4"]:
