@@ -87,7 +87,7 @@ def test_levels_are_solvable_and_no_board_is_in_both():
 
 
 def test_boards_of_a_file(tmp_path):
-    boards = ["@$. \n    \n # #\n####", "; a second one\n  @ \n $  \n .  \n"] * 4
+    boards = ["@$. \n    \n # #\n####", "; a second one\n  @ \n $  \n .  \n    "] * 4
     path = tmp_path / "boards.txt"
     path.write_text("\n\n".join(boards))
     side, train, held = sokoban.read(str(path))

@@ -115,15 +115,15 @@ _SIGNS = "#@$. "
 def read(path: str) -> tuple[int, Level, Level]:
     """``(side, train, heldout)`` from a text file: square boards of one size, each fifth of them held out.
 
-    A board is lines of ``#`` (wall), ``@`` (agent), ``$`` (box), ``.`` (goal) and spaces, as in the files of Boxoban; an
-    empty line, or one that begins with ``;``, stands between two.
+    A board is lines of ``#`` (wall), ``@`` (agent), ``$`` (box), ``.`` (goal) and spaces, as in the files of Boxoban;
+    an empty line, or one that begins with ``;``, stands between two.
 
     Raises:
       DataError: for a board of another size or with other signs, or with more than one box, agent or goal.
     """
     boards: list[list[str]] = [[]]
     for line in pathlib.Path(path).read_text().splitlines():
-        if not line.strip() or line.startswith(";"):
+        if not line or line.startswith(";"):
             boards.append([])
         else:
             boards[-1].append(line)
