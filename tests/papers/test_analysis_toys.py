@@ -422,7 +422,7 @@ def test_a_low_rank_change():
             model = planted_behaviour.effective(only(params))
             return -jnp.sum(strings.sum_logp(planted_behaviour.WORLD, model, prompts, responses))
 
-        slopes = jax.tree_util.tree_flatten_with_path(jax.grad(loss)(params))[0]
+        slopes = jax.tree_util.tree_flatten_with_path(jax.jit(jax.grad(loss))(params))[0]
         return {jax.tree_util.keystr(path) for path, x in slopes if float(jnp.abs(x).max()) > 0}
 
     assert moved(planted_behaviour.adapter_alone) == {"['adapter']['in']", "['adapter']['out']"}

@@ -182,4 +182,4 @@ def test_the_best_plan_that_does_not_read_scores_most_of_a_picture_and_solves_li
     blind = expert_plans.blind_score()
     right = [expert_plans._written(expert_plans.right_plan(row)) for row in expert_plans.tasks()[1]]
     solved = expert_plans.score(jnp.asarray(expert_plans.tasks()[1]), jnp.asarray(right, jnp.int32))
-    assert 0.5 < blind < 0.8 < float(solved.min())
+    assert 0.4 < blind < 0.6 and float(solved.min()) > 0.999
