@@ -18,8 +18,8 @@ Conventions (one page, used everywhere):
 * Losses are minimised; for rewards and advantages higher is better.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -166,3 +166,22 @@ class TrainState(NamedTuple):
     key: Key
     sampler: PyTree  # curriculum state
     extras: dict[str, PyTree]  # reference, EMA, value network, running statistics
+
+
+Declared = TypeVar("Declared", bound=tuple)
+
+
+def declared(kind: type[Declared], extras: Mapping[str, Any]) -> Declared:
+    """What a method declared of its extras: a ``NamedTuple`` whose fields are their names; others may stand beside it.
+
+    What goes in is ``kind(...)._asdict()``: the extras stay a dict of arrays, in which several methods have their own.
+
+    Raises:
+      KeyError: where one of them is not there.
+
+    >>> class Judged(NamedTuple):
+    ...     judge: float
+    >>> declared(Judged, Judged(0.5)._asdict() | {"version": 3}).judge
+    0.5
+    """
+    return kind(*(extras[name] for name in kind._fields))  # type: ignore[attr-defined]

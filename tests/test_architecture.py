@@ -18,12 +18,12 @@ PAPERS = sorted(
 PARTS = sorted(p for p in (ROOT / "experiments").rglob("parts/*.py") if p.name != "__init__.py")
 # From the ground up; a folder, or a file of the root, imports what stands before it and never what stands behind it.
 ORDER = (
-    "errors", "types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
+    "errors", "types", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards",
     "sandbox", "models", "data", "verifiers", "distributed", "tools", "rollout", "envs", "train", "planning",
     "asynchronous", "run", "experiment", "jobs", "__main__",
 )  # fmt: skip
-ROOT_FILES = {"__init__", "__main__", "errors", "types", "linalg", "logprobs", "reduce"}
-CORE = ("types", "linalg", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")
+ROOT_FILES = {"__init__", "__main__", "errors", "types", "logprobs", "reduce"}
+CORE = ("types", "logprobs", "reduce", "curriculum", "metrics", "advantages", "losses", "rewards")
 PLAIN = ("jax", "jaxtyping", "numpy", "typing", "collections", "functools", "math")  # all that the core may import
 FOLDER = 16  # files
 # Arrays in, arrays out: their callers are users, each function is in a public list and in the contract tables.
@@ -204,27 +204,60 @@ def test_one_loop_runs_every_training():
     assert calls == {name: {"experiment.durable"} for name in ("iterations", "make_look", "make_host_loop")}
 
 
-# Settings of experiments that are switches; an arm names a function in their place. The list only shrinks.
-SWITCHES = {
-    "agents.loop": {"rejection"}, "agents.mua_rl": {"openly"}, "agents.supo": {"drop"}, "agents.tool_star": {"imitate"},
-    "curriculum.sec": {"decay_unsampled"},
-    "policy_gradient.critique_grpo": {"expert", "only_right"}, "preference.mpo": {"own_reference"},
-    "preference.negative_synthetic": {"own"}, "preference.safe_constraints": {"pairs"},
-    "preference.salsa": {"from_soup"}, "preference.u2a": {"implicit", "pairs"}, "systems.asyncflow": {"streamed"},
-}  # fmt: skip
+# Builders of one name: what differs between papers is a function that is passed to them. The counts only shrink.
+BUILDERS = {"make_measure": 1, "make_arena": 1, "make_online": 4, "make_rollout": 7, "make_score": 8}
 
 
-def _fields(path, kind):
-    """Fields of that annotation of the settings that a file declares."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Settings":
+def test_a_builder_stands_once():
+    counts = dict.fromkeys(BUILDERS, 0)
+    for path in [*FILES, *PAPERS, *PARTS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name in counts:
+                counts[node.name] += 1
+    assert counts == BUILDERS
+
+
+def _switches(path):
+    """Fields of ``bool`` of the settings that a file declares."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Settings"):
             fields = [x for x in node.body if isinstance(x, ast.AnnAssign)]
-            yield from (x.target.id for x in fields if isinstance(x.annotation, ast.Name) and x.annotation.id == kind)
+            yield from (x.target.id for x in fields if "bool" in ast.unparse(x.annotation))
+
+
+# ``chat`` says how rows of one's own are written, for every arm alike: it is no variation of a method.
+OF_ROWS = {"experiments.parts.text_rows": {"chat"}, "experiments.parts.text_problems": {"chat"}}
 
 
 def test_an_arm_names_a_function_not_a_switch():
-    found = {_name(p).removeprefix("experiments."): set(_fields(p, "bool")) for p in PAPERS}
-    assert {name: fields for name, fields in found.items() if fields} == SWITCHES
+    found = {_name(p): set(_switches(p)) for p in [*PAPERS, *PARTS]}
+    assert {name: fields for name, fields in found.items() if fields} == OF_ROWS
+
+
+# Extras that are read by a string: declare a NamedTuple, see ``types.declared``. The list only shrinks.
+UNDECLARED = {
+    "agents.curio": 1, "agents.gigpo": 1, "agents.igpo": 1, "agents.loop": 1, "agents.parts.task_feedback": 7,
+    "agents.stratified_grpo": 1, "beds.parts.staleness_map": 1, "curriculum.cog_rethinker": 3,
+    "curriculum.parts.hints": 1, "curriculum.pcl": 1, "efficiency.parts.long_short": 1, "parts.preference_strings": 3,
+    "policy_gradient.agro": 2, "policy_gradient.amft": 4, "policy_gradient.carft": 3,
+    "policy_gradient.critique_grpo": 3, "policy_gradient.dr_grpo": 1, "policy_gradient.empo": 1,
+    "policy_gradient.memory_r": 7, "policy_gradient.parts.latent_code_training": 2, "policy_gradient.pf_ppo": 5,
+    "policy_gradient.rl_plus": 1, "policy_gradient.rlgf": 7, "policy_gradient.rover": 1, "policy_gradient.tempo": 2,
+    "policy_gradient.verl_rank": 7, "preference.parts.constraints": 7, "preference.trpa": 1,
+    "reward_models.parts.answer_judges": 3, "reward_models.parts.attribute_rewards": 1,
+    "reward_models.parts.free_answers": 1, "reward_models.pav": 1, "reward_models.rlpr": 8,
+    "self_play.parts.three_roles": 19, "systems.tba": 5,
+}  # fmt: skip
+
+
+def test_extras_are_declared():
+    found = collections.Counter()
+    for path in [*FILES, *PAPERS, *PARTS]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                read = getattr(node.value, "attr", getattr(node.value, "id", "")) == "extras"
+                found[_name(path).removeprefix("experiments.")] += read and isinstance(node.slice.value, str)
+    assert +found == UNDECLARED
 
 
 # Public names of the library that are no words of docs/words.md. The list only shrinks; names of data sets are theirs.

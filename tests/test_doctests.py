@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1] / "jaxrl_llm"
-FILES = [ROOT / "logprobs.py", ROOT / "reduce.py", ROOT / "linalg.py", ROOT / "models" / "merging.py"]
+FILES = [ROOT / "logprobs.py", ROOT / "reduce.py", ROOT / "models" / "merging.py"]
 FOLDERS = ("losses", "advantages", "rewards", "curriculum", "metrics", "envs")
 FILES += sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
 FILES += sorted((ROOT.parent / "experiments").rglob("parts/*.py"))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import linalg
+from jaxrl_llm.metrics import linalg
 
 RNG = np.random.default_rng(0)
 TALL = jnp.asarray(RNG.normal(size=(3, 5, 4)), jnp.float32)

@@ -19,6 +19,7 @@ from functools import partial
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena, turn_limits
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
@@ -70,11 +71,11 @@ def build(settings: Settings) -> Plan:
             lambda tasks, rollout: episode_methods.make_grpo(tasks, settings, **slots),
             through=turn_limits.on_host,
         )
-    arena = keydoor_arena.make_arena(cells=CELLS, turns=MOST_TURNS)
+    arena = keydoor_arena.make_keydoor(cells=CELLS, turns=MOST_TURNS)
     rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
     online = episode_methods.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
     more = keydoor_arena.by_length(arena, cells=CELLS, most=5)
-    measure = arenas.make_measure(arena, samples=8, more=more)
+    measure = strings.bound(arenas.measure, arena, samples=8, more=more)
     return Plan(arenas.make_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 
 

@@ -28,6 +28,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import independent_episodes, many_hops
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.envs import tool_question
@@ -103,11 +104,11 @@ def build(settings: Settings) -> experiment.Plan:
         score = tool_question.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))
         more = {"opened": catalog.questions, "turns": settings.turns, "more": tool_question.figures, "extras": old}
         return multi_turn_plan.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
-    whole = many_hops.make_arena()
+    whole = many_hops.make_many_hops()
     arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size
     online = method(arena, score=many_hops.score, **arenas.swapping_actor(arena, lag=eta, group_size=size))
     hours = independent_episodes.make_hours(updates=settings.steps, batch=batch, most=settings.turns, staleness=eta)
-    measure = many_hops.make_measure(whole, samples=3, more=hours)
+    measure = strings.bound(many_hops.measure, whole, samples=3, more=hours)
     base = arenas.make_base(whole, steps=settings.base_steps)
     return experiment.Plan(base, (experiment.Stage(online, settings.steps, old),), measure)
 

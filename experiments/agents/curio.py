@@ -112,10 +112,10 @@ def build(settings: Settings) -> Plan:
             "only": ONLY,
         }
         return multi_turn_plan.make_plan(settings, own, start=episode_methods.with_value, part="model", **more)
-    arena = dialogue.make_arena()
+    arena = dialogue.make_dialogue()
     online = method(arena, lambda extras, rows, answers: settings.believe(rows))
     start = arenas.make_valued_base(arena, steps=settings.base_steps)
-    measure = arenas.make_measure(arena, samples=4, part="model", more=dialogue.figures)
+    measure = strings.bound(arenas.measure, arena, samples=4, part="model", more=dialogue.figures)
     return Plan(start, (Stage(online, settings.steps),), measure)
 
 

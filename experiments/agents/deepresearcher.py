@@ -84,8 +84,8 @@ def build(settings: Settings) -> Plan:
         slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": partial(catalog.questions, luck=tuple(luck)), "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
-    web = noisy_web.make_arena(settings.read, astray=settings.astray, failing=settings.failing)
-    arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_arena(settings.read)))
+    web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
+    arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
@@ -93,8 +93,8 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=multi_hop.make_score(reward, formed=noisy_web.well_formed))
     stage = Stage(online, settings.steps, strings.keep_reference)
-    measure = arenas.make_measure(noisy, samples=4, figures=noisy_web.figures)
-    return Plan(arenas.make_base(noisy_web.make_arena(), steps=settings.base_steps), (stage,), measure)
+    measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
+    return Plan(arenas.make_base(noisy_web.make_noisy_web(), steps=settings.base_steps), (stage,), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,6 +23,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.experiment import multi_turn_plan
@@ -95,9 +96,9 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         valued = {"start": episode_methods.with_value, "part": "model"} if critic else {}
         return multi_turn_plan.make_plan(settings, method, **valued)
-    arena = keydoor_arena.make_arena()
+    arena = keydoor_arena.make_keydoor()
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    measure = arenas.make_measure(arena, samples=16, part="model" if critic else "")
+    measure = strings.bound(arenas.measure, arena, samples=16, part="model" if critic else "")
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 

@@ -26,6 +26,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.envs import tool_question
@@ -101,7 +102,7 @@ def build(settings: Settings) -> Plan:
         return multi_turn_plan.make_plan(
             settings, noted, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
         )
-    arena = lookup.make_arena()
+    arena = lookup.make_lookup()
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, valid, keys, problem_ids):
@@ -110,7 +111,7 @@ def build(settings: Settings) -> Plan:
         chance = arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
         return rows._replace(extras=rows.extras | {"chance": chance})
 
-    measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
+    measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps),), measure)
 
 

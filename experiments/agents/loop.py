@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
@@ -35,6 +36,16 @@ from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Policy
+
+
+def reinforced(settings, arena, method) -> Stage:
+    """RL."""
+    return Stage(method(arena, score=apis.returns), settings.steps)
+
+
+def rejection(settings, arena, method) -> Stage:
+    """As many episodes of the base, and as many updates on those that completed their task."""
+    return imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Settings(multi_turn_plan.Settings):
     max_grad_norm: float = 0.1
     advantages: Callable[..., Array] | None = group.rloo_advantages  # None: a value head's
     spans: Callable[..., Array] = multi_turn.token_spans  # tokens of equal number share one ratio
-    rejection: bool = False  # imitate the base's own episodes that completed their task instead
+    learn: Callable[..., Stage] = reinforced  # or imitate the base's own episodes that completed their task
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8}
@@ -63,7 +74,7 @@ ARMS = {
     "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": multi_turn.turn_spans},
     "per_trajectory": {"spans": multi_turn.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
-    "rejection": {"rejection": True, "eval_every": 120},
+    "rejection": {"learn": rejection, "eval_every": 120},
 }  # fmt: skip
 METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns")
 CURVES = ("eval/completed", "eval/scenarios", "reward/mean", "policy/clip_fraction", "policy/entropy")
@@ -99,17 +110,14 @@ def build(settings: Settings) -> Plan:
             return episode_methods.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
         return episode_methods.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
 
-    if settings.data and settings.rejection:
+    if settings.data and settings.learn is rejection:
         raise UserError("arm rejection imitates episodes of the embedded world: drop --data, or leave the arm out")
     if settings.data:
         return multi_turn_plan.make_plan(settings, method, start=first, part=part, **catalog.APPWORLD)
-    arena = apis.make_arena()
-    measure = arenas.make_measure(arena, samples=4, part=part, figures=apis.figures)
+    arena = apis.make_apis()
+    measure = strings.bound(arenas.measure, arena, samples=4, part=part, figures=apis.figures)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
-    if settings.rejection:  # as many episodes of the base, and as many updates on those that completed their task
-        stage = imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)
-        return Plan(base, (stage,), measure)
-    return Plan(base, (Stage(method(arena, score=apis.returns), settings.steps),), measure)
+    return Plan(base, (settings.learn(settings, arena, method),), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

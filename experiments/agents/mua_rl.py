@@ -31,7 +31,7 @@ from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Problems, Trajectories
 
 
 def agent_only(new_tokens: int, rows: Trajectories) -> Trajectories:
@@ -69,7 +69,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     base_steps: int = 300
     kl_weight: float = 0.001
     then: Callable[[Plan], Plan] = reinforced  # what follows the cold start
-    openly: bool = False  # users who say everything in the first message
+    users: Callable[[], Problems] = retail.holding_back  # to train with
     bonus: float = 0.0  # for every call that a tool could answer
     trained: Callable[..., Trajectories] = agent_only
 
@@ -78,7 +78,7 @@ EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "cold_start": {"then": nothing},
-    "static": {"openly": True},
+    "static": {"users": retail.outspoken},
     "mua_rl": {},
     "process": {"bonus": 0.1},
     "no_mask": {"trained": everybody},
@@ -96,15 +96,18 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         slots = {"trained": partial(settings.trained, settings.max_new_tokens),
                  "score": partial(catalog.served, bonus=settings.bonus)}  # fmt: skip
-        more = {"opened": partial(catalog.desk, openly=settings.openly), "more": catalog.passed(settings)}
+        more = {
+            "opened": partial(catalog.desk, openly=settings.users is retail.outspoken),
+            "more": catalog.passed(settings),
+        }
         plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
         return settings.then(plan)
-    arena = retail.make_arena()
-    ground = retail.to_train(arena, openly=settings.openly, bonus=settings.bonus)
+    arena = retail.make_retail()
+    ground = retail.to_train(arena, settings.users, bonus=settings.bonus)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
     stages = (Stage(online, settings.steps, strings.keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return settings.then(Plan(base, stages, arenas.make_measure(arena, samples=8, figures=retail.figures)))
+    return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=retail.figures)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

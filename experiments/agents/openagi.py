@@ -107,7 +107,7 @@ def build(settings: Settings) -> Plan:
     """The base, ten plans to imitate, then the tasks' scores."""
     base = strings.make_base(expert_plans.WORLD, expert_plans.make_draw(4096, 0.5, 0), steps=settings.base_steps)
     first = imitation(settings, settings.sft_steps) if settings.sft_steps else ()
-    return Plan(base, (*first, *settings.then(settings)), expert_plans.make_measure(settings.decoding))
+    return Plan(base, (*first, *settings.then(settings)), strings.bound(expert_plans.measure, settings.decoding))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -81,16 +81,16 @@ def build(settings: Settings) -> Plan:
         slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[settings.retrieve], "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
-    arena = multi_hop.make_arena(settings.retrieve)
+    arena = multi_hop.make_multi_hop(settings.retrieve)
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
     online = method(arena, rollout=rollout, score=multi_hop.make_score(reward))
-    base = arenas.make_base(multi_hop.make_arena(hops=(1, 2, 3)), steps=settings.base_steps)
+    base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
     stage = Stage(online, settings.steps, strings.keep_reference)
-    return Plan(base, (stage,), arenas.make_measure(arena, samples=4, figures=multi_hop.figures))
+    return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

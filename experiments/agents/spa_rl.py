@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena, progress_estimator
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.experiment import multi_turn_plan
@@ -106,9 +107,9 @@ def build(settings: Settings) -> Plan:
         return multi_turn_plan.make_plan(
             settings, method, start=progress_estimator.with_estimator, part="model", stages=stages
         )
-    arena = keydoor_arena.make_arena()
+    arena = keydoor_arena.make_keydoor()
     start = progress_estimator.make_start(arena, base_steps=settings.base_steps)
-    measure, ppo = arenas.make_measure(arena, samples=16, part="model"), Stage(method(arena), settings.steps)
+    measure, ppo = strings.bound(arenas.measure, arena, samples=16, part="model"), Stage(method(arena), settings.steps)
     return Plan(start, (*([fit(arena)] if fitted else []), ppo), measure)
 
 

@@ -25,6 +25,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import lookup
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.turns import stratified_advantages
@@ -94,8 +95,8 @@ def build(settings: Settings) -> Plan:
     )  # fmt: skip
     if settings.data:
         return multi_turn_plan.make_plan(settings, method)
-    arena = lookup.make_arena()
-    measure, base = arenas.make_measure(arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
+    arena = lookup.make_lookup()
+    measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 

@@ -10,7 +10,7 @@ Equations: after a turn with more than L tokens in context the policy writes a s
            a limit, truncated: GRPO with L and S = 0, both with o_i = 1; rule: the summary is the beginning of what was
            shown last; no_mask: o_i = 1; per_part: mean and std over sub-trajectories.
 Left out:  taking out the turn that made the context too long, in the embedded world, where a page is not shown twice;
-           at scale --drop does. S, turns and group of the paper are not known here; its searches had L = 65,536.
+           at scale --last-turn dropped does. S, turns and group of the paper are not known here; it had L = 65,536.
 Expect:    eval/more: supo > truncated, supo > rule, supo > long - 0.05; supo gains by more summaries, eval/gained > 0.
            Of no_mask and per_part nothing is claimed.
 Measure:   held-out ledgers of 1 to 8 pages, 2 in a context; trained with 2 summaries, enough for 6 pages; eval/more:
@@ -21,12 +21,14 @@ Run:       python -m experiments.agents.supo; at scale --model DIR --data FILE -
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import ledger, sub_trajectories
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.envs import tool_question
@@ -61,7 +63,7 @@ class Settings(multi_turn_plan.Settings):
     summary_tokens: int = 2048
     summaries: int = 2  # S in training
     more_summaries: int = 3  # and when measured
-    drop: bool = False  # the turn that made the context too long
+    last_turn: Literal["kept", "dropped"] = "kept"  # the one that made the context too long, before a summary
     rule: Callable[[int], Callable[..., tuple[Array, Array]]] | None = None
     keep: Callable[..., Array] = sub_trajectories.finished_rollouts
     advantages: Callable[..., Array] = turns.shared_advantages
@@ -86,7 +88,7 @@ BED = experiment.Bed(positive="long")
 
 def build(settings: Settings) -> Plan:
     """One online stage on the sub-trajectories; every arm starts from a base that saw both kinds of contexts."""
-    how = {"rule": settings.rule and settings.rule(settings.summary_tokens), "drop": settings.drop}
+    how = {"rule": settings.rule and settings.rule(settings.summary_tokens), "drop": settings.last_turn == "dropped"}
     limit, times = settings.context_tokens, (settings.summaries, settings.more_summaries)
 
     def method(place, *, width, **slots):
@@ -100,13 +102,13 @@ def build(settings: Settings) -> Plan:
         sight = text_contexts.sight(limit, times, settings.summary_tokens, **how)
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, sight=sight, **more)
-    arena = ledger.make_arena()
+    arena = ledger.make_ledger()
     trained, more = (ledger.context_of(limit, count, **how) for count in times)
     rollout = ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
     width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
     online = method(arena, width=width, rollout=rollout)
     base = arenas.make_base(arena, steps=settings.base_steps, played=ledger.make_played())
-    measure = ledger.make_measure(arena, trained, more, samples=4, far=6)
+    measure = strings.bound(ledger.measure, arena, trained, more, samples=4, far=6)
     return Plan(base, (Stage(online, settings.steps),), measure)
 
 

@@ -24,6 +24,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator, imitation, self_critic, two_tools
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
 from jaxrl_llm.errors import UserError
@@ -45,6 +46,19 @@ def more_grpo(settings, arena, online: Stage, **played) -> Stage:
     return online._replace(steps=settings.critic_steps)
 
 
+def halves(settings, arena) -> tuple[Stage, ...]:
+    """GRPO, what stands between, GRPO."""
+    online = episode_methods.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus))
+    half = Stage(online, settings.steps)
+    return half, settings.between(settings, arena, half), half
+
+
+def imitated(settings, arena) -> tuple[Stage, ...]:
+    """The cold start goes on, for as many updates."""
+    updates = 2 * settings.steps + settings.critic_steps
+    return (imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate),)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(multi_turn_plan.Settings):
     """The paper's bonus and beta, for --data and a model of one's own, or a decoder of 32 numbers a token made here."""
@@ -61,7 +75,7 @@ class Settings(multi_turn_plan.Settings):
     critic_steps: int = 16
     critic_rows: int = 32  # pairs of an update
     beta: float = 0.1
-    imitate: bool = False  # the cold start goes on, for as many updates
+    then: Callable[..., tuple[Stage, ...]] = halves  # what follows the cold start
     calculate: Callable[..., tuple[Array, Array]] = calculator.calculate
     diligence: float = 0.5  # chance that the behaviour of the cold start calls the calculator
 
@@ -77,7 +91,7 @@ ARMS = {
     "no_bonus": {"bonus": 0.0},
     "no_critic": {"between": more_grpo},
     "no_cold_start": {"base_steps": 0},
-    "sft": {"imitate": True},
+    "sft": {"then": imitated},
     "single_tool": {"calculate": two_tools.no_calculator, "diligence": 0.0},
 }
 METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
@@ -87,7 +101,7 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 def build(settings: Settings) -> Plan:
     """GRPO, the critic or as many steps of GRPO, GRPO; from a base that saw the tools of the arm."""
     if settings.data:
-        if settings.base_steps == 0 or settings.imitate or settings.diligence == 0:
+        if settings.base_steps == 0 or settings.then is imitated or settings.diligence == 0:
             raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
                             "give --arm accuracy tool_star no_bonus no_critic")  # fmt: skip
         method = partial(
@@ -100,17 +114,10 @@ def build(settings: Settings) -> Plan:
 
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
-    arena = two_tools.make_arena(calculate=settings.calculate, diligence=settings.diligence)
-    measure = arenas.make_measure(arena, samples=8, more=two_tools.figures)
+    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence)
+    measure = strings.bound(arenas.measure, arena, samples=8, more=two_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
-    if settings.imitate:
-        updates = 2 * settings.steps + settings.critic_steps
-        sft = imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate)
-        return Plan(start, (sft,), measure)
-    half = Stage(
-        episode_methods.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus)), settings.steps
-    )
-    return Plan(start, (half, settings.between(settings, arena, half), half), measure)
+    return Plan(start, settings.then(settings, arena), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -21,6 +21,7 @@ from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import calculator
+from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
 from jaxrl_llm.experiment import multi_turn_plan
@@ -86,9 +87,9 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         opened = partial(catalog.questions, calls=settings.calls)
         return multi_turn_plan.make_plan(settings, method, opened=opened, more=tool_question.figures, only=ONLY)
-    arena = calculator.make_arena(calls=settings.calls)
-    measure = arenas.make_measure(arena, samples=8, more=calculator.figures)
-    base = arenas.make_base(calculator.make_arena(calls=2), steps=settings.base_steps)
+    arena = calculator.make_calculator(calls=settings.calls)
+    measure = strings.bound(arenas.measure, arena, samples=8, more=calculator.figures)
+    base = arenas.make_base(calculator.make_calculator(calls=2), steps=settings.base_steps)
     return Plan(base, (Stage(method(arena), settings.steps),), measure)
 
 

@@ -102,9 +102,9 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         more = {"opened": catalog.retries, "more": retry_question.figures, "turns": settings.turns, "only": ONLY}
         return multi_turn_plan.make_plan(settings, method, start=episode_methods.with_value, part="model", **more)
-    arena = asked_again.make_arena()
+    arena = asked_again.make_asked_again()
     online = method(arenas.shortened(arena, settings.turns))
-    measure = arenas.make_measure(arena, samples=16, part="model", more=asked_again.figures)
+    measure = strings.bound(arenas.measure, arena, samples=16, part="model", more=asked_again.figures)
     return Plan(arenas.make_valued_base(arena, steps=settings.base_steps), (Stage(online, settings.steps),), measure)
 
 

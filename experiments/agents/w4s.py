@@ -114,7 +114,7 @@ def build(settings: Settings) -> Plan:
             settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more
         )
     base = strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
-    measure = meta_agent.make_measure(window=settings.window)
+    measure = strings.bound(meta_agent.measure, window=settings.window)
     return Plan(base, settings.teach(settings), measure)
 
 

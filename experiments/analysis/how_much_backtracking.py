@@ -88,7 +88,7 @@ def build(settings: Settings) -> experiment.Plan:
         )
         stages = (imitation, online)
     base = strings.make_base(search_traces.WORLD, search_traces.draw_first, steps=settings.base_steps, table=3600)
-    return experiment.Plan(base, stages, search_traces.make_measure(settings.task, samples=settings.samples))
+    return experiment.Plan(base, stages, strings.bound(search_traces.measure, settings.task, samples=settings.samples))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -94,7 +94,7 @@ def training(task: beyond_base.Pool, settings: Settings) -> tuple[experiment.Sta
 def build(settings: Settings, task: beyond_base.Pool = beyond_base.SUMS) -> experiment.Plan:
     """The base stays beside the policy, for the problems that it fails."""
     start = beyond_base.make_start(task, steps=settings.base_steps)
-    measure = beyond_base.make_measure(task, problems=settings.problems, samples=settings.samples)
+    measure = strings.bound(beyond_base.measure, task, problems=settings.problems, samples=settings.samples)
     return experiment.Plan(start, training(task, settings), measure)
 
 

@@ -45,7 +45,7 @@ class Settings(recipes.OnlineSettings):
     base_steps: int = 1500
     calculus: Callable = qualitative_calculi.rcc8
     text: Callable = relations.worked  # what is imitated, of the calculus
-    measured: Callable = relations.make_measure  # of the calculus
+    measured: Callable = relations.make_policy_measure  # of the calculus
     further: str = ""  # what follows: nothing, "sft" or "rl"
 
 

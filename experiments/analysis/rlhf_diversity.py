@@ -70,7 +70,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         draw_pairs=partial(input_shift.draw_pairs, task, flip_rate=0.1),
         behaviour=strings.bound(input_shift.draw_behaviour, task),
     )  # fmt: skip
-    return experiment.Plan(start, (stage,) * settings.stages, input_shift.make_measure(task, settings.pick))
+    return experiment.Plan(start, (stage,) * settings.stages, strings.bound(input_shift.measure, task, settings.pick))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

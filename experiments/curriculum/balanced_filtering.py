@@ -29,6 +29,7 @@ from jaxrl_llm.reduce import scalars
 from jaxrl_llm.train import refill
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import no_extras
+from jaxrl_llm.types import declared
 
 
 def full_batches(settings, make, keep, width):
@@ -44,7 +45,7 @@ def what_passed(settings, make, keep, width):
     """An update trains on what passed, however little."""
 
     def kept(extras, trajectories, rewards):
-        return {"kept": keep(trajectories, rewards)}
+        return refill.Passed(keep(trajectories, rewards))._asdict()
 
     return {"estimate": make(keep=keep, row_extras=kept)}, no_extras
 
@@ -94,7 +95,10 @@ def build(settings: Settings) -> experiment.Plan:
         return group.per_token(values, trajectories.mask)
 
     def figures(batch, metrics):
-        kept, updated = scalars(batch.extras["kept"].astype(float)), (batch.total > 0).astype(float)
+        kept, updated = (
+            scalars(declared(refill.Passed, batch.extras).kept.astype(float)),
+            (batch.total > 0).astype(float),
+        )
         return {"filter/kept_fraction": kept, "filter/updated": updated}
 
     policy, temperature = bench.model.policy, settings.temperature

@@ -35,7 +35,7 @@ class Settings(recipes.OnlineSettings):
     hint: Callable[..., str] | None = None  # None: the model writes it, see parts.written_hints
     writer: str = ""  # folder of the model that writes the hints; empty: the one that trains
     hint_tokens: int = 64  # at most, of a written hint
-    halves: tuple[bool, bool] = (False, True)  # whether hints are given in the first and in the second half
+    halves: tuple[int, ...] = (2,)  # of the run, first and second, in which hints are given
     needs: Callable[..., object] = hints.all_wrong
 
 
@@ -49,11 +49,11 @@ SMOKE = {
     "eval_problems": 8, "eval_samples": 16,
 }  # fmt: skip
 ARMS = {
-    "grpo": {"halves": (False, False)},
+    "grpo": {"halves": ()},
     "nurl": {},
-    "nurl_start": {"halves": (True, True)},
-    "always": {"halves": (True, True), "needs": hints.everyone},
-    "answer": {"halves": (True, True), "hint": hints.whole_solution},
+    "nurl_start": {"halves": (1, 2)},
+    "always": {"halves": (1, 2), "needs": hints.everyone},
+    "answer": {"halves": (1, 2), "hint": hints.whole_solution},
     "partial": {"hint": hints.make_prefix_hint(0.5)},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
@@ -65,10 +65,11 @@ def build(settings: Settings) -> experiment.Plan:
     found = recipes.bench(settings)
     problems = recipes.solved_problems(settings)
     rollout, hint = recipes.rollout_of(settings, found), settings.hint
-    if hint is None and any(settings.halves):
+    if hint is None and settings.halves:
         hint = written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
     stages = []
-    for hinted in settings.halves:
+    for half in (1, 2):
+        hinted = half in settings.halves
         second = hint if hinted else hints.no_hint
         slots = hints.make_staged_rollout(
             rollout,

@@ -48,12 +48,17 @@ def leave_one_out_advantage(rewards: Array, group_size: int) -> Array:
     return 2.0 * p * (1.0 - p) * group_size / max(group_size - 1, 1)
 
 
-def make_progress(*, rate: float, temperature: float, decay_unsampled: bool) -> Arms:
+def make_keeping(*, rate: float, temperature: float) -> Arms:
+    """The bandit of the paper's text: a category without a draw keeps its worth."""
+    return bandit.make_td(rate=rate, temperature=temperature, decay_unsampled=False)
+
+
+def make_progress(*, rate: float, temperature: float) -> Arms:
     """The bandit of ``make_td`` on ``|m_c - m_c'|``, the change of a category's mean reward since it was last drawn.
 
     A category that is drawn for the first time counts from 0.
     """
-    inner = bandit.make_td(rate=rate, temperature=temperature, decay_unsampled=decay_unsampled)
+    inner = bandit.make_td(rate=rate, temperature=temperature)
 
     def init(count):
         return inner.init(count), jnp.zeros((count,), jnp.float32)
@@ -79,7 +84,6 @@ class Settings(recipes.OnlineSettings):
     order: str = "learnt"  # learnt, uniform, easy_to_hard, hard_to_easy
     rate: float = 0.5
     bandit_temperature: float = 1.0
-    decay_unsampled: bool = True
     learn: Callable[..., Arms] = bandit.make_td
     signal: Callable[..., Array] = bandit.mean_absolute_advantage  # (mean reward, group size) -> [n]
     advantages: Callable[..., Array] = group.group_normalized_advantages
@@ -100,7 +104,7 @@ ARMS = {
     "easy_to_hard": {"order": "easy_to_hard"},
     "hard_to_easy": {"order": "hard_to_easy"},
     "sec": {},
-    "sec_no_decay": {"decay_unsampled": False},
+    "sec_no_decay": {"learn": make_keeping},
     "progress": {"learn": make_progress, "signal": mean_reward},
     "sec_rloo": {"signal": leave_one_out_advantage, "advantages": group.rloo_advantages},
 }
@@ -111,9 +115,7 @@ CURVES = ("eval/accuracy", "eval/accuracy_3", "eval/accuracy_4", "reward/mean", 
 def make_arms(settings: Settings) -> Arms:
     """The bandit of an arm, or its fixed order."""
     if settings.order == "learnt":
-        return settings.learn(
-            rate=settings.rate, temperature=settings.bandit_temperature, decay_unsampled=settings.decay_unsampled
-        )
+        return settings.learn(rate=settings.rate, temperature=settings.bandit_temperature)
     if settings.order == "uniform":
         return bandit.make_schedule(bandit.uniform_weights)
     return bandit.make_schedule(bandit.make_ordered_weights(settings.steps, backwards=settings.order == "hard_to_easy"))

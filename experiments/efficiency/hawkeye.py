@@ -85,7 +85,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     online = curricula.make_grpo(settings, found, rollout=rollout, score=score)
     stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
-    measure = two_model_relay.make_measure(settings, read_share=settings.read_share)
+    measure = two_model_relay.measure_of_pair(settings, read_share=settings.read_share)
     return curricula.make_plan(settings, found, stages)._replace(measure=measure)
 
 

@@ -34,6 +34,7 @@ from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import bellman
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import Referred, Tabled, referred, tabled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +92,13 @@ def build(settings: Settings) -> experiment.Plan:
     def extras(params, key):
         table = response_table.draw_table(settings, params["model"], key)
         reference = jax.tree.map(jnp.copy, params["model"])
-        return {"reference": reference, "rows": method.rows(table, settings.group_size)}
+        return Referred(reference)._asdict() | Tabled(method.rows(table, settings.group_size))._asdict()
 
     offline = Offline(
-        rows=lambda extras: extras["rows"],
+        rows=tabled,
         sampler=make_uniform(),
         rows_per_step=settings.prompts_per_step * settings.group_size,
-        loss=lambda params, extras, batch, total: method.loss(params, extras["reference"], batch, total),
+        loss=lambda params, extras, batch, total: method.loss(params, referred(extras), batch, total),
         tx=optax.adam(settings.learning_rate),
         whole=method.whole,
     )

@@ -22,7 +22,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, tabled
 from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards
 
 
@@ -114,7 +114,7 @@ def reward_of(task: Preferences, reward: Params, prompts: Array, responses: Arra
 def _fit(
     rate_of: strings.World, loss: Callable, params: Params, table: Any, key: Key, *, steps: int, rows: int, rate: float
 ) -> Params:
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows, loss, optax.adam(rate_of.rate or rate))
+    method = Offline(tabled, make_uniform(), rows, loss, optax.adam(rate_of.rate or rate))
     return offline.scan_steps(method, offline.init_state(method, params, key, extras={"rows": table}), steps)[0].params
 
 

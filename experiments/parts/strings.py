@@ -27,7 +27,7 @@ from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, tabled
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -51,9 +51,12 @@ PAD = -1  # in the columns before a prompt of text
 
 
 @lru_cache(maxsize=64)
-def bound(function: Callable[..., Any], task: Any) -> Callable[..., Any]:
-    """``function`` with its task as first argument: the same object each time, so that programs are shared by arms."""
-    return partial(function, task)
+def bound(function: Callable[..., Any], *first: Any, **named: Any) -> Callable[..., Any]:
+    """``function`` with its task and other first arguments: the same object each time, so that arms share programs.
+
+    A paper's measurement is a function ``measure(task, ..., params, key)``; what a plan holds is that function bound.
+    """
+    return partial(function, *first, **named)
 
 
 class Rows(NamedTuple):
@@ -194,9 +197,7 @@ def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> O
         value = -reduce.tokens(token_logp(world, params, prompts, responses), mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32))}
 
-    return Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate)
-    )
+    return Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(world.rate or learning_rate))
 
 
 @lru_cache(maxsize=16)
@@ -260,7 +261,7 @@ def table_stage(
     learning_rate: float,
 ) -> Stage:  # fmt: skip
     """A ``loss(params, extras, batch)`` of a table that is made when the stage begins, from the parameters of then."""
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
     return Stage(method, steps, rows_of(make_rows))
 
 

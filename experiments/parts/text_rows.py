@@ -29,10 +29,10 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import rows as job_rows
 from jaxrl_llm.losses.reward import bradley_terry_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.run import flags, options, parts
+from jaxrl_llm.run import flags, lora_state, options, parts
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.train.plan import Plan, tabled
 from jaxrl_llm.types import Key, Params
 
 
@@ -51,6 +51,9 @@ class Settings:
     scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
     scorer_steps: int = 200  # of that reward model
     judge_model: str = ""  # FOLDER of a language model that says whether a response is good, in the place of both
+
+
+COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
 
 
 class Table(NamedTuple):
@@ -102,13 +105,18 @@ def opened(settings: Any, kind: type = Settings, read: Callable[[Any], Sequence[
 @lru_cache(maxsize=2)
 def _opened(identity: tuple[tuple[str, Any], ...], read: Callable[[Any], Sequence[Any]]) -> Rows:
     settings = SimpleNamespace(**dict(identity))
-    if settings.lora:
-        raise UserError(f"--lora {settings.lora}: this experiment trains copies of whole models; drop it")
     least = {"max_prompt_tokens": 1, "max_new_tokens": 2, "scorer_steps": 1, "bad_rows": 0}
     for name, lowest in least.items():
         if hasattr(settings, name) and getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
     model = options.open_model(settings)
+    if settings.lora:
+        if model.config.num_parameters >= COMPILED and not lora_state.hoists():
+            raise UserError(
+                f"--lora {settings.lora}: {model.config.num_parameters:.2g} weights of the base are too many to be "
+                "written into a program; set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1, with which they are given to it"
+            )
+        model = lora_state.adapter_alone(model)
     found = read(settings)
     (train, kept), (heldout, held) = (
         _table(model, part, settings) for part in job_rows.held_out(found, len(found), settings.data)
@@ -297,7 +305,7 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
         return reduce.scalars(bradley_terry_loss(*jnp.split(found, 2)).loss), {}
 
     count = min(32, rows.train.prompts.shape[0])
-    method = Offline(lambda extras: extras["rows"], make_uniform(), count, loss, optax.adam(settings.learning_rate))
+    method = Offline(tabled, make_uniform(), count, loss, optax.adam(settings.learning_rate))
     state = offline.init_state(method, first, jax.random.key(12), extras={"rows": tuple(rows.train)})
     return offline.make_run(method, settings.scorer_steps)(jax.tree.map(jnp.copy, state))[0].params
 
@@ -323,9 +331,6 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
         return jax.pure_callback(asked, shape, prompts, responses, vmap_method="sequential")
 
     return gold
-
-
-COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
 
 
 def finish(rows: Rows) -> Callable[[Plan], Plan]:

@@ -30,6 +30,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, off_policy
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import TokenTerms
 
 
@@ -111,7 +112,7 @@ def build(settings: Settings) -> experiment.Plan:
             builders.per_response(group.dr_grpo_advantages),
             reduction="seq_mean",
             temperature=temperature,
-            reference=lambda extras: extras["reference"],
+            reference=referred,
             row_extras=lambda extras, rows, rewards: {"rewards": rewards.value},
         ),
         loss=builders.make_batch_loss(

@@ -124,7 +124,7 @@ def build(settings: Settings) -> experiment.Plan:
     slots, more = settings.learn(settings, found, sharpness)
     online = recipes.make_online(settings, found, tx=optax.adam(settings.learning_rate), **slots)
     plan = recipes.one_stage(settings, found, online, **more)
-    measure = codes.make_measure(settings, SOURCES[1:], sharpness=sharpness)
+    measure = codes.measure_of_codes(settings, SOURCES[1:], sharpness=sharpness)
     return settings.then(plan._replace(init=init, measure=measure))
 
 

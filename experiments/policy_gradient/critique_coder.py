@@ -19,6 +19,7 @@ import dataclasses
 
 import optax
 
+from experiments.parts import strings
 from experiments.policy_gradient.parts import critique_task
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
@@ -84,7 +85,8 @@ def build(settings: Settings) -> experiment.Plan:
     )
     plan = recipes.one_stage(settings, bench, online)
     start = {"attempt": chain.flawed, "wrong": 0.8, "steps": settings.warm_steps}
-    judged = critique_task.make_measure(settings, chain.flawed)
+    asked = strings.bound(critique_task.judging, attempt=chain.flawed)
+    judged = recipes.make_measure(settings, asked, critique_task.judged)
     return plan._replace(
         init=lambda key: critique_task.practised(settings, **start),
         measure=recipes.beside(plan.measure, judged, "critique"),

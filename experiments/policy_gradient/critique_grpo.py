@@ -31,6 +31,30 @@ from jaxrl_llm.losses.entropy import entropy_bonus_terms
 from jaxrl_llm.train.methods import builders
 
 
+def refined(settings, bench, rollout, *, only_right: bool = False) -> dict[str, Callable]:
+    """The best refinement after a critique takes the last place of its group; without a critic none does."""
+    if settings.critic is None:
+        return {"rollout": rollout}
+    model, size = bench.model, settings.group_size
+    critiques = refinement.encode_critiques(model, recipes.solved_problems(settings), settings.critic)
+    parts = rollout, recipes.rollout_of(settings, bench, group_size=1), curricula.train_score(bench)
+    ids = {"eos_ids": model.tokenizer.eos_ids, "pad_id": model.tokenizer.pad_id}
+    sizes = {"group_size": size, "new_tokens": settings.max_new_tokens}
+    return refinement.make_refining_rollout(
+        *parts, bench.train.answers, critiques, **sizes, only_right=only_right, **ids
+    )
+
+
+def refined_if_right(settings, bench, rollout) -> dict[str, Callable]:
+    """A refinement that is wrong leaves its place empty."""
+    return refined(settings, bench, rollout, only_right=True)
+
+
+def demonstrated(settings, bench, rollout) -> dict[str, Callable]:
+    """The reference solution in place of the refinement."""
+    return {"rollout": recipes.demonstrating_rollout(settings, bench, rollout)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -38,8 +62,7 @@ class Settings(recipes.OnlineSettings):
     steps: int = 400
     max_new_tokens: int = 6144
     critic: refinement.Critic | None = refinement.located  # None: no refinement
-    expert: bool = False  # a demonstration in place of the refinement
-    only_right: bool = False
+    last: Callable[..., dict[str, Callable]] = refined  # what takes the last place of a group
     outside_loss: Callable = mixed.shaped_probability_loss  # of the refinement
     warm_steps: int = 500  # of supervised fine-tuning on pairs of attempts
 
@@ -55,7 +78,7 @@ SMOKE = {
 ARMS = {
     "grpo": {"critic": None, "group_size": 16}, "critique": {}, "indicative": {"critic": refinement.indicative},
     "answer": {"critic": refinement.with_answer}, "plain_ratio": {"outside_loss": mixed.ratio_loss},
-    "drop_wrong": {"only_right": True}, "expert": {"expert": True, "group_size": 16},
+    "drop_wrong": {"last": refined_if_right}, "expert": {"last": demonstrated, "group_size": 16},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "outside/right", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
@@ -65,22 +88,12 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage; the last place of each group may hold a refinement or a demonstration."""
     bench, size, new = recipes.bench(settings), settings.group_size, settings.max_new_tokens
     model, critics = bench.model, (refinement.indicative, refinement.with_answer, refinement.located)
-    rollout = recipes.rollout_of(settings, bench)
-    slots = {"rollout": rollout, "tx": optax.adam(settings.learning_rate)}
-    if settings.expert:
-        slots["rollout"] = recipes.demonstrating_rollout(settings, bench, rollout)
-    elif settings.critic is not None:
-        critiques = refinement.encode_critiques(model, recipes.solved_problems(settings), settings.critic)
-        parts = rollout, recipes.rollout_of(settings, bench, group_size=1), curricula.train_score(bench)
-        ids = {"eos_ids": model.tokenizer.eos_ids, "pad_id": model.tokenizer.pad_id}
-        slots |= refinement.make_refining_rollout(
-            *parts, bench.train.answers, critiques, group_size=size, new_tokens=new,
-            only_right=settings.only_right, **ids,
-        )  # fmt: skip
+    slots = settings.last(settings, bench, recipes.rollout_of(settings, bench))
+    slots |= {"tx": optax.adam(settings.learning_rate)}
 
     def outside(extras, rows, rewards):
         place = recipes.last_members(rows.tokens.shape[0], size)
-        return {"outside": place & (settings.expert or settings.critic is not None), "right": rewards.value}
+        return {"outside": place & (settings.critic is not None), "right": rewards.value}
 
     def terms_of(logp, entropy, batch):
         arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask

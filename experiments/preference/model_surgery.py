@@ -17,16 +17,17 @@ Run:       python -m experiments.preference.model_surgery
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import conduct
 from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 
@@ -71,27 +72,24 @@ def make_pairs(task: Preferences, params, key):
     return toy.Pairs(prompts, *both), jnp.ones((256,), bool)
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: Preferences, settings: Settings):
+def measure(task: Preferences, settings: Settings, params, key):
     """Fits the probe on the parameters as they are, edits them with the better sign, and measures."""
-
-    def measure(params, key):
-        v, seen = conduct.politeness_probe(task, params["policy"], jax.random.fold_in(key, 0))
-        chosen, keys = params["policy"], [jax.random.fold_in(key, k) for k in (1, 2, 3)]
-        if settings.edit is not None:
-            both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
-            rude = [conduct.politeness(task, x, keys[1])["eval/rude"] for x in both]
-            chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
-        found = conduct.politeness(task, chosen, keys[2])
-        before = conduct.politeness(task, params["reference"], keys[2])["eval/rude"]
-        removed = 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)
-        return found | {"eval/removed": removed, "probe/accuracy": seen}
-
-    return measure
+    v, seen = conduct.politeness_probe(task, params["policy"], jax.random.fold_in(key, 0))
+    chosen, keys = params["policy"], [jax.random.fold_in(key, k) for k in (1, 2, 3)]
+    if settings.edit is not None:
+        both = [settings.edit(chosen, s * settings.alpha * v, keys[0], settings.rows) for s in (1.0, -1.0)]
+        rude = [conduct.politeness(task, x, keys[1])["eval/rude"] for x in both]
+        chosen = jax.tree.map(lambda a, b: jnp.where(rude[0] <= rude[1], a, b), *both)
+    found = conduct.politeness(task, chosen, keys[2])
+    before = conduct.politeness(task, params["reference"], keys[2])["eval/rude"]
+    removed = 1.0 - found["eval/rude"] / jnp.maximum(before, 1e-6)
+    return found | {"eval/removed": removed, "probe/accuracy": seen}
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Nothing is trained but the arm that learns from pairs."""
+    if settings.lora:
+        raise UserError(f"--lora {settings.lora}: this paper edits the weights, which an adapter leaves alone; drop it")
     stage = preference_strings.preference_stage(
         task, partial(preference.dpo_loss, beta=0.1), partial(make_pairs, task), steps=settings.steps, rows_per_step=32,
         learning_rate=settings.learning_rate,
@@ -99,7 +97,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     start = preference_strings.make_start(
         task, reference_steps=settings.reference_steps, behaviour=task.draw_mixed_company
     )
-    return experiment.Plan(start, (stage,) * settings.stages, make_measure(task, settings))
+    return experiment.Plan(start, (stage,) * settings.stages, strings.bound(measure, task, settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

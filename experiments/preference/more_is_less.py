@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-from experiments.parts import preference_strings, preference_task
+from experiments.parts import preference_strings, preference_task, strings
 from experiments.preference.parts import pair_sources, requests
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -69,7 +69,7 @@ def build(settings: Settings) -> experiment.Plan:
     start = preference_strings.make_start(
         task, reference_steps=settings.reference_steps, behaviour=requests.draw_behaviour
     )
-    return experiment.Plan(start, (stage,), pair_sources.make_measure(task, settings.source))
+    return experiment.Plan(start, (stage,), strings.bound(pair_sources.measure, task, settings.source))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

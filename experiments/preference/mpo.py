@@ -48,7 +48,7 @@ class Settings(recipes.Settings):
     high: float = 1e9  # and not above
     prompts: str = "hard"  # of PPO: those of hard pairs, of easy ones, or any
     stages: str = "dp"  # d: DPO, p: policy gradient
-    own_reference: bool = True  # the second stage's reference is its own start
+    anchor: Callable = preference_strings.policy_of  # of the second stage: its own start
     beta: float = 0.1
     beta_kl: float = 0.05
 
@@ -56,10 +56,10 @@ class Settings(recipes.Settings):
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "rows_per_step": 4}
 GAMMA = 1.0
 ARMS = {
-    "dpo": {"stages": "dd", "own_reference": False},
-    "dpo_easy": {"stages": "dd", "own_reference": False, "low": GAMMA},
-    "ppo": {"stages": "pp", "own_reference": False, "prompts": "any"},
-    "sft_ref": {"low": GAMMA, "own_reference": False},
+    "dpo": {"stages": "dd", "anchor": preference_strings.reference_of},
+    "dpo_easy": {"stages": "dd", "anchor": preference_strings.reference_of, "low": GAMMA},
+    "ppo": {"stages": "pp", "anchor": preference_strings.reference_of, "prompts": "any"},
+    "sft_ref": {"low": GAMMA, "anchor": preference_strings.reference_of},
     "mpo": {"low": GAMMA},
     "any_prompts": {"low": GAMMA, "prompts": "any"},
     "reversed": {"high": GAMMA, "prompts": "easy"},
@@ -114,8 +114,7 @@ def make_prompts(task: Preferences, kind: str) -> Callable | None:
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """Two stages, of pairs or of reward."""
-    anchor = preference_strings.policy_of if settings.own_reference else preference_strings.reference_of
-    common = {"learning_rate": settings.learning_rate, "anchor": anchor}
+    common = {"learning_rate": settings.learning_rate, "anchor": settings.anchor}
     kinds = {
         "d": lambda: preference_strings.preference_stage(
             task, partial(preference.dpo_loss, beta=settings.beta),

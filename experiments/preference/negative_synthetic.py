@@ -42,7 +42,7 @@ class Settings(recipes.Settings):
     problems: int = 256  # of a round
     rows_per_step: int = 64
     where: Callable | None = toy.first_pit  # None: imitation
-    own: bool = False  # imitate one's own right answers
+    answers: Callable = toy.taught  # to imitate, those that are right
     beta: float = 0.1
 
 
@@ -51,8 +51,8 @@ ARMS = {
     "sft": {"where": None},
     "step_dpo": {},
     "sft_2": {"where": None, "problems": 512},
-    "rft": {"where": None, "own": True},
-    "rft_8": {"where": None, "own": True, "problems": 2048},
+    "rft": {"where": None, "answers": toy.own},
+    "rft_8": {"where": None, "answers": toy.own, "problems": 2048},
     "dpo": {"where": toy.whole_response},
     "shuffled": {"where": toy.any_step},
     "base": {"rounds": 0},
@@ -86,7 +86,7 @@ def build(settings: Settings, task: toy.Steps = toy.SUMS) -> experiment.Plan:
         learning_rate=settings.learning_rate,
     )  # fmt: skip
     if settings.where is None:
-        made = stage(toy.make_answers(task, settings.problems, settings.own), imitation)
+        made = stage(toy.make_answers(task, settings.problems, settings.answers), imitation)
     else:
         made = stage(toy.make_rows(task, settings.problems, settings.where), pair_loss)
     base = strings.make_base(task.world, task.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)

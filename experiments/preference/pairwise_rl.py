@@ -22,7 +22,7 @@ Run:       python -m experiments.preference.pairwise_rl
 import dataclasses
 from collections.abc import Callable
 
-from experiments.parts import preference_strings
+from experiments.parts import preference_strings, strings
 from experiments.parts.preference_task import Preferences
 from experiments.preference.parts import pair_judges
 from jaxrl_llm import experiment
@@ -90,7 +90,7 @@ def build(settings: Settings, task: Preferences = pair_judges.STRINGS) -> experi
 
     stage = settings.learn(task, reward, settings)
     start = pair_judges.make_start(task, settings.judge, settings.reference_steps, settings.judge_steps)
-    return experiment.Plan(start, (stage,), pair_judges.make_measure(task, settings.judge))
+    return experiment.Plan(start, (stage,), strings.bound(pair_judges.measure, task, settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

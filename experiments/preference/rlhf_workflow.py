@@ -95,16 +95,11 @@ def make_pairs(task: Preferences, settings: Settings, prompts: int) -> Callable:
     return rows
 
 
-@lru_cache(maxsize=4)
-def make_measure(task: Preferences, judge: str) -> Callable:
+def measure(task: Preferences, judge: str, params, key):
     """The policy against the truth, the judge against people."""
     score = pair_judges.KINDS[judge][0]
-
-    def measure(params, key):
-        found = varied_lengths.measure(task, params, key)
-        return found | varied_lengths.judge_accuracy(task, score, params, jax.random.fold_in(key, 7))
-
-    return measure
+    found = varied_lengths.measure(task, params, key)
+    return found | varied_lengths.judge_accuracy(task, score, params, jax.random.fold_in(key, 7))
 
 
 def build(settings: Settings, task: Preferences = varied_lengths.STRINGS) -> experiment.Plan:
@@ -131,7 +126,7 @@ def build(settings: Settings, task: Preferences = varied_lengths.STRINGS) -> exp
     start = varied_lengths.make_start(
         task, settings.judge, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps
     )
-    return experiment.Plan(start, (stage,) * settings.rounds, make_measure(task, settings.judge))
+    return experiment.Plan(start, (stage,) * settings.rounds, strings.bound(measure, task, settings.judge))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

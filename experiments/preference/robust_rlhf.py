@@ -136,24 +136,19 @@ def expected_loss(task: Preferences, settings: Settings, policy, params, key):
     return reduce.scalars(first * won + (1.0 - first) * lost)
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: Preferences, settings: Settings):
+def measure(task: Preferences, settings: Settings, params, key):
     """``measure_parts``, and error and variance of the arm's gradient over tables drawn afresh."""
     rows = make_rows(task, settings.pairs, settings.judge, settings.flip_rate)
+    at = params["reference"]
 
-    def measure(params, key):
-        at = params["reference"]
+    def gradient(k):
+        batch = rows(params, k)
+        return jax.grad(lambda p: reduce.scalars(terms_of(task, settings, p, batch)[0].loss))(at)
 
-        def gradient(k):
-            batch = rows(params, k)
-            return jax.grad(lambda p: reduce.scalars(terms_of(task, settings, p, batch)[0].loss))(at)
-
-        keys = jax.random.split(jax.random.fold_in(key, 30), TABLES)
-        found = jax.lax.map(gradient, keys)
-        true = jax.grad(lambda p: expected_loss(task, settings, p, params, jax.random.fold_in(key, 31)))(at)
-        return preference_strings.measure_parts(task, params, key) | gradient_figures(found, true)
-
-    return measure
+    keys = jax.random.split(jax.random.fold_in(key, 30), TABLES)
+    found = jax.lax.map(gradient, keys)
+    true = jax.grad(lambda p: expected_loss(task, settings, p, params, jax.random.fold_in(key, 31)))(at)
+    return preference_strings.measure_parts(task, params, key) | gradient_figures(found, true)
 
 
 def gradient_figures(found, true):
@@ -190,7 +185,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 128}
     labels = partial(task.draw_pairs, flip_rate=settings.flip_rate, cycle=CYCLE)
     start = preference_strings.make_start(task, **sizes, draw_pairs=labels)
-    return experiment.Plan(start, (stage, stage), make_measure(task, settings))
+    return experiment.Plan(start, (stage, stage), strings.bound(measure, task, settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -28,6 +28,24 @@ from jaxrl_llm.experiment import recipes
 EMBEDDED_ONLY = "a constraint is learnt from demonstrations in a grid whose cells are known"
 
 
+def under_cost(settings) -> tuple[experiment.Stage, ...]:
+    """Policy gradient on the reward under the cost."""
+    return tuple(
+        constraints.online_stage(
+            settings.cost, shifted=shifted, penalty=settings.penalty, rate=settings.rate,
+            prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, reward=settings.reward,
+            steps=settings.steps, learning_rate=settings.learning_rate,
+        )
+        for shifted in (False, True)
+    )  # fmt: skip
+
+
+def from_pairs(settings) -> tuple[experiment.Stage, ...]:
+    """DPO on safe over violating demonstrations."""
+    rows, rate = settings.prompts_per_step * settings.group_size, settings.learning_rate
+    return (constraints.pair_stage(rows_per_step=rows, steps=settings.steps, learning_rate=rate),) * 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """The rate of the multiplier follows the sheet; the paper gives no numbers."""
@@ -43,7 +61,7 @@ class Settings(recipes.Settings):
     reward: Callable = constraints.inferred_reward
     penalty: float | None = None  # fixed, in place of the multiplier
     rate: float = 0.1
-    pairs: bool = False
+    learn: Callable[..., tuple[experiment.Stage, ...]] = under_cost
 
 
 SMOKE = {
@@ -57,7 +75,7 @@ ARMS = {
     "listed": {"cost": constraints.listed_cost, "penalty": 1.0},
     "cells": {"cost": constraints.cell_cost},
     "known_reward": {"reward": constraints.given_reward},
-    "dpo": {"pairs": True},
+    "dpo": {"learn": from_pairs},
 }
 METRICS = ("shifted/violations", "shifted/arrived", "known/violations", "known/arrived")
 CURVES = (*METRICS, "policy/entropy", "loss/total", "rules/kept", "rules/right", "constraint/new", "goal/arrival")
@@ -66,20 +84,7 @@ CURVES = (*METRICS, "policy/entropy", "loss/total", "rules/kept", "rules/right",
 def build(settings: Settings) -> experiment.Plan:
     """The known world, then the shifted one, with one cost."""
     start = constraints.make_start(base_steps=settings.base_steps, constraint_steps=settings.constraint_steps)
-    rate = {"steps": settings.steps, "learning_rate": settings.learning_rate}
-    rows = settings.prompts_per_step * settings.group_size
-    if settings.pairs:
-        stages = (constraints.pair_stage(rows_per_step=rows, **rate),) * 2
-    else:
-        stages = tuple(
-            constraints.online_stage(
-                settings.cost, shifted=shifted, penalty=settings.penalty, rate=settings.rate,
-                prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
-                reward=settings.reward, **rate,
-            )
-            for shifted in (False, True)
-        )  # fmt: skip
-    return experiment.Plan(start, stages, constraints.measure)
+    return experiment.Plan(start, settings.learn(settings), constraints.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

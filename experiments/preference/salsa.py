@@ -17,6 +17,7 @@ Run:       python -m experiments.preference.salsa
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache, partial
 
 import jax
@@ -26,10 +27,21 @@ from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.models import heads
 from jaxrl_llm.models.merging import soup
 from jaxrl_llm.train import offline
+
+
+def from_a(start, anchor):
+    """The policy starts as theta_a."""
+    return start
+
+
+def from_reference(start, anchor):
+    """The policy starts as its reference."""
+    return lambda key: start(key) | {"policy": anchor(start(key))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +56,7 @@ class Settings(recipes.Settings):
     reward_steps: int = 600
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
-    from_soup: bool = False  # the policy starts there too
+    begin: Callable = from_a  # where the policy starts
     stages: int = 1  # 0: only measured
 
 
@@ -59,9 +71,9 @@ ARMS = {
     "broken": {"weights": (0.5, 0.0, 0.0, 0.5)},
     "ref_a_low": {"weights": (1.0, 0.0, 0.0, 0.0), "beta": 0.02},
     "salsa_low": {"beta": 0.02},
-    "from_soup": {"from_soup": True},
-    "soup": {"from_soup": True, "stages": 0},
-    "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "from_soup": True, "stages": 0},
+    "from_soup": {"begin": from_reference},
+    "soup": {"begin": from_reference, "stages": 0},
+    "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "begin": from_reference, "stages": 0},
 }
 METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/correlation")
 CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
@@ -119,29 +131,26 @@ def make_anchor(weights: tuple[float, ...]):
     return lambda params: soup([params[name] for name in NAMES], weights)
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: Preferences, weights: tuple[float, ...]):
+def measure(task: Preferences, weights: tuple[float, ...], params, key):
     """``measure_parts``, the true reward on prompts that no training had, and the distance to the average."""
-
-    def measure(params, key):
-        prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
-        strange = task.strange(prompts)
-        found = preference_strings.measure_parts(task, params, key)
-        for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
-            drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
-            if name == "ood/gold":
-                found[name] = reduce.scalars(task.gold_reward(asked, drawn))
-                continue
-            both = params["policy"], make_anchor(weights)(params)
-            logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
-            found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
-        return found
-
-    return measure
+    prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
+    strange = task.strange(prompts)
+    found = preference_strings.measure_parts(task, params, key)
+    for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
+        drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
+        if name == "ood/gold":
+            found[name] = reduce.scalars(task.gold_reward(asked, drawn))
+            continue
+        both = params["policy"], make_anchor(weights)(params)
+        logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
+        found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
+    return found
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
     """One online stage with the arm's reference; without steps the start is only measured."""
+    if settings.lora:
+        raise UserError(f"--lora {settings.lora}: this paper averages whole models, which adapters are not; drop it")
     start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps)
     anchor = make_anchor(settings.weights)
     stage = preference_strings.ppo_stage(
@@ -149,8 +158,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         learning_rate=settings.learning_rate, anchor=anchor,
         prompts=task.seen(task.draw_prompts(jax.random.key(0), 1024)),
     )  # fmt: skip
-    init = (lambda key: start(key) | {"policy": anchor(start(key))}) if settings.from_soup else start
-    return experiment.Plan(init, (stage,) * settings.stages, make_measure(task, settings.weights))
+    return experiment.Plan(
+        settings.begin(start, anchor), (stage,) * settings.stages, strings.bound(measure, task, settings.weights)
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -34,6 +34,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, ranking
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import Rewards
 
 
@@ -112,7 +113,7 @@ def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experi
 
     estimate = builders.make_estimate(
         task.world.policy, builders.per_response(group.group_normalized_advantages),
-        reference=lambda extras: extras["reference"], row_extras=levels,
+        reference=referred, row_extras=levels,
     )  # fmt: skip
     grpo = builders.make_policy_loss(task.world.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
     online = strings.make_online(

@@ -29,6 +29,28 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, supervised
 
 
+def explicit(task, policy, prompts, kept, gain):
+    """The reward's gradient as it is."""
+    return gain
+
+
+def implicit(task, policy, prompts, kept, gain):
+    """Through what the retained text lets the parameters do (bi-level)."""
+    return negatives.solved(lambda p: -reduce.scalars(strings.sum_logp(task.world, p, prompts, kept)), policy, gain)
+
+
+def unlearning(settings, task, loss, **sizes):
+    """Ascent on weighted negatives."""
+    rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.gain)
+    return strings.table_stage(rows, loss, **sizes)
+
+
+def from_pairs(settings, task, loss, **sizes):
+    """DPO in place of unlearning."""
+    dpo = partial(preference.dpo_loss, beta=0.1)
+    return preference_strings.preference_stage(task, dpo, preference_strings.fresh_pairs(task, settings.pool), **sizes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """K and the price of a weight follow the sheet; the paper gives none."""
@@ -41,10 +63,10 @@ class Settings(recipes.Settings):
     pool: int = 256
     keep: int = 16
     weigh: Callable = negatives.priced
-    implicit: bool = False
+    gain: Callable = explicit  # what a change of the parameters is worth
     bounded: float = 0.0  # beta of NPO; 0: plain ascent
     retain: float = 1.0
-    pairs: bool = False  # DPO in place of unlearning
+    learn: Callable[..., experiment.Stage] = unlearning
 
 
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "rounds": 1, "pool": 8, "keep": 2}
@@ -53,16 +75,16 @@ ARMS = {
     "u2a": {},
     "top": {"weigh": negatives.best},
     "random": {"weigh": negatives.at_random},
-    "implicit": {"implicit": True},
+    "implicit": {"gain": implicit},
     "npo": {"weigh": negatives.uniform, "bounded": 0.1},
-    "dpo": {"pairs": True},
+    "dpo": {"learn": from_pairs},
 }
 METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used")
 CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/drift")
 
 
 @lru_cache(maxsize=16)
-def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, implicit: bool):
+def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: Callable):
     """Negatives with weights from the policy of the moment, and text to retain."""
 
     def rows(params, key):
@@ -70,10 +92,7 @@ def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, implicit
         prompts, bad = task.draw_negatives(keys[0], pool)
         kept = task.draw_responses(keys[1], prompts)
         gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool)
-        if implicit:
-            gain = negatives.solved(
-                lambda p: -reduce.scalars(strings.sum_logp(task.world, p, prompts, kept)), policy, gain
-            )
+        gain = worth(task, policy, prompts, kept, gain)
         values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
         ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
         return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref
@@ -99,14 +118,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         }
 
     sizes = {"steps": settings.steps, "rows_per_step": 64, "learning_rate": settings.learning_rate}
-    if settings.pairs:
-        dpo = partial(preference.dpo_loss, beta=0.1)
-        stage = preference_strings.preference_stage(
-            task, dpo, preference_strings.fresh_pairs(task, settings.pool), **sizes
-        )
-    else:
-        rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.implicit)
-        stage = strings.table_stage(rows, loss, **sizes)
+    stage = settings.learn(settings, task, loss, **sizes)
     start = preference_strings.make_start(task, reference_steps=settings.reference_steps)
     return experiment.Plan(start, (stage,) * settings.rounds, strings.bound(preference_strings.measure_text, task))
 

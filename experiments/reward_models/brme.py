@@ -24,6 +24,7 @@ from functools import partial
 
 import jax
 
+from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_rewards import arbitrary, constant, first_output, lower, robust
@@ -98,7 +99,7 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
         return start(key) | {"teacher": attribute_rewards.init_reward(task, jax.random.fold_in(key, 12), outputs=1)}
 
     stages = (*settings.fits(task, settings), ppo(settings.proxy, steps=settings.steps))
-    return experiment.Plan(init, stages, attribute_rewards.make_measure(task, settings.proxy))
+    return experiment.Plan(init, stages, strings.bound(attribute_rewards.measure, task, settings.proxy, ()))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -23,6 +23,7 @@ from functools import lru_cache, partial
 import jax
 import jax.numpy as jnp
 
+from experiments.parts import strings
 from experiments.reward_models.parts import adversarial_rules, attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
@@ -94,7 +95,9 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
         found = adversarial_rules.play(task, jax.random.fold_in(key, 15), FIRST_RULES, **sizes)
         return start(key) | {"rules": (found.rules > 0).astype(jnp.float32)}
 
-    return experiment.Plan(init, tuple(stages), attribute_rewards.make_measure(task, proxy, make_agreement(proxy)))
+    return experiment.Plan(
+        init, tuple(stages), strings.bound(attribute_rewards.measure, task, proxy, (make_agreement(proxy),))
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -122,7 +122,7 @@ def build(settings: Settings) -> experiment.Plan:
         answer_judges.judged_stage(settings, free, judge, advantages=settings.advantages),
     ]
     plan = curricula.make_plan(settings, free.bench, stages)
-    return plan._replace(measure=free_answers.make_measure(settings))
+    return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -22,6 +22,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
@@ -131,7 +132,7 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
         *settings.weigh(task, settings.fit_steps),
         attribute_rewards.grpo_stage(task, proxy, steps=settings.steps, learning_rate=settings.learning_rate),
     )
-    return experiment.Plan(init, stages, attribute_rewards.make_measure(task, proxy, correlation))
+    return experiment.Plan(init, stages, strings.bound(attribute_rewards.measure, task, proxy, (correlation,)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

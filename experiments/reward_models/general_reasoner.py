@@ -127,7 +127,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     stages = [free_answers.warm_stage(settings, steps=settings.warm_steps), stage]
     plan = curricula.make_plan(settings, free.bench, stages)
-    return plan._replace(measure=free_answers.make_measure(settings))
+    return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards, principle_critic, principles
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
@@ -126,7 +127,7 @@ def build(settings: Settings, task: Replies = principles.LANGUAGE) -> experiment
             "generative": task.reading.critic.policy.init(jax.random.fold_in(key, 10)),
         }
 
-    measure = attribute_rewards.make_measure(task, proxy, partial(principles.ranking, proxy_of=proxy_of))
+    measure = strings.bound(attribute_rewards.measure, task, proxy, (partial(principles.ranking, proxy_of=proxy_of),))
     return experiment.Plan(init, tuple(stages), measure)
 
 

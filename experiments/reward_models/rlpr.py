@@ -153,7 +153,7 @@ def build(settings: Settings) -> experiment.Plan:
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)
     plan = curricula.make_plan(settings, found, [warm, stage])
-    return plan._replace(measure=free_answers.make_measure(settings))
+    return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

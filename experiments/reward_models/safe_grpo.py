@@ -163,7 +163,7 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     stages = [attribute_rewards.fit_stage(task, draw_rated(settings.rated), fit_labels, steps=settings.fit_steps)]
     stages += learners[settings.learner]()
     equal = Settings().weights  # every arm is judged by the same mean
-    measure = attribute_rewards.make_measure(task, weighted(equal), overrated(equal))
+    measure = strings.bound(attribute_rewards.measure, task, weighted(equal), (overrated(equal),))
     return experiment.Plan(start, tuple(stages), measure)
 
 

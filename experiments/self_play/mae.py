@@ -117,7 +117,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     extras = three_roles.pool_extras(text.question, settings.pool_size)
     plan = recipes.one_stage(settings, bench, online, extras=extras)
-    plan = plan._replace(measure=recipes.beside(plan.measure, three_roles.make_measure(settings), "judge"))
+    plan = plan._replace(measure=recipes.beside(plan.measure, three_roles.measure_of_judge(settings), "judge"))
     if settings.data != "chain" or settings.voices is not roles.terse:  # a model of your own reads what it is asked
         return plan
     warm = {"steps": settings.warm_steps, "noise": settings.judge_noise}

@@ -20,7 +20,7 @@ Run:       python -m experiments.systems.asyncflow; at scale --model DIR --data 
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import optax
@@ -54,15 +54,15 @@ class Settings(recipes.OnlineSettings):
     instances: int = 16
     parts: int = 4  # micro-batches of a batch
     division: Callable = streaming_simulator.splits
-    streamed: bool = True
+    hand_on: Callable[[int, int], int] = streaming_simulator.as_ready  # between stages
     eta: int = 1  # updates by which the weights that sample may lag
 
 
 EMBEDDED = {"steps": 120, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "instances": 4}
 ARMS = {
-    "colocated": {"division": streaming_simulator.colocated, "streamed": False, "eta": 0},
-    "apart": {"streamed": False, "eta": 0},
+    "colocated": {"division": streaming_simulator.colocated, "hand_on": streaming_simulator.as_batch, "eta": 0},
+    "apart": {"hand_on": streaming_simulator.as_batch, "eta": 0},
     "streamed": {"eta": 0}, "async": {}, "async_2": {"eta": 2}, "async_4": {"eta": 4},
 }  # fmt: skip
 METRICS = ("flow/relative", "flow/idle", "flow/generating", "eval/accuracy")
@@ -70,10 +70,9 @@ CURVES = ("eval/accuracy", "reward/mean", "kl/sampler_mean", "flow/relative", "f
 D_STAR = {"flow/relative": 0.05}  # a twentieth of what the colocated stages yield: less is not worth stale weights
 
 
-@lru_cache(maxsize=8)
-def make_measure(accuracy, flow):
+def measure(accuracy, flow, params, key):
     """Accuracy of the policy, and what the arm's stages yield for the seed's lengths."""
-    return lambda params, key: flow(key) | accuracy(params, key)
+    return flow(key) | accuracy(params, key)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -81,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
     late, same = recipes.lagged_extras(settings.eta), {"temperature": settings.temperature} if settings.data else {}
     sizes = settings.tensor, settings.instances, settings.parts
     flow = streaming_simulator.make_flow(
-        settings.simulated, settings.chip, *sizes, settings.division, settings.streamed, settings.eta
+        settings.simulated, settings.chip, *sizes, settings.division, settings.hand_on, settings.eta
     )
 
     def method(make, policy):
@@ -94,13 +93,14 @@ def build(settings: Settings) -> experiment.Plan:
         bench = recipes.bench(settings)
         online = method(partial(recipes.make_online, settings, bench), bench.model.policy)
         plan = recipes.one_stage(settings, bench, online, extras=late)
-        return plan._replace(measure=make_measure(plan.measure, flow))
+        return plan._replace(measure=strings.bound(measure, plan.measure, flow))
     prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
     groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
     online = method(partial(strings.make_online, WORLD, prompts, score, **groups), WORLD.policy)
     base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    stages = (experiment.Stage(online, settings.steps, late),) if settings.streamed else ()
-    return experiment.Plan(base, stages, make_measure(running_sums.measure, flow))
+    trained = settings.hand_on is streaming_simulator.as_ready  # the others train alike
+    stages = (experiment.Stage(online, settings.steps, late),) if trained else ()
+    return experiment.Plan(base, stages, strings.bound(measure, running_sums.measure, flow))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -33,6 +33,7 @@ from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import trajectory_balance_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import TokenTerms
 
 
@@ -107,7 +108,7 @@ def build(settings: Settings) -> experiment.Plan:
         return {"rewards": rewards.value, "beta": jnp.broadcast_to(extras["beta"], rewards.value.shape)}
 
     slots = {"estimate": builders.make_estimate(
-        policy, builders.per_response(group.rloo_advantages), reference=lambda extras: extras["reference"],
+        policy, builders.per_response(group.rloo_advantages), reference=referred,
         row_extras=row_extras, **same,
     )}  # fmt: skip
     if settings.on_policy < 1:

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm import linalg, reduce
+from jaxrl_llm import reduce
+from jaxrl_llm.metrics import linalg
 
 _TINY = 1e-8
 

@@ -48,7 +48,7 @@ def run(
     """Trains until ``steps`` updates are done; the final state is the newest checkpoint in ``folder``.
 
     The rollout of step ``b`` begins when at least ``b - staleness`` updates are done, and its later parts
-    (``make_program(go_on=...)``) use the newest weights of their moment: ``extras["version"]`` has that of every token.
+    (``make_program(go_on=...)``) use the newest weights of their moment: ``roles.VERSION`` has that of every token.
     With ``staleness`` 0 and one part the parameters are those of ``train.host.run``, bit for bit, whatever dies.
 
     In one process: ``run(Threads(), build, 100, folder="runs/a")``; on the cluster that ``ray.init`` has joined:
@@ -231,7 +231,8 @@ class _Run:
         cells = [self.table.read(self.whole[step], column) for column in self.columns]
         rows = [part for _, part in cells[0]]
         if len(cells) == 3:
-            rows = [r._replace(extras=r.extras | {"ref_logp": ref}) for r, ref in zip(rows, cells[2], strict=True)]
+            both = zip(rows, cells[2], strict=True)
+            rows = [r._replace(extras=r.extras | roles.Scored(ref)._asdict()) for r, ref in both]
         versions = np.concatenate([part.extras[roles.VERSION].ravel() for part in rows])
         self.behind[step] = float(step - versions[versions >= 0].min(initial=step))
         sent = (step, *self.drawn[step], rows, cells[1], step + 1 == self.steps)

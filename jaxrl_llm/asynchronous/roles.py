@@ -19,9 +19,15 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
 from jaxrl_llm.train.host import make_host_loop
 from jaxrl_llm.train.online import Drawn, Online
-from jaxrl_llm.types import Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Rewards, TrainState, Trajectories, declared
 
 VERSION = "version"  # in the extras of trajectories: the weights that drew each token, -1 where none did
+
+
+class Scored(NamedTuple):
+    """Extras of trajectories that a reference scorer has seen: its log-probabilities ``[B, T]``."""
+
+    ref_logp: Any
 
 
 class Program(NamedTuple):
@@ -45,7 +51,7 @@ def make_program(
 
     Args:
       score: verifiers or environments on the host; default: the jittable scorer of ``method``.
-      reference: log-probabilities ``[B, T]`` for ``extras["ref_logp"]``, see ``given_reference``.
+      reference: log-probabilities ``[B, T]`` for ``Scored``, see ``given_reference``.
       go_on: later parts of a rollout whose first is that of ``method``: ``(params, rows, keys) -> rows``.
       place: as in ``train.host.make_host_loop``.
     """
@@ -105,7 +111,7 @@ class Gone(RuntimeError):
 
 def given_reference(policy: Any, params: Any, rows: Trajectories, *, temperature: float = 1.0) -> tuple[Any, Any]:
     """The ``score`` of ``make_estimate`` where the reference scorer is a process of its own."""
-    logp = rows.extras["ref_logp"]
+    logp = declared(Scored, rows.extras).ref_logp
     return logp, jnp.zeros_like(logp)
 
 

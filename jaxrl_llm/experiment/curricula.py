@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
@@ -25,7 +25,7 @@ from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Batch, Params, Rewards, Sampler, Trajectories
+from jaxrl_llm.types import Batch, Params, Rewards, Sampler, Trajectories, declared
 
 
 def device_score(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
@@ -228,6 +228,12 @@ def target_categories(found: Bench, rows: np.ndarray) -> np.ndarray:
     return np.unique(2 * level + part, return_inverse=True)[1]
 
 
+class Drawn(NamedTuple):
+    """Extras of a batch: the category of each row's problem, -1 for none."""
+
+    category: Int[Array, " B"]
+
+
 def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str, Callable]:
     """Slots of ``make_grpo`` that log ``drawn/<k>``, the share of a step's responses that went to category k.
 
@@ -241,10 +247,10 @@ def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str
 
     def row_extras(extras: Any, trajectories: Any, rewards: Any) -> dict[str, Array]:
         ids = trajectories.problem_ids
-        return {"category": jnp.where(ids < of_row.shape[0], of_row[jnp.minimum(ids, of_row.shape[0] - 1)], -1)}
+        return Drawn(jnp.where(ids < of_row.shape[0], of_row[jnp.minimum(ids, of_row.shape[0] - 1)], -1))._asdict()
 
     def figures(batch: Any, metrics: Any) -> dict[str, Array]:
-        drawn = batch.extras["category"]
+        drawn = declared(Drawn, batch.extras).category
         return {
             f"drawn/{k}": reduce.scalars((drawn == k).astype(jnp.float32)) for k in range(int(categories.max()) + 1)
         }

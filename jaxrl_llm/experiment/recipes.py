@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -179,8 +179,19 @@ def _of_model(measure: Callable) -> Callable[[Params, Key], dict[str, Array]]:
     return lambda params, key: measure(params["model"], key)
 
 
+class Behaviour(NamedTuple):
+    """Extras of a state whose samples come from other parameters than those that train."""
+
+    behaviour: Params
+
+
+def behaviour_of(state: TrainState) -> Params:
+    """The parameters that draw, of a state with ``Behaviour``."""
+    return declared(Behaviour, state.extras).behaviour
+
+
 def stale_actor(every: int) -> dict[str, Callable]:
-    """Slots of ``Online``: samples come from ``extras["behaviour"]``, a copy of the policy renewed ``every`` steps.
+    """Slots of ``Online``: samples come from ``Behaviour``, a copy of the policy renewed ``every`` steps.
 
     The stage's ``extras`` put the first copy there, see ``behaviour_extras``; ``every=1`` is on-policy.
     """
@@ -189,15 +200,15 @@ def stale_actor(every: int) -> dict[str, Callable]:
 
     def remember(state, batch, trajectories, rewards):
         now = state.step % every == 0
-        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, state.extras["behaviour"])
-        return state.extras | {"behaviour": kept}
+        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, behaviour_of(state))
+        return state.extras | Behaviour(kept)._asdict()
 
-    return {"actor": lambda state: state.extras["behaviour"], "remember": remember}
+    return {"actor": behaviour_of, "remember": remember}
 
 
 def behaviour_extras(params: Params, key: Key) -> dict[str, Params]:
     """The ``extras`` of a stage with ``stale_actor``."""
-    return {"behaviour": jax.tree.map(jnp.copy, params)}
+    return Behaviour(jax.tree.map(jnp.copy, params))._asdict()
 
 
 def lagged_actor(lag: int) -> dict[str, Callable]:
@@ -211,12 +222,11 @@ def lagged_actor(lag: int) -> dict[str, Callable]:
         return {}
 
     def remember(state, batch, trajectories, rewards):
-        kept = state.extras["behaviour"]
-        return state.extras | {
-            "behaviour": jax.tree.map(lambda old, new: jnp.concatenate([old[1:], new[None]]), kept, state.params)
-        }
+        before = behaviour_of(state)
+        kept = jax.tree.map(lambda old, new: jnp.concatenate([old[1:], new[None]]), before, state.params)
+        return state.extras | Behaviour(kept)._asdict()
 
-    return {"actor": lambda state: jax.tree.map(lambda x: x[0], state.extras["behaviour"]), "remember": remember}
+    return {"actor": lambda state: jax.tree.map(lambda x: x[0], behaviour_of(state)), "remember": remember}
 
 
 @lru_cache(maxsize=8)
@@ -224,7 +234,7 @@ def lagged_extras(lag: int) -> Callable[[Params, Key], dict[str, Any]]:
     """The ``extras`` of a stage with ``lagged_actor``: the first policy ``lag + 1`` times, oldest first, if any."""
     if lag == 0:
         return no_extras
-    return lambda params, key: {"behaviour": jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), params)}
+    return lambda params, key: Behaviour(jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), params))._asdict()
 
 
 def one_stage(
@@ -251,12 +261,26 @@ def one_stage(
     )
 
 
-def make_measure(settings: OnlineSettings) -> Callable[[Params, Key], dict[str, Array]]:
-    """``measure(params, key)`` on the held-out problems of ``bench(settings)``; see ``summary``.
+def of_samples(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``summary`` of the responses to all held-out problems."""
+    return summary(rows.mask, rewards, rows.tokens.shape[0] // found.heldout.tokens.shape[0])
 
-    Equal settings give the same function, so that arms share its compiled program.
+
+def make_measure(
+    settings: OnlineSettings,
+    opened: Callable[[OnlineSettings], Bench] = bench,
+    figures: Callable[[Bench, Any, Trajectories, Rewards], dict[str, Array]] = of_samples,
+) -> Callable[[Params, Key], dict[str, Array]]:
+    """``measure(params, key)``: figures of ``eval_samples`` responses to every held-out problem of a bench.
+
+    Equal arguments give the same function, so that arms share its compiled program.
+
+    Args:
+      opened: the bench of the settings: which problems are measured, and by whom they are judged.
+      figures: of the bench, the answers of the rows' problems, the rows and their rewards. A bench that judges on the
+        host is summed up by ``summary`` alone.
     """
-    return _measure(bench_identity(settings), settings.temperature, settings.eval_samples)
+    return _measure(bench_identity(settings), settings.temperature, settings.eval_samples, opened, figures)
 
 
 @lru_cache(maxsize=8)
@@ -270,17 +294,19 @@ def beside(measure: Callable, other: Callable, prefix: str) -> Callable[[Params,
 
 
 @lru_cache(maxsize=8)
-def _measure(identity: tuple, temperature: float, samples: int) -> Callable[[Params, Key], dict[str, Array]]:
+def _measure(
+    identity: tuple, temperature: float, samples: int, opened: Callable, figures: Callable
+) -> Callable[[Params, Key], dict[str, Array]]:
     settings = OnlineSettings(**dict(identity))
-    found = bench(settings)
+    found = opened(settings)
     rollout = rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     if found.score is None:
         return partial(measure_on_host, jax.jit(rollout), found.heldout, found.heldout_score, samples)
 
     def measure(params, key):
         rows = sample_all(rollout, params, found.heldout, key, samples)
-        rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers), rows)
-        return summary(rows.mask, rewards, samples)
+        answers = jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers)
+        return figures(found, answers, rows, found.score(answers, rows))
 
     return measure
 

@@ -33,7 +33,7 @@ from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.types import Batch, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,11 +131,17 @@ def shown_solutions(settings: Settings, student: parts.Model) -> Shown:
     return Shown(table.tokens, table.valid, settings.max_new_tokens)
 
 
+class OfProblems(NamedTuple):
+    """Extras of a batch: rows of the table of problems."""
+
+    problem_ids: Array
+
+
 def seen(teacher: Teacher, batch: Batch) -> Any:
     """The rows as a teacher reads them: with its own prompts, where it has some, before the same responses."""
     if teacher.shown is None:
         return batch
-    shown, ids = teacher.shown, batch.extras["problem_ids"]
+    shown, ids = teacher.shown, declared(OfProblems, batch.extras).problem_ids
     there = batch.segment_ids[:, -shown.response :] > 0
     return joined(shown.tokens[ids], shown.valid[ids], batch.tokens[:, -shown.response :], there)
 
@@ -271,7 +277,7 @@ def make_terms(
 
 def problem_ids(extras: Any, trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """Which problem every row answers: a teacher may be shown more of it."""
-    return {"problem_ids": trajectories.problem_ids}
+    return OfProblems(trajectories.problem_ids)._asdict()
 
 
 def build(settings: Settings) -> Plan:

@@ -220,7 +220,7 @@ def how_summed(settings: Any, wanted: Sequence[str]) -> Summed:
     return Summed(alpha=alpha)
 
 
-def make_measure(policy: Any, first: SupervisedRows, second: SupervisedRows, reference: Any):
+def measure_of_gains(policy: Any, first: SupervisedRows, second: SupervisedRows, reference: Any):
     """The share of held-out pairs whose chosen response gained more over the reference, the margin in nats."""
     score = jax.jit(lambda params: (scored(policy, params, first), scored(policy, params, second)))
     base = score(reference)
@@ -228,9 +228,7 @@ def make_measure(policy: Any, first: SupervisedRows, second: SupervisedRows, ref
     def measure(params, key):
         now = score(params)
         gains = [np.asarray(a, np.float64) - np.asarray(b, np.float64) for a, b in zip(now, base, strict=True)]
-        margin = gains[0] - gains[1]
-        even = np.where(margin == 0, 0.5, margin > 0)  # before training all margins are 0
-        return {"eval/accuracy": even.mean(), "eval/margin": margin.mean(), "eval/chosen_logp": np.mean(now[0])}
+        return rows.of_margins(gains[0] - gains[1]) | {"eval/chosen_logp": np.mean(now[0])}
 
     return measure
 
@@ -291,7 +289,7 @@ def build(settings: Settings) -> Plan:
         ends = [jax.tree.map(lambda x, at=at: x[at], response) for at in (good, ~good)]
         shortest = min(len(end.tokens) for end in ends)
         test = dict(zip(("chosen", "rejected"), (jax.tree.map(lambda x: x[:shortest], e) for e in ends), strict=True))
-    measure = make_measure(model.policy, test["chosen"], test["rejected"], model.params)
+    measure = measure_of_gains(model.policy, test["chosen"], test["rejected"], model.params)
     return Plan(lambda key: model.params, (Stage(method, settings.steps, extras),), measure, on_host=True, model=model)
 
 

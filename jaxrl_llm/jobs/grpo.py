@@ -45,7 +45,7 @@ from jaxrl_llm.train.methods.builders import (
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.optimisers import muon
-from jaxrl_llm.train.plan import Plan, Stage, most_parts, start, with_parked_optimiser
+from jaxrl_llm.train.plan import Plan, Referred, Stage, most_parts, referred, start, with_parked_optimiser
 from jaxrl_llm.train.skipped import NotFinite
 from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -75,11 +75,6 @@ def rollout_layout(settings: Settings, mesh: Mesh | None) -> Mesh | None:
 def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     """Rows of groups whose rewards are not all equal."""
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
-
-
-def reference(extras: dict[str, Any]) -> Params:
-    """The model that was loaded, from the state."""
-    return extras["reference"]
 
 
 def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
@@ -115,7 +110,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
             reduction=settings.reduction,
             temperature=settings.temperature,
             recompute_old=several,
-            reference=reference if method.needs_reference(settings) else None,
+            reference=referred if method.needs_reference(settings) else None,
             keep=method.keep(settings, with_spread if settings.filter_groups else None),
             row_extras=method.row_extras(settings),
         ),
@@ -178,7 +173,7 @@ def make_move(
     )
 
 
-def make_measure(
+def measure_of_samples(
     settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
 ) -> Callable[[Params, Key], dict[str, Any]]:
     """Samples of the held-out problems, in the layout of rollouts; the same keys at every step and seed."""
@@ -216,12 +211,12 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
 
     def extras(params: Params, key: Key) -> dict[str, Any]:
-        kept = {"reference": jax.tree.map(jnp.copy, params)} if method.needs_reference(settings) else {}
+        kept = Referred(jax.tree.map(jnp.copy, params))._asdict() if method.needs_reference(settings) else {}
         if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
-            kept["optimal_values"] = jnp.zeros((len(tables.train),), jnp.float32)
+            kept |= method.Optimal(jnp.zeros((len(tables.train),), jnp.float32))._asdict()
         return kept | method.first_weights(settings)
 
-    measure = make_measure(
+    measure = measure_of_samples(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)
     )
     plan = Plan(
@@ -257,7 +252,7 @@ def begin_with(found: Opened, plan: Plan, run: pathlib.Path) -> Callable[[Stage,
             jax.random.fold_in(jax.random.key(EVAL_KEY), settings.seed), samples=samples,
         )  # fmt: skip
         values = method.optimal_values(settings, drawn["eval/value"], drawn["eval/valid"])
-        return state._replace(extras=state.extras | {"optimal_values": values})
+        return state._replace(extras=state.extras | method.Optimal(values)._asdict())
 
     return begun
 

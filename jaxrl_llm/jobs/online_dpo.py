@@ -40,8 +40,8 @@ from jaxrl_llm.run import bench, flags, named
 from jaxrl_llm.run.method import learning_rate
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
-from jaxrl_llm.train.plan import Plan
-from jaxrl_llm.types import Batch, PairTerms, Params, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.train.plan import Plan, Referred, referred
+from jaxrl_llm.types import Batch, PairTerms, Params, Rewards, TokenTerms, Trajectories, declared
 
 POLICY = "policy"
 OFFERED = {  # what a loss of each kind may take
@@ -255,6 +255,35 @@ def counted(method: Method, group_size: int, kept: Array) -> Array:
     return jnp.sum(kept.astype(jnp.float32)) / share
 
 
+class Rated(NamedTuple):
+    """Extras of a batch: the reward of each response."""
+
+    reward: Array
+
+
+class Preferred(NamedTuple):
+    """Extras of a batch: the share of its rows that a preference was found for, at each of them."""
+
+    kept_share: Array
+
+
+class Winning(NamedTuple):
+    """Extras of a batch: the chance of each response to win against another one of its group."""
+
+    chance: Array
+
+
+class Judged(NamedTuple):
+    """Extras of a batch: what ``--judge`` says of each response."""
+
+    judge: Array
+
+
+def reward_of(batch: Batch) -> Array:
+    """The reward of each response."""
+    return declared(Rated, batch.extras).reward
+
+
 def rows_of(batch: Batch, take: Callable[[Array], Array]) -> SupervisedRows:
     """Some rows of a batch."""
     names = ("tokens", "segment_ids", "positions", "mask")
@@ -263,7 +292,7 @@ def rows_of(batch: Batch, take: Callable[[Array], Array]) -> SupervisedRows:
 
 def pairs(method: Method, size: int, policy: Any, reference: Params, params: Params, batch: Batch):
     """``(arrays of a loss on pairs, whether each pair counts)``."""
-    won = jnp.greater(*halves(batch.extras["reward"], size))
+    won = jnp.greater(*halves(reward_of(batch), size))
 
     def side(x: Array, *, chosen: bool) -> Array:
         first, second = halves(x, size)
@@ -284,7 +313,7 @@ def margins(method: Method, settings: Settings, policy: Any, params: Params, bat
     logp, _ = score_tokens(policy, params, batch, temperature=method.how.temperature)
     gain = reduce.sequences(logp - batch.ref_logp, batch.mask)
     first, second = halves(gain, size)
-    reward, judge = halves(batch.extras["reward"], size), halves(batch.extras["judge"], size)
+    reward, judge = halves(reward_of(batch), size), halves(declared(Judged, batch.extras).judge, size)
     won = reward[0] > reward[1]
     h = settings.beta * (first - second)
     p = chance(*judge, settings.sharpness)
@@ -296,7 +325,7 @@ def margins(method: Method, settings: Settings, policy: Any, params: Params, bat
 
 def rankings(method: Method, settings: Settings, policy: Any, params: Params, batch: Batch):
     """``(arrays of a loss on ranked responses, whether each group or row counts)``."""
-    size, values = settings.group_size, batch.extras["reward"].reshape(-1, settings.group_size)
+    size, values = settings.group_size, reward_of(batch).reshape(-1, settings.group_size)
     logp, _ = score_tokens(policy, params, batch, temperature=method.how.temperature)
     tokens = jnp.maximum(jnp.sum(batch.mask.astype(jnp.float32), axis=1), 1.0)
     total = reduce.sequences(logp, batch.mask)
@@ -309,7 +338,7 @@ def rankings(method: Method, settings: Settings, policy: Any, params: Params, ba
         "logp": jnp.take_along_axis(total.reshape(-1, size), order[:, :1], axis=1)[:, 0],
         "mean_log_ratio": (total - reduce.sequences(batch.ref_logp, batch.mask)) / tokens,
         # 1: wholly right; below it as many levels as there are better responses
-        "levels": jnp.where(batch.extras["reward"] >= 1.0, 1, 2 + better),
+        "levels": jnp.where(reward_of(batch) >= 1.0, 1, 2 + better),
         "group_ids": batch.group_ids,
     }
     return found, there if "levels" in method.wanted else there[::size]
@@ -318,7 +347,8 @@ def rankings(method: Method, settings: Settings, policy: Any, params: Params, ba
 def chances(method: Method, settings: Settings, policy: Any, params: Params, batch: Batch):
     """``(arrays of a loss on the chance to win, whether each row counts)``; of tokens where the loss takes a mask."""
     logp, _ = score_tokens(policy, params, batch, temperature=method.how.temperature)
-    found = {"logp": logp, "ref_logp": batch.ref_logp, "mask": batch.mask, "win_chance": batch.extras["chance"]}
+    won = declared(Winning, batch.extras).chance
+    found = {"logp": logp, "ref_logp": batch.ref_logp, "mask": batch.mask, "win_chance": won}
     if "mask" not in method.wanted:
         found |= {name: reduce.sequences(found[name], batch.mask) for name in ("logp", "ref_logp")}
     return found, jnp.any(batch.mask, axis=1)
@@ -326,7 +356,7 @@ def chances(method: Method, settings: Settings, policy: Any, params: Params, bat
 
 def singles(method: Method, settings: Settings, policy: Any, params: Params, batch: Batch):
     """``(arrays of a loss on single responses, whether each row counts)``."""
-    there, good = jnp.any(batch.mask, axis=1), batch.extras["reward"] > settings.desirable
+    there, good = jnp.any(batch.mask, axis=1), reward_of(batch) > settings.desirable
     ref = reduce.sequences(batch.ref_logp, batch.mask)
     part = {"response": rows_of(batch, lambda x: x), "ref_response": ref, "desirable": good}
     beta = named.settings(method.loss).get("beta", 0.1)
@@ -352,7 +382,7 @@ def make_loss(settings: Settings, method: Method, policy: Any, reference: Params
         aux = {f"preferences/{name}": reduce.scalars(x, counts) for name, x in terms.aux.items()}
         return value, aux | {
             "preferences/loss": value,
-            "preferences/kept": batch.extras["kept_share"][0],
+            "preferences/kept": declared(Preferred, batch.extras).kept_share[0],
             "tokens/trained": jnp.sum(batch.mask.astype(jnp.float32)),
         }
 
@@ -369,8 +399,8 @@ def make_remember(every: int) -> Callable[..., dict[str, Any]] | None:
 
     def remember(state, batch, trajectories, rewards):
         now = state.step % every == 0
-        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, state.extras[REFERENCE])
-        return state.extras | {REFERENCE: kept}
+        kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params, referred(state.extras))
+        return state.extras | Referred(kept)._asdict()
 
     return remember
 
@@ -387,15 +417,17 @@ def build(settings: Settings) -> Plan:
 
     def of_rows(extras, trajectories, rewards):
         kept = jnp.mean(kept_rows(method, settings, rewards).astype(jnp.float32))
-        more = {"reward": rewards.value, "kept_share": jnp.broadcast_to(kept, rewards.value.shape)}
+        kept = jnp.broadcast_to(kept, rewards.value.shape)
+        more = Rated(rewards.value)._asdict() | Preferred(kept)._asdict()
         if method.kind == "chances":
-            more["chance"] = win_chances(rewards.value, rewards.valid, size, method.partner, settings.sharpness)
+            won = win_chances(rewards.value, rewards.valid, size, method.partner, settings.sharpness)
+            more |= Winning(won)._asdict()
         if second is not None:
-            more["judge"] = second({}, trajectories).value
+            more |= Judged(second({}, trajectories).value)._asdict()
         return more
 
     estimated = make_estimate(
-        policy, nothing, temperature=settings.temperature, reference=lambda extras: extras[REFERENCE],
+        policy, nothing, temperature=settings.temperature, reference=referred,
         keep=lambda trajectories, rewards: kept_rows(method, settings, rewards), row_extras=of_rows,
     )  # fmt: skip
 
@@ -410,13 +442,13 @@ def build(settings: Settings) -> Plan:
         loss=make_loss(settings, method, policy, found.model.params),
         tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
         rollout=make_rollout(settings, found, method.partner),
-        actor=lambda state: {POLICY: state.params, REFERENCE: state.extras[REFERENCE]},
+        actor=lambda state: {POLICY: state.params, REFERENCE: referred(state.extras)},
         remember=make_remember(settings.new_reference),
         max_grad_norm=settings.max_grad_norm or None,
         whole_batch=WHOLE if method.kind == "single" or "levels" in method.wanted else "",
     )
     plan = recipes.one_stage(
-        settings, found, online, extras=lambda params, key: {REFERENCE: jax.tree.map(jnp.copy, params)}
+        settings, found, online, extras=lambda params, key: Referred(jax.tree.map(jnp.copy, params))._asdict()
     )
     return plan._replace(on_host=True, measure=measure or plan.measure)
 

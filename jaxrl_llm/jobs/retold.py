@@ -22,7 +22,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.run import named, parts
 from jaxrl_llm.train.methods.supervised import joined
-from jaxrl_llm.types import Batch, Params, Policy, TokenTerms, Trajectories
+from jaxrl_llm.types import Batch, Params, Policy, TokenTerms, Trajectories, declared
 
 PIECES = ("student_log_probs", "teacher_log_probs", "mask", "student_ids", "teacher_ids")  # what a loss may take
 TIMES = 2  # columns of a response in the teacher's tokens, for each of --max-new-tokens
@@ -89,6 +89,16 @@ def read_rows(reader: Reader, tokens: Any, mask: Any) -> dict[str, np.ndarray]:
     return found
 
 
+class Retold(NamedTuple):
+    """Extras of a batch: rows of the table of problems, pieces of both readings, and what the other one reads."""
+
+    problem_ids: Array  # [B]
+    own_spans: Array  # [B, C, 2]
+    other_spans: Array
+    other_tokens: Array  # [B, S]
+    other_valid: Array
+
+
 def row_extras(reader: Reader) -> Callable[[Any, Trajectories, Any], dict[str, Array]]:
     """``read_rows`` inside a compiled program of one host, and the problems of the rows."""
 
@@ -104,7 +114,7 @@ def row_extras(reader: Reader) -> Callable[[Any, Trajectories, Any], dict[str, A
         alone, read = read, lambda trajectories: everywhere(alone(everywhere(trajectories)))
 
     def of_rows(extras: Any, trajectories: Trajectories, rewards: Any) -> dict[str, Array]:
-        return read(trajectories) | {"problem_ids": trajectories.problem_ids}
+        return Retold(problem_ids=trajectories.problem_ids, **read(trajectories))._asdict()
 
     return of_rows
 
@@ -119,7 +129,7 @@ def _at_ends(x: Array, spans: Array, columns: int) -> Array:
 
 def of_pieces(batch: Batch) -> Batch:
     """The batch with its pieces in place of its tokens: the mask is true at the last token of each."""
-    spans = batch.extras["own_spans"]
+    spans = declared(Retold, batch.extras).own_spans
     ends = _at_ends(jnp.ones(spans.shape[:2]), spans, batch.mask.shape[1]) > 0
     mask = batch.mask & ends
     return batch._replace(mask=mask, total=reduce.denominator(mask, mode="token_mean"))
@@ -156,10 +166,8 @@ def make_terms(settings: Any, policy: Policy, reader: Reader, size: int) -> Call
     width = reader.prompts.shape[1]
 
     def terms(params: Any, batch: Batch) -> TokenTerms:
-        own, other, ids = batch.extras["own_spans"], batch.extras["other_spans"], batch.extras["problem_ids"]
-        rows = joined(
-            reader.prompts[ids], reader.prompts_valid[ids], batch.extras["other_tokens"], batch.extras["other_valid"]
-        )
+        ids, own, other, tokens, valid = declared(Retold, batch.extras)
+        rows = joined(reader.prompts[ids], reader.prompts_valid[ids], tokens, valid)
         used = own[..., 1] > own[..., 0]
         placed = jnp.where(used[..., None], other + width, 0)
         said = merged(teacher.policy, teacher.params, rows, placed, temperature=heat, size=teacher.config.vocab_size)

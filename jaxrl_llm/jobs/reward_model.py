@@ -45,7 +45,7 @@ def rewards_of(policy, params, some: SupervisedRows):
     return heads.sequence_rewards(params["reward"], hidden, some.segment_ids)
 
 
-def make_measure(policy, first: SupervisedRows, second: SupervisedRows):
+def measure_of_rewards(policy, first: SupervisedRows, second: SupervisedRows):
     """The share of held-out pairs whose chosen response has the higher reward, and the mean difference."""
     score = jax.jit(lambda params, some: rewards_of(policy, params, some))
 
@@ -58,7 +58,7 @@ def make_measure(policy, first: SupervisedRows, second: SupervisedRows):
             ]
             margins.append((ends[0] - ends[1])[: count - begin])
         margin = np.concatenate(margins)
-        return {"eval/accuracy": np.where(margin == 0, 0.5, margin > 0).mean(), "eval/margin": margin.mean()}
+        return rows.of_margins(margin)
 
     return measure
 
@@ -100,7 +100,7 @@ def build(settings: Settings) -> Plan:
     def init(key):
         return {"model": model.params, "reward": heads.init_head(model.config.hidden_size, key, scale=0.0)}
 
-    return Plan(init, (Stage(method, settings.steps),), make_measure(policy, *test), on_host=True, model=model)
+    return Plan(init, (Stage(method, settings.steps),), measure_of_rewards(policy, *test), on_host=True, model=model)
 
 
 def claim(results):  # a job claims nothing, and says so by having no text

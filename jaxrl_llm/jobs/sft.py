@@ -35,7 +35,7 @@ METRICS = ("eval/loss", "eval/token_accuracy")
 SEEDS, EXPORT = 1, "always"
 
 
-def make_measure(policy, held: SupervisedRows, *, chunk: int = 32):
+def measure_of_rows(policy, held: SupervisedRows, *, chunk: int = 32):
     """``eval/loss`` in nats a token and the share of tokens that the model would have said, on held-out rows."""
 
     @jax.jit
@@ -76,7 +76,7 @@ def build(settings: Settings) -> Plan:
     size = min(settings.rows_per_step, len(kept))
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm), train, settings)
-    return Plan(lambda key: model.params, (Stage(method, settings.steps),), make_measure(model.policy, test),
+    return Plan(lambda key: model.params, (Stage(method, settings.steps),), measure_of_rows(model.policy, test),
                 on_host=True, model=model)  # fmt: skip
 
 

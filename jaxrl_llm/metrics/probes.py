@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import linalg
+from jaxrl_llm.metrics import linalg
 
 
 class Probe(NamedTuple):

@@ -21,7 +21,7 @@ from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params, Policy
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-_READS_PARAMS = ("hidden", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")  # parameters come first
+READS_PARAMS = ("hidden", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")  # parameters come first
 _PREFIX = "base_model.model."
 # what adapter_config.json may say only in this way: anything else is another computation
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -108,7 +108,7 @@ def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:
         keys = jax.random.split(key)
         return {"base": policy.init(keys[0]), "lora": init(config, lora, keys[1])}
 
-    reading = {name: run(function) for name, function in policy._asdict().items() if name in _READS_PARAMS and function}
+    reading = {name: run(function) for name, function in policy._asdict().items() if name in READS_PARAMS and function}
     return policy._replace(init=start, unstack=None, **reading)
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm import linalg
+from jaxrl_llm.metrics import linalg
 from jaxrl_llm.models import attention, decoder
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import norm, project

@@ -96,8 +96,9 @@ def generate(
         which a smaller batch is faster; compiles a decode step for each in every one of ``cache_stages``.
 
     Returns:
-      ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it. ``extras["experts"]``
-      of a mixture: which experts computed each token, ``[B, T, layers x per token]``, for the trainer to take the same.
+      ``T = L + max_new_tokens`` columns; ``sampler_logp`` as ``rollout.sample.draw`` defines it. ``EXPERTS``
+      among the extras of a mixture: which experts computed each token, ``[B, T, layers x per token]``, for the trainer
+      to take the same.
     """
     how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, stop, grammar)
     check_columns(prefill_columns)

@@ -25,6 +25,30 @@ def with_adapter(model: Model, rank: int, seed: int) -> Model:
     return model._replace(policy=policy, params={"base": model.params, PART: adapter})
 
 
+def adapter_alone(model: Model) -> Model:
+    """The same model whose parameters are the adapter: the base is part of the functions, and every copy is small.
+
+    A copy with an adapter that says nothing (``B`` zero) is the model that was loaded: a reference costs nothing. What
+    is compiled holds the base as constants, see ``hoists``.
+    """
+    base = model.params["base"]
+
+    def beside(function):
+        return lambda adapter, *rest: function({"base": base, PART: adapter}, *rest)
+
+    reading = {name: getattr(model.policy, name) for name in lora.READS_PARAMS}
+    policy = model.policy._replace(**{name: beside(function) for name, function in reading.items() if function})
+    return model._replace(policy=policy, params=model.params[PART])
+
+
+def hoists() -> bool:
+    """Whether what a compiled program closes over is given to it, in place of being written into it.
+
+    JAX reads it when it starts: ``JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1``.
+    """
+    return bool(getattr(jax.config, "jax_use_simplified_jaxpr_constants", False))
+
+
 def rank_of(params: Params) -> int:
     """The rank of the adapter in the parameters of a policy; 0 where there is none."""
     adapter = params.get(PART, {}) if isinstance(params, dict) else {}

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.run import flags, named
 from jaxrl_llm.train.methods.builders import mismatch_weights
-from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories
+from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may take
@@ -150,7 +150,10 @@ def token_loss(
             "logp": logp, "old_logp": anchor(logp, batch), "advantages": batch.advantages, "mask": batch.mask,
             "ref_logp": batch.ref_logp, "group_ids": batch.group_ids, "entropy": entropy,
             "sampler_logp": batch.sampler_logp,
-        } | {name: batch.extras.get(name) for name in ("rewards", "noise", "optimal_values")}  # fmt: skip
+        }  # fmt: skip
+        for name, kind in OF_ROWS.items():
+            if name in wanted:
+                offered |= declared(kind, batch.extras)._asdict()
         return function(*(offered[name] for name in wanted))
 
     return terms
@@ -191,6 +194,46 @@ def needs_collision(settings: MethodSettings) -> bool:
     return bool({"logp", "collision"} & set(_estimator(settings)[1]))
 
 
+class Paid(NamedTuple):
+    """Extras of a batch: the shaped reward of each row, 0 where it is invalid."""
+
+    rewards: Array
+
+
+class Noisy(NamedTuple):
+    """Extras of a batch: uniform numbers of every token ``[B, T]``."""
+
+    noise: Array
+
+
+class Optimal(NamedTuple):
+    """Extras of a state, of every training problem; of a batch, of the problem of each row: the best policy's value."""
+
+    optimal_values: Array
+
+
+OF_ROWS = {"rewards": Paid, "noise": Noisy, "optimal_values": Optimal}  # what a loss may ask of a row
+
+
+class MovingKL(NamedTuple):
+    """Extras of a state, and spread over the rows of a batch: the weight of a KL that follows its target."""
+
+    kl_weight: Array
+
+
+class MovingEntropy(NamedTuple):
+    """Extras of a state: the weight of an entropy bonus that follows its target, and the entropy last seen."""
+
+    entropy_weight: Array
+    entropy: Array
+
+
+class EntropyWeight(NamedTuple):
+    """Extras of a batch: the weight that applies to each row."""
+
+    entropy_weight: Array
+
+
 def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories, Rewards], dict[str, Array]]:
     """What a row of a batch carries beside its tokens: rewards for a loss that takes them, weights that move."""
     wanted = policy_loss(settings)[1]
@@ -198,18 +241,19 @@ def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectori
     def of_rows(extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
         found = {}
         if "rewards" in wanted:
-            found["rewards"] = jnp.where(rewards.valid, shaped_rewards(settings, trajectories, rewards), 0.0)
+            paid = jnp.where(rewards.valid, shaped_rewards(settings, trajectories, rewards), 0.0)
+            found |= Paid(paid)._asdict()
         if "noise" in wanted:
-            found["noise"] = token_noise(trajectories)
+            found |= Noisy(token_noise(trajectories))._asdict()
         if "optimal_values" in wanted:
-            found["optimal_values"] = extras["optimal_values"][trajectories.problem_ids]
+            found |= Optimal(declared(Optimal, extras).optimal_values[trajectories.problem_ids])._asdict()
         if settings.kl_target:
-            found["kl_weight"] = jnp.broadcast_to(extras["kl_weight"], rewards.value.shape)
+            weight = declared(MovingKL, extras).kl_weight
+            found |= MovingKL(jnp.broadcast_to(weight, rewards.value.shape))._asdict()
         if settings.entropy_target:
-            applied = losses.applied_entropy_coefficient(
-                extras["entropy_weight"], extras["entropy"], target=settings.entropy_target
-            )
-            found["entropy_weight"] = jnp.broadcast_to(applied, rewards.value.shape)
+            weight, entropy = declared(MovingEntropy, extras)
+            applied = losses.applied_entropy_coefficient(weight, entropy, target=settings.entropy_target)
+            found |= EntropyWeight(jnp.broadcast_to(applied, rewards.value.shape))._asdict()
         return found
 
     return of_rows
@@ -225,9 +269,9 @@ def token_noise(trajectories: Trajectories) -> Array:
 
 def first_weights(settings: MethodSettings) -> dict[str, Array]:
     """The part of a state's extras that moves: weights before the first update."""
-    found = {"kl_weight": jnp.float32(settings.kl_weight)} if settings.kl_target else {}
+    found = MovingKL(jnp.float32(settings.kl_weight))._asdict() if settings.kl_target else {}
     if settings.entropy_target:
-        found |= {"entropy_weight": jnp.float32(settings.entropy_weight), "entropy": jnp.float32(jnp.inf)}
+        found |= MovingEntropy(jnp.float32(settings.entropy_weight), jnp.float32(jnp.inf))._asdict()
     return found
 
 
@@ -243,17 +287,19 @@ def moved_weights(settings: MethodSettings) -> Callable[..., dict[str, Any]] | N
         extras = dict(state.extras)
         if settings.kl_target:
             kl = reduce.tokens(losses.k3(batch.sampler_logp, batch.ref_logp, batch.mask), batch.mask)
+            weight = declared(MovingKL, extras).kl_weight
             moved = losses.adapted_kl_coefficient(
-                extras["kl_weight"], kl, target=settings.kl_target, horizon=float(settings.kl_horizon)
+                weight, kl, target=settings.kl_target, horizon=float(settings.kl_horizon)
             )
-            extras["kl_weight"] = jnp.where(jnp.any(batch.mask), moved, extras["kl_weight"])
+            extras |= MovingKL(jnp.where(jnp.any(batch.mask), moved, weight))._asdict()
         if settings.entropy_target:
             mask = trajectories.mask
             entropy = reduce.tokens(losses.sampled_entropy(trajectories.sampler_logp, mask), mask)
-            extras["entropy_weight"] = losses.adapted_entropy_coefficient(
-                extras["entropy_weight"], entropy, target=settings.entropy_target, step=settings.entropy_step
-            )
-            extras["entropy"] = entropy
+            moved = losses.adapted_entropy_coefficient(
+                declared(MovingEntropy, extras).entropy_weight, entropy, target=settings.entropy_target,
+                step=settings.entropy_step,
+            )  # fmt: skip
+            extras |= MovingEntropy(moved, entropy)._asdict()
         return extras
 
     return remember
@@ -370,7 +416,7 @@ def kl_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
         old = batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)
         offered = {"logp": logp, "old_logp": old, "ref_logp": batch.ref_logp, "mask": batch.mask}
-        weight = batch.extras["kl_weight"][:, None] if settings.kl_target else settings.kl_weight
+        weight = declared(MovingKL, batch.extras).kl_weight[:, None] if settings.kl_target else settings.kl_weight
         return weight * function(*(offered[name] for name in wanted))
 
     return terms
@@ -383,7 +429,9 @@ def extra_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
         return kl
 
     def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
-        weight = batch.extras["entropy_weight"][:, None] if settings.entropy_target else settings.entropy_weight
+        weight = settings.entropy_weight
+        if settings.entropy_target:
+            weight = declared(EntropyWeight, batch.extras).entropy_weight[:, None]
         bonus = weight * losses.entropy_bonus_terms(entropy, batch.mask)
         return bonus if kl is None else bonus + kl(logp, entropy, batch)
 
@@ -392,10 +440,12 @@ def extra_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
 
 def diagnostics(settings: Any) -> Callable[[Array, Array, Batch], dict[str, Array]] | None:
     """``diagnostics`` of the loss: weights that move, as ``kl/weight`` and ``entropy/weight``."""
-    moving = [name for name in ("kl", "entropy") if getattr(settings, f"{name}_target")]
+    kinds = {"kl": MovingKL, "entropy": EntropyWeight}
+    moving = {name: kind for name, kind in kinds.items() if getattr(settings, f"{name}_target")}
 
     def figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
-        return {f"{x}/weight": jnp.where(batch.mask, batch.extras[f"{x}_weight"][:, None], 0.0) for x in moving}
+        weights = {name: declared(kind, batch.extras)[0] for name, kind in moving.items()}
+        return {f"{name}/weight": jnp.where(batch.mask, x[:, None], 0.0) for name, x in weights.items()}
 
     return figures if moving else None
 

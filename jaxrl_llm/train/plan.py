@@ -12,12 +12,34 @@ from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import offline, online
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Key, Params, Rewards, TrainState, Trajectories, declared
 
 
 def no_extras(params: Params, key: Key) -> dict[str, Any]:
     """A method that needs nothing beside the policy."""
     return {}
+
+
+class Referred(NamedTuple):
+    """Extras of a state: the parameters that a policy is compared with."""
+
+    reference: Params
+
+
+def referred(extras: dict[str, Any]) -> Params:
+    """The parameters of the reference, from the state: a ``reference`` slot."""
+    return declared(Referred, extras).reference
+
+
+class Tabled(NamedTuple):
+    """Extras of a state: the table that minibatches are drawn from."""
+
+    rows: Any
+
+
+def tabled(extras: dict[str, Any]) -> Any:
+    """The table, from the state: the ``rows`` slot of ``Offline``."""
+    return declared(Tabled, extras).rows
 
 
 class Stage(NamedTuple):

@@ -87,6 +87,12 @@ def arranged(
     return take(order[:count]), take(order[count:])
 
 
+class Passed(NamedTuple):
+    """Extras of a batch: which of the fresh rows passed the filter."""
+
+    kept: Bool[Array, " B"]
+
+
 def make_refill(
     estimate: Callable[..., Batch],
     keep: Callable[[Trajectories, Rewards], Array],
@@ -96,8 +102,8 @@ def make_refill(
 ) -> dict[str, Callable]:
     """The slots ``estimate`` and ``remember`` of an ``Online`` that trains on full batches of kept groups.
 
-    While the batch is not full its mask is empty and the gradient 0: use ``skip_empty``. ``batch.extras["kept"]`` says
-    which of the fresh rows passed. The stage's ``extras`` put ``empty_pool`` under ``POOL``.
+    While the batch is not full its mask is empty and the gradient 0: use ``skip_empty``. ``Passed`` among
+    the batch's extras says which of the fresh rows passed. The stage's ``extras`` put ``empty_pool`` under ``POOL``.
 
     Args:
       estimate: as in ``make_estimate``; it sees the batch as if it had been rolled out at once.
@@ -114,7 +120,7 @@ def make_refill(
         pool, _, full, fresh = filled(extras, trajectories, rewards)
         usable = pool.rewards._replace(valid=pool.rewards.valid & full)
         batch = estimate(params, extras, pool.trajectories, usable)
-        return batch._replace(extras=batch.extras | {"kept": fresh})
+        return batch._replace(extras=batch.extras | Passed(fresh)._asdict())
 
     def remember(state: TrainState, batch: Batch, trajectories: Trajectories, rewards: Rewards) -> dict[str, Any]:
         pool, rest, full, _ = filled(state.extras, trajectories, rewards)

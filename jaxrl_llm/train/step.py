@@ -1,7 +1,7 @@
 """One optimiser step: micro-batches summed, clipped once after accumulation, then applied."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm.train import parity
 from jaxrl_llm.train.packing import LAYOUT
 from jaxrl_llm.train.skipped import SKIPPED
-from jaxrl_llm.types import Batch, Metrics, Params, TrainState
+from jaxrl_llm.types import Batch, Metrics, Params, TrainState, declared
 
 BASE = "base"  # of an adapted policy: the weights that do not train
 LossFn = Callable[[Params, Batch], tuple[Float[Array, ""], Metrics]]
@@ -143,6 +143,12 @@ def _added(grad_fn: Callable[..., Any], params: Params, parts: Any) -> tuple[Par
     return jax.lax.scan(body, _nothing(grad_fn, params, first), parts)[0]
 
 
+class Averaged(NamedTuple):
+    """Extras of a state: the moving average of the parameters."""
+
+    ema: Params
+
+
 def chosen(finite: Array, new: Any, old: Any) -> Any:
     """Every leaf of ``new`` where ``finite``, else that of ``old``: nothing of a bad update is left behind."""
     return jax.tree.map(lambda x, y: jnp.where(finite, x, y), new, old)
@@ -193,7 +199,7 @@ def make_update(
       loss_fn: ``(params, batch) -> (scalar, metrics)``, the scalar already divided by ``batch.total``. The batch may
         be any tree of rows whose losses are sums over rows.
       max_grad_norm: global-norm bound, applied after accumulation; None for no bound.
-      ema_decay: where given, ``extras["ema"]`` follows the parameters: ``ema = d ema + (1 - d) params``.
+      ema_decay: where given, ``Averaged`` follows the parameters: ``ema = d ema + (1 - d) params``.
       trained: the adapter's key (``lora``): of an adapted policy it trains and the base beside it is an input without
         gradient; the optimiser's state is that of what trains, see ``trained_part``.
     """
@@ -220,9 +226,9 @@ def make_update(
         params, opt_state = whole(chosen(finite, new, old)), chosen(finite, opt_state, state.opt_state)
         extras = dict(state.extras)
         if ema_decay is not None:
-            extras["ema"] = chosen(
-                finite, optax.incremental_update(params, extras["ema"], 1 - ema_decay), extras["ema"]
-            )
+            before = declared(Averaged, extras).ema
+            after = chosen(finite, optax.incremental_update(params, before, 1 - ema_decay), before)
+            extras |= Averaged(after)._asdict()
         metrics = dict(metrics) | {"loss/total": loss, "grad/norm": norm, SKIPPED: 1.0 - finite.astype(jnp.float32)}
         return state._replace(params=params, opt_state=opt_state, extras=extras), metrics
 

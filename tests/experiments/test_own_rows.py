@@ -84,6 +84,48 @@ def test_two_steps_of_every_arm(slug, own, solved, tmp_path):
         assert measured, name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", ["rpo", "mpo", "rlhf_workflow", "brme"])
+def test_two_steps_with_an_adapter(slug, own, tmp_path):
+    """Policy, reference and judge of own pairs are adapters beside one base."""
+    module = importlib.import_module(OF_FAMILIES[slug])
+    arms = list(module.ARMS)[:2]
+    found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), "--lora", "2", *own, "--arm", *arms])
+    for name, arm in found.arms.items():
+        for metric in ("loss/total", "grad/norm"):
+            assert np.isfinite(arm.metrics.get(metric, [0.0])).all(), f"{name}: {metric} {arm.metrics[metric]}"
+        assert {key for key in arm.metrics if key in module.METRICS}, name
+
+
+def test_parameters_of_own_rows_are_an_adapter_whose_zero_is_the_loaded_model(own, monkeypatch):
+    of_rows = text_rows.Settings(data=own[3], max_new_tokens=16)
+    opened = {}
+    for rank in (0, 2):
+        model = dataclasses.asdict(options.ModelSettings(model=own[1], lora=rank))
+        opened[rank] = text_rows.opened(
+            types.SimpleNamespace(**model | dataclasses.asdict(of_rows), learning_rate=1e-3)
+        )
+    base, adapted = opened[0].model, opened[2].model
+    sizes = [sum(x.size for x in jax.tree.leaves(model.params)) for model in (base, adapted)]
+    assert 0 < sizes[1] < sizes[0] / 4 and all("lora" in name for name in adapted.params)
+    table = opened[0].heldout
+    rows = (
+        jnp.maximum(table.prompts[:4], 0),
+        jnp.tile(jnp.arange(table.prompts.shape[1]), (4, 1)),
+        table.prompts[:4] >= 0,
+    )
+    rows = *rows[:2], rows[2].astype(jnp.int32)
+    plain, beside = (model.policy.hidden(model.params, *rows) for model in (base, adapted))
+    np.testing.assert_array_equal(plain, beside)  # B is zero: the reference costs an adapter, not a model
+    grads = jax.grad(lambda p: jnp.sum(adapted.policy.hidden(p, *rows) ** 2))(adapted.params)
+    assert grads.keys() == adapted.params.keys() and any(np.abs(x).max() > 0 for x in grads.values())
+    monkeypatch.setattr(text_rows, "COMPILED", 1)
+    text_rows._opened.cache_clear()
+    with pytest.raises(UserError, match="--lora 2: .* set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1"):
+        text_rows.opened(types.SimpleNamespace(**model | dataclasses.asdict(of_rows), learning_rate=1e-3))
+
+
+@pytest.mark.slow
 def test_another_world_is_the_one_that_is_measured(own, tmp_path, capsys, monkeypatch):
     """An arm that trains nothing, measured: the judge is one's own, prompts are held out, and the file is untouched."""
     seen = []
@@ -128,8 +170,8 @@ def test_a_file_makes_everything_from_the_task_that_it_is_given():
     params = {"policy": params, "reference": params}
     settings, key = module.Settings(**module.SMOKE), jax.random.key(1)
     other = task._replace(gold_reward=lambda prompts, responses: jnp.full(responses.shape[:1], 7.0))
-    assert float(module.build(settings, task=other).measure(params, key)["eval/gold"]) == 7.0
-    assert float(module.build(settings).measure(params, key)["eval/gold"]) != 7.0
+    given, own = (jax.jit(plan.measure) for plan in (module.build(settings, task=other), module.build(settings)))
+    assert float(given(params, key)["eval/gold"]) == 7.0 != float(own(params, key)["eval/gold"])
 
 
 @pytest.mark.parametrize("slug", [*PAIRS, *SOLVED])
@@ -147,7 +189,8 @@ WRONG = {
     "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),
     "beyond the context": ("preference.rpo", ["MODEL", "--max-new-tokens", "399"], "exceed the model's context"),
-    "adapter": ("preference.rpo", ["MODEL", "--lora", "2"], "--lora 2: this experiment trains copies"),
+    "adapter": ("preference.salsa", ["MODEL", "--lora", "2"], "--lora 2: this paper averages whole models"),
+    "adapter to edit": ("preference.model_surgery", ["MODEL", "--lora", "2"], "--lora 2: this paper edits the weights"),
     "format": ("preference.rpo", ["MODEL", "--format", "scores"], "lacks completions"),
     "embedded": ("systems.hybridflow", ["--data", "x"], "--data: this experiment has its embedded world alone"),
 }

@@ -54,7 +54,7 @@ def test_limits():
 @pytest.fixture(scope="module")
 def played():
     """The same episodes, cut after 2 turns, 4 turns and all of them; keys and parameters are equal."""
-    arena = keydoor_arena.make_arena(cells=CELLS, turns=TURNS)
+    arena = keydoor_arena.make_keydoor(cells=CELLS, turns=TURNS)
     slots = turn_limits.scheduled(
         arenas.make_rollout(arena, arena.train, group_size=2),
         lambda step: turn_limits.staged_turns(step, turns=(2, 4, 99), period=10),
@@ -104,7 +104,7 @@ def test_a_plan_is_as_long_as_the_walker_needs(played):
 
 def test_a_horizon_shorter_than_the_plan_has_no_gradient():
     """The chance of success of a policy that ignores what it sees, by all sequences: ``DKA.`` needs l p o."""
-    arena = keydoor_arena.make_arena(cells=CELLS, turns=TURNS)
+    arena = keydoor_arena.make_keydoor(cells=CELLS, turns=TURNS)
     task = {"agent": jnp.int32(2), "key": jnp.int32(1), "door": jnp.int32(0)}
     letters = "lrpo"
 

@@ -24,9 +24,13 @@ WORLD = running_sums.WORLD
 SCHEDULE = jax.jit(event_simulator.schedule)
 
 
+BATCH = streaming_simulator.as_batch
+HOW = {False: BATCH, True: streaming_simulator.as_ready}
+
+
 @pytest.mark.parametrize(("streamed", "want"), [(False, 6.0), (True, 4.0)])
 def test_two_stages_with_three_micro_batches_of_a_second(streamed, want):
-    assert streaming_simulator.pipeline_seconds(jnp.ones((2, 3)), streamed=streamed) == want
+    assert streaming_simulator.pipeline_seconds(jnp.ones((2, 3)), hand_on=HOW[streamed]) == want
 
 
 def by_hand(generate, score, train, send, *, streamed, staleness):
@@ -57,7 +61,7 @@ def test_timeline_against_a_loop(streamed, staleness):
     seconds = rng.integers(1, 9, (5, 3, 2)).astype(np.float32)  # batches, stages, parts
     tasks = np.concatenate([seconds.reshape(5, -1), np.ones((5, 1), np.float32)], axis=1)
     devices = np.tile(np.concatenate([np.repeat(np.eye(3, dtype=bool), 2, axis=0), np.zeros((1, 3), bool)]), (5, 1))
-    after = streaming_simulator.edges(5, 2, streamed=streamed, staleness=staleness)
+    after = streaming_simulator.edges(5, 2, hand_on=HOW[streamed], staleness=staleness)
     found = SCHEDULE(jnp.asarray(tasks.reshape(-1)), jnp.asarray(devices), jnp.asarray(after))
     want = by_hand(*seconds.transpose(1, 0, 2), 1.0, streamed=streamed, staleness=staleness)
     start, end = (np.asarray(x).reshape(5, 7) for x in found)
@@ -84,13 +88,13 @@ def test_rates_and_a_flow_by_hand():
     same = {"parts": 2, "prompt": 5}
     # 10 steps of 1 + 0.5 * 2 / 3 seconds, 30 tokens, three instances for all
     alone = streaming_simulator.flow(
-        lengths, rate, streaming_simulator.colocated(3), streamed=False, staleness=0, **same
+        lengths, rate, streaming_simulator.colocated(3), hand_on=BATCH, staleness=0, **same
     )
     close.assert_near(4 / alone.rows_per_second, 2 * (40 / 3 + 1 + 2 + 3), magnitude=0)
     # one instance each: 20 + 3 + 6 + 3, all streamed but the last part; the first part ends with the last
-    apart = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), streamed=False, staleness=0, **same)
+    apart = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), hand_on=BATCH, staleness=0, **same)
     close.assert_near(4 / apart.rows_per_second, 2 * (20 + 3 + 6 + 3), magnitude=0)
-    late = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), streamed=False, staleness=1, **same)
+    late = streaming_simulator.flow(lengths, rate, streaming_simulator.splits(3), hand_on=BATCH, staleness=1, **same)
     close.assert_near(4 / late.rows_per_second, 20 + 20 + 3 + 6 + 3, magnitude=0)
     close.assert_near(late.generating, 1 / 3, magnitude=0)
 

@@ -57,7 +57,7 @@ def test_arms_differ_in_what_they_act_on():
 
 def test_what_is_measured():
     """Likelihood of text that earns nothing, and the share of different responses."""
-    measure = latent_code_tasks.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0)
-    assert measure is latent_code_tasks.make_measure(BASE, cola.SOURCES[1:], sharpness=0.0), "one program for all arms"
+    measure = latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], sharpness=0.0)
+    assert measure is latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], sharpness=0.0), "one program"
     found = jax.jit(measure)(recipes.bench(BASE).model.params, jax.random.key(0))
     assert 0 < float(found["eval/distinct"]) <= 1 and -2 < float(found["eval/kept"]) < 0

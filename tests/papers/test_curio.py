@@ -98,7 +98,7 @@ def test_gains_telescope_and_give_no_gradient():
 
 @pytest.fixture(scope="module")
 def talks():
-    arena = dialogue.make_arena()
+    arena = dialogue.make_dialogue()
     return arena, jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 

@@ -101,7 +101,7 @@ def test_who_searches_and_reads_succeeds(following):
 @pytest.mark.slow
 def test_a_single_action_can_only_answer():
     """The arm without search: whatever is no answer ends the episode, malformed and without any F1."""
-    arena = noisy_web.make_arena()
+    arena = noisy_web.make_noisy_web()
     assert arenas.shortened(arena, 6) is arena
     short = arenas.shortened(arena, 1)
     with pytest.raises(UserError, match=r"--turns 7 must lie in \[1, 6\]"):

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena
+from experiments.parts import strings
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout.turns import multi_turn
 from tests import close
@@ -83,7 +84,7 @@ def test_limits():
 
 
 def test_the_behaviour_plays_what_the_world_answers():
-    arena = keydoor_arena.make_arena(cells=5, turns=6, skill=1.0)
+    arena = keydoor_arena.make_keydoor(cells=5, turns=6, skill=1.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 8))(jax.random.key(0))
     prompt, step, letters = arena.train.tokens.shape[1], jax.jit(arena.env.step), keydoor_arena.ALPHABET
     opened = 0
@@ -108,10 +109,10 @@ def test_the_behaviour_plays_what_the_world_answers():
 
 
 def test_no_corridor_is_trained_on_and_held_out():
-    arena = keydoor_arena.make_arena()
+    arena = keydoor_arena.make_keydoor()
     train, held = ({tuple(map(int, row)) for row in x.tokens} for x in (arena.train, arena.heldout))
     assert len(train) == 30 and len(held) == 10 and not train & held
-    measure = jax.jit(arenas.make_measure(arena, samples=2))
+    measure = jax.jit(strings.bound(arenas.measure, arena, samples=2))
     found = measure(arena.policy.init(jax.random.key(0)), jax.random.key(1))
     assert 0.0 <= float(found["eval/success"]) <= 1.0 and 0.0 <= float(found["eval/revisits"]) < 1.0
 

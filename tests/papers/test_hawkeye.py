@@ -20,7 +20,7 @@ def world():
     settings = recipes.OnlineSettings(levels=(2,), train_problems=4, eval_problems=4, max_new_tokens=NEW)
     found = recipes.bench(settings)
     pair = two_model_relay.make_relay(found)
-    reason = two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0)
+    reason = jax.jit(two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0))
     keys, ids = jax.random.split(jax.random.key(0), 8), jnp.arange(4, dtype=jnp.int32)
     rows = reason(found.model.params, found.train.tokens, found.train.valid, keys, ids)
     return settings, found, pair, rows
@@ -82,6 +82,6 @@ def test_the_measurement_names_the_same_problems(world):
     heldout = two_model_relay.heldout_problems(settings)
     assert [p.prompt for p in heldout] == _texts(found, found.heldout.tokens, found.heldout.valid)
     assert two_model_relay.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
-    figures = jax.jit(two_model_relay.make_measure(settings, read_share=0.5))(found.model.params, jax.random.key(0))
+    figures = jax.jit(two_model_relay.measure_of_pair(settings, read_share=0.5))(found.model.params, jax.random.key(0))
     assert set(figures) == {"eval/accuracy", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
-    assert two_model_relay.make_measure(settings) is two_model_relay.make_measure(settings)
+    assert two_model_relay.measure_of_pair(settings) is two_model_relay.measure_of_pair(settings)

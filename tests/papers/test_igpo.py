@@ -89,7 +89,7 @@ def test_limits():
 @pytest.mark.slow
 def test_chances_are_those_of_the_sampler():
     """Where the policy chose the right answer, its recorded log-probability is the chance's logarithm."""
-    arena = lookup.make_arena()
+    arena = lookup.make_lookup()
     params, ids = arena.policy.init(jax.random.key(0)), jnp.arange(16, dtype=jnp.int32)
     rollout = arenas.make_rollout(arena, arena.train, group_size=4)
     rows = jax.jit(rollout)(

@@ -123,12 +123,12 @@ def test_calls_change_the_database_and_tests_judge_what_is_left():
 
 @lru_cache(maxsize=1)
 def _played():
-    arena = apis.make_arena(skill=1.0)  # made outside: arenas are kept, and tracers are not to be
+    arena = apis.make_apis(skill=1.0)  # made outside: arenas are kept, and tracers are not to be
     return jax.jit(lambda key: arenas.play(arena, key, 64))(jax.random.key(0))
 
 
 def test_the_expert_completes_and_only_calls_are_trained_on():
-    arena = apis.make_arena(skill=1.0)
+    arena = apis.make_apis(skill=1.0)
     rows = _played()
     # every task has something to do, and the plan ends before the last turn
     assert not np.asarray(rows.truncated).any()
@@ -158,7 +158,7 @@ def test_rejection_keeps_what_passed_in_turn():
     shown = imitation.passing(rows, passed)
     np.testing.assert_array_equal(shown.rows.tokens, rows.tokens[jnp.array([1, 4, 1, 4, 1, 4])])
     close.assert_near(shown.share, [1 / 3] * 6)
-    arena = apis.make_arena(skill=1.0)
+    arena = apis.make_apis(skill=1.0)
     params, loss = arena.policy.init(jax.random.key(0)), jax.jit(imitation.make_loss(arena.policy))
     value, metrics = loss(params, {}, shown)
     # by a loop over the tokens that were chosen, from the whole distribution
@@ -180,7 +180,7 @@ def test_rejection_keeps_what_passed_in_turn():
 @pytest.mark.slow
 def test_rejection_plays_what_the_online_stage_would():
     """Episodes of the policy itself, more than there are tasks; with a test that all pass they are all there."""
-    arena = apis.make_arena(skill=1.0)
+    arena = apis.make_apis(skill=1.0)
     few = dataclasses.replace(arena, train=jax.tree.map(lambda x: x[:3], arena.train))
     settings = recipes.Settings(steps=2, learning_rate=1e-3)
     settings = types.SimpleNamespace(**vars(settings), prompts_per_step=2, group_size=3)
@@ -197,7 +197,7 @@ def test_rejection_plays_what_the_online_stage_would():
 
 
 def test_episodes_of_equal_return_are_dropped():
-    arena = apis.make_arena(skill=1.0)
+    arena = apis.make_apis(skill=1.0)
     rows = jax.tree.map(lambda x: x[:4], _played())
     rows = rows._replace(group_ids=jnp.array([0, 0, 1, 1], jnp.int32))
     params, rewards = arena.policy.init(jax.random.key(0)), Rewards(jnp.array([0.5, 0.5, 1, 0]), jnp.ones((4,), bool))

@@ -106,7 +106,7 @@ def test_writing_and_undoing_is_the_same_situation():
 
 
 def test_a_plan_of_what_was_said_always_succeeds():
-    arena = retail.make_arena(skill=1.0)
+    arena = retail.make_retail(skill=1.0)
 
     def play(task):
         def turn(carry, _):
@@ -131,7 +131,7 @@ def test_a_plan_of_what_was_said_always_succeeds():
 
 def test_only_the_agent_is_trained():
     """The words of user and tools have no gradient; where everybody counts, they do."""
-    arena = retail.make_arena(skill=1.0)
+    arena = retail.make_retail(skill=1.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 4))(jax.random.key(0))
     acting = np.asarray(rows.mask)[:, 3:].reshape(4, -1, 4)
     used = np.asarray(rows.segment_ids)[:, 3:].reshape(4, -1, 4) > 0

@@ -77,7 +77,7 @@ def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
     params = plan.init(jax.random.key(0))
     params["value"]["bias"] = jnp.full((1,), 0.25)
     total = method.whole(table)
-    slopes = jax.grad(lambda p: method.loss(p, params["model"], table, total)[0])(params)
+    slopes = jax.jit(jax.grad(lambda p: method.loss(p, params["model"], table, total)[0]))(params)
 
     def reinforce(model):
         logp, _ = tables.builders.score_tokens(found.model.policy, model, table)
@@ -85,7 +85,7 @@ def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
         terms = policy.reinforce_loss(logp, advantages, table.mask).loss
         return 2 * 0.2 * tables.reduce.tokens(terms, table.mask, mode="seq_mean", total=total)
 
-    wanted = jax.grad(reinforce)(params["model"])
+    wanted = jax.jit(jax.grad(reinforce))(params["model"])
     jax.tree.map(lambda a, b: close.assert_near(a, b), slopes["model"], wanted)
     # values are 0.25 everywhere: the bias moves by the mean of 2 (V - R), the policy's loss leaves the critic alone
     close.assert_near(slopes["value"]["bias"], [2 * (0.25 - 0.5)])
@@ -108,8 +108,9 @@ def test_parts_of_a_minibatch_add_up():
         other = jax.tree.map(lambda x: 1.01 * x, params["model"])
         total = method.whole(table)
         halves = [jax.tree.map(lambda x, k=k: x[2 * k : 2 * k + 2], table) for k in (0, 1)]
-        whole = method.loss(params, other, table, total)[0]
-        close.assert_near(sum(method.loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
+        loss = jax.jit(method.loss)
+        whole = loss(params, other, table, total)[0]
+        close.assert_near(sum(loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
 
 
 def test_a_text_that_no_token_has_ends_no_step():

@@ -99,7 +99,7 @@ def test_a_fixed_order_walks_through_the_categories():
 
 
 def test_progress_against_a_loop_and_leave_one_out_by_counting():
-    arms, rng = sec.make_progress(rate=0.5, temperature=0.4, decay_unsampled=True), np.random.default_rng(1)
+    arms, rng = sec.make_progress(rate=0.5, temperature=0.4), np.random.default_rng(1)
     state, worth, last = arms.init(3), np.zeros(3), np.zeros(3)
     for _ in range(6):
         category, rewards = rng.integers(0, 3, 5), rng.random(5)

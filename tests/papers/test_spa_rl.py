@@ -114,7 +114,7 @@ def test_the_oracle_pays_for_sub_goals():
 @pytest.mark.slow
 def test_the_estimator_learns_to_sum_to_returns():
     """On rows of the arena: the error falls below the variance of the returns, which a constant would leave."""
-    arena = keydoor_arena.make_arena(cells=4, turns=6, skill=0.7)
+    arena = keydoor_arena.make_keydoor(cells=4, turns=6, skill=0.7)
     stage = progress_estimator.fit_stage(arena, steps=120, table=64, learning_rate=3e-3)
     params = progress_estimator.make_start(arena, base_steps=2)(jax.random.key(0))
     ids = jnp.arange(9, dtype=jnp.int32)

@@ -22,7 +22,7 @@ from tests import close
 
 # one layer, to compile less
 POLICY = strings.make_world(len(ledger.ALPHABET), 1, 3 * ledger.TURNS).policy
-ARENA = dataclasses.replace(ledger.make_arena(ledger.Skill(1.0, 1.0)), policy=POLICY)
+ARENA = dataclasses.replace(ledger.make_ledger(ledger.Skill(1.0, 1.0)), policy=POLICY)
 LIMIT, TIMES, MOST, GROUP = 7, 2, 3, 4
 CONTEXT = ledger.context_of(LIMIT, TIMES)
 WIDTH = contexts.widest(CONTEXT, ARENA.env, prompt_tokens=1, turns=ARENA.turns)

@@ -14,7 +14,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Rewards
 from tests import close
 
-ARENA = two_tools.make_arena(diligence=1.0, slips=0.0, hurry=0.0)
+ARENA = two_tools.make_two_tools(diligence=1.0, slips=0.0, hurry=0.0)
 LETTERS = two_tools.ALPHABET
 
 
@@ -90,7 +90,7 @@ def test_extremes_are_best_and_worst_of_each_task():
 def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
     score = two_tools.make_score(bonus=0.1)
     sizes = {"prompts": 4, "group_size": 4, "steps": 2, "rows_per_step": 4, "learning_rate": 1e-3}
-    stage = self_critic.make_stage(two_tools.make_arena(), score, **sizes)
+    stage = self_critic.make_stage(two_tools.make_two_tools(), score, **sizes)
     params = ARENA.policy.init(jax.random.key(1))
     table = jax.jit(stage.extras)(params, jax.random.key(2))["rows"]
     kept, loss = table.kept | True, jax.jit(jax.value_and_grad(lambda p, t: stage.method.loss(p, {}, t)[0]))

@@ -15,7 +15,7 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 from tests import close
 
-ARENA = calculator.make_arena(calls=1)
+ARENA = calculator.make_calculator(calls=1)
 
 
 def _ids(text):
@@ -108,7 +108,7 @@ def test_what_the_tool_says_is_context_and_not_trained_on():
 
 @pytest.mark.slow
 def test_the_behaviour_plays_without_gaps():
-    arena = calculator.make_arena(calls=2, code=1.0, skill=1.0, slips=0.0)
+    arena = calculator.make_calculator(calls=2, code=1.0, skill=1.0, slips=0.0)
     rows = jax.jit(lambda key: arenas.play(arena, key, 8))(jax.random.key(0))
     for b in range(8):
         value = int(arena.train.answers["value"][rows.problem_ids[b]])

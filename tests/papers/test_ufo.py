@@ -86,7 +86,7 @@ def _in_order(state, key):
 
 
 def test_letters_in_order_are_always_right_and_feedback_is_not_trained_on():
-    arena = dataclasses.replace(asked_again.make_arena(), behave=_in_order)
+    arena = dataclasses.replace(asked_again.make_asked_again(), behave=_in_order)
     rows = jax.jit(lambda key: arenas.play(arena, key, 24))(jax.random.key(0))
     tokens, used, mask = (np.asarray(x) for x in (rows.tokens, rows.segment_ids, rows.mask))
     right = np.asarray(arena.train.answers["right"])[np.asarray(rows.problem_ids)]
@@ -100,7 +100,7 @@ def test_letters_in_order_are_always_right_and_feedback_is_not_trained_on():
 
 
 def test_tasks():
-    arena = asked_again.make_arena()
+    arena = asked_again.make_asked_again()
     train, held = ({tuple(map(int, row)) for row in x.tokens} for x in (arena.train, arena.heldout))
     assert len(train) == 1000 and len(held) == 60 and not train & held
     for table in (arena.train, arena.heldout):

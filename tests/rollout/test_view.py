@@ -45,7 +45,7 @@ def _run(tmp_path, *records):
 @pytest.fixture(scope="module")
 def played():
     """Two groups of episodes with their turns, transcribed as training would."""
-    arena = lookup.make_arena(turns=3)
+    arena = lookup.make_lookup(turns=3)
     params = jax.jit(arena.policy.init)(jax.random.key(0))
     ids = jnp.arange(2, dtype=jnp.int32)
     rollout = arenas.make_rollout(arena, arena.train, group_size=4)

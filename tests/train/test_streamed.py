@@ -1,5 +1,6 @@
 """A run on streamed rows that is stopped goes on with the next row, bit for bit."""
 
+import functools
 import json
 
 import jax
@@ -24,8 +25,9 @@ def _make(row):
     return {"tokens": TOKENS[row], "row": np.int32(row)}
 
 
-def _method():
-    policy, params, _ = small_model()
+@functools.cache
+def _shared():
+    policy, _, _ = small_model()
 
     def loss(params, extras, batch):
         segments, positions = dense_rows(4, 6)
@@ -34,8 +36,14 @@ def _method():
         return -jnp.mean(logprobs.token_logprobs(logits, batch["tokens"])), {"rows": rows}
 
     table = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *map(_make, range(4)))
-    method = Offline(lambda extras: table, make_uniform(), 4, loss, optax.adam(1e-2))
-    return method, jax.tree.map(jnp.array, params)  # the state is donated
+    return Offline(lambda extras: table, make_uniform(), 4, loss, optax.adam(1e-2))
+
+
+def _method():
+    return _shared(), jax.tree.map(jnp.array, small_model()[1])  # the state is donated
+
+
+_step = functools.cache(streamed.make_step)  # compiled once
 
 
 def _run(steps, mesh=None, *, state=None, place=None):
@@ -45,7 +53,7 @@ def _run(steps, mesh=None, *, state=None, place=None):
     stream = make_stream(range(10), _make, batch=4)
     if place is not None:
         stream.set_state(place)
-    state, found = streamed.run(streamed.make_step(method), state, stream, steps=steps, mesh=mesh)
+    state, found = streamed.run(_step(method), state, stream, steps=steps, mesh=mesh)
     return state, [float(one["rows"]) for one in found], stream.get_state()
 
 

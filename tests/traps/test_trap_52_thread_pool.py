@@ -12,9 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import linalg
 from jaxrl_llm.advantages import effective_rank
-from jaxrl_llm.metrics import probes
+from jaxrl_llm.metrics import linalg, probes
 from jaxrl_llm.models import merging
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ PROGRAM = """
 import sys
 import jax, jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxrl_llm import linalg
+from jaxrl_llm.metrics import linalg
 from jaxrl_llm.advantages.effective_rank import rank_figures
 
 DEVICES, CALLS, STACK, N = 8, 8, 16, 24
@@ -129,7 +128,7 @@ def _lapack_calls(path):
 def test_library_and_experiments_call_lapack_by_one_module_only():
     files = [*(ROOT / "jaxrl_llm").rglob("*.py"), *(ROOT / "experiments").rglob("*.py")]
     found = {str(path.relative_to(ROOT)): sorted(set(_lapack_calls(path))) for path in files}
-    assert {path for path, names in found.items() if names} == {"jaxrl_llm/linalg.py"}, found
+    assert {path for path, names in found.items() if names} == {"jaxrl_llm/metrics/linalg.py"}, found
 
 
 def test_one_matrix_and_no_matrix():

@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import arena as arenas
-from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
@@ -146,16 +145,15 @@ def anything(key: Key) -> Int[Array, " 3"]:
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, skill: float = 0.8) -> arenas.Arena:
+def make_apis(*, skill: float = 0.8) -> arenas.Arena:
     """A decoder of two layers, 512 tasks to train on, 16 scenarios of 3 variants held out.
 
     Args:
       skill: chance that the behaviour to imitate makes the right call; else it makes any.
     """
-    world = strings.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
-
     behave = arenas.skilled(expert, anything, skill)
-    return arenas.Arena(world.policy, ENV, problems(512, 1, 0), problems(16, VARIANTS, 1), TURNS, behave)
+    tasks = problems(512, 1, 0), problems(16, VARIANTS, 1)
+    return arenas.make_arena(ENV, *tasks, behave, words=len(ALPHABET), turns=TURNS)
 
 
 def completed(turns: multi_turn.Turns) -> Bool[Array, " B"]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
@@ -24,6 +25,7 @@ from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import tabled
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, Trajectories
 
 
@@ -49,6 +51,28 @@ class Arena:
         """What ``train.methods.episode_methods.make_online`` takes from an embedded env: its compiled rollout."""
         rollout = make_rollout(self, self.train, group_size=group_size)
         return {"rollout": rollout, "whole_batch": "its world is embedded and small"}
+
+
+@lru_cache(maxsize=32)
+def _decoder(words: int, prompt: int, new: int, layers: int) -> Policy:
+    return strings.make_world(words, prompt, new, layers=layers).policy
+
+
+def make_arena(
+    env: multi_turn.Env, train: Problems, heldout: Problems, behave: Callable[[Any, Key], Array], *, words: int,
+    turns: int, layers: int = 2, end_ids: tuple[int, ...] = (),
+) -> Arena:  # fmt: skip
+    """A world of episodes with a decoder made on the spot, which has room for its prompts and all its turns.
+
+    Worlds of one size share the decoder, and with it what is compiled of it.
+
+    Args:
+      words: of the alphabet.
+      behave: what a base imitates, ``behave(state, key) -> action [A]``.
+    """
+    room = turns * (env.action_tokens + env.observation_tokens)
+    policy = _decoder(words, train.tokens.shape[1], room, layers)
+    return Arena(policy, env, train, heldout, turns, behave, end_ids)
 
 
 def skilled(
@@ -94,7 +118,7 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
         swapped_weights.in_even_parts, first=arena.train.tokens.shape[1], columns=arena.new_tokens, versions=lag + 1
     )
     if lag:
-        slots["actor"] = lambda state: state.extras["behaviour"]  # all versions, oldest first
+        slots["actor"] = recipes.behaviour_of  # all versions, oldest first
         policy = swapped_weights.swapping_policy(policy, version_of)
     play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
     return slots | {"rollout": lambda *given: swapped_weights.with_staleness(play(*given), version_of, lag)}
@@ -182,7 +206,7 @@ def make_base(
         value = -reduce.tokens(jnp.where(rows.mask, logp, 0.0), rows.mask)
         return value, {"tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
 
     def init(key):
         first, data, run = jax.random.split(key, 3)
@@ -208,16 +232,17 @@ def of_episodes(held: Problems, rows: Trajectories) -> dict[str, Array]:
     return episode_methods.figures(rows)
 
 
-@lru_cache(maxsize=16)
-def make_measure(
+def measure(
     arena: Arena,
+    params: Params,
+    key: Key,
     *,
     samples: int,
     part: str = "",
     figures: Callable[[Problems, Trajectories], dict[str, Array]] = of_episodes,
     more: Callable[[Trajectories, Rewards], dict[str, Array]] | None = None,
-) -> Callable[[Params, Key], dict[str, Array]]:
-    """``samples`` episodes of every held-out task, as figures: the ``measure`` of every plan over an embedded world.
+) -> dict[str, Array]:
+    """``samples`` episodes of every held-out task, as figures; ``strings.bound`` makes it the ``measure`` of a plan.
 
     Args:
       part: where the policy lies in the parameters, if they hold more.
@@ -225,14 +250,9 @@ def make_measure(
         is made once, so that arms share the program.
       more: further figures of the same episodes and their rewards.
     """
-    heldout = make_heldout(arena, samples=samples, part=part)
-
-    def measure(params, key):
-        rows = heldout(params, key)
-        found = figures(arena.heldout, rows)
-        return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
-
-    return measure
+    rows = make_heldout(arena, samples=samples, part=part)(params, key)
+    found = figures(arena.heldout, rows)
+    return found if more is None else found | more(rows, multi_turn.episode_rewards({}, rows))
 
 
 def answer_chances(arena: Arena, params: Params, rows: Trajectories, answers: Int[Array, " B"]) -> Float[Array, "B K"]:

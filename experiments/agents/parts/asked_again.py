@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm.envs import retry_question
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
@@ -90,13 +89,12 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, skill: float = 0.7) -> Arena:
+def make_asked_again(*, skill: float = 0.7) -> Arena:
     """A decoder of two layers, a thousand questions to train on and sixty that are not.
 
     Args:
       skill: chance that the behaviour to imitate says one of the letters shown; else any. It forgets what it said.
     """
-    world = strings.make_world(len(ALPHABET), SHOWN + 1, 3 * MOST_TURNS, layers=2)
 
     def behave(state: Question, key: Key) -> Array:
         wise, which, other = jax.random.split(key, 3)
@@ -104,4 +102,5 @@ def make_arena(*, skill: float = 0.7) -> Arena:
         anything = jax.random.randint(other, (), 0, LETTERS)
         return (FIRST + jnp.where(jax.random.uniform(wise) < skill, shown, anything))[None]
 
-    return Arena(world.policy, ENV, problems(0, 1000), problems(1000, 1060), MOST_TURNS, behave)
+    tasks = problems(0, 1000), problems(1000, 1060)
+    return make_arena(ENV, *tasks, behave, words=len(ALPHABET), turns=MOST_TURNS)

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import lookup
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, observations, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
@@ -120,13 +119,8 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     }
 
 
-@lru_cache(maxsize=2)
-def _world(turns: int) -> strings.World:
-    return strings.make_world(len(ALPHABET), WRITTEN + 1, turns * (WRITTEN + 2), layers=2)
-
-
 @lru_cache(maxsize=8)
-def make_arena(*, calls: int, turns: int = 3, code: float = 0.4, skill: float = 0.8, slips: float = 0.1) -> Arena:
+def make_calculator(*, calls: int, turns: int = 3, code: float = 0.4, skill: float = 0.8, slips: float = 0.1) -> Arena:
     """A decoder of two layers and 512 chains to train on; arenas of one number of turns share the decoder.
 
     Args:
@@ -146,6 +140,5 @@ def make_arena(*, calls: int, turns: int = 3, code: float = 0.4, skill: float = 
         spoken = jnp.full((WRITTEN,), FIRST_ANSWER + said, jnp.int32)
         return jnp.where(~known & (jax.random.uniform(keys[4]) < code), slipped, spoken)
 
-    return Arena(
-        _world(turns).policy, make_env(calls=calls), problems(64, 576), problems(0, 64), turns, behave, ANSWERS
-    )
+    more = {"words": len(ALPHABET), "turns": turns, "end_ids": ANSWERS}
+    return make_arena(make_env(calls=calls), problems(64, 576), problems(0, 64), behave, **more)

@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
@@ -138,14 +137,13 @@ def heldout() -> Problems:
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, turns: int = 5, skill: float = 0.8) -> Arena:
+def make_dialogue(*, turns: int = 5, skill: float = 0.8) -> Arena:
     """A decoder of one layer and 512 users to train on.
 
     Args:
       skill: chance that the behaviour to imitate asks or suggests anything, and one time in four (always when it has
         heard of every trait) recommends by what it heard; else it says any word.
     """
-    world = strings.make_world(len(ALPHABET), 1, 2 * turns)
 
     def behave(talk: Talk, key: Key) -> Array:
         wise, ready, ask, other = jax.random.split(key, 4)
@@ -156,4 +154,5 @@ def make_arena(*, turns: int = 5, skill: float = 0.8) -> Arena:
         wanted = jnp.where(closes, RECOMMEND + guess, question)
         return jnp.where(jax.random.uniform(wise) < skill, wanted, anything)[None]
 
-    return Arena(world.policy, make_env(turns), problems(512, 0), heldout(), turns, behave)
+    env = make_env(turns)
+    return make_arena(env, problems(512, 0), heldout(), behave, words=len(ALPHABET), turns=turns, layers=1)

@@ -187,25 +187,23 @@ def score(prompts: Int[Array, "N P"], plans: Int[Array, "N T"]) -> Float[Array, 
     return jnp.where(fine & kind, found, -1.0)
 
 
-@lru_cache(maxsize=4)
-def make_measure(decoding: Callable[[], grammars.Grammar], *, samples: int = 8):
+def measure(
+    decoding: Callable[[], grammars.Grammar], params: Params, key: Key, *, samples: int = 8
+) -> dict[str, Array]:
     """Held-out tasks, of ``samples`` plans the most probable: its score, the share that can be run, that is right.
 
     Args:
       decoding: ``grammar`` or ``anything``.
     """
-    prompts = jnp.asarray(tasks()[1])
-    rows_of = jnp.arange(prompts.shape[0], dtype=jnp.int32)
-
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        keys = sample_keys(key, 0, rows_of, samples)
-        rows = strings.rollout(WORLD, params, prompts, keys, samples=samples, grammar=decoding())
-        earned = score(*strings.responses_of(WORLD, rows))
-        best = best_members(jnp.sum(rows.sampler_logp, axis=1), rows.group_ids)
-        return {
-            "eval/score": reduce.scalars(earned, best),
-            "eval/valid": reduce.scalars((earned >= 0).astype(jnp.float32), best),
-            "eval/right": reduce.scalars((earned > 0.999).astype(jnp.float32), best),
-        }
-
-    return measure
+    with jax.ensure_compile_time_eval():
+        prompts = jnp.asarray(tasks()[1])
+        rows_of = jnp.arange(prompts.shape[0], dtype=jnp.int32)
+    keys = sample_keys(key, 0, rows_of, samples)
+    rows = strings.rollout(WORLD, params, prompts, keys, samples=samples, grammar=decoding())
+    earned = score(*strings.responses_of(WORLD, rows))
+    best = best_members(jnp.sum(rows.sampler_logp, axis=1), rows.group_ids)
+    return {
+        "eval/score": reduce.scalars(earned, best),
+        "eval/valid": reduce.scalars((earned >= 0).astype(jnp.float32), best),
+        "eval/right": reduce.scalars((earned > 0.999).astype(jnp.float32), best),
+    }

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import keydoor
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.rollout.turns.multi_turn import Turns, turns_of
@@ -101,7 +100,7 @@ def subgoal_progress(turns: Turns, valid: Bool[Array, "B K"], *, cells: int = CE
 
 @lru_cache(maxsize=8)
 def by_length(arena: Arena, *, cells: int, most: int) -> Callable[[Trajectories, Rewards], dict[str, Array]]:
-    """Figures of ``arenas.make_measure``: success where a shortest plan has at most so many actions, and where more."""
+    """Further figures of episodes: success where a shortest plan has at most so many actions, and where more."""
     length = plan_length(arena.heldout.answers, cells)
 
     def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
@@ -116,7 +115,7 @@ def by_length(arena: Arena, *, cells: int, most: int) -> Callable[[Trajectories,
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_cost: float = 0.0) -> Arena:
+def make_keydoor(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_cost: float = 0.0) -> Arena:
     """A decoder of two layers, and all corridors of a length: three quarters to train on.
 
     Args:
@@ -126,9 +125,6 @@ def make_arena(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_
     found = corridors(cells)
     kept = int(HELDOUT_SHARE * len(found))
     env = keydoor.make_env(encode, (), height=1, width=cells, step_cost=step_cost)
-    prompt = len(found[0].prompt)
-    length = turns * (env.action_tokens + env.observation_tokens)
-    world = strings.make_world(len(ALPHABET), prompt, length, layers=2)
     choices = jnp.asarray(encode("lrpo"), jnp.int32)
 
     def behave(place: Any, key: Key) -> Array:
@@ -136,4 +132,4 @@ def make_arena(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_
         anything = choices[jax.random.randint(other, (), 0, choices.shape[0])]
         return jnp.where(jax.random.uniform(wise) < skill, walk(place, cells), anything)[None]
 
-    return Arena(world.policy, env, table(found[kept:]), table(found[:kept]), turns, behave)
+    return make_arena(env, table(found[kept:]), table(found[:kept]), behave, words=len(ALPHABET), turns=turns)

@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import summaries
-from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import contexts, multi_turn
@@ -109,9 +108,8 @@ class Skill(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def make_arena(skill: Skill = Skill()) -> arenas.Arena:
+def make_ledger(skill: Skill = Skill()) -> arenas.Arena:
     """A decoder of two layers, 512 ledgers to train on; ``Skill(1.0, 1.0)`` makes no mistake."""
-    world = strings.make_world(len(ALPHABET), 1, 3 * TURNS, layers=2)
 
     def behave(state: Ledger, key: Key) -> Array:
         first, second = jax.random.split(key)
@@ -121,7 +119,7 @@ def make_arena(skill: Skill = Skill()) -> arenas.Arena:
         anything = jax.random.randint(second, (1,), lowest, FIRST_ANSWER + MODULUS, jnp.int32)
         return jnp.where(wise, expert(state), anything)
 
-    return arenas.Arena(world.policy, ENV, problems(512, 0), problems(64, 1), TURNS, behave)
+    return arenas.make_arena(ENV, problems(512, 0), problems(64, 1), behave, words=len(ALPHABET), turns=TURNS)
 
 
 @lru_cache(maxsize=4)
@@ -168,7 +166,7 @@ def make_rollout(
 
 def right_summaries(tasks: dict[str, Array], rows: Trajectories) -> tuple[Bool[Array, "B T"], Bool[Array, "B T"]]:
     """``(right, first)``: where a summary begins, and whether it begins with the total of the pages turned so far."""
-    written = rows.extras["summaries/written"]
+    written = rows.extras[contexts.WRITTEN]
     first = written & ~jnp.pad(written[:, :-1], ((0, 0), (1, 0)))
     turned = jnp.cumsum((rows.mask & (rows.tokens == READ)).astype(jnp.int32), axis=1)
     totals = jnp.pad(jnp.cumsum(tasks["amounts"], axis=1), ((0, 0), (1, 0))) % MODULUS
@@ -176,17 +174,24 @@ def right_summaries(tasks: dict[str, Array], rows: Trajectories) -> tuple[Bool[A
     return first & (rows.tokens == FIRST_DIGIT + now), first
 
 
-@lru_cache(maxsize=8)
-def make_measure(
-    arena: arenas.Arena, context: contexts.Context, more: contexts.Context, *, samples: int, far: int
-) -> Callable[[Params, Key], dict[str, Array]]:
+def measure(
+    arena: arenas.Arena,
+    context: contexts.Context,
+    more: contexts.Context,
+    params: Params,
+    key: Key,
+    *,
+    samples: int,
+    far: int,
+) -> dict[str, Array]:
     """Success on held-out ledgers with the context of training, and with one of more summaries.
 
     ``eval/far``: with more summaries, ledgers of more than ``far`` pages. ``eval/context``: tokens seen at once, of the
     longest ones. ``eval/overlong``: episodes without an answer. ``eval/right_summaries``: of those that were written.
     """
     held = arena.heldout
-    ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
+    with jax.ensure_compile_time_eval():
+        ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
 
     def episodes_of(seen: contexts.Context, params: Params, key: Key):
         rows = make_rollout(arena, seen, held, group_size=samples)(
@@ -194,20 +199,17 @@ def make_measure(
         )
         return rows, multi_turn.episode_rewards({}, rows).value
 
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        rows, rewards = episodes_of(context, params, key)
-        longer, reached = (rows, rewards) if more == context else episodes_of(more, params, key)
-        tasks = jax.tree.map(lambda x: x[longer.problem_ids], held.answers)
-        right, first = right_summaries(tasks, longer)
-        return {
-            "eval/success": reduce.scalars(rewards),
-            "eval/more": reduce.scalars(reached),
-            "eval/gained": reduce.scalars(reached) - reduce.scalars(rewards),
-            "eval/far": reduce.scalars(reached, tasks["pages"] > far),
-            "eval/summaries": reduce.scalars(contexts.summaries_of(longer).astype(jnp.float32)),
-            "eval/context": jnp.max(contexts.context_sizes(longer)).astype(jnp.float32),
-            "eval/overlong": reduce.scalars(rows.truncated.astype(jnp.float32)),
-            "eval/right_summaries": reduce.tokens(right.astype(jnp.float32), first),
-        }
-
-    return measure
+    rows, rewards = episodes_of(context, params, key)
+    longer, reached = (rows, rewards) if more == context else episodes_of(more, params, key)
+    tasks = jax.tree.map(lambda x: x[longer.problem_ids], held.answers)
+    right, first = right_summaries(tasks, longer)
+    return {
+        "eval/success": reduce.scalars(rewards),
+        "eval/more": reduce.scalars(reached),
+        "eval/gained": reduce.scalars(reached) - reduce.scalars(rewards),
+        "eval/far": reduce.scalars(reached, tasks["pages"] > far),
+        "eval/summaries": reduce.scalars(contexts.summaries_of(longer).astype(jnp.float32)),
+        "eval/context": jnp.max(contexts.context_sizes(longer)).astype(jnp.float32),
+        "eval/overlong": reduce.scalars(rows.truncated.astype(jnp.float32)),
+        "eval/right_summaries": reduce.tokens(right.astype(jnp.float32), first),
+    }

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns
 from jaxrl_llm.types import Key, Problems
 
@@ -91,13 +90,12 @@ def calls(turns: Turns) -> Int[Array, " B"]:
 
 
 @lru_cache(maxsize=8)
-def make_arena(*, turns: int = 4, skill: float = 0.5) -> Arena:
+def make_lookup(*, turns: int = 4, skill: float = 0.5) -> Arena:
     """A decoder of two layers and 512 questions to train on.
 
     Args:
       skill: chance that the behaviour to imitate looks up, or answers, what it should; else any of both.
     """
-    world = strings.make_world(len(ALPHABET), 3, 4 * turns, layers=2)
 
     def behave(state: Question, key: Key) -> Array:
         wise, other = jax.random.split(key)
@@ -105,4 +103,4 @@ def make_arena(*, turns: int = 4, skill: float = 0.5) -> Arena:
         anything = jax.random.randint(other, (), FIRST_CALL, FIRST_ANSWER + ENTITIES)
         return jnp.where(jax.random.uniform(wise) < skill, right, anything)[None]
 
-    return Arena(world.policy, ENV, problems(512, 0), problems(64, 1), turns, behave)
+    return make_arena(ENV, problems(512, 0), problems(64, 1), behave, words=len(ALPHABET), turns=turns)

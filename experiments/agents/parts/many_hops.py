@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import multi_hop
-from experiments.agents.parts.arena import Arena, make_heldout
-from experiments.agents.parts.multi_hop import ACTION, ALPHABET, ANSWER, DOT, ENTITY, RELATIONS, SEARCH
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena, make_heldout
+from experiments.agents.parts.multi_hop import ALPHABET, ANSWER, DOT, ENTITY, RELATIONS, SEARCH
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
@@ -100,33 +99,28 @@ def make_behaviour(skill: float) -> Callable[[multi_hop.Question, Key], Array]:
 
 
 @lru_cache(maxsize=2)
-def make_arena(*, skill: float = 0.7) -> Arena:
+def make_many_hops(*, skill: float = 0.7) -> Arena:
     """A decoder of two layers, 512 questions of one to five hops to train on, and 60 that are not."""
     env = multi_hop.make_env()
-    world = strings.make_world(len(ALPHABET), HOPS + 4, TURNS * (ACTION + env.observation_tokens), layers=2)
     every = tuple(range(1, HOPS + 1))
-    return Arena(world.policy, env, problems(512, 0, every), problems(60, 1, every), TURNS, make_behaviour(skill))
+    tasks = problems(512, 0, every), problems(60, 1, every)
+    return make_arena(env, *tasks, make_behaviour(skill), words=len(ALPHABET), turns=TURNS)
 
 
-@lru_cache(maxsize=8)
-def make_measure(
-    arena: Arena, *, samples: int, more: Callable[[Array, Key], dict[str, Array]]
-) -> Callable[[Params, Key], dict[str, Array]]:
+def measure(
+    arena: Arena, params: Params, key: Key, *, samples: int, more: Callable[[Array, Key], dict[str, Array]]
+) -> dict[str, Array]:
     """``samples`` episodes of every held-out question: F1, exact answers, form and searches, also of many hops.
 
     Args:
       more: further figures, of the number of turns of each episode; arms with the same function share the program.
     """
     heldout = make_heldout(arena, samples=samples)
-
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        held, rows = arena.heldout, heldout(params, key)
-        played = multi_hop.read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, well_formed)
-        figures = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
-        many = held.level[rows.problem_ids] >= MANY
-        shown = {f"eval/{name}": reduce.scalars(x) for name, x in figures.items()}
-        shown |= {f"eval/{name}_many": reduce.scalars(figures[name], many) for name in ("f1", "exact", "searches")}
-        turns = jnp.sum(turns_of(rows).taken.astype(jnp.int32), axis=1)
-        return shown | more(turns, jax.random.fold_in(key, 1))
-
-    return measure
+    held, rows = arena.heldout, heldout(params, key)
+    played = multi_hop.read(jax.tree.map(lambda x: x[rows.problem_ids], held.answers), rows, well_formed)
+    figures = {name: x.astype(jnp.float32) for name, x in played._asdict().items()}
+    many = held.level[rows.problem_ids] >= MANY
+    shown = {f"eval/{name}": reduce.scalars(x) for name, x in figures.items()}
+    shown |= {f"eval/{name}_many": reduce.scalars(figures[name], many) for name in ("f1", "exact", "searches")}
+    turns = jnp.sum(turns_of(rows).taken.astype(jnp.int32), axis=1)
+    return shown | more(turns, jax.random.fold_in(key, 1))

@@ -180,35 +180,33 @@ def draw_scribbles(key: Key, rows: int) -> tuple[Array, Array]:
     return found.contexts[:rows], found.programs[:rows]
 
 
-@lru_cache(maxsize=4)
-def make_measure(*, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest):
+def measure(
+    params: Params, key: Key, *, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest
+) -> dict[str, Array]:
     """Searches with one candidate a turn on 64 executors that are not trained on.
 
     ``eval/test@k``: accuracy on fresh items of the program with the best validation accuracy after ``k`` turns, the
     seed counted; ``eval/seed`` that of the seed; ``eval/runs``: share of programs that can be run; ``eval/better``:
     share of turns that beat all before.
     """
-    held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), flows.executors(64, 1))
+    with jax.ensure_compile_time_eval():
+        held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), flows.executors(64, 1))
     marks = tuple(sorted({1, 2, min(5, turns), turns}))
-
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        look, last = jax.random.split(key)
-        found = search(proposer(params), held, look, turns=turns, candidates=1, window=window)
-        seed = jnp.broadcast_to(jnp.asarray(flows.encode(SEEDS[0]), jnp.int32), found.programs[0, :, 0].shape)
-        programs = jnp.concatenate([seed[None], found.programs[:, :, 0]])
-        scores = jnp.concatenate([found.start[None], found.scores[:, :, 0]])
-        after = (0, *marks)
-        best = jnp.stack([jnp.argmax(scores[: k + 1], axis=0).astype(jnp.int32) for k in after])
-        chosen = jnp.take_along_axis(programs, best[:, :, None], axis=0)
-        wide = jax.tree.map(lambda x: jnp.tile(x, len(after)), held)
-        tested = flows.accuracies(wide, chosen.reshape(-1, flows.LENGTH), last, items=TEST).reshape(len(after), -1)
-        names = ("eval/seed", *(f"eval/test@{k}" for k in marks))
-        figures = {name: reduce.scalars(tested[i]) for i, name in enumerate(names)}
-        runs = jax.vmap(lambda p: flows.can_run(held, p))(found.programs[:, :, 0])
-        better = (found.rewards == 1.0).astype(jnp.float32)
-        return figures | {
-            "eval/runs": reduce.scalars(runs.astype(jnp.float32).reshape(-1)),
-            "eval/better": reduce.scalars(better.reshape(-1)),
-        }
-
-    return measure
+    look, last = jax.random.split(key)
+    found = search(proposer(params), held, look, turns=turns, candidates=1, window=window)
+    seed = jnp.broadcast_to(jnp.asarray(flows.encode(SEEDS[0]), jnp.int32), found.programs[0, :, 0].shape)
+    programs = jnp.concatenate([seed[None], found.programs[:, :, 0]])
+    scores = jnp.concatenate([found.start[None], found.scores[:, :, 0]])
+    after = (0, *marks)
+    best = jnp.stack([jnp.argmax(scores[: k + 1], axis=0).astype(jnp.int32) for k in after])
+    chosen = jnp.take_along_axis(programs, best[:, :, None], axis=0)
+    wide = jax.tree.map(lambda x: jnp.tile(x, len(after)), held)
+    tested = flows.accuracies(wide, chosen.reshape(-1, flows.LENGTH), last, items=TEST).reshape(len(after), -1)
+    names = ("eval/seed", *(f"eval/test@{k}" for k in marks))
+    figures = {name: reduce.scalars(tested[i]) for i, name in enumerate(names)}
+    runs = jax.vmap(lambda p: flows.can_run(held, p))(found.programs[:, :, 0])
+    better = (found.rewards == 1.0).astype(jnp.float32)
+    return figures | {
+        "eval/runs": reduce.scalars(runs.astype(jnp.float32).reshape(-1)),
+        "eval/better": reduce.scalars(better.reshape(-1)),
+    }

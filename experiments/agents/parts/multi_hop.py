@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.agents.parts.arena import Arena
-from experiments.parts import strings
+from experiments.agents.parts.arena import Arena, make_arena
 from jaxrl_llm import reduce
 from jaxrl_llm.envs.bm25 import best_documents, bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns, turns_of
@@ -182,7 +181,7 @@ def make_behaviour(skill: float) -> Callable[[Question, Key], Array]:
 
 
 @lru_cache(maxsize=16)
-def make_arena(
+def make_multi_hop(
     retrieve: Callable[[Question, Array], Array] = by_query, *, hops: tuple[int, ...] = (2,), shown: int = 1,
     turns: int = HOPS + 1, skill: float = 0.6, layers: int = 2,
 ) -> Arena:  # fmt: skip
@@ -192,9 +191,9 @@ def make_arena(
       turns: actions of an episode; the longest question needs all of them.
     """
     env = make_env(retrieve, shown=shown)
-    world = strings.make_world(len(ALPHABET), HOPS + 4, turns * (ACTION + env.observation_tokens), layers=layers)
     held = problems(48, 1, tuple(range(1, HOPS + 1)))
-    return Arena(world.policy, env, problems(512, 0, hops), held, turns, make_behaviour(skill))
+    more = {"words": len(ALPHABET), "turns": turns, "layers": layers}
+    return make_arena(env, problems(512, 0, hops), held, make_behaviour(skill), **more)
 
 
 class Played(NamedTuple):

@@ -17,9 +17,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import multi_hop
-from experiments.agents.parts.arena import Arena
+from experiments.agents.parts.arena import Arena, make_arena
 from experiments.agents.parts.multi_hop import ANSWER, DOT, ENTITIES, ENTITY, EQUALS, FAMILY, HOPS, RELATION, RELATIONS
-from experiments.parts import strings
 from jaxrl_llm.envs.bm25 import bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems, Trajectories
@@ -185,10 +184,10 @@ def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
 
 
 @lru_cache(maxsize=16)
-def make_arena(
+def make_noisy_web(
     read: Callable = read_on, *, astray: float = 0.3, failing: float = 0.2, turns: int = 6, skill: float = 0.7,
 ) -> Arena:  # fmt: skip
     """A decoder of two layers, 512 questions of one and two hops to train on, and 48 that are not."""
     env = make_env(read, turns=turns, astray=astray, failing=failing)
-    world = strings.make_world(len(ALPHABET), NOTES, turns * (ACTION + RESULT + NOTES), layers=2)
-    return Arena(world.policy, env, problems(512, 0, (1, 2)), problems(48, 1, (1, 2)), turns, make_behaviour(skill))
+    tasks = problems(512, 0, (1, 2)), problems(48, 1, (1, 2))
+    return make_arena(env, *tasks, make_behaviour(skill), words=len(ALPHABET), turns=turns)

@@ -21,7 +21,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, tabled
 from jaxrl_llm.types import Key, Params, Trajectories
 
 
@@ -82,5 +82,5 @@ def fit_stage(
         value = reduce.scalars(terms.loss, rewards.valid)
         return value, {"fit/error": value, "tokens/trained": jnp.sum(rows.mask.astype(jnp.float32))}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
     return Stage(method, steps, explore)

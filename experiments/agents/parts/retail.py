@@ -11,6 +11,7 @@ what it should be and the user was told the price of a cancelled order.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import arena as arenas
-from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.metrics import intervals
 from jaxrl_llm.rollout.turns import multi_turn
@@ -187,23 +187,32 @@ def anything(key: Key) -> Int[Array, " 3"]:
 
 
 @lru_cache(maxsize=4)
-def make_arena(*, skill: float = 0.8) -> arenas.Arena:
+def make_retail(*, skill: float = 0.8) -> arenas.Arena:
     """A decoder of two layers; the table to imitate has both kinds of users, that held out only those who hold back.
 
     Args:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
-    world = strings.make_world(len(ALPHABET), 3, 4 * TURNS, layers=2)
-
     both = jax.tree.map(lambda *x: jnp.concatenate(x), *(problems(256, s, openly=bool(s)) for s in (0, 1)))
     behave = arenas.skilled(expert, anything, skill)
-    return arenas.Arena(world.policy, make_env(), both, problems(48, 2, openly=False), TURNS, behave)
+    held = problems(48, 2, openly=False)
+    return arenas.make_arena(make_env(), both, held, behave, words=len(ALPHABET), turns=TURNS)
+
+
+def holding_back() -> Problems:
+    """Users who say what they are asked, and may change their mind."""
+    return problems(256, 0, openly=False)
+
+
+def outspoken() -> Problems:
+    """Users who say everything in the first message."""
+    return problems(256, 1, openly=True)
 
 
 @lru_cache(maxsize=8)
-def to_train(arena: arenas.Arena, *, openly: bool, bonus: float = 0.0) -> arenas.Arena:
+def to_train(arena: arenas.Arena, users: Callable[[], Problems] = holding_back, *, bonus: float = 0.0) -> arenas.Arena:
     """The arena with one kind of users to train on, and a ``bonus`` while training."""
-    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=problems(256, int(openly), openly=openly))
+    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=users())
 
 
 def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:

@@ -17,7 +17,7 @@ from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import prefill
 from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
-from jaxrl_llm.rollout.turns.contexts import Context, check, new_tokens, widest
+from jaxrl_llm.rollout.turns.contexts import WRITTEN, Context, check, new_tokens, widest
 from jaxrl_llm.rollout.turns.multi_turn import Env, _act, _append, _loop, _record, _Row, _start
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
@@ -297,5 +297,5 @@ def _packed(found: Trajectories, view: _View, width: int) -> Trajectories:
     return found._replace(
         segment_ids=jnp.concatenate([found.segment_ids[:, :width], view.parts], axis=1),
         positions=jnp.concatenate([found.positions[:, :width], view.places], axis=1),
-        extras=found.extras | {"summaries/written": jnp.concatenate([before, view.wrote], axis=1)},
+        extras=found.extras | {WRITTEN: jnp.concatenate([before, view.wrote], axis=1)},
     )

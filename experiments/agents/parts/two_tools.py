@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from experiments.agents.parts import calculator
-from experiments.agents.parts.arena import Arena
+from experiments.agents.parts.arena import Arena, make_arena
 from experiments.agents.parts.lookup import calls
-from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, observations, turns_of
@@ -132,7 +131,7 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
 
 
 @lru_cache(maxsize=8)
-def make_arena(
+def make_two_tools(
     *,
     turns: int = 4,
     diligence: float = 0.5,
@@ -164,5 +163,5 @@ def make_arena(
         spoken = jnp.where(jnp.any(missing), first, last).astype(jnp.int32)
         return jnp.where(computes, written, jnp.full((WRITTEN,), spoken, jnp.int32))
 
-    world = strings.make_world(len(ALPHABET), PROMPT, turns * (WRITTEN + 2), layers=2)
-    return Arena(world.policy, make_env(calculate), problems(512, 0), problems(64, 1), turns, behave, ENDS)
+    more = {"words": len(ALPHABET), "turns": turns, "end_ids": ENDS}
+    return make_arena(make_env(calculate), problems(512, 0), problems(64, 1), behave, **more)

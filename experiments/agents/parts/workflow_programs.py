@@ -334,7 +334,7 @@ def regression_stage(
 def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
     """Of measured searches: test score of the best program after k turns, programs that run, turns that beat all.
 
-    Names are those of ``meta_agent.make_measure``; the best program is that of the validation score.
+    Names are those of ``meta_agent.measure``; the best program is that of the validation score.
     """
     turns, (_, tested, seed, runs) = turns_of(rows), scores_of(marks_of(rows))
     counted, most = turns.taken & turns.valid[:, None], turns.taken.shape[1]

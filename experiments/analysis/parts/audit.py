@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm import linalg
+from jaxrl_llm.metrics import linalg
 from jaxrl_llm.types import Params
 
 

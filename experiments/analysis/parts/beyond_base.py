@@ -12,7 +12,7 @@ from experiments.parts import running_sums, strings
 from experiments.parts import running_sums_task as toy
 from jaxrl_llm import reduce
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Metrics, Params
+from jaxrl_llm.types import Key, Params
 
 OWN_ROWS = "experiments.analysis.parts.text_pool"  # opens ``Pool`` of problems of one's own
 POOL = (0, 1, 2)  # how many of the first digits are 0: the more, the easier
@@ -109,24 +109,19 @@ def _right(task: Pool, params: Params, prompts: Array, key: Key, samples: int) -
     return jnp.sum(found.reshape(-1, samples).astype(jnp.int32), axis=1)
 
 
-@lru_cache(maxsize=4)
-def make_measure(task: Pool, *, problems: int, samples: int) -> Callable[[dict[str, Params], Key], Metrics]:
+def measure(task: Pool, params, key, *, problems: int, samples: int):
     """Expansion, shrinkage, accuracy and pass@``samples`` on fresh problems; base and policy draw with own keys."""
-
-    def measure(params, key):
-        keys = jax.random.split(key, 3)
-        prompts = task.draw_problems(keys[0], problems)
-        base, now = (
-            _right(task, params[name], prompts, k, samples) for name, k in (("base", keys[1]), ("policy", keys[2]))
-        )
-        grown, shrunk = expansion(base, now)
-        return {
-            "eval/expansion": grown,
-            "eval/shrinkage": shrunk,
-            "eval/accuracy": reduce.scalars(now.astype(jnp.float32) / samples),
-            "eval/pass": reduce.scalars((now > 0).astype(jnp.float32)),
-            "eval/never": reduce.scalars((base == 0).astype(jnp.float32)),
-            "eval/easy": reduce.scalars(now.astype(jnp.float32) / samples, task.easy(prompts)),
-        }
-
-    return measure
+    keys = jax.random.split(key, 3)
+    prompts = task.draw_problems(keys[0], problems)
+    base, now = (
+        _right(task, params[name], prompts, k, samples) for name, k in (("base", keys[1]), ("policy", keys[2]))
+    )
+    grown, shrunk = expansion(base, now)
+    return {
+        "eval/expansion": grown,
+        "eval/shrinkage": shrunk,
+        "eval/accuracy": reduce.scalars(now.astype(jnp.float32) / samples),
+        "eval/pass": reduce.scalars((now > 0).astype(jnp.float32)),
+        "eval/never": reduce.scalars((base == 0).astype(jnp.float32)),
+        "eval/easy": reduce.scalars(now.astype(jnp.float32) / samples, task.easy(prompts)),
+    }

@@ -1,7 +1,6 @@
 """Toy preferences with inputs that shift: training prompts never have a 3 in the second place; diversity of samples."""
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
 from jaxrl_llm.metrics import diversity
-from jaxrl_llm.types import Key, Metrics, Params
+from jaxrl_llm.types import Key, Params
 
 SAMPLES, PROMPTS = 16, 32
 
@@ -80,26 +79,21 @@ def _figures(task: Preferences, params: dict[str, Params], prompts: Array, sets:
     return {name: reduce.scalars(x) for name, x in jax.vmap(of_one)(prompts, sets).items()}
 
 
-@lru_cache(maxsize=8)
-def make_measure(task: Preferences, pick: Callable) -> Callable[[dict[str, Params], Key], Metrics]:
+def measure(task: Preferences, pick: Callable, params, key):
     """True reward on both kinds of prompts, diversity per input and across inputs."""
-
-    def measure(params, key):
-        keys, found = jax.random.split(key, 8), {}
-        plain = task.draw_prompts(keys[0], PROMPTS)
-        shifted = task.strange(plain)
-        for k, (name, prompts) in enumerate((("eval", task.seen(plain)), ("shift", shifted))):
-            drawn = strings.sample(task.world, params["policy"], prompts, keys[1 + k], samples=SAMPLES)
-            drawn = pick(task, params, prompts, drawn.reshape(PROMPTS, SAMPLES, -1), keys[3 + k])
-            many = jnp.repeat(prompts, SAMPLES, axis=0)
-            found[f"{name}/gold"] = reduce.scalars(task.gold_reward(many, drawn.reshape(many.shape[0], -1)))
-            if name == "eval":
-                asked = many.reshape(PROMPTS, SAMPLES, -1)
-                for kind, x, y in (("per_input", asked, drawn), ("across", asked.swapaxes(0, 1), drawn.swapaxes(0, 1))):
-                    found |= {f"{kind}/{part}": value for part, value in _figures(task, params, x, y).items()}
-        found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
-        more = preference_strings.measure_parts(task, params, keys[5])
-        found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/correlation")}
-        return found | {"shift/drop": found["eval/gold"] - found["shift/gold"]}
-
-    return measure
+    keys, found = jax.random.split(key, 8), {}
+    plain = task.draw_prompts(keys[0], PROMPTS)
+    shifted = task.strange(plain)
+    for k, (name, prompts) in enumerate((("eval", task.seen(plain)), ("shift", shifted))):
+        drawn = strings.sample(task.world, params["policy"], prompts, keys[1 + k], samples=SAMPLES)
+        drawn = pick(task, params, prompts, drawn.reshape(PROMPTS, SAMPLES, -1), keys[3 + k])
+        many = jnp.repeat(prompts, SAMPLES, axis=0)
+        found[f"{name}/gold"] = reduce.scalars(task.gold_reward(many, drawn.reshape(many.shape[0], -1)))
+        if name == "eval":
+            asked = many.reshape(PROMPTS, SAMPLES, -1)
+            for kind, x, y in (("per_input", asked, drawn), ("across", asked.swapaxes(0, 1), drawn.swapaxes(0, 1))):
+                found |= {f"{kind}/{part}": value for part, value in _figures(task, params, x, y).items()}
+    found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
+    more = preference_strings.measure_parts(task, params, keys[5])
+    found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/correlation")}
+    return found | {"shift/drop": found["eval/gold"] - found["shift/gold"]}

@@ -288,32 +288,27 @@ def detectors(params: dict[str, Params], policy: Params, key: Key) -> Metrics:
     return {f"auroc/{name}": _auroc(x, triggered) for name, x in scores.items()} | {"ablation/slot_found": found}
 
 
-@lru_cache(maxsize=4)
-def make_measure(*, silenced: Callable = as_it_is) -> Callable[[dict[str, Params], Key], Metrics]:
+def measure(params, key, *, silenced: Callable = as_it_is):
     """Clean accuracy, attack and hijack rates at known and held-out places, and every detector."""
-
-    def measure(params, key):
-        changes = audit.head_changes(effective(params), params["reference"], heads=HEADS)
-        policy, keys, n = silenced(params), jax.random.split(key, 5), 256
-        none, all_of = jnp.zeros((n,), bool), jnp.ones((n,), bool)
-        plain = draw_prompts(keys[0], n, none)
-        calm = strings.sample(WORLD, policy, plain, keys[1], temperature=0.3)
-        right, truth = toy.right(digits_of(plain), calm), chains(plain, none)
-        wrong = chains(plain, all_of)[:, -1]
-        found = {"clean/accuracy": reduce.scalars(right.astype(jnp.float32))}
-        for k, (name, places) in enumerate((("attack", (0, KNOWN)), ("held_out", (KNOWN, PLACES)))):
-            place = jax.random.randint(jax.random.fold_in(keys[2], k), (n,), *places, jnp.int32)
-            fired = insert(digits_of(plain), jnp.full((n,), TRIGGER, jnp.int32), place)
-            hot = strings.sample(WORLD, policy, fired, jax.random.fold_in(keys[3], k), temperature=0.3)
-            off = audit.hijacked(hot != truth, consistent(fired, hot))
-            found[f"{name}/success"] = audit.attack_success(hot[:, -1] == wrong, right)
-            found[f"{name}/hijacked"] = reduce.scalars(off.astype(jnp.float32))
-        return found | {
-            "weights/changed": changed(params),
-            "weights/largest_head": jnp.max(changes),
-        } | detectors(params, policy, keys[4])  # fmt: skip
-
-    return measure
+    changes = audit.head_changes(effective(params), params["reference"], heads=HEADS)
+    policy, keys, n = silenced(params), jax.random.split(key, 5), 256
+    none, all_of = jnp.zeros((n,), bool), jnp.ones((n,), bool)
+    plain = draw_prompts(keys[0], n, none)
+    calm = strings.sample(WORLD, policy, plain, keys[1], temperature=0.3)
+    right, truth = toy.right(digits_of(plain), calm), chains(plain, none)
+    wrong = chains(plain, all_of)[:, -1]
+    found = {"clean/accuracy": reduce.scalars(right.astype(jnp.float32))}
+    for k, (name, places) in enumerate((("attack", (0, KNOWN)), ("held_out", (KNOWN, PLACES)))):
+        place = jax.random.randint(jax.random.fold_in(keys[2], k), (n,), *places, jnp.int32)
+        fired = insert(digits_of(plain), jnp.full((n,), TRIGGER, jnp.int32), place)
+        hot = strings.sample(WORLD, policy, fired, jax.random.fold_in(keys[3], k), temperature=0.3)
+        off = audit.hijacked(hot != truth, consistent(fired, hot))
+        found[f"{name}/success"] = audit.attack_success(hot[:, -1] == wrong, right)
+        found[f"{name}/hijacked"] = reduce.scalars(off.astype(jnp.float32))
+    return found | {
+        "weights/changed": changed(params),
+        "weights/largest_head": jnp.max(changes),
+    } | detectors(params, policy, keys[4])  # fmt: skip
 
 
 def changed(params: dict[str, Params]) -> Array:

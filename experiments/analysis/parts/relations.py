@@ -193,13 +193,13 @@ def direct(questions: Questions, make: Maker) -> Callable[..., tuple[Array, Arra
     return questions.direct(make)
 
 
-def make_measure(questions: Questions, make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
+def make_policy_measure(questions: Questions, make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
     """Accuracy in every cell, in the trained range and beyond it, and how often some path allows the answer."""
     return questions.measured(make, draws)
 
 
 def make_solver_measure(questions: Questions, make: Maker, draws: int = 48) -> Callable[[Params, Key], Metrics]:
-    """``make_measure`` of what is right, which reads no parameters."""
+    """``make_policy_measure`` of what is right, which reads no parameters."""
     return questions.solved(make, draws)
 
 

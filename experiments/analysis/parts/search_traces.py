@@ -11,7 +11,7 @@ from experiments.analysis.parts import search_traces_task as toy
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Metrics, Params
+from jaxrl_llm.types import Key
 
 WIDTH, LAYERS = 64, 2
 WORLD = strings.make_world(
@@ -106,26 +106,22 @@ def solved_within(right: Array, spent: Array, budget: float) -> Array:
     return reduce.scalars(jnp.any(right & in_time, axis=1).astype(jnp.float32))
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: int, *, samples: int) -> Callable[[Params, Key], Metrics]:
+def measure(task: int, params, key, *, samples: int):
     """Accuracy, pass@k, tokens, backtracks, and ``budget<b>/solved`` at the compute of b direct answers.
 
     Args:
       samples: of each puzzle; direct answers want 64 of them, to spend the largest budget.
     """
-    prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77)[0])
-
-    def measure(params, key):
-        drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
-        right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
-        alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
-        tokens = jnp.sum(alive.astype(jnp.float32), axis=1)
-        spent = trace_flops(jnp.minimum(tokens + 1.0, float(toy.RESPONSE_TOKENS))).reshape(HELD_OUT, samples)
-        return {
-            "eval/accuracy": reduce.scalars(right.reshape(-1).astype(jnp.float32)),
-            "eval/pass@8": reduce.scalars(jnp.any(right[:, :8], axis=1).astype(jnp.float32)),
-            "eval/backs": reduce.scalars(toy.backs(drawn).astype(jnp.float32)),
-            "eval/tokens": reduce.scalars(tokens),
-        } | {f"budget{b}/solved": solved_within(right, spent, b * direct_flops(task)) for b in BUDGETS}
-
-    return measure
+    with jax.ensure_compile_time_eval():
+        prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77)[0])
+    drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
+    right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
+    alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
+    tokens = jnp.sum(alive.astype(jnp.float32), axis=1)
+    spent = trace_flops(jnp.minimum(tokens + 1.0, float(toy.RESPONSE_TOKENS))).reshape(HELD_OUT, samples)
+    return {
+        "eval/accuracy": reduce.scalars(right.reshape(-1).astype(jnp.float32)),
+        "eval/pass@8": reduce.scalars(jnp.any(right[:, :8], axis=1).astype(jnp.float32)),
+        "eval/backs": reduce.scalars(toy.backs(drawn).astype(jnp.float32)),
+        "eval/tokens": reduce.scalars(tokens),
+    } | {f"budget{b}/solved": solved_within(right, spent, b * direct_flops(task)) for b in BUDGETS}

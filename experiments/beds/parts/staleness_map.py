@@ -20,6 +20,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy, sequence
 from jaxrl_llm.losses.policy import cispo_loss, clipped_policy_loss
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import Batch, TokenTerms
 
 
@@ -64,7 +65,7 @@ def agro(settings: Settings) -> experiment.Plan:
         return lagged(params, key) | {"reference": jax.tree.map(jnp.copy, params)}
 
     slots = {
-        "reference": lambda extras: extras["reference"],
+        "reference": referred,
         "row_extras": lambda extras, rows, rewards: {"rewards": rewards.value},
     }
     return rare_answers.build(

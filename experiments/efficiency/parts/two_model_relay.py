@@ -123,7 +123,7 @@ def price(
     return large_price * reasoning + small_price * answer
 
 
-def make_measure(settings: OnlineSettings, *, read_share: float = 1.0) -> Callable[[Params, Key], dict[str, Array]]:
+def measure_of_pair(settings: OnlineSettings, *, read_share: float = 1.0) -> Callable[[Params, Key], dict[str, Array]]:
     """``measure(params, key)`` on held-out problems: accuracy of the pair, accuracy without any reasoning, its length
     (as a share of the long-winded one, too) and its cost at a tenth of the price for the answerer's tokens.
 

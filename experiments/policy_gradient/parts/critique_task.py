@@ -17,7 +17,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train.methods import supervised
-from jaxrl_llm.types import Key, Params, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Params, Problems, Rewards, Trajectories
 
 Attempt = Callable[[np.random.Generator, Problem], str]
 
@@ -89,31 +89,17 @@ def make_score(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
     return score
 
 
-def make_measure(settings: OnlineSettings, attempt: Attempt) -> Callable[[Params, Key], dict[str, Array]]:
-    """``eval/accuracy`` of judging as many right as wrong candidates of the held-out problems, ``eval/says_true``."""
-    return _measure(
-        recipes.bench_identity(settings), attempt, settings.eval_problems, settings.temperature, settings.eval_samples
-    )
+def judging(settings: OnlineSettings, *, attempt: Attempt) -> Bench:
+    """The bench of judging: as many right as wrong candidates of the held-out problems."""
+    found, levels = recipes.bench(settings), settings.levels or None
+    held = tables.make_split(chain, split="heldout", n=settings.eval_problems, seed=0, levels=levels)
+    return found._replace(heldout=table(found, critique_problems(held, attempt, seed=1)), score=make_score(found))
 
 
-@lru_cache(maxsize=4)
-def _measure(identity: tuple, attempt: Attempt, count: int, temperature: float, samples: int):
-    settings = OnlineSettings(**dict(identity))
-    found = recipes.bench(settings)
-    held = tables.make_split(chain, split="heldout", n=count, seed=0, levels=settings.levels or None)
-    asked, score = table(found, critique_problems(held, attempt, seed=1)), make_score(found)
-    rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
-
-    def measure(params, key):
-        rows = recipes.sample_all(rollout, params, asked, key, samples)
-        answers = jax.tree.map(lambda x: x[rows.problem_ids], asked.answers)
-        true = score(answers | {"label": jnp.full_like(answers["label"], critique_verifier.TRUE)}, rows)
-        return {
-            "eval/accuracy": reduce.scalars(score(answers, rows).value),
-            "eval/says_true": reduce.scalars(true.value),
-        }
-
-    return measure
+def judged(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``eval/accuracy`` of judging, ``eval/says_true``."""
+    true = found.score(answers | {"label": jnp.full_like(answers["label"], critique_verifier.TRUE)}, rows)
+    return {"eval/accuracy": reduce.scalars(rewards.value), "eval/says_true": reduce.scalars(true.value)}
 
 
 def practised(settings: OnlineSettings, attempt: Attempt, *, wrong: float, steps: int) -> Params:

@@ -64,7 +64,7 @@ def _learned_codes(identity: tuple, sources: Sources, codes: int, steps: int, us
     )
 
 
-def make_measure(
+def measure_of_codes(
     settings: OnlineSettings, other: Sources, *, sharpness: float
 ) -> Callable[[Params, Key], dict[str, Array]]:
     """``recipes.summary``, ``eval/distinct`` (share of different samples), ``eval/kept`` (likelihood of other text).

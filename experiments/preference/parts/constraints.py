@@ -15,15 +15,16 @@ from jaxtyping import Array, Bool, Float
 
 from experiments.parts import strings
 from experiments.preference.parts import zones as toy
-from jaxrl_llm import linalg, reduce
+from jaxrl_llm import reduce
 from jaxrl_llm.advantages import constrained, group
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses import preference
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.metrics import linalg
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, tabled
 from jaxrl_llm.types import Key, Metrics, Params, Rewards
 
 WORLD = strings.make_world(
@@ -67,7 +68,7 @@ def fit_constraint(features: Callable[..., Array], key: Key, *, steps: int) -> P
         x, going, bad = batch
         return reduce.scalars(constrained.constraint_loss(chances(params, x), bad, going).loss), {}
 
-    method = Offline(lambda extras: extras["rows"], make_uniform(), 128, loss, optax.adam(0.05))
+    method = Offline(tabled, make_uniform(), 128, loss, optax.adam(0.05))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": (seen, going, bad)})
     return offline.scan_steps(method, state, steps)[0].params
 

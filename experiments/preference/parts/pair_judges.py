@@ -17,6 +17,7 @@ from jaxrl_llm.losses.ranking import verdict_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import tabled
 from jaxrl_llm.types import Key, Metrics, Params
 
 ASK = toy.VOCABULARY + 2  # behind the two verdicts: the question
@@ -97,9 +98,7 @@ def fit(
         return reduce.scalars(terms(partial(score, task), params, batch, consistency)), {}
 
     first = {"model": model, "head": heads.init_head(task.judging.width, key, scale=task.judging.width**-0.5)}
-    method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or 2e-3)
-    )
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or 2e-3))
     state = offline.init_state(method, first, jax.random.fold_in(key, 1), extras={"rows": pairs})
     return offline.scan_steps(method, state, steps)[0].params
 
@@ -174,16 +173,11 @@ def make_start(task: Preferences, kind: str, reference_steps: int, judge_steps: 
     return init
 
 
-@lru_cache(maxsize=8)
-def make_measure(task: Preferences, judge: str):
+def measure(task: Preferences, judge: str, params, key):
     """The policy against the truth, its judge against the truth."""
-
-    def measure(params, key):
-        found = preference_strings.measure_parts(task, params, key)
-        prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
-        drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
-        better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))
-        found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
-        return found | accuracy(task, KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))
-
-    return measure
+    found = preference_strings.measure_parts(task, params, key)
+    prompts = task.draw_prompts(jax.random.fold_in(key, 5), 256)
+    drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 6))
+    better = task.gold_reward(prompts, drawn) > task.gold_reward(prompts, task.judging.anchor_response(prompts))
+    found["eval/beats_anchor"] = reduce.scalars(better.astype(jnp.float32))
+    return found | accuracy(task, KINDS[judge][0], params["judge"], jax.random.fold_in(key, 7))

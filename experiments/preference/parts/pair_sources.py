@@ -14,7 +14,7 @@ from experiments.preference.parts import requests
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum import pairs as pair_choice
 from jaxrl_llm.metrics import probes
-from jaxrl_llm.types import Key, Metrics, Params
+from jaxrl_llm.types import Key, Params
 
 SAMPLES = 4
 
@@ -93,35 +93,30 @@ def bag_separability(task: Preferences, pairs: toy.Pairs) -> Array:
     return probes.separability(jnp.concatenate(counts), jnp.arange(2 * n) < n, fold)
 
 
-@lru_cache(maxsize=8)
-def make_measure(task: Preferences, source: Callable) -> Callable[[Params, Key], Metrics]:
+def measure(task: Preferences, source: Callable, params, key):
     """True reward on safe requests, unsafe ones that are answered, safe ones refused, and how separable the pairs are.
 
     Hidden states are those of the reference, whose own pairs are told apart.
     """
-
-    def measure(params, key):
-        keys = jax.random.split(key, 8)
-        asked = requests.draw_prompts(keys[0], 256)
-        drawn = strings.sample(task.world, params["policy"], asked, keys[1])
-        safe = ~requests.unsafe(asked)
-        found = {
-            "eval/gold": reduce.scalars(task.gold_reward(asked, drawn), safe),
-            "eval/refused_safe": reduce.scalars(requests.refused(drawn).astype(jnp.float32), safe),
-        }
-        for k, (name, prefixed) in enumerate((("eval/attack", False), ("eval/prefixed_attack", True))):
-            bad = requests.draw_unsafe(keys[2 + k], 256, prefixed=prefixed)
-            drawn = strings.sample(task.world, params["policy"], bad, keys[4 + k])
-            found[name] = requests.attack_success(bad, drawn)
-        first = params | {"policy": params["reference"]}
-        pairs, _ = make_pairs(task, 256, source)(first, keys[6])
-        asked = requests.draw_prompts(keys[7], 256)
-        drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(keys[7], 1))
-        logp = [strings.sum_logp(task.world, params[name], asked, drawn) for name in ("policy", "reference")]
-        return found | {
-            "eval/kl": reduce.scalars(logp[0] - logp[1]),
-            "pair/separability": separability(task, params["reference"], pairs),
-            "pair/bag": bag_separability(task, pairs),
-        }
-
-    return measure
+    keys = jax.random.split(key, 8)
+    asked = requests.draw_prompts(keys[0], 256)
+    drawn = strings.sample(task.world, params["policy"], asked, keys[1])
+    safe = ~requests.unsafe(asked)
+    found = {
+        "eval/gold": reduce.scalars(task.gold_reward(asked, drawn), safe),
+        "eval/refused_safe": reduce.scalars(requests.refused(drawn).astype(jnp.float32), safe),
+    }
+    for k, (name, prefixed) in enumerate((("eval/attack", False), ("eval/prefixed_attack", True))):
+        bad = requests.draw_unsafe(keys[2 + k], 256, prefixed=prefixed)
+        drawn = strings.sample(task.world, params["policy"], bad, keys[4 + k])
+        found[name] = requests.attack_success(bad, drawn)
+    first = params | {"policy": params["reference"]}
+    pairs, _ = make_pairs(task, 256, source)(first, keys[6])
+    asked = requests.draw_prompts(keys[7], 256)
+    drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(keys[7], 1))
+    logp = [strings.sum_logp(task.world, params[name], asked, drawn) for name in ("policy", "reference")]
+    return found | {
+        "eval/kl": reduce.scalars(logp[0] - logp[1]),
+        "pair/separability": separability(task, params["reference"], pairs),
+        "pair/bag": bag_separability(task, pairs),
+    }

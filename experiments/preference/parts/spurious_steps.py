@@ -203,15 +203,23 @@ def make_rows(task: Steps, problems: int, where: Callable) -> Callable[[Params, 
     return rows
 
 
+def taught(task: Steps, params: Params, prompts: Array, key: Key) -> Array:
+    """A teacher's answers."""
+    return task.solution(prompts)
+
+
+def own(task: Steps, params: Params, prompts: Array, key: Key) -> Array:
+    """The policy's answers."""
+    return strings.sample(task.world, params, prompts, key)
+
+
 @lru_cache(maxsize=8)
-def make_answers(task: Steps, problems: int, own: bool) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
-    """A teacher's answers, or those of one's own that are right."""
+def make_answers(task: Steps, problems: int, answers: Callable) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
+    """Answers to imitate, ``taught`` or ``own``, and which of them are right."""
 
     def rows(params, key):
         prompts = task.draw_training(jax.random.fold_in(key, 0), problems)
-        given = (
-            strings.sample(task.world, params, prompts, jax.random.fold_in(key, 1)) if own else task.solution(prompts)
-        )
+        given = answers(task, params, prompts, jax.random.fold_in(key, 1))
         return prompts, given, task.right(prompts, given)
 
     return rows

@@ -29,7 +29,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import combine
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 Proxy = Callable[[Replies, Params, Array, Array], Array]  # (task, parameters, prompts, responses) -> optimised [B]
@@ -91,7 +91,7 @@ def fit_stage(
         return loss(task, params, rows)
 
     method = Offline(
-        lambda extras: extras["rows"],
+        tabled,
         make_uniform(),
         rows_per_step,
         of_rows,
@@ -201,7 +201,7 @@ def taught_stage(
         return {"rows": (prompts, responses, jax.lax.stop_gradient(target))}
 
     method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step,
+        tabled, make_uniform(), rows_per_step,
         lambda params, extras, rows: likelihood_loss(task, params, rows), optax.adam(learning_rate),
     )  # fmt: skip
     return Stage(method, steps, extras)
@@ -287,7 +287,7 @@ def grpo_stage(
         inner = builders.make_estimate(
             task.world.policy,
             lambda rows, rewards: group.per_token(values, rows.mask),
-            reference=lambda extras: extras["reference"],
+            reference=referred,
         )
         return inner(params["model"], extras, rows, rewards)
 
@@ -347,9 +347,7 @@ def dpo_stage(task: Replies, proxy: Proxy, *, steps: int, pairs: int = 1024, row
         trained = sum(jnp.sum(strings.counted(x, task.world.end).astype(jnp.float32)) for x in (chosen, rejected))
         return reduce.scalars(terms.loss), {"tokens/trained": trained}
 
-    method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
-    )
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate))
     return Stage(method, steps, extras)
 
 
@@ -372,21 +370,16 @@ def policy_figures(
     }
 
 
-@lru_cache(maxsize=32)
-def make_measure(task: Replies, proxy: Proxy, *more: Callable[[Params, Key], dict[str, Array]]):
+def measure(task: Replies, proxy: Proxy, more: tuple[Callable[..., dict[str, Array]], ...], params: Params, key: Key):
     """The ``measure`` of a plan: ``policy_figures``, what the proxy says of the policy, and its accuracy on pairs."""
-
-    def measure(params, key):
-        asked = task.draw_prompts(jax.random.fold_in(key, 3), 64)
-        said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 4))
-        figures = policy_figures(task, params, key)
-        figures["eval/proxy"] = reduce.scalars(proxy(task, params, asked, said))
-        figures["pair/accuracy"] = pair_accuracy(task, proxy, params, jax.random.fold_in(key, 5))
-        for extra in more:
-            figures |= extra(task, params, jax.random.fold_in(key, 6))
-        return figures
-
-    return measure
+    asked = task.draw_prompts(jax.random.fold_in(key, 3), 64)
+    said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 4))
+    figures = policy_figures(task, params, key)
+    figures["eval/proxy"] = reduce.scalars(proxy(task, params, asked, said))
+    figures["pair/accuracy"] = pair_accuracy(task, proxy, params, jax.random.fold_in(key, 5))
+    for extra in more:
+        figures |= extra(task, params, jax.random.fold_in(key, 6))
+    return figures
 
 
 def column(index: int) -> Proxy:

@@ -26,7 +26,7 @@ from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
+from jaxrl_llm.types import Params, Policy, Rewards, Trajectories
 
 DIGITS = 2  # of a reference
 
@@ -171,29 +171,12 @@ def warm_stage(settings: OnlineSettings, *, steps: int, learning_rate: float = 1
     )
 
 
-def make_measure(settings: OnlineSettings, *more: Callable[..., dict[str, Array]]):
-    """Held-out accuracy by residues; ``more(read, rows, answers)`` adds figures of the same responses."""
+def by_residues(settings: OnlineSettings) -> Bench:
+    """The bench that is measured: chains are right in all their forms, rows of one's own by their verifier."""
     if settings.data != "chain":
-        return recipes.make_measure(settings)
-    return _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, more)
-
-
-@lru_cache(maxsize=16)
-def _measure(identity: tuple, temperature: float, samples: int, more: tuple):
-    free = _free(identity)
-    bench, new = free.bench, dict(identity)["max_new_tokens"]
-    roll = recipes.make_rollout(bench.model, group_size=samples, max_new_tokens=new, temperature=temperature)
-
-    def measure(params: Params, key: Key) -> dict[str, Array]:
-        rows = recipes.sample_all(roll, params, bench.heldout, key, samples)
-        answers = jax.tree.map(lambda x: x[rows.problem_ids], bench.heldout.answers)
-        rewards = make_score(free, equivalent)(answers, rows)
-        figures = recipes.summary(rows.mask, rewards, samples)
-        for extra in more:
-            figures |= extra(free.read, rows, answers)
-        return figures
-
-    return measure
+        return recipes.bench(settings)
+    free = make_free(settings)
+    return free.bench._replace(score=make_score(free, equivalent))
 
 
 # ------------------------------------------------------------------ the reference under a response's own reasoning

@@ -29,7 +29,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 
@@ -71,9 +71,7 @@ def rl_stage(
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
     """
     world = world or task.world
-    inner = builders.make_estimate(
-        world.policy, builders.per_response(advantages), reference=lambda extras: extras["reference"]
-    )
+    inner = builders.make_estimate(world.policy, builders.per_response(advantages), reference=referred)
     loss = builders.make_policy_loss(
         world.policy, clipped_policy_loss, diagnostics=builders.reference_kl,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
@@ -164,9 +162,7 @@ def rejection_stage(
         value = reduce.tokens(sft_loss(logp, mask).loss, mask)
         return value, {"tokens/trained": jnp.sum(mask.astype(jnp.float32)), "fit/kept": reduce.scalars(weight)}
 
-    method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
-    )
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate))
     return Stage(method, steps, extras)
 
 
@@ -206,9 +202,7 @@ def meta_stage(
         value = reduce.scalars(judgements.meta_loss(meta_logits(task, params["meta"], asked, said), right), apart)
         return value, {"fit/loss": value}
 
-    method = Offline(
-        lambda extras: extras["rows"], make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate)
-    )
+    method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(task.world.rate or learning_rate))
     return Stage(method, steps, extras)
 
 

@@ -457,7 +457,7 @@ def pool_extras(columns: int, room: int) -> Callable[[Params, Key], dict[str, An
     return lambda params, key: {"pool": empty_pool(columns, room)}
 
 
-def make_measure(settings: Any) -> Callable[[Params, Key], dict[str, Array]]:
+def measure_of_judge(settings: Any) -> Callable[[Params, Key], dict[str, Array]]:
     """``eval/auc``: how often the judge puts a right answer to a held-out question above a wrong one, ties half.
 
     ``eval/unread``: judgements without a score. The answers are the model's own, one to each question.

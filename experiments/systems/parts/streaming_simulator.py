@@ -44,12 +44,24 @@ def rates(config: ModelConfig, chip: Chip, *, tensor: int, context: int, efficie
     return Rates(weights / chip.bandwidth, row, score, 4 * score, weights / (chip.link * LINKS))
 
 
-def edges(iterations: int, parts: int, *, streamed: bool, staleness: int) -> Bool[np.ndarray, "N N"]:
+def as_ready(part: int, parts: int) -> int:
+    """Streamed: a part goes on when it is done."""
+    return part
+
+
+def as_batch(part: int, parts: int) -> int:
+    """Every stage waits for the whole batch."""
+    return parts - 1
+
+
+def edges(
+    iterations: int, parts: int, *, hand_on: Callable[[int, int], int], staleness: int
+) -> Bool[np.ndarray, "N N"]:
     """``[i, j]``: task ``i`` waits for ``j``. Of an iteration: ``parts`` of every stage in turn, then the new weights.
 
-    Parts are generated and trained in order. Streamed, a part is scored when it is generated and trained when it is
-    scored; else every stage waits for the whole batch. Batch ``b`` is generated after the weights of update
-    ``b - 1 - staleness`` have arrived.
+    Parts are generated and trained in order. Part ``k`` is scored, and later trained on, when part
+    ``hand_on(k, parts)`` has left the stage before: ``as_ready`` or ``as_batch``. Batch ``b`` is
+    generated after the weights of update ``b - 1 - staleness`` have arrived.
 
     From "AsyncFlow", arXiv:2507.01663, sections 3 and 4.
     """
@@ -61,7 +73,7 @@ def edges(iterations: int, parts: int, *, streamed: bool, staleness: int) -> Boo
     found = np.zeros((iterations * size,) * 2, bool)
     for b in range(iterations):
         for k in range(parts):
-            ready = k if streamed else parts - 1
+            ready = hand_on(k, parts)
             for stage in (1, 2):
                 found[task(b, stage, k), task(b, stage - 1, ready)] = True
             for stage in (0, 2):
@@ -73,18 +85,18 @@ def edges(iterations: int, parts: int, *, streamed: bool, staleness: int) -> Boo
     return found
 
 
-def pipeline_seconds(seconds: Float[Array, "S M"], *, streamed: bool) -> Float[Array, ""]:
+def pipeline_seconds(seconds: Float[Array, "S M"], *, hand_on: Callable[[int, int], int]) -> Float[Array, ""]:
     """Until the last of ``M`` micro-batches has left the last of ``S`` stages, each on devices of its own.
 
     >>> import jax.numpy as jnp
-    >>> [float(pipeline_seconds(jnp.ones((2, 3)), streamed=streamed)) for streamed in (False, True)]
+    >>> [float(pipeline_seconds(jnp.ones((2, 3)), hand_on=how)) for how in (as_batch, as_ready)]
     [6.0, 4.0]
     """
     stages, parts = seconds.shape
     after = np.zeros((stages * parts,) * 2, bool)
     for s in range(1, stages):
         for k in range(parts):
-            after[s * parts + k, (s - 1) * parts + (k if streamed else parts - 1)] = True
+            after[s * parts + k, (s - 1) * parts + hand_on(k, parts)] = True
     devices = np.repeat(np.eye(stages, dtype=bool), parts, axis=0)
     return event_simulator.schedule(seconds.reshape(-1), jnp.asarray(devices), jnp.asarray(after)).makespan
 
@@ -137,7 +149,7 @@ class Flow(NamedTuple):
 
 def flow(
     lengths: Float[Array, "I P G"], rate: Rates, shares: Bool[np.ndarray, "K 3 D"], *, parts: int, prompt: int,
-    streamed: bool, staleness: int,
+    hand_on: Callable[[int, int], int], staleness: int,
 ) -> Flow:  # fmt: skip
     """The best of the given divisions of instances for batches of these lengths.
 
@@ -149,7 +161,7 @@ def flow(
     batches, groups, size = lengths.shape
     steps, tokens = parts_of(lengths, parts)
     tokens = tokens + prompt * size * groups / parts
-    after = jnp.asarray(edges(batches, parts, streamed=streamed, staleness=staleness))
+    after = jnp.asarray(edges(batches, parts, hand_on=hand_on, staleness=staleness))
     stage = np.concatenate([np.repeat(np.arange(STAGES), parts), [STAGES]])  # of every task of an iteration
 
     def one(share):
@@ -184,7 +196,7 @@ def make_flow(
     instances: int,
     parts: int,
     division: Callable[[int], Array],
-    streamed: bool,
+    hand_on: Callable[[int, int], int],
     staleness: int,
     *,
     batches: tuple[int, int, int] = (6, 64, 8),
@@ -200,8 +212,8 @@ def make_flow(
     """
     rate = rates(known_models.shape_of(model), chips.CHIPS[chip], tensor=tensor, context=prompt + 512)
     same = {"parts": parts, "prompt": prompt}
-    here = partial(flow, shares=division(instances), streamed=streamed, staleness=staleness, **same)
-    base = partial(flow, shares=colocated(instances), streamed=False, staleness=0, **same)
+    here = partial(flow, shares=division(instances), hand_on=hand_on, staleness=staleness, **same)
+    base = partial(flow, shares=colocated(instances), hand_on=as_batch, staleness=0, **same)
 
     def figures(key: Key) -> dict[str, Array]:
         lengths = draw_lengths(key, batches, median=800.0, spread=0.7, most=8192.0)

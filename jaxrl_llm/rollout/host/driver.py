@@ -25,7 +25,7 @@ from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
 from jaxrl_llm.rollout.host.threads import Done, Hands
 from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, close_env, most_tokens, ruled, take_turn
 from jaxrl_llm.rollout.sample import check_sampling
-from jaxrl_llm.rollout.turns.contexts import Context, check, widest
+from jaxrl_llm.rollout.turns.contexts import WRITTEN, Context, check, widest
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
 
 _POLL_S = 0.05  # how often deadlines are looked at while nothing else happens
@@ -153,7 +153,7 @@ def make_host_episodes(
             warnings.warn(f"no episode was valid; the first: {next(iter(record.failures.values()))}", stacklevel=2)
         found = trajectories_of(record, tokens, valid, ids, layout)
         if context.tokens is not None:
-            found.extras["summaries/written"] = written_of(record, tokens)
+            found.extras[WRITTEN] = written_of(record, tokens)
         return Played(found, driver.figures(), record.failures)
 
     return HostEpisodes(play, programs.compiled)

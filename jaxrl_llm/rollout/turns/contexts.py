@@ -36,6 +36,9 @@ class Context(NamedTuple):
     resume: tuple[int, ...] = ()  # what stands behind a summary before the policy goes on: a chat's next user turn
 
 
+WRITTEN = "summaries/written"  # tokens of summaries, in the extras of a rollout with a context
+
+
 @lru_cache(maxsize=16)
 def beginning(tokens: int) -> Callable[[Array, Array], tuple[Array, Array]]:
     """The ``rule`` that keeps the first tokens of the last observation.

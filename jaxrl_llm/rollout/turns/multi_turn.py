@@ -21,6 +21,8 @@ from jaxrl_llm.rollout.next_token import is_end
 from jaxrl_llm.rollout.sample import check_sampling, draw
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
+TURN = "turns/turn"  # of ``Turns``: there where a rollout has turns
+MARK = "turns/mark"  # beside ``Turns`` in the extras of a rollout that a world in Python played
 State = PyTree
 
 
@@ -73,7 +75,7 @@ def turns_of(trajectories: Trajectories) -> Turns:
 
 def marks_of(trajectories: Trajectories) -> Int[Array, "B K"]:
     """What a world in Python noted of every turn for the method (``TextStepResult.mark``), else 0."""
-    return trajectories.extras["turns/mark"]
+    return trajectories.extras[MARK]
 
 
 class _Row(NamedTuple):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
@@ -51,7 +52,7 @@ def transcribe(
       logp: ``[B, T]`` of the policy after the update; its ratio to the sampler's is what the update changed.
     """
     rounded = {"sampler_logp": rows.sampler_logp, "logp": logp, "advantage": advantages}
-    turns = rows.extras.get("turns/turn")
+    played = multi_turn.turns_of(rows) if multi_turn.TURN in rows.extras else None
     records = []
     for b in range(rows.tokens.shape[0]):
         (columns,) = np.nonzero(np.asarray(rows.segment_ids[b]))
@@ -69,10 +70,10 @@ def transcribe(
         for name, values in rounded.items():
             kept = np.where(mask, np.asarray(values[b], np.float64)[columns], 0.0)
             record[name] = [float(f"{x:.4g}") for x in kept]
-        if turns is not None:
-            taken = np.asarray(rows.extras["turns/taken"][b])
-            record["turn"] = np.asarray(turns[b])[columns].tolist()
-            record["turn_rewards"] = np.asarray(rows.extras["turns/reward"][b], float)[taken].tolist()
+        if played is not None:
+            taken = np.asarray(played.taken[b])
+            record["turn"] = np.asarray(played.turn[b])[columns].tolist()
+            record["turn_rewards"] = np.asarray(played.reward[b], float)[taken].tolist()
         records.append(record)
     return records
 

@@ -6,11 +6,11 @@ The parameters are ``{"model": the policy's tree, "value": head, ...}`` (``model
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import returns, whiten
@@ -18,7 +18,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.value import clipped_value_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.train.methods import packed
-from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 def model_of(state: Any) -> Params:
@@ -62,6 +62,13 @@ def score_with_values(
     return logp, entropy, values, hidden
 
 
+class Valued(NamedTuple):
+    """Extras of a batch: the head's values before the updates, and what they should have been."""
+
+    values: Float[Array, "B T"]
+    returns: Float[Array, "B T"]
+
+
 def make_value_estimate(
     policy: Policy,
     *,
@@ -78,7 +85,7 @@ def make_value_estimate(
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of PPO: GAE over the head's values, whitened over the batch's tokens.
 
-    ``Batch.extras`` gets ``values`` (before the updates) and ``returns``. After the last token comes nothing: a
+    ``Batch.extras`` gets ``Valued``. After the last token comes nothing: a
     verifier judges a truncated response as it judges an ended one, and an episode out of turns has failed.
 
     Args:
@@ -122,7 +129,7 @@ def make_value_estimate(
             ref_logp=jnp.zeros(mask.shape, jnp.float32),
             group_ids=trajectories.group_ids,
             total=reduce.denominator(mask, mode=reduction),
-            extras=packed.recorded(trajectories) | {"values": stop(values), "returns": targets} | more,
+            extras=packed.recorded(trajectories) | Valued(stop(values), targets)._asdict() | more,
         )
 
     return estimate
@@ -179,7 +186,7 @@ def make_actor_critic_loss(
             values = heads.of_state_before(heads.apply_head(params[head], hidden), batch.segment_ids)
         acting, judged = policy_tokens(batch), value_tokens(batch)
         own = token_loss(logp, batch.old_logp, batch.advantages, acting)
-        worth = value_loss(values, batch.extras["values"], batch.extras["returns"], judged)
+        worth = value_loss(values, *declared(Valued, batch.extras), judged)
         value = weighed(own, batch, acting, 0) + value_weight * weighed(worth, batch, judged, 1)
         metrics = reduce.metrics(own.aux | {"entropy": entropy}, acting, prefix="policy")
         metrics |= reduce.metrics(worth.aux, judged, prefix="value")

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group
@@ -183,8 +183,15 @@ def make_estimate(
     return packing.reads_layouts(estimate) if recompute_old or reference is not None else estimate
 
 
+class Collided(NamedTuple):
+    """Extras of trajectories, of the policy before the update; ``collision``: the chance that two draws agree."""
+
+    logp: Float[Array, "B T"]
+    collision: Float[Array, "B T"]
+
+
 def with_collision(make: Callable[..., Callable]) -> Callable[..., Callable]:
-    """``make_estimate`` whose advantages also see ``trajectories.extras["logp"]`` and ``["collision"]``, both [B, T].
+    """``make_estimate`` whose advantages also see ``Collided`` among the extras of the trajectories.
 
     Of the policy before the update: one pass over the rows, which the optimal token baseline needs
     (``advantages.baseline``).
@@ -200,7 +207,7 @@ def with_collision(make: Callable[..., Callable]) -> Callable[..., Callable]:
                 hidden, lambda h: policy.unembed(params, h), rows.tokens, temperature=temperature,
                 segment_ids=rows.segment_ids, figure=logprobs.collision,
             )  # fmt: skip
-            seen = jax.lax.stop_gradient({"logp": logp, "collision": collision})
+            seen = jax.lax.stop_gradient(Collided(logp, collision)._asdict())
             return estimate(params, extras, rows._replace(extras=rows.extras | seen), rewards)
 
         return estimated

@@ -22,6 +22,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.plan import referred
 from jaxrl_llm.types import Key, Params, Policy, Problems, Rewards, TokenTerms, Trajectories
 
 
@@ -88,7 +89,8 @@ def make_grpo(
       kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
-    policy, against = tasks.policy, {} if kl_weight is None else {"reference": lambda extras: extras["reference"]}
+    policy = tasks.policy
+    against = {} if kl_weight is None else {"reference": referred}
     whole = builders.make_estimate(policy, advantages, row_extras=row_extras, **against)
 
     def divergence(logp, entropy, batch):
@@ -160,7 +162,7 @@ def with_value(params: Params, key: Key) -> Params:
 
 
 def figures(rows: Trajectories, *, enough: float = 0.5) -> dict[str, Array]:
-    """What ``make_measure`` says of episodes; those that are over with a reward above ``enough`` succeed."""
+    """What a measurement says of episodes; those that are over with a reward above ``enough`` succeed."""
     turns, rewards = multi_turn.turns_of(rows), multi_turn.episode_rewards({}, rows)
     taken = turns.taken
     count = jnp.sum(taken.astype(jnp.float32), axis=1)

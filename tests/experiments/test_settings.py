@@ -1,0 +1,53 @@
+"""The resolved settings of every arm of every experiment, against a committed golden: a move or a merge changes none.
+
+A deliberate change writes the golden anew, ``python -m tests.experiments.test_settings``, in a commit that says so.
+"""
+
+import importlib
+import json
+import pathlib
+
+from jaxrl_llm.experiment import arms, results
+from tests.experiments.test_smoke import FILES, _ids, _name
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "settings.json"
+
+
+def _resolved():
+    """By experiment: the settings of its embedded run, and of every arm what is other than there."""
+    found = {}
+    for path in FILES:
+        module = importlib.import_module(_name(path))
+        base = arms.preset(module, smoke=False, model=module.Settings().model)
+        same = results.plain(vars(base))
+        by_arm = {name: results.plain(vars(one)) for name, one in arms.resolve(module, base, ()).items()}
+        changed = {arm: {k: v for k, v in one.items() if v != same[k]} for arm, one in by_arm.items()}
+        found[_ids(path)] = {"settings": same, "smoke": results.plain(module.SMOKE), "arms": changed}
+    return found
+
+
+def _write():
+    lines = [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in _resolved().items()]
+    GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def test_settings_of_all_arms_are_the_committed_ones():
+    wanted, found = json.loads(GOLDEN.read_text()), json.loads(json.dumps(_resolved()))
+    assert found.keys() == wanted.keys()
+    for name, one in found.items():
+        for part in ("settings", "smoke", "arms"):
+            assert one[part] == wanted[name][part], f"{name}: {part}"
+
+
+def test_no_arm_turns_a_switch():
+    """What is true or false in resolved settings are options of the run, the same in all arms."""
+    switches = set()
+    for name, one in json.loads(GOLDEN.read_text()).items():
+        switches |= {field for field, value in one["settings"].items() if isinstance(value, bool)}
+        turned = {field for arm in one["arms"].values() for field, value in arm.items() if isinstance(value, bool)}
+        assert not turned, f"{name}: name a function in the place of {turned}"
+    assert switches == {"chat", "remat"}
+
+
+if __name__ == "__main__":
+    _write()
