@@ -36,7 +36,13 @@ SOLVED = (
     "negative_synthetic",
     "trpa",
 )  # over problems with solutions
-ELSEWHERE = ("asyncflow", "calibration", "llamarl", "tba")  # read --data themselves, and are tried elsewhere
+ELSEWHERE = (
+    "asyncflow",
+    "calibration",
+    "drc_planning",
+    "llamarl",
+    "tba",
+)  # read --data themselves, and are tried elsewhere
 OF_FAMILIES = {path.stem: _name(path) for path in FILES if path.parent.name in FAMILIES}
 
 
