@@ -57,7 +57,10 @@ def test_main_job_and_resume(tmp_path):
     assert spec.rank == 4 and all(bool(jnp.any(x != 0)) for x in adapter.values())
     merged = weights.load(whole / "model", config)
     want = lora.merge(base, adapter, spec.scale)
-    close.assert_same_sums(merged, want, spec.rank + 2)  # a product of so many terms, its scale, and the weight
+    # a product of so many terms, its scale and the weight; written in bfloat16, as the model came: half a unit of it
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
+    near = {"rtol": 2.0**-8, "atol": close.bound(spec.rank + 2, largest)}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **near), merged, want)
 
     assert cli([*JOB, "--steps", "2", "--out", str(parts)]) == 0
     (parts / "model").rename(parts / "first")
