@@ -21,7 +21,7 @@ Run:       python -m experiments.analysis.drc_planning; on boards of one's own -
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +34,16 @@ from jaxrl_llm.advantages.returns import gae_advantages
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, declared
 
 OWN_ROWS = None  # build reads --data itself
 STILL = 5  # steps without a move, in which the agent thinks
+
+
+class Begun(NamedTuple):
+    """Extras of a state: the key that games are numbered from."""
+
+    key: Key
 
 
 def trained(settings) -> tuple[experiment.Stage, ...]:
@@ -108,12 +114,13 @@ def stage(settings, loss: Callable[..., Any], steps: int) -> experiment.Stage:
 
     def of_games(params: Params, extras: dict[str, Any], batch: dict[str, Array]):
         level = jax.tree.map(lambda x: x[batch["game"] % settings.levels], boards)
-        keys = jax.vmap(lambda k: jax.random.fold_in(extras["key"], k))(batch["game"])
+        first = declared(Begun, extras).key
+        keys = jax.vmap(lambda k: jax.random.fold_in(first, k))(batch["game"])
         return loss(settings, params, level, keys)
 
     size, tx = settings.games_per_step, optax.adam(settings.learning_rate)
     method = Offline(table, make_uniform(), size, of_games, tx)
-    return experiment.Stage(method, steps, lambda params, key: {"key": key})
+    return experiment.Stage(method, steps, lambda params, key: Begun(key)._asdict())
 
 
 def imitation(settings, params: Params, level: sokoban.Level, keys: Key) -> tuple[Array, dict[str, Array]]:
@@ -215,7 +222,7 @@ def steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Gam
 
 
 @lru_cache(maxsize=8)
-def make_measure(settings) -> Callable[[Params, Key], dict[str, Array]]:
+def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
     """Everything that is asked of an agent, on boards that it has not trained on."""
     train, held = boards_of(settings)
     fitted_on = jax.tree.map(lambda x: x[: settings.probed], train)
@@ -257,7 +264,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings = dataclasses.replace(settings, side=side, levels=train.goal.shape[0])
     sizes = {"planes": sokoban.PLANES, "side": settings.side, "channels": settings.channels, "depth": settings.depth}
     init = partial(thinking_network.make, **sizes, actions=sokoban.ACTIONS)
-    return experiment.Plan(init, settings.learn(settings), make_measure(settings))
+    return experiment.Plan(init, settings.learn(settings), make_study(settings))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

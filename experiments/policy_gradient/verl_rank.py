@@ -20,6 +20,7 @@ Run:       python -m experiments.policy_gradient.verl_rank
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -31,6 +32,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import declared
 
 
 def correlation(x: Array, y: Array) -> Array:
@@ -42,6 +44,12 @@ def correlation(x: Array, y: Array) -> Array:
     x, y = (z - reduce.scalars(z) for z in (x, y))
     spread = jnp.sqrt(jnp.sum(x**2) * jnp.sum(y**2))
     return jnp.where(spread > 1e-9, jnp.sum(x * y) / jnp.maximum(spread, 1e-9), 0.0)
+
+
+class Scored(NamedTuple):
+    """Extras of a state: the moving average of scores in [-1, 1]."""
+
+    score: Array
 
 
 def steady(score: Array) -> Array:
@@ -148,14 +156,14 @@ def build(settings: Settings) -> experiment.Plan:
             deviation, gain=settings.gain, explore=settings.explore, weight=settings.weight
         )  # fmt: skip
         bonus = jnp.roll(bonus, settings.shift)
-        bonus = settings.left(extras["score"]) * bonus
+        bonus = settings.left(declared(Scored, extras).score) * bonus
         shaped = ranks.shaped_advantages(batch.advantages, bonus, kappa=settings.kappa)
         shaped = settings.placed(shaped, batch.advantages, batch.mask)
         return batch._replace(advantages=shaped, extras=batch.extras | {"figures": figures})
 
     def remember(state, batch, rows, rewards):
         averages = ranks.updated_averages(state.extras["averages"], batch.extras["figures"], rate=settings.rate)
-        score = followed(state.extras["score"], rewards.value, rewards.valid, rate=settings.rate)
+        score = followed(declared(Scored, state.extras).score, rewards.value, rewards.valid, rate=settings.rate)
         return state.extras | {"averages": averages, "score": score}
 
     def first(params, key):

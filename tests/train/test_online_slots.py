@@ -53,7 +53,7 @@ def test_remember_sees_the_finished_iteration():
     method = online(remember=remember)
     state, metrics = fused.run(method, start(method, seen=jnp.zeros(3)), 3)
     rows = method.prompts_per_step * method.group_size
-    np.testing.assert_allclose(state.extras["seen"], metrics["reward/mean"] * rows, atol=1e-4)
+    close.assert_near(state.extras["seen"], metrics["reward/mean"] * rows, terms=rows, magnitude=rows)
 
 
 def test_token_weights_scale_the_loss_and_carry_no_gradient():
@@ -66,8 +66,9 @@ def test_token_weights_scale_the_loss_and_carry_no_gradient():
 
     half, metrics = two(lambda logp, entropy, batch: 0.5 * jnp.exp(logp - jax.lax.stop_gradient(logp)))
     whole, plain = two(None)
-    assert float(metrics["grad/norm"][0]) == pytest.approx(0.5 * float(plain["grad/norm"][0]), rel=1e-5)
-    assert float(metrics["loss/total"][0]) == pytest.approx(0.5 * float(plain["loss/total"][0]), rel=1e-5)
+    for name in ("grad/norm", "loss/total"):  # a factor of exactly 1/2 rounds nothing, a sum in another order does
+        tokens = float(plain["tokens/generated"][0])
+        close.assert_near(metrics[name][0], 0.5 * float(plain[name][0]), terms=int(tokens) + policy.vocab_size)
     assert half.params["table"].shape == whole.params["table"].shape
 
 
@@ -76,8 +77,8 @@ def test_mismatch_weights_by_hand():
     sampler, mask = jnp.log(jnp.array([[0.4, 0.4, 0.1, 0.1]])), jnp.array([[True, True, True, False]])
     batch = types.SimpleNamespace(sampler_logp=sampler, mask=mask)
     logp = sampler + jnp.log(jnp.array([[2.0, 0.5, 9.0, 9.0]]))
-    np.testing.assert_allclose(mismatch_weights(cap=3.0)(logp, None, batch), [[2.0, 0.5, 3.0, 0.0]], rtol=1e-6)
-    np.testing.assert_allclose(mismatch_weights()(sampler, None, batch), [[1.0, 1.0, 1.0, 0.0]], rtol=1e-6)
+    close.assert_near(mismatch_weights(cap=3.0)(logp, None, batch), [[2.0, 0.5, 3.0, 0.0]])
+    close.assert_near(mismatch_weights()(sampler, None, batch), [[1.0, 1.0, 1.0, 0.0]])
 
 
 def _by_hand(method, parts, passes, enough=lambda metrics: False):

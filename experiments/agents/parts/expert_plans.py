@@ -204,12 +204,13 @@ def blind_score() -> float:
     """
     plans, (train, held) = every_plan(), tasks()
     with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
-        mean = jax.jit(lambda prompts, plan: reduce.scalars(score(prompts, jnp.tile(plan, (prompts.shape[0], 1)))))
-        total = 0.0
+        each, total = jax.jit(score), 0.0
         for wanted in WANTED:
-            here, there = (jnp.asarray(rows[rows[:, 3] == encode(wanted)[0]]) for rows in (train, held))
-            scores = jax.lax.map(lambda plan, rows=here: mean(rows, plan), jnp.asarray(plans))
-            total += float(mean(there, jnp.asarray(plans[int(jnp.argmax(scores))]))) * there.shape[0]
+            here, there = (rows[rows[:, 3] == encode(wanted)[0]] for rows in (train, held))
+            pairs = np.repeat(here, len(plans), axis=0), np.tile(plans, (len(here), 1))
+            scores = np.asarray(each(*map(jnp.asarray, pairs))).reshape(len(here), len(plans))
+            best = np.tile(plans[scores.mean(axis=0).argmax()], (len(there), 1))
+            total += float(np.asarray(each(jnp.asarray(there), jnp.asarray(best))).sum())
     return total / held.shape[0]
 
 
