@@ -45,14 +45,16 @@ def _id_of(encode: Callable[[str], list[int]], character: str) -> int:
 
 
 def make_env(
-    encode: Callable[[str], list[int]], eos_ids: Sequence[int], *, height: int, width: int, step_cost: float = 0.0
-) -> Env:
+    encode: Callable[[str], list[int]], eos_ids: Sequence[int], *, height: int, width: int, step_cost: float = 0.0,
+    key_share: float = 0.0,
+) -> Env:  # fmt: skip
     """The world of one size; a corridor has ``height=1``.
 
     Args:
       encode: of a tokenizer in which every character is one token.
       eos_ids: tokens that give up.
       step_cost: taken off for every action.
+      key_share: of the reward, earned where the key is picked up; the rest is earned at the door.
     """
     if height < 1 or width < 2 or height * width < 4:
         raise ValueError(f"height={height}, width={width}: a world has 4 cells at least, and 2 in a row")
@@ -73,6 +75,10 @@ def make_env(
         rows = jnp.concatenate([grid, jnp.full((height, 1), ids["/"], jnp.int32)], axis=1).reshape(-1)[:-1]
         return jnp.concatenate([jnp.asarray([ids[";"]], jnp.int32), rows, jnp.asarray([ids["="], ids[">"]], jnp.int32)])
 
+    def paid(opened: Array, picked: Array) -> Array:
+        reward = opened.astype(jnp.float32)
+        return (1.0 - key_share) * reward + key_share * picked.astype(jnp.float32) if key_share else reward
+
     def step(place: Place, action: Array, count: Array) -> Answered:
         token = action[0]
         move = token == move_ids
@@ -89,7 +95,7 @@ def make_env(
             state=after,
             tokens=look,
             count=jnp.asarray(look.shape[0], jnp.int32),
-            reward=opened.astype(jnp.float32) - step_cost,
+            reward=paid(opened, held & ~place.held) - step_cost,
             done=opened | jnp.any(token == give_up),
             valid=jnp.ones((), bool),
         )

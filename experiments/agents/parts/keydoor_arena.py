@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.agents.parts import keydoor
-from experiments.agents.parts.arena import Arena
+from experiments.agents.parts import keydoor, keydoor_grid
+from experiments.agents.parts.arena import Arena, skilled
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
@@ -137,3 +137,58 @@ def make_arena(*, cells: int = CELLS, turns: int = 10, skill: float = 0.4, step_
         return jnp.where(jax.random.uniform(wise) < skill, walk(place, cells), anything)[None]
 
     return Arena(world.policy, env, table(found[kept:]), table(found[:kept]), turns, behave)
+
+
+def walk_on_grid(place: keydoor.Place, side: int) -> Int[Array, ""]:
+    """The token of the move that comes nearest to the key, or with it to the door; ``p`` and ``o`` where they do it.
+
+    The door is no cell to walk on; where it lies on the only short way, this walker stands still until it errs.
+    """
+    shifts = jnp.asarray(list(keydoor_grid.MOVES.values()), jnp.int32)
+    row, column = place.agent // side + shifts[:, 0], place.agent % side + shifts[:, 1]
+    goal = jnp.where(place.held, place.door, place.key)
+    away = jnp.abs(row - goal // side) + jnp.abs(column - goal % side)
+    open_ = (row >= 0) & (row < side) & (column >= 0) & (column < side) & (row * side + column != place.door)
+    move = jnp.asarray(encode("".join(keydoor_grid.MOVES)), jnp.int32)[jnp.argmin(jnp.where(open_, away, 99))]
+    far = jnp.abs(place.agent // side - goal // side) + jnp.abs(place.agent % side - goal % side)
+    pick, unlock = (jnp.int32(i) for i in encode("po"))
+    there = jnp.where(place.held, far == 1, far == 0)
+    return jnp.where(there, jnp.where(place.held, unlock, pick), move)
+
+
+def grids(side: int, count: int) -> list[Problem]:
+    """So many different grids, in an order that mixes them.
+
+    >>> [p.prompt for p in grids(3, 2)]
+    ['kd K../A.D/...=>', 'kd D.K/.../..A=>']
+    """
+    rng, found = np.random.default_rng(0), {}
+    while len(found) < count:
+        problem = keydoor_grid.make(rng, side)
+        found.setdefault(problem.prompt, problem)
+    return list(found.values())
+
+
+@lru_cache(maxsize=8)
+def make_grid_arena(
+    *, side: int = 4, turns: int = 14, skill: float = 0.4, key_share: float = 0.0, tasks: int = 512, heldout: int = 128
+) -> Arena:
+    """A decoder of two layers, and grids of one side.
+
+    Args:
+      turns: at most in an episode; a shortest plan on 4 by 4 cells has 7 on average.
+      skill: chance that the walker to imitate does the right thing; else any of ``l r u d p o``.
+      key_share: see ``keydoor.make_env``.
+      tasks: to train on, besides those that are held out.
+    """
+    found = grids(side, tasks + heldout)
+    env = keydoor.make_env(encode, (), height=side, width=side, key_share=key_share)
+    length = turns * (env.action_tokens + env.observation_tokens)
+    world = strings.make_world(len(ALPHABET), len(found[0].prompt), length, layers=2)
+    choices = jnp.asarray(encode("lrudpo"), jnp.int32)
+    behave = skilled(
+        lambda place: walk_on_grid(place, side)[None],
+        lambda key: choices[jax.random.randint(key, (1,), 0, choices.shape[0])],
+        skill,
+    )
+    return Arena(world.policy, env, table(found[heldout:]), table(found[:heldout]), turns, behave)
