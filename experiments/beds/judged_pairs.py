@@ -18,7 +18,7 @@ Run:       python -m experiments.beds.judged_pairs; certificate: python -m jaxrl
 """
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -68,17 +68,12 @@ BED = experiment.Bed(
 )  # fmt: skip
 
 
-@lru_cache(maxsize=16)
-def make_measure(task: Preferences):
+def measure(task: Preferences, params, key):
     """The true reward of 512 x 4 samples in the place of that of 64 x 4."""
-
-    def measure(params, key):
-        prompts = task.draw_prompts(jax.random.fold_in(key, 30), 512)
-        drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 31), samples=4)
-        gold = task.gold_reward(jnp.repeat(prompts, 4, axis=0), drawn)
-        return preference_strings.measure_parts(task, params, key) | {"eval/gold": gold.mean()}
-
-    return measure
+    prompts = task.draw_prompts(jax.random.fold_in(key, 30), 512)
+    drawn = strings.sample(task.world, params["policy"], prompts, jax.random.fold_in(key, 31), samples=4)
+    gold = task.gold_reward(jnp.repeat(prompts, 4, axis=0), drawn)
+    return preference_strings.measure_parts(task, params, key) | {"eval/gold": gold.mean()}
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
@@ -92,7 +87,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         task, reward, steps=settings.steps, beta=settings.beta, learning_rate=settings.learning_rate,
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
-    return experiment.Plan(start, (stage,), make_measure(task))
+    return experiment.Plan(start, (stage,), strings.bound(measure, task))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
