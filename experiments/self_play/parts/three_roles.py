@@ -304,8 +304,8 @@ class Placed(NamedTuple):
     sound: Float[Array, " B"]
     quality: Float[Array, " B"]
     solvable: Float[Array, " B"]
-    solved: Float[Array, " B"]
     answer: Float[Array, " B"]
+    solved: Float[Array, " B"]
     verdict: Float[Array, " B"]
     unread: Float[Array, " B"]
 
