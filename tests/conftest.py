@@ -6,8 +6,10 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 import time
 
+gc.disable()  # nothing that is imported or collected is let go again: see `pytest_collection_finish`
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _FLAGS = ["--xla_force_host_platform_device_count=8"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process at a flag that it does not know
@@ -28,6 +30,7 @@ install_import_hook(
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -42,6 +45,22 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ[_OWN_CACHE] = tempfile.mkdtemp(prefix="jaxrl_llm_tests_")
     jax.config.update("jax_compilation_cache_dir", os.environ[_OWN_CACHE])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+MOST_LOWERED = 500  # a context keeps what it has seen of every program
+_make_context = mlir.make_ir_context
+_lowering = threading.local()
+
+
+def _shared_context():
+    """One context for many programs of a thread: to make one is a third of the time that a small program takes."""
+    if getattr(_lowering, "left", 0) == 0:
+        _lowering.context, _lowering.left = _make_context(), MOST_LOWERED
+    _lowering.left -= 1
+    return _lowering.context
+
+
+mlir.make_ir_context = _shared_context
 
 
 STARTED = time.monotonic()
@@ -72,9 +91,14 @@ def _compiled(event, seconds, **_):
 jax.monitoring.register_event_duration_secs_listener(_compiled)
 
 
+def _is_slow(item):
+    """By its marker: the keywords hold names of folders, too, such as that of the checkout."""
+    return item.get_closest_marker("slow") is not None
+
+
 def _turn(item):
     """Slow proofs after the others, after them the experiments, which are many, and last every shape of a mesh."""
-    if "slow" not in item.keywords:
+    if not _is_slow(item):
         return 0
     return 3 if item.path.name in MANY else 1 + (item.path.parent.name == "experiments")
 
@@ -88,8 +112,15 @@ def pytest_collection_modifyitems(config, items):
         return
     skip = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
-        if "slow" in item.keywords:
+        if _is_slow(item):
             item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    """Modules and items are no garbage, and are not walked again; arrays of programs make few cycles."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 20)
+    gc.enable()
 
 
 def pytest_unconfigure(config):
@@ -99,7 +130,7 @@ def pytest_unconfigure(config):
 
 def pytest_runtest_setup(item):
     limit = item.config.getoption("--slow-minutes")
-    if limit is not None and "slow" in item.keywords and time.monotonic() - STARTED > 60 * limit:
+    if limit is not None and _is_slow(item) and time.monotonic() - STARTED > 60 * limit:
         pytest.skip(f"slow, and {limit:g} minutes are over: --slow-minutes")
 
 

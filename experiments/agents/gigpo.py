@@ -6,8 +6,9 @@ Claim:     episodes of one task come through the same situations; comparing what
 Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes of the task, A_S = (G_ik - mean_S) /
            std_S over the turns S of the group in the situation of turn k, G_ik = r_k + gamma G_ik+1. grpo: w = 0;
            no_std: neither is divided; step_only: without A_E; by_turn (control): S holds the turns of equal number
-           instead of equal situation; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a value head.
-Left out:  the penalty of invalid actions, grouping of similar (not equal) situations, the KL term.
+           instead of equal situation; similar: S holds the turns whose observations share most tokens, 2 LCS / (|a| +
+           |b|) >= similarity to the first of them; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a value head.
+Left out:  the penalty of invalid actions, the KL term.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
            step/shared: share of turns whose situation was met more than once in the group.
@@ -17,12 +18,13 @@ Run:       python -m experiments.agents.gigpo; at scale --model DIR --data websh
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena
+from experiments.agents.parts import keydoor_arena, similar_situations
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
@@ -31,14 +33,22 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import Trajectories
 
 
-def situation(found: multi_turn.Turns) -> Array:
-    return found.identity
+def situation(rows: Trajectories, settings: Any) -> Array:
+    return multi_turn.turns_of(rows).identity
 
 
-def number(found: multi_turn.Turns) -> Array:
-    return jnp.broadcast_to(jnp.arange(found.taken.shape[1], dtype=jnp.int32)[None, :], found.taken.shape)
+def number(rows: Trajectories, settings: Any) -> Array:
+    taken = multi_turn.turns_of(rows).taken
+    return jnp.broadcast_to(jnp.arange(taken.shape[1], dtype=jnp.int32)[None, :], taken.shape)
+
+
+def similar(rows: Trajectories, settings: Any) -> Array:
+    texts = similar_situations.shown(rows, width=settings.compared)
+    taken = multi_turn.turns_of(rows).taken
+    return similar_situations.clusters(texts, rows.group_ids, taken, least=settings.similarity)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +64,20 @@ class Settings(multi_turn_plan.Settings):
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
-    anchor: Callable[[multi_turn.Turns], Array] = situation
+    anchor: Callable[[Trajectories, Any], Array] = situation
+    similarity: float = 0.95  # share of common tokens at which two situations are alike
+    compared: int = 256  # tokens of what was shown last that are compared
     normalise: Callable[..., Array] | None = group.group_normalized_advantages  # None: a value head, no groups
 
 
-EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "eval_every": 15, "prompts_per_step": 4}
+EMBEDDED = {
+    "steps": 60,
+    "learning_rate": 1e-3,
+    "eval_every": 15,
+    "prompts_per_step": 4,
+    "similarity": 0.85,
+    "compared": 9,
+}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "grpo": {"step": 0.0},
@@ -66,6 +85,7 @@ ARMS = {
     "no_std": {"normalise": group.dr_grpo_advantages},
     "step_only": {"episode": 0.0},
     "by_turn": {"anchor": number},
+    "similar": {"anchor": similar},
     "critic": {"normalise": None},
 }
 METRICS = ("eval/success", "eval/turns", "eval/revisits", "step/shared")
@@ -75,11 +95,12 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/en
 def by_groups(settings: Settings) -> Callable[..., Online]:
     """Episodes with an advantage for every turn."""
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
-    advantages = partial(episode_methods.by_situation, gamma=settings.gamma, anchor=settings.anchor, **weights)
+    anchor = partial(settings.anchor, settings=settings)
+    advantages = partial(episode_methods.by_situation, gamma=settings.gamma, anchor=anchor, **weights)
 
     def shared(extras, rows, rewards):
         found = multi_turn.turns_of(rows)
-        sizes = turns.anchor_sizes(settings.anchor(found), rows.group_ids, found.taken)
+        sizes = turns.anchor_sizes(anchor(rows), rows.group_ids, found.taken)
         return {"shared": multi_turn.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
 
     return partial(

@@ -7,11 +7,13 @@ Claim:     for an agent in a world with state, leave-one-out advantages with sev
 Equations: A_k = R_k - mean_{j != k} R_j, |A_k| < 0.01 dropped; L_k = -(1/|y_k|) sum_t min(w A_k, clip(w, 1/(1+eps),
            1+eps) A_k), w of a token, a turn or the trajectory. rloo: one update, w = 1; normalised: GRPO's A; critic:
            A of GAE with a value head; rejection: no RL, -log pi of the base's own episodes that completed their task.
-Left out:  LoRA, the documentation as a tool, mini-batches (all updates see all episodes), the early end of an iteration
-           at a bound of KL, the cut of episodes that take too long.
+           Passes over mini-batches of episodes; an iteration ends before an update at which |mean_k log w_k| of whole
+           episodes exceeds kl_bound (20, of the released code). whole: four updates on all.
+Left out:  LoRA, the documentation as a tool, the cut of episodes that take too long.
 Expect:    eval/completed: loop > rloo, loop > per_turn, loop > per_trajectory, loop > normalised.
 Measure:   held-out tasks on a database behind calls; 8 seeds, equal episodes; rloo makes a quarter of the updates.
-           eval/scenarios: all three variants of a scenario completed. A step of rejection is one update.
+           eval/scenarios: all three variants of a scenario completed. A step of rejection is one update. update/made:
+           the share of an iteration's updates before its end.
 Run:       python -m experiments.agents.loop; at scale --model DIR --data appworld:FOLDER --servers http://localhost:8000
 """
 
@@ -25,7 +27,7 @@ from jaxtyping import Array
 from experiments.agents.parts import apis, imitation
 from experiments.agents.parts import arena as arenas
 from experiments.parts import strings
-from jaxrl_llm import experiment
+from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
@@ -35,7 +37,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Policy
+from jaxrl_llm.types import Batch, Policy
 
 
 def reinforced(settings, arena, method) -> Stage:
@@ -45,7 +47,8 @@ def reinforced(settings, arena, method) -> Stage:
 
 def rejection(settings, arena, method) -> Stage:
     """As many episodes of the base, and as many updates on those that completed their task."""
-    return imitation.rejection_stage(arena, settings, apis.completed, updates=settings.updates_per_rollout)
+    updates = settings.updates_per_rollout * settings.minibatches
+    return imitation.rejection_stage(arena, settings, apis.completed, updates=updates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,9 @@ class Settings(multi_turn_plan.Settings):
     max_turns: int = 40
     servers: tuple[str, ...] = ()  # addresses of AppWorld's environments, each for one episode at a time
     base_steps: int = 300
-    updates_per_rollout: int = 4
+    updates_per_rollout: int = 2  # passes over the episodes
+    minibatches: int = 8  # of a pass: of 240 episodes 30 each
+    kl_bound: float = 20.0  # in nats of a whole episode; beyond it an iteration ends
     eps: float = 0.1
     smallest: float = 0.01  # episodes whose advantage is smaller are dropped
     max_grad_norm: float = 0.1
@@ -68,16 +73,27 @@ class Settings(multi_turn_plan.Settings):
     learn: Callable[..., Stage] = reinforced  # or imitate the base's own episodes that completed their task
 
 
-EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8}
+EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8, "minibatches": 2, "kl_bound": 1.0}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
-    "rloo": {"updates_per_rollout": 1}, "loop": {}, "per_turn": {"spans": multi_turn.turn_spans},
+    "rloo": {"updates_per_rollout": 1, "minibatches": 1}, "loop": {},
+    "whole": {"updates_per_rollout": 4, "minibatches": 1}, "per_turn": {"spans": multi_turn.turn_spans},
     "per_trajectory": {"spans": multi_turn.episode_spans},
     "normalised": {"advantages": group.group_normalized_advantages}, "critic": {"advantages": None},
     "rejection": {"learn": rejection, "eval_every": 120},
 }  # fmt: skip
-METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns")
-CURVES = ("eval/completed", "eval/scenarios", "reward/mean", "policy/clip_fraction", "policy/entropy")
+METRICS = ("eval/completed", "eval/scenarios", "eval/return", "eval/turns", "update/made")
+CURVES = (
+    "eval/completed", "eval/scenarios", "reward/mean", "policy/clip_fraction", "policy/entropy", "kl/episode",
+    "update/made",
+)  # fmt: skip
+
+
+def moved(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
+    """``kl/episode``: ``mean_k log(old_k / new_k)`` over whole episodes ``k``, spread so that its token mean is it."""
+    tokens = jnp.sum(batch.mask.astype(jnp.float32))
+    episodes = jnp.maximum(jnp.sum(jnp.any(batch.mask, axis=1).astype(jnp.float32)), 1.0)
+    return {"kl/episode": jnp.where(batch.mask, batch.old_logp - logp, 0.0) * tokens / episodes}
 
 
 def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
@@ -93,7 +109,7 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
 
     values, spans = builders.per_response(settings.advantages), lambda _, rows, rewards: {"span": settings.spans(rows)}
     options = {"reduction": "seq_mean", "recompute_old": True, "keep": keep, "row_extras": spans}
-    loss = builders.make_batch_loss(policy, terms, reduction="seq_mean")
+    loss = builders.make_batch_loss(policy, terms, reduction="seq_mean", diagnostics=moved)
     return {"estimate": builders.make_estimate(policy, values, **options), "loss": loss}
 
 
@@ -102,12 +118,20 @@ def build(settings: Settings) -> Plan:
     critic = settings.advantages is None
     part, first = ("model", episode_methods.with_value) if critic else ("", multi_turn_plan.as_loaded)
     clip = partial(clipped_policy_loss, clip_low=settings.eps / (1 + settings.eps), clip_high=settings.eps)
-    several = {"updates_per_rollout": settings.updates_per_rollout, "max_grad_norm": settings.max_grad_norm}
+    episodes = settings.prompts_per_step * settings.group_size
+    if episodes % settings.minibatches:
+        raise UserError(f"--minibatches {settings.minibatches} does not divide the {episodes} episodes of a step; "
+                        "choose a divisor")  # fmt: skip
+    several = {
+        "updates_per_rollout": settings.updates_per_rollout, "max_grad_norm": settings.max_grad_norm,
+        "minibatches": settings.minibatches, "divisor": partial(reduce.denominator, mode="seq_mean"),
+    }  # fmt: skip
 
     def method(place, **slots):
         slots |= several | {"group_size": settings.group_size}
         if critic:
             return episode_methods.make_ppo(place, settings, token_loss=clip, reduction="seq_mean", **slots)
+        slots["enough"] = lambda metrics: jnp.abs(metrics["kl/episode"]) > settings.kl_bound
         return episode_methods.make_grpo(place, settings, **by_group(settings, place.policy), **slots)
 
     if settings.data and settings.learn is rejection:

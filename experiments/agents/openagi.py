@@ -7,12 +7,14 @@ Equations: of n candidates one is chosen, the most probable or, with chance e = 
            -log p(plan) (R - b), p over what the grammar allows, R = -1 for a plan that cannot be run; b is the mean of
            the rewards so far. code: what was released, mean of the rewards so far in place of R and b = 0;
            no_baseline: R, b = 0; anything: without the grammar. zero_shot: the base; sft: taught ten
-           plans, from which all others start; more_sft: taught them for as many updates more.
-Left out:  beams (candidates are drawn) and the released code's draw, which prefers the least probable candidate;
-           language models (so no --model), expert models and their scores.
+           plans, from which all others start; more_sft: taught them for as many updates more. beams: the candidates
+           are the n most probable plans of a beam search, as in the paper, in place of draws.
+Left out:  the released code's draw, which prefers the least probable candidate; language models (so no --model), expert
+           models and their scores.
 Expect:    eval/score: rltf > sft > zero_shot, rltf > more_sft, rltf > code, rltf > anything.
 Measure:   pictures damaged by up to three operations, 64 held-out tasks, the most probable of 8 plans; 8 seeds, equal
-           candidates and updates. eval/valid: plans that can be run; eval/right: plans that restore all.
+           candidates and updates. eval/valid: plans that can be run; eval/right: plans that restore all;
+           eval/above_blind: eval/score less what the best plan scores that knows only what is wanted, 0.48.
 Run:       python -m experiments.agents.openagi
 """
 
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from experiments.agents.parts import expert_plans, task_feedback
+from experiments.agents.parts import expert_plans, plan_beams, task_feedback
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
@@ -31,6 +33,19 @@ from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import Trajectories
+
+
+def drawn(params, tokens, keys, problem_ids, kept, count) -> Trajectories:
+    more = {"samples": count, "problem_ids": problem_ids, "grammar": kept}
+    return strings.rollout(expert_plans.WORLD, params, tokens, keys, **more)
+
+
+def likeliest(params, tokens, keys, problem_ids, kept, count) -> Trajectories:
+    world = expert_plans.WORLD
+    sizes = {"width": count, "new": world.response_tokens, "end": world.end}
+    plans, logp = plan_beams.beams(world.policy, params, tokens, kept, **sizes)
+    return plan_beams.as_rows(tokens, plans, logp, problem_ids, end=world.end)
 
 
 def feedback(settings) -> tuple[Stage, ...]:
@@ -38,8 +53,7 @@ def feedback(settings) -> tuple[Stage, ...]:
     world, kept = expert_plans.WORLD, settings.decoding()
 
     def rollout(params, tokens, valid, keys, problem_ids):
-        more = {"samples": settings.candidates, "problem_ids": problem_ids, "grammar": kept}
-        return strings.rollout(world, params, tokens, keys, **more)
+        return settings.candidates_of(params, tokens, keys, problem_ids, kept, settings.candidates)
 
     def terms(logp, entropy, batch):
         return reinforce_loss(logp, batch.advantages, batch.mask)
@@ -86,6 +100,7 @@ class Settings(recipes.Settings):
     decay: float = 0.9
     credit: Callable[[Array, Array, Array], Array] = task_feedback.above_mean
     decoding: Callable[[], grammars.Grammar] = expert_plans.grammar
+    candidates_of: Callable[..., Trajectories] = drawn
     then: Callable[..., tuple[Stage, ...]] = feedback  # what follows the worked plans
 
 
@@ -98,8 +113,9 @@ ARMS = {
     "code": {"credit": task_feedback.mean_so_far},
     "no_baseline": {"credit": task_feedback.own_reward},
     "anything": {"decoding": expert_plans.anything},
+    "beams": {"candidates_of": likeliest},
 }
-METRICS = ("eval/score", "eval/valid", "eval/right")
+METRICS = ("eval/score", "eval/above_blind", "eval/valid", "eval/right")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 

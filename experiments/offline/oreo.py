@@ -6,10 +6,11 @@ Claim:     soft Bellman consistency on every token gives credit to single steps 
 Equations: d_t = log pi - log ref at token t, D_t = sum_{i >= t} d_i, R at the end; critic: mean_t (V_t + beta sg(D_t) -
            R)^2; policy: mean_t (sg(V_t) + beta (d_t + sg(D_{t+1})) - R)^2 + alpha KL(pi || ref), exact over the
            vocabulary; both steps from the same values. step: t and d of reasoning steps; response: the first term
-           alone; rejection: log-likelihood of the right responses; dpo: right and wrong ones in pairs; scrambled:
+           alone; rejection: log-likelihood of the right responses; dpo: right and wrong ones in pairs; kto: each by
+           itself, w (1 - sigmoid(+-beta (log pi / ref - z))), z the mean log-ratio of mismatched pairs; scrambled:
            oreo, rewards of other responses to the same problem; rounds: oreo, a second table, made and anchored at half
            of the steps.
-Left out:  KTO, ALFWorld; one norm bounds the gradient of policy and critic together.
+Left out:  ALFWorld; one norm bounds the gradient of policy and critic together.
 Expect:    eval/accuracy: oreo > rejection, oreo > dpo, oreo > step - 0.02, step > response, rounds > oreo; search/lift,
            beam search by V less one sample, above 0.
 Measure:   held-out Countdown with three numbers, floor and chance 0.15; 16 responses of the base to each of 320
@@ -75,6 +76,7 @@ ARMS = {
     "step": {"starts": bellman.starts_after},
     "response": {"starts": response_table.one_step},
     "dpo": {"method": response_table.dpo},
+    "kto": {"method": response_table.kto},
     "scrambled": {"credit": response_table.scrambled},
     "rounds": {"rounds": 2},
 }
@@ -98,7 +100,7 @@ def build(settings: Settings) -> experiment.Plan:
         rows=tabled,
         sampler=make_uniform(),
         rows_per_step=settings.prompts_per_step * settings.group_size,
-        loss=lambda params, extras, batch, total: method.loss(params, referred(extras), batch, total),
+        loss=lambda params, extras, batch, *total: method.loss(params, referred(extras), batch, *total),
         tx=optax.adam(settings.learning_rate),
         whole=method.whole,
     )

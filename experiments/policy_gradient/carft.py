@@ -9,7 +9,9 @@ Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h
            loss and 0.1 of its value loss; reward 1 if right, 0.1 if some answer is given. reft: without it.
            every: right and wrong samples; mean: z without the weights v.
            reft_kl, carft_kl: less 0.05 KL to the start at every token; sft: fine-tuning on the annotations alone.
-Left out:  Dr. GRPO in the place of PPO. Wrong samples are pushed away by the denominator, which has all samples.
+           dr_grpo, dr_grpo_cl: A = r - mean of the group, sums over tokens by a constant, no value loss; with the
+           contrast, which then alone teaches v.
+Left out:  shared dropout of the two heads. Wrong samples are pushed away by the denominator, which has all samples.
 Expect:    eval/accuracy: carft > reft - 0.01 at the end and carft > reft at half of the steps.
 Measure:   held-out arithmetic chains with annotated scratchpads; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.carft
@@ -25,12 +27,13 @@ import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment, reduce
-from jaxrl_llm.advantages import returns
+from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import contrastive, kl
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import Batch
 
 
 def right(values: Array) -> Array:
@@ -41,6 +44,24 @@ def right(values: Array) -> Array:
 def every(values: Array) -> Array:
     """All samples."""
     return jnp.ones(values.shape, bool)
+
+
+def with_critic(estimate: Callable[..., Batch]) -> Callable[..., Batch]:
+    return estimate
+
+
+def without_critic(estimate: Callable[..., Batch]) -> Callable[..., Batch]:
+    """The same batch with Dr. GRPO's advantages: ``r - mean`` of the group at every token, not divided, not whitened.
+
+    From "Understanding R1-Zero-Like Training: A Critical Perspective", arXiv:2503.20783, eq. 3.
+    """
+    spread = builders.per_response(group.dr_grpo_advantages)
+
+    def estimated(params, extras, rows, rewards):
+        batch = estimate(params, extras, rows, rewards)
+        return batch._replace(advantages=jnp.where(batch.mask, spread(rows, rewards), 0.0))
+
+    return estimated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +75,9 @@ class Settings(recipes.OnlineSettings):
     projection: int = 64
     kl_weight: float = 0.0  # in the reward of every token
     sft_steps: int = 0  # on annotations; they replace reinforcement
+    credit: Callable[[Callable], Callable] = with_critic  # PPO's batch to that of the method
+    value_weight: float = 0.1
+    reduction: str = "seq_mean"
 
 
 EMBEDDED = {
@@ -64,10 +88,12 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
+DR_GRPO = {"credit": without_critic, "value_weight": 0.0, "reduction": "constant"}
 ARMS = {
     "reft": {"contrast": 0.0}, "carft": {}, "every": {"contrasted": every}, "mean": {"weighted": 0.0},
     "reft_kl": {"contrast": 0.0, "kl_weight": 0.05}, "carft_kl": {"kl_weight": 0.05},
-    "sft": {"contrast": 0.0, "sft_steps": 120},
+    "sft": {"contrast": 0.0, "sft_steps": 120}, "dr_grpo": {"contrast": 0.0} | DR_GRPO,
+    "dr_grpo_cl": DR_GRPO,
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "contrast/cosine", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
@@ -107,14 +133,17 @@ def build(settings: Settings) -> experiment.Plan:
         return {"reference": jax.tree.map(jnp.copy, params["model"])}
 
     judged = {} if bench.score is None else {"score": lambda answers, rows: graded(bench.score(answers, rows), rows)}
+    over = {"reduction": settings.reduction, "temperature": settings.temperature}
+    estimate = actor_critic.make_value_estimate(
+        policy, **over, row_extras=annotated,
+        token_rewards=restrained if settings.kl_weight else None,
+    )  # fmt: skip
     online = recipes.make_online(
         settings, bench, **judged, actor=recipes.model_of,
-        estimate=actor_critic.make_value_estimate(
-            policy, reduction="seq_mean", temperature=settings.temperature, row_extras=annotated,
-            token_rewards=restrained if settings.kl_weight else None,
-        ),
+        estimate=settings.credit(estimate),
         loss=actor_critic.make_actor_critic_loss(
-            policy, value_weight=0.1, reduction="seq_mean", temperature=settings.temperature, extra_loss=contrast
+            policy, value_weight=settings.value_weight, **over, extra_loss=contrast,
+            length_tokens=settings.max_new_tokens if settings.reduction == "constant" else None,
         ),
         tx=optax.adam(settings.learning_rate),
         whole_batch="every response is contrasted with all others" if settings.contrast else "",

@@ -6,9 +6,8 @@ Claim:     replacing 20 % of the problems of RL by judging given solutions (crit
 Equations: reward of a solution: right or not; of a critique: 1 when its last label equals that of the candidate,
            whatever it says before. Advantages (r - mean) / std within the group of one question; groups of equal
            rewards do not train. crl_20, crl_50, crl_100: share of questions to judge; unbalanced: 90 % of the
-           candidates are right.
-Left out:  code and its unit tests (arithmetic chains here, for the small model knows them), partial rewards,
-           fine-tuning on critiques as an arm.
+           candidates are right. cft: no RL, -log pi of written critiques with the right label, as many rows a step.
+Left out:  code and its unit tests (arithmetic chains here, for the small model knows them), partial rewards.
 Expect:    eval/accuracy: crl_20 > rl - 0.01 and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
 Measure:   held-out chains to solve, and to judge, half of them right; every arm starts from the same copy that knows
            both forms and errs in four of five answers; 8 seeds, equal rollouts and updates.
@@ -16,6 +15,7 @@ Run:       python -m experiments.policy_gradient.critique_coder
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import optax
 
@@ -27,6 +27,15 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import Stage
+
+
+def reinforced(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    return stages
+
+
+def imitated(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    return (Stage(critique_task.fine_tuning(settings, bench, judging), settings.steps),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Settings(recipes.OnlineSettings):
     share: float = 0.2  # of the questions that ask for a judgement
     right_share: float = 0.5  # of the candidates
     warm_steps: int = 500  # of supervised fine-tuning on attempts and critiques
+    learn: Callable[..., tuple[Stage, ...]] = reinforced
 
 
 EMBEDDED = {
@@ -55,6 +65,7 @@ ARMS = {
     "crl_50": {"share": 0.5},
     "crl_100": {"share": 1.0},
     "unbalanced": {"right_share": 0.9},
+    "cft": {"learn": imitated},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "critique/accuracy", "critique/says_true", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
@@ -89,6 +100,7 @@ def build(settings: Settings) -> experiment.Plan:
     judged = recipes.make_measure(settings, asked, critique_task.judged)
     return plan._replace(
         init=lambda key: critique_task.practised(settings, **start),
+        stages=settings.learn(settings, bench, judging, plan.stages),
         measure=recipes.beside(plan.measure, judged, "critique"),
     )
 

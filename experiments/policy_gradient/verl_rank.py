@@ -10,14 +10,16 @@ Equations: d_X = clip((X - EMA_X) / |EMA_X|, +-5); b = sigmoid(gain d_ERA); phi 
            response of the batch.
            hidden/rank_with_velocity and hidden/rank_with_length: correlations over the responses of a batch; the method
            rests on the first being small.
+           fading: phi times 1 - (s + 1) / 2, s the moving average of scores 2 r - 1, 0 at first: the better the policy,
+           the smaller; last_token: the bonus on the last token alone (both are switches of the released code).
            ppo, ppo_verl: the same on GAE with a value head.
-Left out:  the dynamic weight of phi, the bonus on the last token alone (its code).
 Expect:    eval/accuracy: verl > grpo - 0.01; eval/pass@8: verl > grpo.
 Measure:   held-out Countdown, prefixes 4 tokens apart; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.verl_rank
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -44,6 +46,49 @@ def correlation(x: Array, y: Array) -> Array:
     return jnp.where(spread > 1e-9, jnp.sum(x * y) / jnp.maximum(spread, 1e-9), 0.0)
 
 
+class Scored(NamedTuple):
+    """Extras of a state: the moving average of scores in [-1, 1]."""
+
+    score: Array
+
+
+def steady(score: Array) -> Array:
+    return jnp.ones(())
+
+
+def everywhere(shaped: Array, plain: Array, mask: Array) -> Array:
+    return shaped
+
+
+def fading(score: Array) -> Array:
+    """What is left of the bonus at a mean score in [-1, 1]: ``1 - (score + 1) / 2``.
+
+    >>> float(fading(jnp.float32(0.0))), float(fading(jnp.float32(0.5)))
+    (0.5, 0.25)
+    """
+    return 1.0 - (score + 1.0) / 2.0
+
+
+def followed(score: Array, rewards: Array, valid: Array, *, rate: float) -> Array:
+    """``(1 - rate) score + rate mean(2 r - 1)`` over valid rewards; without any the score stays.
+
+    >>> round(float(followed(jnp.float32(0.0), jnp.array([1.0, 1.0, 0.0, 9.0]), jnp.arange(4) < 3, rate=0.3)), 4)
+    0.1
+    """
+    new = (1.0 - rate) * score + rate * reduce.scalars(2.0 * rewards.astype(jnp.float32) - 1.0, valid)
+    return jnp.where(jnp.any(valid), new, score)
+
+
+def at_the_end(shaped: Array, plain: Array, mask: Array) -> Array:
+    """``shaped`` at the last masked token of each row, ``plain`` at the others.
+
+    >>> at_the_end(jnp.array([[3.0, 3.0, 3.0]]), jnp.ones((1, 3)), jnp.array([[True, True, False]])).tolist()
+    [[1.0, 3.0, 1.0]]
+    """
+    later = jnp.cumsum(mask[:, ::-1].astype(jnp.int32), axis=1)[:, ::-1]
+    return jnp.where(mask & (later == 1), shaped, plain)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -59,6 +104,8 @@ class Settings(recipes.OnlineSettings):
     kappa: float = 2.0
     rate: float = 0.3  # of the moving averages
     values: str = "none"  # none: GRPO; critic: PPO
+    left: Callable[[Array], Array] = steady  # of the bonus, at a mean score
+    placed: Callable[[Array, Array, Array], Array] = everywhere  # (shaped, plain, mask): which tokens are shaped
 
 
 EMBEDDED = {
@@ -77,6 +124,8 @@ ARMS = {
     "rank": {"explore": 1.0},
     "velocity": {"explore": 0.0},
     "scrambled": {"shift": 5},
+    "fading": {"left": fading},
+    "last_token": {"placed": at_the_end},
     "ppo": {"values": "critic", "weight": 0.0},
     "ppo_verl": {"values": "critic"},
 }
@@ -119,12 +168,19 @@ def build(settings: Settings) -> experiment.Plan:
             deviation, gain=settings.gain, explore=settings.explore, weight=settings.weight
         )  # fmt: skip
         bonus = jnp.roll(bonus, settings.shift)
+        bonus = settings.left(declared(Scored, extras).score) * bonus
         shaped = ranks.shaped_advantages(batch.advantages, bonus, kappa=settings.kappa)
+        shaped = settings.placed(shaped, batch.advantages, batch.mask)
         return batch._replace(advantages=shaped, extras=batch.extras | Hidden(figures)._asdict())
 
     def remember(state, batch, rows, rewards):
         before, figures = declared(Averages, state.extras).averages, declared(Hidden, batch.extras).figures
-        return state.extras | Averages(ranks.updated_averages(before, figures, rate=settings.rate))._asdict()
+        averages = ranks.updated_averages(before, figures, rate=settings.rate)
+        score = followed(declared(Scored, state.extras).score, rewards.value, rewards.valid, rate=settings.rate)
+        return state.extras | Averages(averages)._asdict() | Scored(score)._asdict()
+
+    def first(params, key):
+        return Averages(ranks.no_averages())._asdict() | Scored(jnp.zeros(()))._asdict()
 
     def together(batch, metrics):
         """How the figures go with each other and with the length, over the responses of the batch."""
@@ -155,7 +211,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings, bench, estimate=estimate, tx=optax.adam(settings.learning_rate), remember=remember, figures=together,
         **slots,
     )  # fmt: skip
-    plan = recipes.one_stage(settings, bench, online, extras=lambda params, key: {"averages": ranks.no_averages()})
+    plan = recipes.one_stage(settings, bench, online, extras=first)
     return recipes.with_heads(bench, plan, value=1) if critic else plan
 
 

@@ -10,7 +10,8 @@ Equations: tba: mean (log Z + log pi - log ref - r / beta)^2 with log Z the grou
            5 times its mean reward); async: RLOO with the same draws; sync: RLOO on fresh samples. A stored prompt is
            drawn, then its responses from all its stored rollouts, no response twice. beta falls linearly (constant: it
            does not). lag_16: sampler renewed every 16 updates.
-Left out:  several searchers; red teaming; the numbers of the fall are ours.
+           Searchers are renewed together and own parts of the prompts: several are one with the prompts of all.
+Left out:  red teaming; the numbers of the fall are ours.
 Expect:    eval/accuracy: tba > async, and tba > sync - 0.03; eval/pass@4 tba > async.
 Measure:   held-out Countdown, reference = start, sampler renewed every 8 updates; 8 seeds, equal rollouts and updates.
            replay/real: share of the drawn places that a response of its own filled.

@@ -113,6 +113,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
             reference=referred if method.needs_reference(settings) else None,
             keep=method.keep(settings, with_spread if settings.filter_groups else None),
             row_extras=method.row_extras(settings),
+            shows=method.shown(settings),
         ),
         loss=make_batch_loss(
             model.policy,
@@ -214,7 +215,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
         kept = Referred(jax.tree.map(jnp.copy, params))._asdict() if method.needs_reference(settings) else {}
         if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
             kept |= method.Optimal(jnp.zeros((len(tables.train),), jnp.float32))._asdict()
-        return kept | method.first_weights(settings)
+        return kept | method.first_weights(settings, len(tables.train))
 
     measure = measure_of_samples(
         settings, model, tables, mesh, scorer(tables.heldout, tables.heldout_verifier or tables.verifier)

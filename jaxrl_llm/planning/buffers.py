@@ -24,10 +24,9 @@ from jaxrl_llm.planning.chips import Topology
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.work import Work
 
-_WRITTEN = "*.cl_*.after_optimizations-buffer-assignment-values.txt"  # of a program for TPUs, not for this machine
-_BEFORE = "-values"  # what the name of the file before that, the assignment, is without
+_WRITTEN = "*.cl_*.after_optimizations-buffer-assignment.txt"  # of a program for TPUs, not for this machine
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+),(.*)$", re.MULTILINE)
-_WAIT = 0.2  # seconds between two looks
+_WAIT = 0.5  # seconds between two looks
 
 
 class _Asked(NamedTuple):
@@ -94,11 +93,14 @@ def assigned(text: str) -> float:
 
 def _watched(child: subprocess.Popen, place: pathlib.Path, patience: float) -> float:
     """What the compiler writes, or says where the program is too large."""
-    end = time.monotonic() + patience
+    end, before = time.monotonic() + patience, ""
     while time.monotonic() < end:
         over = child.poll() is not None
         for report in (place / "dump").glob(_WRITTEN):
-            return assigned(report.with_name(report.name.replace(_BEFORE, "")).read_text())
+            text = report.read_text()
+            if text and (over or text == before):  # all of it: nothing came since the last look
+                return assigned(text)
+            before = text
         if over:
             said = (place / "said").read_text(errors="replace")
             if (needed := compiled.too_large(said)) is not None:

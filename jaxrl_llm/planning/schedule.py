@@ -296,7 +296,11 @@ class _Sums:
             seconds = self.collective(*met)
             self.parts["collectives"] += times * seconds
             if line.op.endswith("-start") or "-start" in line.name:
-                due[line.name] = now + seconds
+                way = re.search(r"source_target_pairs=(\S+)", met[1].rest)
+                before = due.get(way[1], now) if way else now  # the same way round one comes after the other
+                due[line.name] = max(now, before) + seconds
+                if way:
+                    due[way[1]] = due[line.name]
                 return now
             return now + self.spend(line, "exposed", seconds, times)
         if line.op in ("copy-start", "slice-start", "async-start"):

@@ -25,7 +25,8 @@ LOSS = ("logp", "old_logp", "advantages", "mask")  # what a loss of the job may 
 # and what only some of them do; noise is drawn anew at every step, values of prompts once before the first
 OF_BATCH = ("ref_logp", "rewards", "group_ids", "entropy", "sampler_logp", "noise", "optimal_values")
 ESTIMATOR = (
-    "rewards", "group_ids", "mask", "length_tokens", "valid", "logp", "collision", "greedy_rewards", "token_kl",
+    "rewards", "group_ids", "mask", "tokens", "length_tokens", "valid", "logp", "collision", "greedy_rewards",
+    "token_kl", "earlier",
 )  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
@@ -194,6 +195,50 @@ def needs_collision(settings: MethodSettings) -> bool:
     return bool({"logp", "collision"} & set(_estimator(settings)[1]))
 
 
+def needs_statistics(settings: MethodSettings) -> bool:
+    """Whether the estimator asks for the rewards of every prompt at earlier steps (``advantages.RewardStatistics``)."""
+    return "earlier" in _estimator(settings)[1]
+
+
+class SoFar(NamedTuple):
+    """Extras of a state: the rewards of every training problem up to now, ``[N]`` each."""
+
+    rewards_so_far: group.RewardStatistics
+
+
+class Earlier(NamedTuple):
+    """Extras of a rollout that its estimator sees: the rewards of each row's prompt before this step."""
+
+    earlier: group.RewardStatistics
+
+
+def _earlier(extras: dict[str, Any], trajectories: Trajectories) -> group.RewardStatistics:
+    return jax.tree.map(lambda x: x[trajectories.problem_ids], declared(SoFar, extras).rewards_so_far)
+
+
+def shown(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectories], dict[str, Any]] | None:
+    """``shows`` of ``builders.make_estimate``: what the estimator sees of the state; None where it sees nothing."""
+    if not needs_statistics(settings):
+        return None
+    return lambda extras, trajectories: Earlier(_earlier(extras, trajectories))._asdict()
+
+
+def statistics_after(
+    settings: MethodSettings, extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards
+) -> dict[str, Any]:
+    """``SoFar`` behind a step; prompts without a valid reward have not had it."""
+    function, _ = _estimator(settings)
+    value, ids = shaped_rewards(settings, trajectories, rewards), trajectories.group_ids
+    before = _earlier(extras, trajectories)
+    _, now = function(value, ids, before, valid=rewards.valid)
+    judged = group.group_sum(rewards.valid.astype(jnp.float32), ids) > 0
+
+    def put(kept: Array, new: Array, old: Array) -> Array:
+        return kept.at[trajectories.problem_ids].set(jnp.where(judged, new, old))
+
+    return SoFar(jax.tree.map(put, declared(SoFar, extras).rewards_so_far, now, before))._asdict()
+
+
 class Paid(NamedTuple):
     """Extras of a batch: the shaped reward of each row, 0 where it is invalid."""
 
@@ -267,11 +312,13 @@ def token_noise(trajectories: Trajectories) -> Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.key(0), seed), trajectories.mask.shape)
 
 
-def first_weights(settings: MethodSettings) -> dict[str, Array]:
-    """The part of a state's extras that moves: weights before the first update."""
-    found = MovingKL(jnp.float32(settings.kl_weight))._asdict() if settings.kl_target else {}
+def first_weights(settings: MethodSettings, problems: int = 0) -> dict[str, Any]:
+    """The part of a state's extras that moves: weights, and statistics of so many problems, before the first update."""
+    found: dict[str, Any] = MovingKL(jnp.float32(settings.kl_weight))._asdict() if settings.kl_target else {}
     if settings.entropy_target:
         found |= MovingEntropy(jnp.float32(settings.entropy_weight), jnp.float32(jnp.inf))._asdict()
+    if needs_statistics(settings):
+        found |= SoFar(group.RewardStatistics(*(jnp.zeros((problems,)) for _ in range(3))))._asdict()
     return found
 
 
@@ -300,6 +347,8 @@ def moved_weights(settings: MethodSettings) -> Callable[..., dict[str, Any]] | N
                 step=settings.entropy_step,
             )  # fmt: skip
             extras |= MovingEntropy(moved, entropy)._asdict()
+        if needs_statistics(settings):
+            extras |= statistics_after(settings, extras, trajectories, rewards)
         return extras
 
     return remember
@@ -334,15 +383,17 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
             "rewards": advantages.at_last_token(value, mask) if "collision" in wanted else value,
             "group_ids": trajectories.group_ids,
             "mask": mask,
+            "tokens": trajectories.tokens,
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
-        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl")}
+        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl", "earlier")}
         valid = rewards.valid
         if "greedy_rewards" in wanted:
             offered["greedy_rewards"], there = greedy_rewards(value, valid, trajectories.group_ids)
             valid = valid & there
         more = {"valid": valid} if takes_valid else {}
         found = function(*(offered[name] for name in wanted), **more)
+        found = found[0] if "earlier" in wanted else found  # the other is what ``statistics_after`` keeps
         if found.ndim == 2:
             return found
         return group.per_token(found, mask)

@@ -80,7 +80,7 @@ def make_host_loop(
 
     apart = world is not None or move is not None
     first = jax.jit(partial(prompted if apart else begin, online))
-    if planner is None or not packing.takes(online.loss):
+    if planner is None or online.minibatches > 1 or not packing.takes(online.loss):
         last = jax.jit(end, donate_argnums=0, compiler_options=options_of())
         ends = [last]
     else:

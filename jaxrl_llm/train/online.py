@@ -20,7 +20,7 @@ from jaxrl_llm.models.mlp import load_figures
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.packing import LAYOUT, Layout
-from jaxrl_llm.train.step import make_update, trained_part
+from jaxrl_llm.train.step import chosen, make_update, numbered, trained_part
 from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Problems, Rewards, Sampler, TrainState, Trajectories
 
 
@@ -54,6 +54,11 @@ class Online(NamedTuple):
     # (batch, metrics of its update) -> further ones of the whole batch; those of a loss are token means of its parts
     figures: Callable[[Batch, Metrics], Metrics] | None = None
     whole_batch: str = ""  # why the losses of parts of a batch, each of whole groups, do not add up; empty: they do
+    minibatches: int = 1  # parts of random rows, an update each; ``updates_per_rollout`` times all of them
+    # mask [B, T] -> what the loss of a mini-batch divides by, for example ``reduce.denominator``; in place of ``total``
+    divisor: Callable[[Array], Array] | None = None
+    # (metrics of an update) -> bool: the update is not made, nor any other on this rollout
+    enough: Callable[[Metrics], Array] | None = None
 
 
 class Drawn(NamedTuple):
@@ -153,7 +158,9 @@ def learn(
         ema_decay=online.ema_decay,
         trained=online.trained,
     )
-    if online.updates_per_rollout == 1:
+    if online.minibatches > 1 or online.enough is not None:
+        state, metrics = several(online, update, state, rows)
+    elif online.updates_per_rollout == 1:
         state, metrics = update(state, rows)
     else:
         state, stacked = jax.lax.scan(lambda s, _: update(s, rows), state, None, online.updates_per_rollout)
@@ -169,6 +176,51 @@ def learn(
     if online.remember is not None:
         state = state._replace(extras=online.remember(state, batch, trajectories, rewards))
     return state, metrics
+
+
+def several(online: Online, update: Callable[..., Any], state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    """Updates on mini-batches of random rows, drawn anew for every pass over the batch, until one finds ``enough``.
+
+    That one is not made, nor those behind it. Metrics are means over the updates that were looked at;
+    ``update/made`` is the share of all that were made.
+
+    Raises:
+      ValueError: for mini-batches that do not divide the rows, or without a ``divisor``.
+    """
+    rows, parts = batch.mask.shape[0], online.minibatches
+    if rows % parts:
+        raise ValueError(f"minibatches={parts} does not divide the batch of {rows} rows; choose a divisor")
+    if parts > 1 and online.divisor is None:
+        raise ValueError(f"minibatches={parts} needs divisor=, what the loss of a mini-batch divides by")
+    key = jax.random.fold_in(jax.random.fold_in(state.key, 0x4B19), state.step)
+
+    def part_of(k: Array) -> Batch:
+        if parts == 1:
+            return batch
+        order = jax.random.permutation(jax.random.fold_in(key, k // parts), rows).reshape(parts, rows // parts)
+        part = jax.tree.map(lambda x: x if x.ndim == 0 else x[order[k % parts]], batch)
+        return part._replace(group_ids=numbered(part.group_ids), total=online.divisor(part.mask))
+
+    def one(state: TrainState, k: Array) -> tuple[TrainState, Metrics, Array]:
+        new, metrics = update(state, part_of(k))
+        over = jnp.zeros((), bool) if online.enough is None else online.enough(metrics)
+        kept = {
+            name: chosen(~over, getattr(new, name), getattr(state, name)) for name in ("params", "opt_state", "extras")
+        }
+        return state._replace(**kept), metrics, over
+
+    def step(carry: tuple[TrainState, Array], k: Array) -> Any:
+        state, over = carry
+        nothing = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(one, state, k)[1])
+        state, metrics, ends = jax.lax.cond(over, lambda: (state, nothing, over), lambda: one(state, k))
+        return (state, over | ends), (metrics, ~over, ~(over | ends))
+
+    count = online.updates_per_rollout * parts
+    carry = (state, jnp.zeros((), bool))
+    (state, _), (stacked, seen, made) = jax.lax.scan(step, carry, jnp.arange(count, dtype=jnp.int32))
+    share = seen.astype(jnp.float32) / jnp.maximum(jnp.sum(seen.astype(jnp.float32)), 1.0)
+    metrics = {k: jnp.max(x) if k.endswith("_max") else jnp.sum(share * x) for k, x in stacked.items()}
+    return state, metrics | {"update/made": jnp.mean(made.astype(jnp.float32))}
 
 
 def _prompt_means(online: Online, rewards: Rewards) -> tuple[Array, Array]:

@@ -119,15 +119,19 @@ def in_parts(plan: Plan, parts: int, *, devices: int = 1) -> Plan:
 def _divided(method: Online | Offline, parts: int, devices: int) -> Online | Offline:
     if isinstance(method, Online):
         groups, why = method.prompts_per_step, method.whole_batch
+        size = method.group_size
+        if method.minibatches > 1:  # of rows, whichever their groups
+            groups, size = groups * size // method.minibatches, 1
         if parts == 0:
-            return method._replace(microbatches=1 if why else most_parts(groups, method.group_size, devices))
+            return method._replace(microbatches=1 if why else most_parts(groups, size, devices))
     else:
         groups, why = method.rows_per_step, "" if method.whole else "its supervised loss is a mean over a minibatch"
         parts = min(parts or 1, groups) if parts % groups == 0 else parts
     if parts > 1 and why:
         raise UserError(f"--microbatches {parts}: this method takes its batch whole ({why}); drop the flag")
     if groups % parts:
-        kind = "prompts" if isinstance(method, Online) else "supervised rows"
+        several = isinstance(method, Online) and method.minibatches > 1
+        kind = "rows of a mini-batch" if several else "prompts" if isinstance(method, Online) else "supervised rows"
         raise UserError(f"--microbatches {parts} does not divide the {groups} {kind} of a step; choose a divisor")
     return method._replace(microbatches=parts)
 
@@ -141,4 +145,8 @@ def rollouts(plan: Plan) -> int:
 
 def updates(plan: Plan) -> int:
     """Optimiser steps of one seed."""
-    return sum(s.steps * getattr(s.method, "updates_per_rollout", 1) for s in plan.stages)
+    return sum(s.steps * _updates_of(s.method) for s in plan.stages)
+
+
+def _updates_of(method: Online | Offline) -> int:
+    return method.updates_per_rollout * method.minibatches if isinstance(method, Online) else 1

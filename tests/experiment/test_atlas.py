@@ -80,6 +80,7 @@ def test_a_page_says_what_was_run_what_helps_and_whether_bases_agree(tmp_path):
     assert "Not known: no cell ran on two bases." in atlas.page(_kept({"nano/none/0": [0.1, 0.2]}), "m", staleness_map)
 
 
+@pytest.mark.slow
 def test_methods_of_the_first_map_differ_where_samples_are_stale():
     """As many programs as methods, at lag 8; without a lag the plain gradient is that of the bed."""
     plans = {}

@@ -26,7 +26,8 @@ def test_the_list_names_every_system_once_and_every_experiment():
 
 
 FAMILIES = (
-    "agents", "analysis", "curriculum", "efficiency", "policy_gradient", "preference", "reward_models", "systems",
+    "agents", "analysis", "curriculum", "efficiency", "offline", "policy_gradient", "preference", "reward_models",
+    "search", "self_play", "systems",
 )  # fmt: skip
 
 

@@ -50,19 +50,18 @@ def arm(module, words, out):
     ("module", "data", "words"),
     [
         (sft, "texts", []),
-        (dpo, "pairs", ["--lora", "2"]),
         (dpo, "pairs", ["--loss", "simpo_loss", "--loss-args", "beta=1.5"]),
-        (dpo, "pairs", ["--loss", "tdpo2_loss"]),
         (dpo, "pairs", ["--loss", "tdpo1_loss", "--lora", "2"]),
-        (dpo, "pairs", ["--loss", "wpo_loss"]),
-        (dpo, "pairs", ["--length-desensitised", "0.5"]),
         (dpo, "single", ["--format", "unpaired", "--loss", "kto_loss"]),
         (reward_model, "pairs", ["--centering", "0.01"]),
-        pytest.param(dpo, "pairs", ["--rows-in", "host"], marks=pytest.mark.slow),
+        *(pytest.param(dpo, "pairs", words, marks=pytest.mark.slow) for words in (
+            ["--lora", "2"], ["--loss", "tdpo2_loss"], ["--loss", "wpo_loss"], ["--length-desensitised", "0.5"],
+            ["--rows-in", "host"],
+        )),
         pytest.param(reward_model, "pairs", ["--rows-in", "host"], marks=pytest.mark.slow),
     ],
     ids=lambda x: getattr(x, "__name__", "-".join(x) if isinstance(x, list) else x),
-)
+)  # fmt: skip
 def test_rows_of_ones_own(module, data, words, own, tmp_path):
     found = arm(module, ["--model", str(own), "--data", str(own / f"{data}.jsonl"), *SMALL, *words], tmp_path)
     assert found.updates == 2 and np.isfinite(found.metrics["loss/total"]).all()
@@ -74,6 +73,7 @@ def test_rows_of_ones_own(module, data, words, own, tmp_path):
         assert any(np.any(x != 0) for x in heads.values()), "the head has moved"
 
 
+@pytest.mark.slow
 def test_a_reward_model_learns_generated_preferences(tmp_path):
     words = ["--steps", "40", "--eval-every", "40", "--train-rows", "256", "--learning-rate", "2e-3"]
     found = arm(reward_model, words, tmp_path)
@@ -171,7 +171,9 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
     assert stopped.value.code == 2 and said in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("loss", ["reverse_kl", "forward_kl", "top_k", "sampled"])
+@pytest.mark.parametrize(
+    "loss", ["top_k", "sampled", *(pytest.param(x, marks=pytest.mark.slow) for x in ("reverse_kl", "forward_kl"))]
+)
 def test_distillation_moves_towards_the_teacher(loss, tmp_path):
     found = arm(distil, ["--smoke", "--seeds", "1", "--loss", loss], tmp_path)
     assert found.metrics["grad/norm"][0] > 0

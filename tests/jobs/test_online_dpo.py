@@ -297,8 +297,13 @@ def test_the_mixture_samples_what_it_says(model):
     valid = jnp.asarray([[True] * 4, [False, True, True, True]])
     how = {"group_size": 2, "max_new_tokens": 6, "eos_ids": model.tokenizer.eos_ids, "pad_id": model.tokenizer.pad_id}
     keys = sample_keys(jax.random.key(1), 0, jnp.arange(2), 2)
+
+    def sampled(policy, params, **more):
+        run = jax.jit(lambda *given: generate(policy, *given, **how, **more))
+        return run(params, prompts, valid, keys)
+
     mixed = mixture_policy(policy, config.hidden_size, share=0.3)
-    rows = generate(mixed, both, prompts, valid, keys, temperature=0.8, **how)
+    rows = sampled(mixed, both, temperature=0.8)
     each = []
     for params in both.values():
         hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
@@ -308,8 +313,8 @@ def test_the_mixture_samples_what_it_says(model):
     want = jnp.pad(want, ((0, 0), (1, 0)))
     close.assert_same_sums(jnp.where(rows.mask, rows.sampler_logp, 0.0), jnp.where(rows.mask, want, 0.0),
                            2 * close.forward_sums(config, 10))  # fmt: skip
-    alone = generate(mixture_policy(policy, config.hidden_size, share=0.0), both, prompts, valid, keys, **how)
-    plain = generate(policy, model.params, prompts, valid, keys, **how)
+    alone = sampled(mixture_policy(policy, config.hidden_size, share=0.0), both)
+    plain = sampled(policy, model.params)
     np.testing.assert_array_equal(alone.tokens, plain.tokens)
     with pytest.raises(ValueError, match="share=2.0"):
         mixture_policy(policy, config.hidden_size, share=2.0)
@@ -320,13 +325,13 @@ def test_halves_of_a_group_are_of_two_models(model):
     settings, found = method(loss="xpo_loss", max_new_tokens=4, levels=(2,), train_problems=16, eval_problems=8,
                              temperature=1.0)  # fmt: skip
     bench = online_dpo.recipes.bench(settings)
-    roll = online_dpo.make_rollout(settings, bench, "reference")
+    roll, alone = (jax.jit(online_dpo.make_rollout(settings, bench, partner)) for partner in ("reference", "policy"))
     other = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), model.params)
     ids = jnp.arange(3, dtype=jnp.int32)
     keys = sample_keys(jax.random.key(2), 0, ids, 4)
     given = (bench.train.tokens[:3], bench.train.valid[:3], keys, ids)
     rows = roll({"policy": model.params, "reference": other}, *given)
-    whole = [online_dpo.make_rollout(settings, bench, "policy")({"policy": p}, *given) for p in (model.params, other)]
+    whole = [alone({"policy": p}, *given) for p in (model.params, other)]
     second = np.arange(12) % 4 >= 2
     for name in ("tokens", "mask", "group_ids", "problem_ids"):
         mine, its = (np.asarray(getattr(x, name)) for x in whole)

@@ -76,7 +76,8 @@ def test_losses_of_other_libraries_are_reached():
 
 def test_estimators_of_other_libraries_are_reached():
     for name in ("optimal_token_advantages", "optimal_trained_token_advantages", "best_minus_second_advantages",
-                 "remax_advantages", "reinforce_pp_advantages", "reinforce_pp_token_advantages"):  # fmt: skip
+                 "remax_advantages", "reinforce_pp_advantages", "reinforce_pp_token_advantages",
+                 "smoothed_advantages", "tempo_advantages"):  # fmt: skip
         assert takes(getattr(advantages, name), method.ESTIMATOR), name
     for name in ("gae_advantages", "length_adaptive_gae_advantages", "lambda_returns", "n_step_returns"):
         assert named.arrays(getattr(advantages, name)) == ppo.GAE, name

@@ -97,11 +97,13 @@ def test_verdicts_are_read_from_the_model():
     answers = jnp.arange(5, dtype=jnp.int32)
     asked = toy.propose(prompts, answers)
     np.testing.assert_array_equal(toy.truth(asked), toy.truth(prompts))  # a proposal is no digit of the sum
-    for row, chance in zip(np.asarray(asked), confidence.verdict_chance(params, prompts, answers), strict=True):
+    token_logp = jax.jit(lambda *given: strings.token_logp(confidence.WORLD, params, *given))
+    chances = jax.jit(confidence.verdict_chance)(params, prompts, answers)
+    for row, chance in zip(np.asarray(asked), chances, strict=True):
         logp = {}
         for word in (toy.YES, toy.NO):
             said = jnp.full((1, toy.RESPONSE_TOKENS), toy.END, jnp.int32).at[0, 0].set(word)
-            logp[word] = float(strings.token_logp(confidence.WORLD, params, jnp.asarray(row)[None], said)[0, 0])
+            logp[word] = float(token_logp(jnp.asarray(row)[None], said)[0, 0])
         shares = np.exp([logp[toy.YES], logp[toy.NO]])
         close.assert_near(chance, shares[0] / shares.sum())
 

@@ -105,3 +105,27 @@ def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
     ids = jnp.zeros((3,), jnp.int32)
     rows = Trajectories(table, table, table, mask, jnp.zeros(table.shape, jnp.float32), ids > 0, ids, ids)
     close.assert_near(plan.host_score(rows).value, [1.0, 0.1, 0.0], magnitude=0)
+
+
+@pytest.mark.parametrize("contrast", [0.0, 0.1])
+def test_dr_grpo_sums_over_tokens_by_a_constant_and_teaches_no_value(contrast):
+    settings = dataclasses.replace(BASE, contrast=contrast, **carft.DR_GRPO)
+    plan = carft.build(settings)
+    online, bench, ids = plan.stages[0].method, recipes.bench(settings), jnp.arange(2, dtype=jnp.int32)
+    params = plan.init(jax.random.key(0))
+    rows = online.rollout(
+        params["model"], bench.train.tokens[ids], bench.train.valid[ids], sample_keys(jax.random.key(0), 0, ids, 2), ids
+    )
+    rewards = Rewards(jnp.array([1.0, 0.1, 0.0, 1.0]), jnp.ones(4, bool))
+    batch = online.estimate(params, {}, rows, rewards)
+    mask = np.asarray(batch.mask)
+    want = np.where(mask, np.array([0.45, -0.45, -0.5, 0.5], np.float32)[:, None], 0.0)
+    close.assert_near(batch.advantages, want)
+    (value, metrics), gradient = jax.value_and_grad(online.loss, has_aux=True)(params, batch)
+    # at the anchor the surrogate is minus the sum of the advantages, by the budget and the rows
+    surrogate = -want.sum() / (settings.max_new_tokens * 4)
+    if contrast:
+        assert np.asarray(gradient["cot"]["weight"]).any() and np.asarray(gradient["value"]["weight"]).any()
+    else:
+        close.assert_near(value, np.float32(surrogate), terms=int(mask.sum()))
+        assert not any(np.asarray(g).any() for g in jax.tree.leaves((gradient["value"], gradient["cot"])))

@@ -28,7 +28,8 @@ def world():
     problems = [staged.problem("m11 3+5*4=>", "3+5=8,8*4=10#10"), staged.problem("m7 2*3=>", "2*3=6#6")]
     asked = (hints.no_hint, hints.first_operands, hints.shown_attempt)
     table = hints.encode_hints(model, problems, asked, spare_tokens=NEW + 1)
-    return model, asked, table
+    rollout = jax.jit(recipes.make_rollout(model, group_size=1, max_new_tokens=NEW, temperature=1.0))
+    return model, asked, table, rollout
 
 
 def _text(model, tokens, keep):
@@ -37,9 +38,8 @@ def _text(model, tokens, keep):
 
 def _answered(world, stage, prompts, texts):
     """Rows whose responses are the given texts, with an end token, asked at a stage."""
-    model, _, table = world
+    model, _, table, rollout = world
     tokens, valid = prompts
-    rollout = recipes.make_rollout(model, group_size=1, max_new_tokens=NEW, temperature=1.0)
     keys, ids = jax.random.split(jax.random.key(0), 2), jnp.arange(2, dtype=jnp.int32)
     rows = rollout(model.params, tokens, valid, keys, ids)
     width = tokens.shape[1]
@@ -63,7 +63,7 @@ def _table(world, stage):
 
 @pytest.mark.slow
 def test_a_refining_prompt_shows_the_attempt(world):
-    model, asked, table = world
+    model, asked, table, _ = world
     prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=1)
     ids = jnp.arange(2, dtype=jnp.int32)
     before = _answered(world, 1, _table(world, 1), ["9#9", "5#5"])
@@ -80,18 +80,19 @@ def test_a_refining_prompt_shows_the_attempt(world):
 
 
 def test_the_supervised_term_sees_the_plain_prompt_only(world):
-    model, asked, table = world
+    model, asked, table, _ = world
     prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=1)
     ids, both = jnp.arange(2, dtype=jnp.int32), jnp.ones(2, bool)
+    plain_answers = jax.jit(hints.plain_answers)
     decomposed = _answered(world, 1, _table(world, 1), ["8#8", "6#6"])
     refined = _answered(world, 2, prompts(2, ids, decomposed), ["#10", "#6"])
     plain = _answered(world, 0, _table(world, 0), ["#10", "#6"])
     for rows, said in ((decomposed, ["3+5=8#8", "2*3=6#6"]), (refined, ["#10", "#6"]), (plain, ["#10", "#6"])):
-        found = hints.plain_answers(rows, table, both)
+        found = plain_answers(rows, table, both)
         for k, (prompt, answer) in enumerate(zip(["m11 3+5*4=>", "m7 2*3=>"], said, strict=True)):
             real = found.segment_ids[k] > 0
             assert _text(model, found.tokens[k], real & ~found.mask[k]) == prompt
             assert _text(model, found.tokens[k], found.mask[k]) == answer
             assert found.positions[k][real].tolist() == list(range(int(real.sum())))
-    none = hints.plain_answers(refined, table, jnp.zeros(2, bool))
+    none = plain_answers(refined, table, jnp.zeros(2, bool))
     assert not none.mask.any()  # nothing chosen: the term is 0

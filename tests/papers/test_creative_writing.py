@@ -49,7 +49,8 @@ def test_reflection_adds_and_drops():
 
 def test_play_differs_by_seed_and_reflection_drops_the_strict_ones():
     games = jax.jit(
-        lambda key, n: rules.play(text.LANGUAGE, key, (2, 12), rounds=12, examples=n).rules, static_argnums=1
+        lambda key, n: rules.play(text.LANGUAGE, key, (2, 12), rounds=4, duels=12, examples=3 * n).rules,
+        static_argnums=1,
     )
     found = [np.asarray(games(jax.random.key(seed), 0)) > 0 for seed in (0, 1)]
     assert all(x.sum() == rules.MOST for x in found) and (found[0] != found[1]).any()

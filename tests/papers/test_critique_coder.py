@@ -1,5 +1,7 @@
 """Critique-Coder: labels by comparison of answers, exact shares, one judge for both kinds of questions."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from experiments.policy_gradient.parts import critique_task
 from jaxrl_llm.data.tasks import chain, countdown
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.train.methods import builders
+from tests import close
 from tests.verifiers.test_labels import _rows
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=8, max_new_tokens=16)
@@ -57,3 +61,21 @@ def test_each_row_is_judged_by_what_it_asks():
     assert critique_task.make_score(bench)(answers, rows).value.tolist() == [1, 1, 0, 0]
     _, rows = _rows(["#F", problem.solution, "2+2=4#F", f"#{problem.answer['value']}"])
     assert critique_task.make_score(bench)(answers, rows).value.tolist() == [0, 0, 1, 1]
+
+
+def test_fine_tuning_imitates_right_critiques_alone():
+    """The loss is minus the mean log-probability of what follows the question: the work and the label as it is."""
+    bench, problems = recipes.bench(SETTINGS), curricula.train_problems(SETTINGS)[:6]
+    judging = critique_task.critique_problems(problems, chain.flawed)
+    settings = dataclasses.replace(SETTINGS, prompts_per_step=2, group_size=3, learning_rate=1e-3)
+    method = critique_task.fine_tuning(settings, bench, judging)
+    rows, tokenizer = method.rows({}), bench.model.tokenizer
+    assert method.rows_per_step == 6 and rows.tokens.shape[0] == 6
+    for k, problem in enumerate(judging):
+        trained = np.asarray(rows.tokens[k])[np.asarray(rows.mask[k])].tolist()
+        assert trained == [*tokenizer.encode(problem.solution), tokenizer.eos_ids[0]]
+        assert problem.solution[-1] == ("T" if problem.answer["label"] else "F")
+    logp, _ = builders.score_tokens(bench.model.policy, bench.model.params, rows)
+    value, _ = method.loss(bench.model.params, {}, rows, method.whole(rows))
+    mask = np.asarray(rows.mask)
+    close.assert_near(value, -np.asarray(logp)[mask].mean(), terms=int(mask.sum()), magnitude=10.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena
+from experiments.agents.parts import keydoor_arena, similar_situations
 from experiments.parts import strings
 from jaxrl_llm.advantages import group, turns
 from jaxrl_llm.rollout.turns import multi_turn
@@ -123,3 +123,72 @@ def test_returns_come_from_the_turns():
         reward=jnp.array([[0.0, 10.0], [0.0, 0.0]]), identity=SEEN, done=ALL[0], valid=ALL[0],
     )  # fmt: skip
     close.assert_near(multi_turn.returns_to_go(found, gamma=0.95), RETURNS)
+
+
+# --- situations that look alike
+
+
+def _common(first, second):
+    """Longest common subsequence by the table of the textbook."""
+    table = np.zeros((len(first) + 1, len(second) + 1), int)
+    for i, a in enumerate(first):
+        for j, b in enumerate(second):
+            table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
+    return table[-1, -1]
+
+
+def test_likeness_is_twice_the_longest_common_subsequence_over_both_lengths():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        first, second = (rng.integers(0, 4, rng.integers(0, 8)) for _ in range(2))
+        padded = (jnp.asarray(np.pad(x, (8 - len(x), 0), constant_values=-1), jnp.int32) for x in (first, second))
+        total = len(first) + len(second)
+        expected = 2 * _common(first, second) / total if total else 1.0
+        close.assert_near(similar_situations.likeness(*padded), np.float32(expected))
+
+
+def test_clusters_join_the_first_leader_they_are_like():
+    rng = np.random.default_rng(1)
+    texts = rng.integers(0, 3, (6, 3, 5)).astype(np.int32)
+    ids, valid = np.asarray([0, 1, 0, 1, 0, 1], np.int32), rng.random((6, 3)) < 0.8
+    for least in (0.0, 0.6, 0.8, 1.0):
+        leaders, expected = [], np.arange(18).reshape(6, 3)
+        for b, k in np.ndindex(6, 3):
+            like = [
+                m for m in leaders
+                if ids[m // 3] == ids[b] and 2 * _common(texts[b, k], texts[m // 3, m % 3]) / 10 >= least - 1e-6
+            ]  # fmt: skip
+            if like:
+                expected[b, k] = like[0]
+            elif valid[b, k]:
+                leaders.append(3 * b + k)
+        given = jnp.asarray(texts), jnp.asarray(ids), jnp.asarray(valid)
+        found = np.asarray(similar_situations.clusters(*given, least=least))
+        np.testing.assert_array_equal(found[valid], expected[valid])
+    with pytest.raises(ValueError, match=r"least=1.5 must lie in \[0, 1\]"):
+        similar_situations.clusters(*given, least=1.5)
+
+
+def test_equal_and_similar_situations_of_the_corridor():
+    """At 1 the clusters are the world's own situations; at 0.85 a cell more or less is the same."""
+    arena = keydoor_arena.make_keydoor(cells=6, turns=6)
+    params = arena.policy.init(jax.random.key(0))
+    rollout = arenas.make_rollout(arena, arena.train, group_size=4)
+    ids = jnp.arange(2, dtype=jnp.int32)
+    keys = jax.random.split(jax.random.key(1), 8)
+    rows = jax.jit(rollout)(params, arena.train.tokens[:2], arena.train.valid[:2], keys, ids)
+    found = multi_turn.turns_of(rows)
+    texts = similar_situations.shown(rows, width=8)
+    for b, k in np.argwhere(np.asarray(found.taken)):
+        read = np.asarray(rows.tokens[b])[
+            (np.asarray(found.turn[b]) == k) & ~np.asarray(rows.mask[b]) & (np.asarray(rows.segment_ids[b]) > 0)
+        ]
+        np.testing.assert_array_equal(texts[b, k], read[-8:])
+
+    def sizes(identity):
+        return np.asarray(turns.anchor_sizes(identity, rows.group_ids, found.taken))
+
+    equal = similar_situations.clusters(texts, rows.group_ids, found.taken, least=1.0)
+    np.testing.assert_array_equal(sizes(equal), sizes(found.identity))
+    wider = sizes(similar_situations.clusters(texts, rows.group_ids, found.taken, least=0.85))
+    assert wider.sum() > sizes(equal).sum()

@@ -20,7 +20,7 @@ def world():
     settings = recipes.OnlineSettings(levels=(2,), train_problems=4, eval_problems=4, max_new_tokens=NEW)
     found = recipes.bench(settings)
     pair = two_model_relay.make_relay(found)
-    reason = two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0)
+    reason = jax.jit(two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0))
     keys, ids = jax.random.split(jax.random.key(0), 8), jnp.arange(4, dtype=jnp.int32)
     rows = reason(found.model.params, found.train.tokens, found.train.valid, keys, ids)
     return settings, found, pair, rows

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.agents.parts import expert_plans, task_feedback
+from experiments.agents.parts import expert_plans, plan_beams, task_feedback
 from experiments.parts import strings
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
@@ -147,3 +147,39 @@ def test_plans_earn_what_they_restore():
     assert earned[1] < 0.99, "the order matters"
     assert (earned[4:] == -1.0).all(), "text where an image is wanted, half a name, image after text, no plan"
     assert told[0] > 0.999 > told[1] > 0.0
+
+
+def test_beams_are_the_most_probable_plans():
+    """Against all plans that the grammar allows, each scored by itself."""
+    world, kept = expert_plans.WORLD, expert_plans.grammar()
+    params, prompts = world.policy.init(jax.random.key(3)), jnp.asarray(expert_plans.tasks()[0][:2])
+    every = jnp.asarray(expert_plans.every_plan())
+    assert len({tuple(row) for row in every.tolist()}) == every.shape[0] == 205 + 2 * 86
+    legal = grammars.states(kept, every, jnp.ones(every.shape, bool))
+    assert (np.asarray(legal) >= 0).all()
+    scored = []
+    for prompt in prompts:
+        rows = plan_beams.as_rows(prompt[None], every[None], jnp.zeros(every.shape)[None], jnp.zeros(1, int), end=END)
+        logp, _ = jax.jit(lambda rows: grammars.make_score(kept)(world.policy, params, rows))(rows)
+        scored.append(np.where(np.asarray(rows.mask), np.asarray(logp), 0.0).sum(1))
+    width = every.shape[0]  # so wide that nothing is lost
+    found = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=width, new=9, end=END))()
+    for k, want in enumerate(scored):
+        order = np.argsort(-want, kind="stable")
+        close.assert_near(np.asarray(found[1][k]).sum(1), want[order], terms=64, magnitude=16.0)
+        assert {tuple(row) for row in found[0][k].tolist()} == {tuple(row) for row in every.tolist()}
+    few = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=8, new=9, end=END))()
+    assert np.isfinite(few[1]).all() and (np.diff(np.asarray(few[1]).sum(2), axis=1) <= 0).all()
+    rows = plan_beams.as_rows(prompts, *few, jnp.arange(2), end=END)
+    logp, _ = grammars.make_score(kept)(world.policy, params, rows)
+    close.assert_near(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, terms=64, magnitude=16.0)
+    # where there are fewer plans than beams the rest train nothing
+    more = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=width + 5, new=9, end=END))()
+    assert not np.asarray(plan_beams.as_rows(prompts, *more, jnp.arange(2), end=END).mask)[width : width + 5].any()
+
+
+def test_the_best_plan_that_does_not_read_scores_most_of_a_picture_and_solves_little():
+    blind = expert_plans.blind_score()
+    right = [expert_plans._written(expert_plans.right_plan(row)) for row in expert_plans.tasks()[1]]
+    solved = expert_plans.score(jnp.asarray(expert_plans.tasks()[1]), jnp.asarray(right, jnp.int32))
+    assert 0.4 < blind < 0.6 and float(solved.min()) > 0.999

@@ -10,6 +10,7 @@ from experiments.offline.parts import response_table as tables
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.losses import bellman, policy
+from jaxrl_llm.train.methods import builders
 from tests import close
 from tests.close import assert_same_sums
 
@@ -77,7 +78,7 @@ def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
     params = plan.init(jax.random.key(0))
     params["value"]["bias"] = jnp.full((1,), 0.25)
     total = method.whole(table)
-    slopes = jax.grad(lambda p: method.loss(p, params["model"], table, total)[0])(params)
+    slopes = jax.jit(jax.grad(lambda p: method.loss(p, params["model"], table, total)[0]))(params)
 
     def reinforce(model):
         logp, _ = tables.builders.score_tokens(found.model.policy, model, table)
@@ -85,7 +86,7 @@ def test_the_first_update_is_reinforce_with_what_is_left_of_the_reward():
         terms = policy.reinforce_loss(logp, advantages, table.mask).loss
         return 2 * 0.2 * tables.reduce.tokens(terms, table.mask, mode="seq_mean", total=total)
 
-    wanted = jax.grad(reinforce)(params["model"])
+    wanted = jax.jit(jax.grad(reinforce))(params["model"])
     jax.tree.map(lambda a, b: close.assert_near(a, b), slopes["model"], wanted)
     # values are 0.25 everywhere: the bias moves by the mean of 2 (V - R), the policy's loss leaves the critic alone
     close.assert_near(slopes["value"]["bias"], [2 * (0.25 - 0.5)])
@@ -108,10 +109,49 @@ def test_parts_of_a_minibatch_add_up():
         other = jax.tree.map(lambda x: 1.01 * x, params["model"])
         total = method.whole(table)
         halves = [jax.tree.map(lambda x, k=k: x[2 * k : 2 * k + 2], table) for k in (0, 1)]
-        whole = method.loss(params, other, table, total)[0]
-        close.assert_near(sum(method.loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
+        loss = jax.jit(method.loss)
+        whole = loss(params, other, table, total)[0]
+        close.assert_near(sum(loss(params, other, x, total)[0] for x in halves), whole, magnitude=0)
 
 
 def test_a_text_that_no_token_has_ends_no_step():
     with pytest.raises(UserError, match="--step-end '@@': no token of this model has it"):
         _method("oreo", step_end="@@")
+
+
+def test_kto_by_hand():
+    """Each response by itself, against the mean log-ratio of prompts with the responses of others."""
+    crossed = tables.mismatched(_table(), prompt=1)
+    order = (np.arange(12) + 1) % 12
+    np.testing.assert_array_equal(crossed.tokens[:, 0], np.arange(12) * 10)
+    np.testing.assert_array_equal(crossed.tokens[:, 1], order * 10 + 1)
+    settings = arms.resolve(oreo, arms.preset(oreo, smoke=True, model="nano"), ())["kto"]
+    found = recipes.bench(settings)
+    model = found.model
+    rng, length = np.random.default_rng(0), np.array([6, 3, 1, 5])
+    said, there = rng.integers(4, 30, (4, 6)).astype(np.int32), np.arange(6)[None] < length[:, None]
+    asked, real = np.asarray(found.train.tokens[:4]), np.asarray(found.train.valid[:4])
+
+    def rows(answers):
+        tokens = np.concatenate([asked, said[answers]], axis=1)
+        segments = np.concatenate([real, there[answers]], axis=1)
+        mask = np.concatenate([np.zeros_like(real), there[answers]], axis=1)
+        places = np.maximum(np.cumsum(segments, axis=1) - 1, 0).astype(np.int32)
+        return tables.Table(
+            *map(jnp.asarray, (tokens, segments.astype(np.int32), places, mask)), jnp.array([1.0, 0, 1, 0])
+        )
+
+    params = {"model": model.policy.init(jax.random.key(5))}
+    reference = model.params
+
+    def ratio(batch):
+        both = [np.asarray(builders.score_tokens(model.policy, w, batch)[0]) for w in (params["model"], reference)]
+        return np.where(np.asarray(batch.mask), both[0] - both[1], 0.0).sum(1)
+
+    own, gap = ratio(rows(np.arange(4))), max(0.0, ratio(rows(np.array([1, 2, 3, 0]))).mean())
+    sign = np.array([1.0, -1.0, 1.0, -1.0])
+    want = np.mean(1 - 1 / (1 + np.exp(-sign * settings.dpo_beta * (own - gap))))
+    method = settings.method(settings, found)
+    value, figures = method.loss(params, reference, rows(np.arange(4)))
+    close.assert_near(value, np.float32(want), terms=256, magnitude=8.0)
+    assert method.whole is None and float(figures["tokens/trained"]) == length.sum()

@@ -11,6 +11,7 @@ from experiments.policy_gradient import verl_rank
 from jaxrl_llm.advantages import effective_rank as ranks
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.online import init_state, iterate
 from jaxrl_llm.types import Rewards
 from tests import close
 
@@ -47,3 +48,30 @@ def test_the_first_step_shapes_nothing_and_leaves_averages():
     second = online.estimate(params, extras, rows, rewards).advantages
     assert (second >= first.advantages - 1e-6).all() and (jnp.sign(second) == jnp.sign(first.advantages)).all()
     assert np.abs(np.asarray(second - first.advantages)).max() > 0
+
+
+def test_the_bonus_fades_as_scores_rise_and_may_stand_at_the_end_alone():
+    score = jnp.zeros(())
+    rewards, all_ = jnp.array([1.0, 1.0, 1.0, 0.0]), jnp.ones(4, bool)
+    for k in range(1, 5):  # scores 2 r - 1 have the mean 0.5
+        score = verl_rank.followed(score, rewards, all_, rate=0.3)
+        close.assert_near(score, np.float32(0.5 * (1 - 0.7**k)), terms=k)
+    close.assert_near(verl_rank.followed(score, rewards, ~all_, rate=0.3), score)
+    close.assert_near([verl_rank.fading(jnp.float32(x)) for x in (-1.0, 0.0, 1.0)], [1.0, 0.5, 0.0])
+    mask = jnp.array([[False, True, True, False], [True, False, False, False], [False] * 4])
+    found = verl_rank.at_the_end(jnp.full((3, 4), 2.0), jnp.zeros((3, 4)), mask)
+    assert found.tolist() == [[0, 0, 2, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
+
+
+@pytest.mark.slow
+def test_a_step_of_fading_keeps_the_score():
+    settings = dataclasses.replace(
+        verl_rank.Settings(), **verl_rank.EMBEDDED | verl_rank.SMOKE | {"left": verl_rank.fading}
+    )
+    stage, bench = verl_rank.build(settings).stages[0], recipes.bench(settings)
+    state = init_state(
+        stage.method, bench.model.params, jax.random.key(0), extras=stage.extras(bench.model.params, jax.random.key(1))
+    )
+    state, metrics = iterate(stage.method, state)
+    mean = float(metrics["reward/mean"])
+    close.assert_near(state.extras["score"], np.float32(settings.rate * (2 * mean - 1)), terms=4)

@@ -32,9 +32,11 @@ def _child(folder, program):
 def test_the_assignment_of_the_tpus_program_ends_the_watch(tmp_path, forever):
     """While the child still runs, and where it has ended; programs for this machine have one, too."""
     write = "import os, time; os.mkdir('dump'); put = lambda name, text: open('dump/' + name, 'w').write(text)\n"
-    ours, values = f"module_0001.jit_seed.cpu_{REPORT.partition('cl_1.')[2]}", REPORT.replace(".txt", "-values.txt")
-    write += f"put({ours!r}, {TEXT!r}); put({ours.replace('.txt', '-values.txt')!r}, '')\n"
-    write += f"put({REPORT!r}, {TEXT!r}); put({values!r}, '')\n" + "time.sleep(60)\n" * forever
+    write += f"put('module_0001.jit_seed.cpu_{REPORT.partition('cl_1.')[2]}', {TEXT[:120]!r})\n"
+    write += f"out = open('dump/{REPORT}', 'w')\n"
+    for part in (TEXT[:150], TEXT[150:]):  # in the middle of a write there is less
+        write += f"out.write({part!r}); out.flush(); time.sleep(0.1)\n"
+    write += "time.sleep(60)\n" * forever
     child = _child(tmp_path, write)
     try:
         assert buffers._watched(child, tmp_path, 30.0) == 1239334400

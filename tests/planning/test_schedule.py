@@ -117,6 +117,27 @@ def test_a_copy_does_not_come_while_a_kernel_has_the_memory():
     assert schedule.of_text(text, CHIP).waiting == 0
 
 
+def test_what_travels_the_same_way_comes_one_after_the_other():
+    def sent(number, pairs):
+        start = f"%collective-permute-start.{number} = (f32[10], f32[10]) collective-permute-start(%a), "
+        done = (
+            f"%collective-permute-done.{number} = f32[10] collective-permute-done(%collective-permute-start.{number})"
+        )
+        return f"  {start}source_target_pairs={{{pairs}}}, metadata={{}}\n", f"  {done}\n"
+
+    def seconds(*ways):
+        lines = [sent(number, pairs) for number, pairs in enumerate(ways)]
+        text = "".join(start for start, _ in lines) + "".join(done for _, done in lines)
+        return schedule.of_text(
+            f"ENTRY %main (a: f32[10]) -> f32[10] {{\n  %a = f32[10] parameter(0)\n{text}}}\n", CHIP
+        )
+
+    one, on, back = 40 / 1e3, "{0,1},{1,0}", "{1,0},{0,1}"
+    assert seconds(on).exposed == pytest.approx(one)
+    assert seconds(on, back).exposed == pytest.approx(one) and seconds(on, back).collectives == pytest.approx(2 * one)
+    assert seconds(on, back, on).exposed == pytest.approx(2 * one)
+
+
 def test_a_loop_of_unknown_length_is_counted_once_and_named():
     found = schedule.of_text(PROGRAM.replace("constant(4)", "parameter(1)"), CHIP)
     assert found.unknown_loops == 1 and found.computing == pytest.approx(0.050)

@@ -116,8 +116,10 @@ def test_parts_of_a_rollout_record_what_was_read():
     policy, params, _ = small_model("qwen3_moe")
     keys = jax.random.split(jax.random.key(3), 12)
     settings = {"eos_ids": (2, 5)}
-    first = generate(policy, params, PROMPTS, PROMPTS > 0, keys, group_size=GROUP, max_new_tokens=3, **settings)
-    rows = go_on(policy, params, first, keys, done=3, max_new_tokens=NEW - 3, **settings)
+    begin = functools.partial(generate, policy, group_size=GROUP, max_new_tokens=3, **settings)
+    first = jax.jit(begin)(params, PROMPTS, PROMPTS > 0, keys)
+    then = functools.partial(go_on, policy, done=3, max_new_tokens=NEW - 3, **settings)
+    rows = jax.jit(then)(params, first, keys)
     there = np.asarray(rows.segment_ids > 0)[:, 1:] & np.asarray(rows.segment_ids > 0)[:, :-1]  # one follows
     found, want = (np.asarray(x.extras[EXPERTS])[:, :-1][there] for x in (rows, sampled()))
     np.testing.assert_array_equal(found, want)

@@ -1,5 +1,7 @@
 """Given responses keep the layout of a rollout: what was sampled, given again, is the same."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +25,8 @@ def _rollout(seed=0):
     table = jax.tree.map(lambda x: x[ids], chain_table())
     keys = sample_keys(jax.random.key(seed), 0, ids, 2)
     numbers = {"group_size": 2, "max_new_tokens": NEW, "eos_ids": tokenizer.eos_ids, "problem_ids": ids}
-    return generate(policy, params, table.tokens, table.valid, keys, **numbers)
+    run = functools.partial(generate, policy, **numbers)
+    return jax.jit(run)(params, table.tokens, table.valid, keys)
 
 
 @pytest.mark.slow

@@ -167,6 +167,29 @@ def test_the_penalty_of_tokens_is_of_the_policy_that_drew_them():
     assert np.any(np.asarray(free) != np.asarray(want))
 
 
+def test_rewards_of_earlier_steps_are_remembered_by_prompt():
+    """DCPO: two steps by the function itself; a prompt whose rewards failed has not had its step."""
+    settings = of(advantages="smoothed_advantages")
+    first = method.first_weights(settings, 3)
+    drawn = rows()._replace(problem_ids=jnp.asarray([2, 2, 0, 0]))
+    failed = Rewards(jnp.asarray([1.0, 0.0, 1.0, 1.0]), jnp.asarray([True, True, False, False]))
+    state = TrainState((), (), jnp.int32(1), None, (), first)
+    after = method.moved_weights(settings)(state, _batch(), drawn, failed)["rewards_so_far"]
+    assert after.steps.tolist() == [0.0, 0.0, 1.0] and after.mean.tolist() == [0.0, 0.0, 0.5]
+    nothing = group.RewardStatistics(*(jnp.zeros(4) for _ in range(3)))
+    _, earlier = group.smoothed_advantages(failed.value, IDS, nothing, valid=failed.valid)
+    close.assert_near(after.deviation[2], earlier.deviation[0])
+    extras = {"rewards_so_far": after}
+    seen = drawn._replace(extras=method.shown(settings)(extras, drawn))
+    same = Rewards(jnp.ones(4), jnp.ones(4, bool))
+    known = group.RewardStatistics(*(x.at[2:].set(0.0) for x in earlier))
+    want, _ = group.smoothed_advantages(same.value, IDS, known)
+    found = method.estimator(settings)(seen, same)
+    np.testing.assert_array_equal(np.asarray(found), np.where(MASK, np.asarray(want)[:, None], 0.0))
+    assert np.all(np.asarray(want)[:2] > 0), "all right now, which it was not before"
+    assert method.shown(of()) is None
+
+
 def test_noise_is_drawn_anew_at_every_step():
     settings = of(loss="clip_cov_loss")
     first, same, other = (
@@ -379,6 +402,8 @@ def test_values_are_measured_once_where_a_run_begins(tmp_path, capsys):
                       "kl_cov_loss"), marks=pytest.mark.slow),
         pytest.param(("--advantages", "remax_advantages", "--loop", "async"), marks=pytest.mark.slow),
         pytest.param(("--advantages", "remax_advantages", "--mesh", "data=2"), marks=pytest.mark.slow),
+        pytest.param(("--advantages", "smoothed_advantages", "--loss", "dcpo_loss"), marks=pytest.mark.slow),
+        pytest.param(("--advantages", "tempo_advantages"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )  # fmt: skip

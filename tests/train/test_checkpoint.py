@@ -209,6 +209,7 @@ def _kill_and_resume(tmp_path, kills):
     assert [r["step"] for r in rows] == list(range(1, int(steps) + 1))
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume_is_bitwise(tmp_path):
     """Traps 22 and 23."""
     _kill_and_resume(tmp_path, 1)
@@ -220,6 +221,7 @@ def test_kill_9_at_twenty_moments(tmp_path):
     _kill_and_resume(tmp_path, 20)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_resumable_run(tmp_path):
     run = tmp_path / "run"
     process = subprocess.Popen(

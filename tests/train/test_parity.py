@@ -12,6 +12,7 @@ from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import TrainState
+from tests import close
 from tests.models_for_tests import small_model
 from tests.traps.tables import random_batch
 
@@ -22,8 +23,9 @@ def test_quantiles_against_sorting(scale):
     gap, mask = scale * np.abs(rng.normal(size=(30, 40))).astype(np.float32), rng.random((30, 40)) < 0.7
     metrics = parity.finished(parity.metrics_of(jnp.asarray(gap), jnp.asarray(mask)))
     assert parity.SHARES not in metrics
-    np.testing.assert_allclose(metrics["kl/sampler_mean"], gap[mask].mean(), rtol=1e-5)
-    np.testing.assert_allclose(metrics["kl/sampler_max"], gap[mask].max(), rtol=1e-6)
+    exact = gap[mask].astype(np.float64)
+    close.assert_near(metrics["kl/sampler_mean"], exact.mean(), terms=int(mask.sum()), magnitude=float(exact.max()))
+    assert float(metrics["kl/sampler_max"]) == gap[mask].max()
     for name, level in parity.QUANTILES.items():
         exact = np.quantile(gap[mask], level, method="inverted_cdf")
         assert exact <= float(metrics[name]) <= 1.34 * exact
@@ -45,7 +47,8 @@ def test_parts_of_a_batch_have_the_quantiles_of_the_whole():
     run = jax.jit(accumulate, static_argnums=(0, 3))
     whole, parts = (run(loss, small_model()[1], random_batch(), n)[2] for n in (1, 4))
     for name in parity.QUANTILES:
-        np.testing.assert_allclose(whole[name], parts[name], rtol=1e-5)
+        # the edge of a bin, next to which a gap may fall on either side: bins grow by a third
+        assert 1 / 1.34 <= float(parts[name]) / float(whole[name]) <= 1.34
         assert 0 < float(whole[name]) <= 1.34 * float(whole["kl/sampler_max"])
 
 

@@ -187,6 +187,33 @@ def score(prompts: Int[Array, "N P"], plans: Int[Array, "N T"]) -> Float[Array, 
     return jnp.where(fine & kind, found, -1.0)
 
 
+@lru_cache(maxsize=1)
+def every_plan() -> Int[np.ndarray, "N T"]:
+    """All plans that chain, no expert twice."""
+    undo, tell = EXPERTS[: len(DAMAGES)], EXPERTS[len(DAMAGES) :]
+    chains = [chain for n in range(MOST + 1) for chain in itertools.permutations(undo, n)]
+    found = [list(c) for c in chains if c] + [[*c, t] for c in chains if len(c) < MOST for t in tell]
+    return np.asarray([_written(plan) for plan in found], np.int32)
+
+
+@lru_cache(maxsize=1)
+def blind_score() -> float:
+    """What the best plans score on held-out tasks that know what is wanted and not what was done to the picture.
+
+    One plan for each wanted kind, the best on the training tasks.
+    """
+    plans, (train, held) = every_plan(), tasks()
+    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+        each, total = jax.jit(score), 0.0
+        for wanted in WANTED:
+            here, there = (rows[rows[:, 3] == encode(wanted)[0]] for rows in (train, held))
+            pairs = np.repeat(here, len(plans), axis=0), np.tile(plans, (len(here), 1))
+            scores = np.asarray(each(*map(jnp.asarray, pairs))).reshape(len(here), len(plans))
+            best = np.tile(plans[scores.mean(axis=0).argmax()], (len(there), 1))
+            total += float(np.asarray(each(jnp.asarray(there), jnp.asarray(best))).sum())
+    return total / held.shape[0]
+
+
 def measure(
     decoding: Callable[[], grammars.Grammar], params: Params, key: Key, *, samples: int = 8
 ) -> dict[str, Array]:
@@ -204,6 +231,7 @@ def measure(
     best = best_members(jnp.sum(rows.sampler_logp, axis=1), rows.group_ids)
     return {
         "eval/score": reduce.scalars(earned, best),
+        "eval/above_blind": reduce.scalars(earned, best) - blind_score(),
         "eval/valid": reduce.scalars((earned >= 0).astype(jnp.float32), best),
         "eval/right": reduce.scalars((earned > 0.999).astype(jnp.float32), best),
     }

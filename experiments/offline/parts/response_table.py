@@ -49,12 +49,13 @@ class Method(NamedTuple):
     """What learns from a table.
 
     ``rows(table, group_size)`` is what minibatches are drawn from, as many rows as the table; ``loss(params,
-    reference, batch, total)`` what they lose; ``whole(batch)`` what that divides by.
+    reference, batch, total)`` what they lose; ``whole(batch)`` what that divides by, or None for a loss of ``(params,
+    reference, batch)`` that takes its minibatch whole.
     """
 
     rows: Callable[[Table, int], Any]
-    loss: Callable[[Params, Params, Any, Any], tuple[Array, Metrics]]
-    whole: Callable[[Any], Any]
+    loss: Callable[..., tuple[Array, Metrics]]
+    whole: Callable[[Any], Any] | None
     critic: bool = False
 
 
@@ -274,6 +275,38 @@ def dpo(settings: Any, found: Bench) -> Method:
         return value, {"dpo/loss": value} | trained(*batch)
 
     return Method(paired, loss, lambda batch: responses(batch.chosen))
+
+
+def mismatched(batch: Table, *, prompt: int) -> Table:
+    """The prompt of each row, its first ``prompt`` columns, with the response of the next one."""
+
+    def crossed(x: Array) -> Array:
+        return jnp.concatenate([x[:, :prompt], jnp.roll(x, -1, axis=0)[:, prompt:]], axis=1)
+
+    tokens, segments, mask = (crossed(x) for x in (batch.tokens, batch.segment_ids, batch.mask))
+    positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
+    return batch._replace(tokens=tokens, segment_ids=segments, positions=positions, mask=mask)
+
+
+def kto(settings: Any, found: Bench) -> Method:
+    """Right responses desirable, wrong ones not, each by itself; ``z`` is the mean log-ratio of mismatched pairs."""
+    prompt = found.train.tokens.shape[1]
+
+    def ratios(params: Params, reference: Params, rows: Table) -> tuple[Array, Array]:
+        both = (builders.score_tokens(found.model.policy, weights, rows)[0] for weights in (params["model"], reference))
+        own, anchor = (reduce.sequences(logp, rows.mask) for logp in both)
+        return own, jax.lax.stop_gradient(anchor)
+
+    def loss(params: Params, reference: Params, batch: Table) -> tuple[Array, Metrics]:
+        crossed, there = mismatched(batch, prompt=prompt), jnp.any(batch.mask, axis=1)
+        other = ratios(jax.lax.stop_gradient(params), reference, crossed)
+        gap = reduce.scalars(other[0] - other[1], jnp.any(crossed.mask, axis=1))
+        own, anchor = ratios(params, reference, batch)
+        terms = preference.kto_loss(own, anchor, batch.reward > 0.5, gap, beta=settings.dpo_beta)
+        value = reduce.scalars(terms.loss, there)
+        return value, {"kto/loss": value, "kto/gap": gap} | trained(batch)
+
+    return Method(as_drawn, loss, None)
 
 
 @lru_cache(maxsize=8)

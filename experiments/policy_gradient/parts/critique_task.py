@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
 from experiments.policy_gradient.parts import critique_verifier
@@ -17,6 +18,7 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Params, Problems, Rewards, Trajectories
 
 Attempt = Callable[[np.random.Generator, Problem], str]
@@ -100,6 +102,22 @@ def judged(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> 
     """``eval/accuracy`` of judging, ``eval/says_true``."""
     true = found.score(answers | {"label": jnp.full_like(answers["label"], critique_verifier.TRUE)}, rows)
     return {"eval/accuracy": reduce.scalars(rewards.value), "eval/says_true": reduce.scalars(true.value)}
+
+
+def fine_tuning(settings: OnlineSettings, found: Bench, judging: Sequence[Problem]) -> Offline:
+    """Imitation of right critiques: ``-log pi(c | x, y)`` of the work and the label of every judged candidate (CFT).
+
+    A step has as many rows as one of RL.
+
+    From "Critique Fine-Tuning: Learning to Critique is More Effective than Learning to Imitate", arXiv:2501.17703.
+    """
+    pairs = [(problem.prompt, problem.solution) for problem in judging]
+    encode = found.model.tokenizer.encode
+    width = max(len(encode(prompt)) + len(encode(text)) for prompt, text in pairs) + 2  # a first and an end token
+    rows = supervised.supervised_rows(found.model, pairs, width=width)
+    count = settings.prompts_per_step * settings.group_size
+    tx = optax.adam(settings.learning_rate)
+    return supervised.make_supervised(found.model.policy, rows, rows_per_step=count, tx=tx)
 
 
 def practised(settings: OnlineSettings, attempt: Attempt, *, wrong: float, steps: int) -> Params:

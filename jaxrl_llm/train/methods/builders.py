@@ -133,6 +133,7 @@ def make_estimate(
     keep: Callable[[Trajectories, Rewards], Array] | None = None,
     row_extras: Callable[[dict[str, Any], Trajectories, Rewards], dict[str, Array]] | None = None,
     score: Callable[..., tuple[Array, Array]] = score_tokens,
+    shows: Callable[[dict[str, Any], Trajectories], dict[str, Any]] | None = None,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
     """The ``estimate`` slot of a method without a value model.
 
@@ -147,6 +148,7 @@ def make_estimate(
       row_extras: ``(state.extras, trajectories, rewards) -> {name: [B, ...]}`` for ``Batch.extras``: weights, or a
         hyper-parameter of the run spread over the rows, so that it can be a ``vmap`` axis of the state.
       score: ``score_tokens``, or ``shared_prompt.share_prompts``.
+      shows: ``(state.extras, trajectories) -> {name: ...}``, which ``advantages`` sees in ``trajectories.extras``.
     """
 
     def estimate(params, extras, trajectories, rewards):
@@ -161,9 +163,11 @@ def make_estimate(
             alone = packed.without_record(trajectories)
             reference_logp, _ = score(policy, reference(extras), alone, temperature=temperature)
         shown = trajectories
+        if shows is not None:
+            shown = trajectories._replace(extras=trajectories.extras | shows(extras, trajectories))
         if reference is not None:
             kl_of_tokens = jax.lax.stop_gradient(jnp.where(mask, old - reference_logp, 0.0))
-            shown = trajectories._replace(extras=trajectories.extras | {"token_kl": kl_of_tokens})
+            shown = shown._replace(extras=shown.extras | {"token_kl": kl_of_tokens})
         values = advantages(shown, rewards)
         return Batch(
             tokens=trajectories.tokens,

@@ -114,13 +114,13 @@ def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: 
 
     Args:
       gamma: of the returns of turns.
-      anchor: ``(turns) -> [B, K]``: what makes two situations the same; by default the identity that the world gives.
+      anchor: ``(rows) -> [B, K]``: what makes two situations the same; by default the identity that the world gives.
       weights: of ``advantages.turns.gigpo_advantages``.
     """
     found = multi_turn.turns_of(rows)
     counted = found.taken & rewards.valid[:, None]
     returns = multi_turn.returns_to_go(found, gamma=gamma)
-    same = found.identity if anchor is None else anchor(found)
+    same = found.identity if anchor is None else anchor(rows)
     values = gigpo_advantages(rewards.value, returns, same, rows.group_ids, counted, **weights)
     return multi_turn.over_turns(values, found, rows.mask)
 
