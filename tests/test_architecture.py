@@ -236,17 +236,17 @@ def test_an_arm_names_a_function_not_a_switch():
 
 # Extras that are read by a string: declare a NamedTuple, see ``types.declared``. The list only shrinks.
 UNDECLARED = {
-    "agents.curio": 1, "agents.gigpo": 1, "agents.igpo": 1, "agents.loop": 1, "agents.parts.task_feedback": 7,
+    "agents.curio": 1, "agents.gigpo": 1, "agents.igpo": 1, "agents.loop": 1,
     "agents.stratified_grpo": 1, "beds.parts.staleness_map": 1, "curriculum.cog_rethinker": 3,
     "curriculum.parts.hints": 1, "curriculum.pcl": 1, "efficiency.parts.long_short": 1, "parts.preference_strings": 3,
     "policy_gradient.agro": 2, "policy_gradient.amft": 4, "policy_gradient.carft": 3,
     "policy_gradient.critique_grpo": 3, "policy_gradient.dr_grpo": 1, "policy_gradient.empo": 1,
-    "policy_gradient.memory_r": 7, "policy_gradient.parts.latent_code_training": 2, "policy_gradient.pf_ppo": 5,
+    "policy_gradient.parts.latent_code_training": 2, "policy_gradient.pf_ppo": 5,
     "policy_gradient.rl_plus": 1, "policy_gradient.rlgf": 7, "policy_gradient.rover": 1, "policy_gradient.tempo": 2,
-    "policy_gradient.verl_rank": 7, "preference.parts.constraints": 7, "preference.trpa": 1,
+    "preference.parts.constraints": 7, "preference.trpa": 1,
     "reward_models.parts.answer_judges": 3, "reward_models.parts.attribute_rewards": 1,
-    "reward_models.parts.free_answers": 1, "reward_models.pav": 1, "reward_models.rlpr": 8,
-    "self_play.parts.three_roles": 19, "systems.tba": 5,
+    "reward_models.parts.free_answers": 1, "reward_models.pav": 1,
+    "systems.tba": 5,
 }  # fmt: skip
 
 

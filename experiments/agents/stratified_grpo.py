@@ -12,6 +12,7 @@ Left out:  documents and a retriever: a search is one entry of a hidden table; t
 Expect:    eval/success: stratified > grpo and stratified > shuffled.
 Measure:   questions of one and two look-ups with tables of their own; 8 seeds, equal episodes and updates.
            calls/mean: searches of an episode, at every action; eval/moved: share of actions that led on.
+           Recorded after 20 steps at tuned rates: after 70 GRPO ends at 0.957, and leaves no room.
 Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --data FILE --format hotpotqa
            --tools search=CORPUS.jsonl
 """

@@ -299,7 +299,7 @@ def _anchored(anchor: Callable, prompts: Callable | None = None) -> Callable[[Pa
 
 def reward_stage(
     task: Preferences,
-    reward: Callable[[dict[str, Params], Array, Array], Array],
+    reward: Callable[[dict[str, Params], Array, Array], Array] | None,
     *,
     steps: int,
     beta: float,
@@ -315,6 +315,7 @@ def reward_stage(
     ``reward/mean`` of its curves is the true reward.
 
     Args:
+      reward: of the parameters, prompts and responses; None: the true one, as it is paid.
       prompts: the table to draw from; default: fresh ones.
     """
     policy = task.world.policy
@@ -325,7 +326,7 @@ def reward_stage(
         asked, responses = strings.responses_of(task.world, rows)
         drift = reduce.sequences(rows.sampler_logp, rows.mask)
         drift = drift - strings.sum_logp(task.world, extras["anchor"], asked, responses)
-        value = reward(params, asked, responses) - beta * drift
+        value = (rewards.value if reward is None else reward(params, asked, responses)) - beta * drift
         return base(params["policy"], extras, rows, Rewards(value, rewards.valid))
 
     online = strings.make_online(

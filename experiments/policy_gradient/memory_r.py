@@ -16,9 +16,11 @@ Run:       python -m experiments.policy_gradient.memory_r
 """
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
@@ -26,6 +28,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import episodic_memory
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,21 @@ METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "policy/
 CURVES = (*METRICS, "reward/mean", "memory/reward", "grad/norm")
 
 
+class Memories(NamedTuple):
+    """Extras of a state."""
+
+    successes: Any
+    failures: Any
+
+
+class Embedded(NamedTuple):
+    """Extras of a batch: what its rows are found by, and what the memories paid them."""
+
+    queries: Array
+    responses: Array
+    bonus: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; both memories live in the state's extras and are written after they were read."""
     bench = recipes.bench(settings)
@@ -75,8 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
         queries = episodic_memory.ngram_embedding(rows.tokens, prompt, width=settings.width)
         responses = episodic_memory.ngram_embedding(rows.tokens, rows.mask, width=settings.width)
         bonus = episodic_memory.memory_rewards(
-            extras["successes"],
-            extras["failures"],
+            *declared(Memories, extras),
             jnp.roll(queries, settings.shift * size, axis=0),
             responses,
             rows.group_ids,
@@ -86,21 +103,21 @@ def build(settings: Settings) -> experiment.Plan:
         )
         bonus = bonus + settings.ended * (~rows.truncated).astype(jnp.float32)
         batch = plain(params, extras, rows, rewards._replace(value=rewards.value + bonus))
-        return batch._replace(extras={"queries": queries, "responses": responses, "bonus": bonus})
+        return batch._replace(extras=Embedded(queries, responses, bonus)._asdict())
 
     def remember(state, batch, rows, rewards):
-        right, entries = rewards.value > 0.5, (batch.extras["queries"], batch.extras["responses"])
-        return state.extras | {
-            "successes": episodic_memory.remembered(state.extras["successes"], *entries, right & rewards.valid),
-            "failures": episodic_memory.remembered(state.extras["failures"], *entries, ~right & rewards.valid),
-        }
+        right, entries = rewards.value > 0.5, declared(Embedded, batch.extras)[:2]
+        successes, failures = declared(Memories, state.extras)
+        successes = episodic_memory.remembered(successes, *entries, right & rewards.valid)
+        failures = episodic_memory.remembered(failures, *entries, ~right & rewards.valid)
+        return state.extras | Memories(successes, failures)._asdict()
 
     def extras(params, key):
         sizes = settings.queries, settings.responses, settings.width
-        return {"successes": episodic_memory.empty_memory(*sizes), "failures": episodic_memory.empty_memory(*sizes)}
+        return Memories(episodic_memory.empty_memory(*sizes), episodic_memory.empty_memory(*sizes))._asdict()
 
     def bonus(logp, entropy, batch):
-        return {"memory/reward": jnp.broadcast_to(batch.extras["bonus"][:, None], logp.shape)}
+        return {"memory/reward": jnp.broadcast_to(declared(Embedded, batch.extras).bonus[:, None], logp.shape)}
 
     loss = builders.make_policy_loss(policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=bonus)
     tx = optax.adam(settings.learning_rate)

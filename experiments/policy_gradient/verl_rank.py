@@ -133,6 +133,18 @@ METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@8", "policy/entropy", "hid
 CURVES = (*METRICS, "reward/mean", "hidden/rank_with_velocity", "hidden/rank_with_length", "grad/norm")
 
 
+class Averages(NamedTuple):
+    """Extras of a state: moving averages of the figures of hidden states."""
+
+    averages: Array
+
+
+class Hidden(NamedTuple):
+    """Extras of a batch: rank, velocity and acceleration of the hidden states of each row, ``[B, 3]``."""
+
+    figures: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; moving averages of the three figures live in the state's extras."""
     bench = recipes.bench(settings)
@@ -151,7 +163,7 @@ def build(settings: Settings) -> experiment.Plan:
             (hidden[:, -new:], rows.mask[:, -new:]),
             at_once=settings.rank_rows,
         )
-        deviation = ranks.deviations(figures, extras["averages"])
+        deviation = ranks.deviations(figures, declared(Averages, extras).averages)
         bonus = ranks.rank_bonus(
             deviation, gain=settings.gain, explore=settings.explore, weight=settings.weight
         )  # fmt: skip
@@ -159,19 +171,20 @@ def build(settings: Settings) -> experiment.Plan:
         bonus = settings.left(declared(Scored, extras).score) * bonus
         shaped = ranks.shaped_advantages(batch.advantages, bonus, kappa=settings.kappa)
         shaped = settings.placed(shaped, batch.advantages, batch.mask)
-        return batch._replace(advantages=shaped, extras=batch.extras | {"figures": figures})
+        return batch._replace(advantages=shaped, extras=batch.extras | Hidden(figures)._asdict())
 
     def remember(state, batch, rows, rewards):
-        averages = ranks.updated_averages(state.extras["averages"], batch.extras["figures"], rate=settings.rate)
+        before, figures = declared(Averages, state.extras).averages, declared(Hidden, batch.extras).figures
+        averages = ranks.updated_averages(before, figures, rate=settings.rate)
         score = followed(declared(Scored, state.extras).score, rewards.value, rewards.valid, rate=settings.rate)
-        return state.extras | {"averages": averages, "score": score}
+        return state.extras | Averages(averages)._asdict() | Scored(score)._asdict()
 
     def first(params, key):
-        return {"averages": ranks.no_averages(), "score": jnp.zeros(())}
+        return Averages(ranks.no_averages())._asdict() | Scored(jnp.zeros(()))._asdict()
 
     def together(batch, metrics):
         """How the figures go with each other and with the length, over the responses of the batch."""
-        rank, velocity, _ = batch.extras["figures"].T
+        rank, velocity, _ = declared(Hidden, batch.extras).figures.T
         length = jnp.sum(batch.mask.astype(jnp.float32), axis=1)
         return {
             "hidden/rank_with_velocity": correlation(rank, velocity),
@@ -180,10 +193,12 @@ def build(settings: Settings) -> experiment.Plan:
 
     def figures(logp, entropy, batch):
         wide = {"hidden/rank": 0, "hidden/velocity": 1, "hidden/acceleration": 2}
-        return {k: jnp.broadcast_to(batch.extras["figures"][:, i, None], logp.shape) for k, i in wide.items()}
+        each = declared(Hidden, batch.extras).figures
+        return {k: jnp.broadcast_to(each[:, i, None], logp.shape) for k, i in wide.items()}
 
     def figures_of_batch(params, hidden, batch):
-        mean = jnp.sum(batch.extras["figures"], axis=0) / batch.extras["figures"].shape[0]
+        each = declared(Hidden, batch.extras).figures
+        mean = jnp.sum(each, axis=0) / each.shape[0]
         return 0.0, dict(zip(("hidden/rank", "hidden/velocity", "hidden/acceleration"), mean, strict=True))
 
     heat = {"temperature": settings.temperature}

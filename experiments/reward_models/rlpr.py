@@ -20,6 +20,7 @@ Run:       python -m experiments.reward_models.rlpr
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import declared
 
 
 def as_scored(score, before):
@@ -90,6 +92,26 @@ def filled(keep: Array, size: int, most: int) -> Array:
     return keep & jnp.repeat(rank <= most, size)
 
 
+class Spread(NamedTuple):
+    """Extras of a state: the moving average of the deviation within groups, and the steps it has seen."""
+
+    spread: Array
+    step: Array
+
+
+class Filtered(NamedTuple):
+    """Extras of a batch: the deviation of each row's group, and whether it trains."""
+
+    spread: Array
+    kept: Array
+
+
+class Verified(NamedTuple):
+    """Extras of a state: the parameters of a verifier."""
+
+    verifier: Any
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
     free, size = text_answers.make_free(settings), settings.group_size
@@ -103,7 +125,7 @@ def build(settings: Settings) -> experiment.Plan:
             return rewards.value
         if settings.examples:
             answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
-            return jax.lax.stop_gradient(judge.judge(extras["verifier"], *free.read(rows), answers))
+            return jax.lax.stop_gradient(judge.judge(declared(Verified, extras).verifier, *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
         if not settings.raised:
             before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
@@ -115,9 +137,10 @@ def build(settings: Settings) -> experiment.Plan:
         if settings.penalty:
             value = value - settings.penalty * free_answers.repeated_share(rows.tokens, rows.mask)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
-        keep = (spread >= settings.beta * extras["spread"]) | (extras["step"] < settings.filter_from)
+        usual, step = declared(Spread, extras)
+        keep = (spread >= settings.beta * usual) | (step < settings.filter_from)
         keep = filled(keep, size, settings.prompts_per_step)
-        own = {"spread": spread, "kept": keep.astype(jnp.float32)}
+        own = Filtered(spread, keep.astype(jnp.float32))._asdict()
         if settings.raised:
             shown = free_answers.with_reference(free, rows)
             own |= {f"reference/{name}": x for name, x in shown._asdict().items()} | {"weight": settings.raised * value}
@@ -131,12 +154,13 @@ def build(settings: Settings) -> experiment.Plan:
         return inner(params, extras, rows, rewards._replace(value=value))
 
     def remember(state, batch, rows, rewards):
-        mean, first = jnp.sum(batch.extras["spread"]) / batch.mask.shape[0], state.extras["step"] == 0
-        moved = settings.forget * state.extras["spread"] + (1 - settings.forget) * mean
-        return state.extras | {"spread": jnp.where(first, mean, moved), "step": state.extras["step"] + 1}
+        usual, step = declared(Spread, state.extras)
+        mean, first = jnp.sum(declared(Filtered, batch.extras).spread) / batch.mask.shape[0], step == 0
+        moved = settings.forget * usual + (1 - settings.forget) * mean
+        return state.extras | Spread(jnp.where(first, mean, moved), step + 1)._asdict()
 
     def figures(batch, metrics):
-        return {"filter/kept": jnp.sum(batch.extras["kept"]) / batch.mask.shape[0]}
+        return {"filter/kept": jnp.sum(declared(Filtered, batch.extras).kept) / batch.mask.shape[0]}
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_grpo(
@@ -147,8 +171,8 @@ def build(settings: Settings) -> experiment.Plan:
         online = online._replace(loss=free_answers.with_likelihood(policy, online.loss))
 
     def extras(params, key):
-        start = {"spread": jnp.zeros((), jnp.float32), "step": jnp.zeros((), jnp.int32)}
-        return start | ({"verifier": judge.fit(key)} if settings.examples else {})
+        start = Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))._asdict()
+        return start | (Verified(judge.fit(key))._asdict() if settings.examples else {})
 
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)

@@ -66,8 +66,3 @@ def opened(layer: dict[str, Any]) -> dict[str, jax.Array]:
         return layer
     dequantise = _qwix().dequantize
     return {name: x if isinstance(x, jax.Array) else dequantise(x) for name, x in layer.items()}
-
-
-def stored_bytes(params: Params) -> int:
-    """Bytes of all leaves as they are stored; of ``int4`` half a byte each."""
-    return sum(x.size * jax.dtypes.itemsize_bits(x.dtype) for x in jax.tree.leaves(params)) // 8

@@ -9,7 +9,7 @@ candidates (its draw, made with log-probabilities as weights, prefers the least 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import Batch, Key, Params, Policy, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Batch, Key, Params, Policy, Rewards, TrainState, Trajectories, declared
 
 
 def above_mean(rewards: Float[Array, " B"], before: Array, after: Array) -> Float[Array, " B"]:
@@ -44,7 +44,7 @@ def make_extras(epsilon: float) -> Callable[[Params, Key], dict[str, Any]]:
     """
     if not 0 <= epsilon <= 1:
         raise ValueError(f"epsilon={epsilon} must lie in [0, 1]")
-    return lambda params, key: {"seen": shaping.no_moments(), "key": key, "epsilon": jnp.float32(epsilon)}
+    return lambda params, key: Explored(shaping.no_moments(), key, jnp.float32(epsilon))._asdict()
 
 
 def chosen(
@@ -55,6 +55,14 @@ def chosen(
     coin, draw = (jax.random.uniform(jax.random.fold_in(key, k), logp.shape) for k in (0, 1))
     explores = coin[group_ids] < epsilon
     return selection.best_members(jnp.where(explores, draw, logp), group_ids, valid=valid)
+
+
+class Explored(NamedTuple):
+    """Extras of a state: rewards of what was carried out, the key of the next choice, the chance of any candidate."""
+
+    seen: Any  # ``shaping.no_moments``, and what was added
+    key: Key
+    epsilon: Float[Array, ""]
 
 
 def make_estimate(
@@ -68,9 +76,10 @@ def make_estimate(
 
     def estimate(params, extras, rows, rewards):
         logp = jnp.sum(jnp.where(rows.mask, rows.sampler_logp, 0.0), axis=1)
-        kept = chosen(logp, rows.group_ids, extras["key"], extras["epsilon"], valid=rewards.valid)
-        after = shaping.add_rewards(extras["seen"], rewards.value, valid=kept).mean
-        values = credit(rewards.value, extras["seen"].mean, after)
+        seen, key, epsilon = declared(Explored, extras)
+        kept = chosen(logp, rows.group_ids, key, epsilon, valid=rewards.valid)
+        after = shaping.add_rewards(seen, rewards.value, valid=kept).mean
+        values = credit(rewards.value, seen.mean, after)
         make = builders.make_estimate(
             policy, lambda rows, rewards: group.per_token(values, rows.mask), reduction="seq_sum",
             keep=lambda rows, rewards: kept,
@@ -86,8 +95,8 @@ def make_remember(decay: float) -> Callable[[TrainState, Batch, Trajectories, Re
         raise ValueError(f"decay={decay} must lie in [0, 1]")
 
     def remember(state, batch, rows, rewards):
-        seen = shaping.add_rewards(state.extras["seen"], rewards.value, valid=jnp.any(batch.mask, axis=1))
-        key = jax.random.fold_in(state.extras["key"], 2)
-        return state.extras | {"seen": seen, "key": key, "epsilon": state.extras["epsilon"] * decay}
+        seen, key, epsilon = declared(Explored, state.extras)
+        seen = shaping.add_rewards(seen, rewards.value, valid=jnp.any(batch.mask, axis=1))
+        return state.extras | Explored(seen, jax.random.fold_in(key, 2), epsilon * decay)._asdict()
 
     return remember

@@ -29,7 +29,7 @@ from jaxrl_llm.metrics.calibration import auroc
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import problem_sets
-from jaxrl_llm.types import Batch, Key, Metrics, Params, Rewards, TrainState, Trajectories
+from jaxrl_llm.types import Batch, Key, Metrics, Params, Rewards, TrainState, Trajectories, declared
 
 NAMES = ("proposer", "solver", "judge")
 ROWS = len(NAMES)  # of a place
@@ -290,6 +290,38 @@ def _several(keys: Key, number: int) -> Key:
     return jax.vmap(lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(number)))(salted)
 
 
+class Earned(NamedTuple):
+    """Extras of rows and batches: the role of each row, and what it earns."""
+
+    role: Int[Array, " B"]
+    earned: Float[Array, " B"]
+
+
+class Placed(NamedTuple):
+    """Extras of rows and batches: what is known of the place of each row, at its three rows alike."""
+
+    joins: Bool[Array, " B"]
+    sound: Float[Array, " B"]
+    quality: Float[Array, " B"]
+    solvable: Float[Array, " B"]
+    answer: Float[Array, " B"]
+    solved: Float[Array, " B"]
+    verdict: Float[Array, " B"]
+    unread: Float[Array, " B"]
+
+
+class Posed(NamedTuple):
+    """Extras of rows: the question that the proposer of its place wrote."""
+
+    question: Int[Array, "B W"]
+
+
+class Pooled(NamedTuple):
+    """Extras of a state: questions that joined."""
+
+    pool: Pool
+
+
 def make_rollout(settings: Any, found: Bench, text: Text, seeds: Sequence[str]) -> Callable[..., Trajectories]:
     """The ``rollout`` slot: ``{"model": parameters, "pool": Pool}`` and drawn rows of the table to three rows a place.
 
@@ -351,11 +383,11 @@ def make_rollout(settings: Any, found: Bench, text: Text, seeds: Sequence[str]) 
             framed(jax.tree.map(lambda x: x[:size], one), of_response=new, **widest)
             for one, new in zip((posed, solved, judged), text.responses, strict=True)
         ]
-        place = {
-            "joins": joins, "sound": asked.sound, "quality": quality, "solvable": solvable, "answer": right[:size],
-            "solved": jnp.mean(right[size:].reshape(size, count), axis=1), "verdict": said[:size],
-            "unread": jnp.isnan(scores[:size]).astype(jnp.float32), "question": asked.questions,
-        }  # fmt: skip
+        place = Placed(
+            joins=joins, sound=asked.sound, quality=quality, solvable=solvable, answer=right[:size],
+            solved=jnp.mean(right[size:].reshape(size, count), axis=1), verdict=said[:size],
+            unread=jnp.isnan(scores[:size]).astype(jnp.float32),
+        )._asdict() | Posed(asked.questions)._asdict()  # fmt: skip
         each = jnp.repeat(_spent(size, count, posed, solved, judged) / ROWS, ROWS)
         written = jnp.full(each.shape, (4 + 2 * count) / ROWS)
         return rollout_cost.with_cost(_side_by_side(rows, jnp.stack(earned, axis=1), place), written, each)
@@ -380,30 +412,32 @@ def _side_by_side(rows: Sequence[Trajectories], earned: Array, place: dict[str, 
         return jnp.stack(columns, axis=1).reshape(size * ROWS, *columns[0].shape[1:])
 
     extras = {name: jnp.repeat(x, ROWS, axis=0) for name, x in place.items()}
-    extras |= {"role": jnp.tile(jnp.arange(ROWS, dtype=jnp.int32), size), "earned": earned.reshape(-1)}
+    extras |= Earned(jnp.tile(jnp.arange(ROWS, dtype=jnp.int32), size), earned.reshape(-1))._asdict()
     places = jnp.repeat(jnp.arange(size, dtype=jnp.int32), ROWS)
     return jax.tree.map(beside, *rows)._replace(group_ids=places, extras=extras)
 
 
 def score(trained: Callable[[Array], Array], answers: Any, rows: Trajectories) -> Rewards:
     """The ``score`` slot: what was earned, of the roles that train."""
-    return Rewards(rows.extras["earned"], trained(rows.extras["role"]))
+    role, earned = declared(Earned, rows.extras)
+    return Rewards(earned, trained(role))
 
 
 def role_advantages(advantages: Callable[..., Array], trained: Callable[[Array], Array]) -> Callable[..., Array]:
     """The ``advantages`` of ``make_estimate``: what a row earned at each of its tokens, less a baseline."""
 
     def estimate(rows, rewards):
-        mask = rows.mask & trained(rows.extras["role"])[:, None]
-        return advantages(jnp.broadcast_to(rewards.value[:, None], mask.shape), rows.extras["role"], mask)
+        role = declared(Earned, rows.extras).role
+        mask = rows.mask & trained(role)[:, None]
+        return advantages(jnp.broadcast_to(rewards.value[:, None], mask.shape), role, mask)
 
     return estimate
 
 
 def row_extras(extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """What ``figures`` reads."""
-    names = ("role", "joins", "sound", "quality", "solvable", "solved", "answer", "verdict", "unread")
-    return {name: rows.extras[name] for name in names} | {"earned": rewards.value}
+    role = declared(Earned, rows.extras).role
+    return declared(Placed, rows.extras)._asdict() | Earned(role, rewards.value)._asdict()
 
 
 def _mean(values: Array, where: Array) -> Array:
@@ -419,42 +453,43 @@ def figures(batch: Batch, metrics: Metrics) -> Metrics:
     ``pool/`` is of the questions that joined in this step: the share that poses nothing, and how often they are solved,
     in truth, where the truth is known.
     """
-    extras = batch.extras
-    every, first = extras["role"], extras["role"] == PROPOSER
-    joins, at = first & extras["joins"], {}
+    (every, earned), place = declared(Earned, batch.extras), declared(Placed, batch.extras)
+    first = every == PROPOSER
+    joins, at = first & place.joins, {}
     for role, name in enumerate(NAMES):
         mask = batch.mask & (every == role)[:, None]
         size = jnp.maximum(jnp.sum(mask.astype(jnp.float32)), 1.0)
         spread = jnp.sqrt(jnp.sum(jnp.where(mask, batch.advantages, 0.0) ** 2) / size)
-        at |= {f"{name}/reward": _mean(extras["earned"], every == role), f"{name}/spread": spread}
+        at |= {f"{name}/reward": _mean(earned, every == role), f"{name}/spread": spread}
     return at | {
-        "proposer/quality": _mean(extras["quality"], first),
-        "proposer/judged_solvable": _mean(extras["solvable"], first),
-        "proposer/sound": _mean(extras["sound"], first),
+        "proposer/quality": _mean(place.quality, first),
+        "proposer/judged_solvable": _mean(place.solvable, first),
+        "proposer/sound": _mean(place.sound, first),
         "pool/joined": reduce.scalars(joins.astype(jnp.float32), first),
-        "pool/unsound": _mean(1.0 - extras["sound"], joins),
-        "pool/solved": _mean(extras["solved"], joins),
-        "solver/unread": _mean(extras["unread"], first),
-        "solver/right": _mean(extras["answer"], first),
+        "pool/unsound": _mean(1.0 - place.sound, joins),
+        "pool/solved": _mean(place.solved, joins),
+        "solver/unread": _mean(place.unread, first),
+        "solver/right": _mean(place.answer, first),
     }
 
 
 def remember(state: TrainState, batch: Any, rows: Trajectories, rewards: Any) -> dict[str, Any]:
     """The ``remember`` slot: questions that were good enough join the pool."""
     first = slice(PROPOSER, None, ROWS)
-    grown = joined_by(state.extras["pool"], rows.extras["question"][first], rows.extras["joins"][first])
-    return state.extras | {"pool": grown}
+    question, joins = declared(Posed, rows.extras).question, declared(Placed, rows.extras).joins
+    grown = joined_by(declared(Pooled, state.extras).pool, question[first], joins[first])
+    return state.extras | Pooled(grown)._asdict()
 
 
 def acting(state: TrainState) -> dict[str, Any]:
     """The ``actor`` slot: the model and the pool it asks from."""
-    return {"model": state.params, "pool": state.extras["pool"]}
+    return {"model": state.params, "pool": declared(Pooled, state.extras).pool}
 
 
 @lru_cache(maxsize=8)
 def pool_extras(columns: int, room: int) -> Callable[[Params, Key], dict[str, Any]]:
     """The ``extras`` of a stage: an empty pool for so many questions of so many tokens."""
-    return lambda params, key: {"pool": empty_pool(columns, room)}
+    return lambda params, key: Pooled(empty_pool(columns, room))._asdict()
 
 
 def measure_of_judge(settings: Any) -> Callable[[Params, Key], dict[str, Array]]:
