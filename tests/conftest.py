@@ -31,6 +31,7 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
+from jaxlib.mlir import ir  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -53,7 +54,13 @@ _lowering = threading.local()
 
 
 def _shared_context():
-    """One context for many programs of a thread: to make one is a third of the time that a small program takes."""
+    """One context for many programs of a thread: to make one is a third of the time that a small program takes.
+
+    A program that is compiled while another is being lowered has a context of its own: in the same one its module would
+    be put where the other is being written.
+    """
+    if ir.Context.current is not None:
+        return _make_context()
     if getattr(_lowering, "left", 0) == 0:
         _lowering.context, _lowering.left = _make_context(), MOST_LOWERED
     _lowering.left -= 1
