@@ -31,7 +31,7 @@ install_import_hook(
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
-from jaxlib.mlir import ir  # noqa: E402
+from jax.extend.mlir import ir  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -13,6 +13,7 @@ Equations: d_X = clip((X - EMA_X) / |EMA_X|, +-5); b = sigmoid(gain d_ERA); phi 
            fading: phi times 1 - (s + 1) / 2, s the moving average of scores 2 r - 1, 0 at first: the better the policy,
            the smaller; last_token: the bonus on the last token alone (both are switches of the released code).
            ppo, ppo_verl: the same on GAE with a value head.
+Left out:  large models; nothing of the method.
 Expect:    eval/accuracy: verl > grpo - 0.01; eval/pass@8: verl > grpo.
 Measure:   held-out Countdown, prefixes 4 tokens apart; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.verl_rank

@@ -87,13 +87,14 @@ def generated(count: int) -> tuple[Problem, ...]:
     )
 
 
-def of_margins(margins: np.ndarray) -> dict[str, np.ndarray]:
+def of_margins(margins: np.ndarray) -> dict[str, float]:
     """The share of held-out pairs in the right order, ties half (before training all may be ties), and the mean margin.
 
     >>> {name: float(x) for name, x in of_margins(np.array([2.0, 0.0, -0.5])).items()}
     {'eval/accuracy': 0.5, 'eval/margin': 0.5}
     """
-    return {"eval/accuracy": np.where(margins == 0, 0.5, margins > 0).mean(), "eval/margin": margins.mean()}
+    right = np.where(margins == 0, 0.5, margins > 0)
+    return {"eval/accuracy": float(right.mean()), "eval/margin": float(margins.mean())}
 
 
 def texts(settings: Any, format_name: str) -> list[Text]:

@@ -205,7 +205,7 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
             "supo --arm supo", "{model} {rows} --tools calculator --context-tokens 9000",
             "prompts and a context of 9000 tokens need [0-9]+ columns, the model's context has 1400; lower it",
         ),
-        ("supo --arm rule", "{model} {rows} --tools calculator --drop", "rule and drop: a rule reads the observation"),
+        ("supo --arm rule", "{model} {rows} --tools calculator --last-turn dropped", "a rule reads the observation"),
         ("w4s --arm rlao", "{model} {rows}", "workflows need --executor ADDRESS and --executor-model NAME"),
         ("w4s --arm archive", "{model} {rows}", "arms no_best and archive are of the embedded world; give --arm unt"),
         (

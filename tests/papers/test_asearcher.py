@@ -14,7 +14,7 @@ from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
-from jaxrl_llm.types import Policy, Trajectories
+from jaxrl_llm.types import Policy, TrainState, Trajectories
 from tests import close
 
 MASK = jnp.ones((1, 4), bool)
@@ -169,7 +169,7 @@ def test_weights_are_swapped_while_an_episode_runs(made):
     tables = tables.at[:, :, multi_hop.ANSWER].set(-9.0)  # episodes go on to the end
     ids = jnp.arange(3, dtype=jnp.int32)
     prompts, keys = arena.train.tokens[:3], jax.random.split(jax.random.key(1), 6)
-    state = type("State", (), {"extras": {"behaviour": tables}})
+    state = TrainState(None, None, jnp.zeros((), jnp.int32), jax.random.key(0), None, {"behaviour": tables})
     assert slots["actor"](state) is tables
     rows = jax.jit(slots["rollout"])(tables, prompts, jnp.ones(prompts.shape, bool), keys, ids)
     width = prompts.shape[1]

@@ -33,7 +33,7 @@ RECORDS = sorted((pathlib.Path(__file__).parents[2] / "results").rglob("*.json")
 
 def test_every_committed_table_rests_on_three_seeds_at_least():
     tables = [json.loads(path.read_text()) for path in RECORDS]
-    tables = [t for t in tables if isinstance(t.get("arms"), dict) and "claim" in t]
+    tables = [t for t in tables if isinstance(t, dict) and isinstance(t.get("arms"), dict) and "claim" in t]
     assert tables
     for table in tables:
         seeds = [list(arm["seeds"]) for arm in table["arms"].values()]
