@@ -352,8 +352,11 @@ def _parent(folder: pathlib.Path) -> int:
 
 def trained(out: pathlib.Path, lines: int) -> bool:
     """Whether the metrics of that many steps are there, or a checkpoint behind them."""
-    counts = [path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl")]
-    counts += [_step(path) for path in out.rglob("step_*")]
+    try:
+        counts = [path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl")]
+        counts += [_step(path) for path in out.rglob("step_*")]
+    except FileNotFoundError:  # a checkpoint got its name meanwhile: look again
+        return False
     return max(counts, default=0) >= lines
 
 
@@ -654,7 +657,12 @@ def main() -> None:
     if given.serve:
         http.server.ThreadingHTTPServer(("127.0.0.1", given.serve), Judge).serve_forever()
     if given.asynchronous:
-        asynchronous(given.asynchronous, given.victim)
+        from jaxrl_llm.errors import UserError
+
+        try:
+            asynchronous(given.asynchronous, given.victim)
+        except UserError as error:  # as every command of the package does
+            raise SystemExit(f"error: {error}") from error
         return
     chosen = [(name, subjects()[name]) for name in given.subject]
     if given.command:

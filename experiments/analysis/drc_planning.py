@@ -120,7 +120,7 @@ def stage(settings, loss: Callable[..., Any], steps: int) -> experiment.Stage:
 
     size, tx = settings.games_per_step, optax.adam(settings.learning_rate)
     method = Offline(table, make_uniform(), size, of_games, tx)
-    return experiment.Stage(method, steps, lambda params, key: Begun(key)._asdict())
+    return experiment.Stage(method, steps, lambda params, key: Begun(jax.random.fold_in(key, 1))._asdict())
 
 
 def imitation(settings, params: Params, level: sokoban.Level, keys: Key) -> tuple[Array, dict[str, Array]]:

@@ -5,6 +5,7 @@ The folder holds ``identity.json``, ``metrics.jsonl`` (a line a step), ``measure
 yields again after it was ended is read from the first two; what it computes begins at the newest intact checkpoint.
 """
 
+import contextlib
 import pathlib
 import shutil
 import time
@@ -230,11 +231,14 @@ class SeedRun:
           RunStopped: where the run's world says so, after a checkpoint of the last step.
           UserError: for a folder of another run, or a disk that is full.
         """
-        logs = _Logs(self.keeping, seed)
-        try:
+        with contextlib.ExitStack() as held:
+            folder = self.keeping.folder
+            # a job without seeds holds its folder from its beginning
+            if folder is not None and self.keeping.of_seed and hosts.is_first():
+                held.enter_context(record.locked(folder / self.keeping.of_seed.format(seed)))
+            logs = _Logs(self.keeping, seed)
+            held.callback(lambda: logs.track.close())  # the one that is open then
             yield from self._run(seed, stop, logs)
-        finally:
-            logs.track.close()
 
     def _run(self, seed: int, stop: Stop, logs: _Logs) -> Iterator[tuple[int, dict | None, dict]]:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)

@@ -148,10 +148,20 @@ def of_phase(
             raise
         return Compiled(needed, 0.0, 0.0, time.monotonic() - started, fits=False)
     found = program.memory_analysis()
-    timed = None if chip is None else schedule.of_text(program.as_text(), chip, filled=phase.filled, show=show)
+    timed = None if chip is None else schedule.of_text(_printed(program), chip, filled=phase.filled, show=show)
     arguments, working = found.argument_size_in_bytes, found.temp_size_in_bytes
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return Compiled(arguments + working + new, arguments, working, time.monotonic() - started, schedule=timed)
+
+
+def _printed(program: Any) -> str:
+    try:
+        return program.as_text()
+    except jax.errors.JaxRuntimeError as error:  # reduce-scatters of several arrays at once, on slices of three axes
+        raise UserError(
+            f"this program cannot be printed, so its schedule is not known ({str(error).splitlines()[0][:120]}); plan "
+            "it without --schedule"
+        ) from error
 
 
 def of_step(

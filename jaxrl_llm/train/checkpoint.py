@@ -14,6 +14,7 @@ import pathlib
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.types import TrainState
 
 _MANIFEST = "manifest.json"
+PATIENCE_S = 120.0  # what gives up before it has waited so long was misled by the clock
 _OVERHEAD_BYTES = 128 * 1024  # metadata and manifest beside the arrays
 
 
@@ -79,6 +81,21 @@ def _sync(path: pathlib.Path) -> None:
         os.close(handle)
 
 
+def _write_in_time(scratch: pathlib.Path, tree: Any, note: dict[str, Any]) -> None:
+    """``_write``, once more where orbax gave up early: it reads its patience off a clock that may be set meanwhile.
+
+    Several processes cannot go back alone: there such an error is one, and the run is to be resumed.
+    """
+    began = time.monotonic()
+    try:
+        _write(scratch, tree, note)
+    except TimeoutError:
+        if jax.process_count() > 1 or time.monotonic() - began > PATIENCE_S:
+            raise
+        shutil.rmtree(scratch, ignore_errors=True)
+        _write(scratch, tree, note)
+
+
 @jax.jit
 def _finite_leaves(params: Any) -> Any:
     return jax.tree.map(lambda x: jnp.all(jnp.isfinite(x)) if jnp.issubdtype(x.dtype, jnp.inexact) else True, params)
@@ -120,7 +137,7 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
             for left in folder.glob(".writing_*"):  # of a run that was killed while writing
                 shutil.rmtree(left, ignore_errors=True)
         hosts.barrier("checkpoint begins")
-        _write(scratch, _plain(state), {"step": int(state.step), "note": note or {}})
+        _write_in_time(scratch, _plain(state), {"step": int(state.step), "note": note or {}})
         if hosts.is_first():
             shutil.rmtree(final, ignore_errors=True)
             os.replace(scratch, final)
@@ -134,7 +151,7 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
         why = "the disk is full" if disk.errno in (errno.ENOSPC, errno.EDQUOT) else str(disk)
         raise UserError(
             f"checkpoint at step {int(state.step)} not written to {folder}: {why}; free space or fix the folder, "
-            "then --resume the run: older checkpoints are intact"
+            "then --resume the run (an experiment: give the same command): older checkpoints are intact"
         ) from error
     for old in steps(folder)[:-keep] if hosts.is_first() else ():
         shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)

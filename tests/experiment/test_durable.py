@@ -120,6 +120,11 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
         run(tmp_path, identity="two")
 
 
+def test_a_seed_that_another_process_trains_is_refused(tmp_path):
+    with record.locked(tmp_path / "seed_0"), pytest.raises(UserError, match="seed_0 is in use by another process"):
+        run(tmp_path)
+
+
 def test_without_staleness_the_asynchronous_loop_is_the_host_loop(undisturbed, tmp_path):
     found = run(tmp_path, staleness=0, scorers=2)
     for name, curve in undisturbed[0].curves.items():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm.distributed import compiler_options
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import buffers, chips, compiled, cost, known_models, phases, schedule
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
@@ -303,3 +304,12 @@ def test_lines_are_only_through_layers_that_are_alike_and_apart():
     assert found == ["score", "decode", "update"]
     assert not compiled.apart(deep, "update", Work(64, 64, 8, 8, remat=True))  # a loop
     assert not compiled.apart(known_models.shape_of("Llama-3-70B"), "decode", work)  # so many layers loop
+
+
+def test_a_program_that_cannot_be_printed_is_one_line():
+    class Program:
+        def as_text(self):
+            raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure in the printer\nmore")
+
+    with pytest.raises(UserError, match="cannot be printed.*RET_CHECK failure in the printer.*without --schedule"):
+        compiled._printed(Program())

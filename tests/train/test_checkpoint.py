@@ -132,7 +132,7 @@ def test_what_the_array_store_meets_is_one_line(options, said, small_disk, monke
             store.write(f"{len(list(small_disk.iterdir()))}", bytes(300_000)).result()
 
     monkeypatch.setattr(checkpoint, "_write", turned)
-    with pytest.raises(UserError, match=f"not written to .*{said}; .*--resume the run: older checkpoints are intact"):
+    with pytest.raises(UserError, match=f"not written to .*{said}; .*--resume the run .*: older checkpoints are"):
         checkpoint.save(small_disk, _state(2))
     assert checkpoint.latest(small_disk) == small_disk / "step_00000001"
 
@@ -236,3 +236,27 @@ def test_ctrl_c_leaves_a_resumable_run(tmp_path):
     assert process.returncode == 130
     assert f"--resume {run}" in out
     assert checkpoint.latest(run / "checkpoints") is not None
+
+
+def test_a_clock_that_jumps_while_a_checkpoint_is_written_costs_nothing(tmp_path, monkeypatch):
+    writes, write = [], checkpoint._write
+
+    def misled(*given):
+        writes.append(given)
+        if len(writes) == 1:
+            raise TimeoutError("ChainedFuture completed 1/2 futures but timed out after 34646400.06 seconds.")
+        write(*given)
+
+    monkeypatch.setattr(checkpoint, "_write", misled)
+    checkpoint.save(tmp_path, _state(3))
+    assert len(writes) == 2 and [p.name for p in sorted(tmp_path.iterdir())] == ["step_00000003"]
+
+
+def test_a_disk_that_hangs_is_not_the_clock(tmp_path, monkeypatch):
+    def hangs(*given):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(checkpoint, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(checkpoint, "_write", hangs)
+    with pytest.raises((UserError, TimeoutError), match="timed out"):
+        checkpoint.save(tmp_path, _state(3))

@@ -53,11 +53,12 @@ def open_run(folder: str | pathlib.Path, *, resume: bool) -> pathlib.Path:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Holds the run folder for this process; the system lets go of it however the process ends.
+    """Makes the run folder and holds it for this process; the system lets go of it however the process ends.
 
     Raises:
       UserError: when another process holds it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
