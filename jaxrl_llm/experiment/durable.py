@@ -105,6 +105,10 @@ class Keeping(NamedTuple):
     of_stage: str = "stage_{}"
     note: dict[str, Any] = {}  # what its checkpoints hold beside the step
 
+    def seed_folder(self, seed: int) -> pathlib.Path | None:
+        """Where a seed is kept."""
+        return None if self.folder is None else self.folder / self.of_seed.format(seed)
+
 
 class Stopped(Exception):
     """The run was asked to stop and is safe in its folder, at ``step``."""
@@ -139,7 +143,7 @@ class _Logs:
     """What a seed wrote before, and what it writes now; with no folder nothing."""
 
     def __init__(self, keeping: Keeping, seed: int):
-        self.folder = None if keeping.folder is None else keeping.folder / keeping.of_seed.format(seed)
+        self.folder = keeping.seed_folder(seed)
         self.keeping = keeping
         self.metrics: dict[int, dict[str, float]] = {}
         self.measured: dict[int, dict[str, Any]] = {}
@@ -232,10 +236,10 @@ class SeedRun:
           UserError: for a folder of another run, or a disk that is full.
         """
         with contextlib.ExitStack() as held:
-            folder = self.keeping.folder
+            folder = self.keeping.seed_folder(seed)
             # a job without seeds holds its folder from its beginning
             if folder is not None and self.keeping.of_seed and hosts.is_first():
-                held.enter_context(record.locked(folder / self.keeping.of_seed.format(seed)))
+                held.enter_context(record.locked(folder))
             logs = _Logs(self.keeping, seed)
             held.callback(lambda: logs.track.close())  # the one that is open then
             yield from self._run(seed, stop, logs)

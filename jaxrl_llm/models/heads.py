@@ -3,6 +3,8 @@
 A head is a pair of arrays beside the decoder's tree, ``{"weight": [D, K], "bias": [K]}``, in float32.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -33,12 +35,18 @@ def apply_head(head: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T
     return wide + head["bias"].astype(jnp.float32)[None, None, :]
 
 
-def token_values(head: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-    """First output at every token: ``values[b, t]`` is what follows *after* token ``t`` was read.
+def token_values(
+    head: Params, hidden: Float[Array, "B T D"], read: Callable[[Array], Array] | None = None
+) -> Float[Array, "B T"]:
+    """The value at every token: ``values[b, t]`` is what follows *after* token ``t`` was read.
 
     The value of the state in which token ``t`` was chosen is therefore ``state_values``.
+
+    Args:
+      read: what the outputs ``[B, T, K]`` stand for, for example ``losses.expected_values``; None: the first of them.
     """
-    return apply_head(head, hidden)[:, :, 0]
+    outputs = apply_head(head, hidden)
+    return outputs[:, :, 0] if read is None else read(outputs)
 
 
 def of_state_before(
@@ -54,13 +62,14 @@ def of_state_before(
 
 
 def state_values(
-    head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None
-) -> Float[Array, "B T"]:
+    head: Params, hidden: Float[Array, "B T D"], segment_ids: Int[Array, "B T"] | None = None,
+    read: Callable[[Array], Array] | None = None,
+) -> Float[Array, "B T"]:  # fmt: skip
     """``V(tokens[b, :t])`` at index ``t``, the state in which token ``t`` was chosen (aligned like ``logp``).
 
     Column 0 and the first token of each segment have no state before them: 0.
     """
-    return of_state_before(token_values(head, hidden), segment_ids)
+    return of_state_before(token_values(head, hidden, read), segment_ids)
 
 
 def last_index(segment_ids: Int[Array, "B T"]) -> Int[Array, " B"]:

@@ -37,8 +37,7 @@ def test_printed_losses():
     assert float(reduce.scalars(nobody.loss, keep & False)) == 0
 
 
-def _loss(weight):
-    settings = dataclasses.replace(BASE, contrast=weight)
+def _first_batch(settings):
     plan = carft.build(settings)
     online, bench, ids = plan.stages[0].method, recipes.bench(settings), jnp.arange(2, dtype=jnp.int32)
     params = plan.init(jax.random.key(0))
@@ -47,6 +46,12 @@ def _loss(weight):
     )
     rewards = Rewards(jnp.array([1.0, 0.1, 0.0, 1.0]), jnp.ones(4, bool))
     batch = online.estimate(params, {}, rows, rewards)
+    return online, params, batch
+
+
+def _loss(weight):
+    settings = dataclasses.replace(BASE, contrast=weight)
+    online, params, batch = _first_batch(settings)
     (value, metrics), gradient = jax.value_and_grad(online.loss, has_aux=True)(params, batch)
     return float(value), metrics, gradient, batch
 
@@ -110,14 +115,7 @@ def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
 @pytest.mark.parametrize("contrast", [0.0, 0.1])
 def test_dr_grpo_sums_over_tokens_by_a_constant_and_teaches_no_value(contrast):
     settings = dataclasses.replace(BASE, contrast=contrast, **carft.DR_GRPO)
-    plan = carft.build(settings)
-    online, bench, ids = plan.stages[0].method, recipes.bench(settings), jnp.arange(2, dtype=jnp.int32)
-    params = plan.init(jax.random.key(0))
-    rows = online.rollout(
-        params["model"], bench.train.tokens[ids], bench.train.valid[ids], sample_keys(jax.random.key(0), 0, ids, 2), ids
-    )
-    rewards = Rewards(jnp.array([1.0, 0.1, 0.0, 1.0]), jnp.ones(4, bool))
-    batch = online.estimate(params, {}, rows, rewards)
+    online, params, batch = _first_batch(settings)
     mask = np.asarray(batch.mask)
     want = np.where(mask, np.array([0.45, -0.45, -0.5, 0.5], np.float32)[:, None], 0.0)
     close.assert_near(batch.advantages, want)

@@ -67,17 +67,12 @@ def scrambled(plan: Plan) -> Plan | None:
         score = plan.host_score
         return plan._replace(host_score=lambda rows: shifted(score(rows)))
 
-    def change(method: Online) -> Online:
-        return method._replace(score=lambda answers, rows: shifted(method.score(answers, rows)))
+    def paid(how: Callable[[Rewards], Rewards]) -> Plan:
+        return _each(plan, lambda one: one._replace(score=lambda answers, rows: how(one.score(answers, rows))))
 
-    def moved(method: Online) -> Online:  # the values alone: whether a row is valid may be read all the same
-        def score(answers, rows):
-            rewards = method.score(answers, rows)
-            return rewards._replace(value=shifted(rewards).value)
-
-        return method._replace(score=score)
-
-    return None if arms.same_updates({"": plan, "moved": _each(plan, moved)}) else _each(plan, change)
+    # the values alone: whether a row is valid may be read all the same
+    moved = paid(lambda rewards: rewards._replace(value=shifted(rewards).value))
+    return None if arms.same_updates({"": plan, "moved": moved}) else paid(shifted)
 
 
 def oracle(plan: Plan, settings: Any) -> Plan | None:

@@ -56,10 +56,7 @@ def score_with_values(
         segment_ids=rows.segment_ids,
         scored=policy.scored and partial(policy.scored, params["model"]),
     )
-    if read is None:
-        return logp, entropy, heads.state_values(params[head], hidden, rows.segment_ids), hidden
-    values = heads.of_state_before(read(heads.apply_head(params[head], hidden)), rows.segment_ids)
-    return logp, entropy, values, hidden
+    return logp, entropy, heads.state_values(params[head], hidden, rows.segment_ids, read), hidden
 
 
 class Valued(NamedTuple):
@@ -111,8 +108,7 @@ def make_value_estimate(
             paid = token_rewards(params, extras, trajectories, rewards)
         last = jnp.zeros(mask.shape[:1], jnp.float32)
         if bootstrap:
-            outputs = heads.apply_head(params[head], hidden)
-            after = outputs[:, :, 0] if read is None else read(outputs)
+            after = heads.token_values(params[head], hidden, read)
             end = jnp.take_along_axis(after, heads.last_index(trajectories.segment_ids)[:, None], axis=1)[:, 0]
             last = jnp.where(trajectories.truncated, end, last)
         advantages, targets = (gae or partial(returns.gae_advantages, gamma=gamma, lam=lam))(paid, values, last, mask)
