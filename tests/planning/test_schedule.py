@@ -1,5 +1,6 @@
 """Schedules by the TPU compiler's own count: a program by hand, and the loop that decodes, compiled."""
 
+import importlib.metadata
 import json
 import pathlib
 import re
@@ -219,6 +220,7 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
         return dict.fromkeys(names, figure._replace(layers=(4, 8) if names == ("update",) else ()))
 
     monkeypatch.setattr(compiled, "available", lambda: True)
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: f"0.0.52 of {package}")  # or none, as in CI
     monkeypatch.setattr(compiled, "devices", lambda topology: [None])
     monkeypatch.setattr(compiled, "of_step", of_step)
     script = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "tpu_schedule.py"))
@@ -230,6 +232,7 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
         script["main"]([*words, topology], record, page)
     assert len(asked) == 2 * len(script["PHASES"])  # each phase of each cell once
     found = json.loads(record.read_text())
+    assert found["libtpu"] == "0.0.52 of libtpu"
     assert list(found) == ["libtpu", "Qwen3-0.6B v5e:2x4", "Qwen3-0.6B v6e:2x4"]
     assert f"with libtpu {found['libtpu']}." in page.read_text()
     assert found["Qwen3-0.6B v5e:2x4"]["loop_peak_gib"] > 1 and found["Qwen3-0.6B v5e:2x4"]["fits"]
