@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import losses, reduce
@@ -29,7 +28,7 @@ from jaxrl_llm.jobs import retold, scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import bench, named, parts
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
@@ -310,7 +309,7 @@ def build(settings: Settings) -> Plan:
         estimate=estimate if reader is None else lambda *given: retold.of_pieces(estimate(*given)),
         loss=loss,
         score=unjudged,
-        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
+        tx=adamw(settings, settings.steps),
     )
     plan = recipes.one_stage(settings, found, online)
     return plan._replace(on_host=True, host_score=None if found.score is not None else lambda t: unjudged({}, t))
