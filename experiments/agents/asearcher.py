@@ -8,15 +8,16 @@ Equations: r = F1 [every turn well formed], -0.5 for calling the question invali
            over the tokens of groups whose rewards differ; loss -w min(rho A, clip(rho, 1 +- 0.4) A), rho = pi / pi_old,
            w = pi_old / mu, 0 above 5, one update a batch. asearcher: limit 8, tokens of weights 4 to 0 updates old;
            sync: weights never old; short: so, limit 4; coupled: ratio and clip around mu, w = 1; no_filter: all groups.
-Left out:  pages that a model summarises; blurring of details and checks of questions by models; thoughts; a judge.
-           Here all of a batch begin with weights 4 updates old, and keys and values outlive a swap of the weights; at
-           scale they end with them, too, questions cannot be refused, and hours are not simulated.
+Left out:  blurring of details and checks of questions by models; thoughts; a judge. At scale pages are read by a
+           model (--tools pages=CORPUS.jsonl --reader ADDRESS --reader-model NAME), in the embedded world they are
+           facts. Here all of a batch begin with weights 4 updates old, and keys and values outlive a swap of the
+           weights; at scale they end with them, too, questions cannot be refused, and hours are not simulated.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
 Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the
            policy takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
            episodes at a time, and half train, in twice the time.
-Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
+Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools pages=CORPUS.jsonl
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import swapped_weights
 from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import TokenTerms
 
@@ -52,7 +54,7 @@ def coupled(logp, entropy, batch, clip, cap):  # one ratio corrects and is clipp
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's staleness and bounds, turns and batch for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -61,6 +63,8 @@ class Settings(multi_turn_plan.Settings):
     group_size: int = 16
     max_turns: int = 32
     verifier: parts.VerifierName = "f1"
+    reader: str = ""  # address of the model that reads pages, https://HOST/v1, and its name; empty: a rule
+    reader_model: str = ""
     base_steps: int = 300
     turns: int = 32  # at most, of an episode that trains
     eta: int = 4  # updates by which the weights that sample may lag

@@ -104,7 +104,7 @@ def on_host(settings: Settings, bench: recipes.Bench) -> Asked:
     mixed = host_judging.mixture(problem_sets(settings)[0], judging, share=settings.share)
     table = tables.encode_problems(bench.model.tokenizer, mixed.problems, chat=settings.chat)
     host_score = host_judging.make_host_score(bench, mixed)
-    return Asked(judging, table, {}, host_score, host_judging.make_measure(settings))
+    return Asked(judging, table, {}, host_score, host_judging.judging_measure(settings))
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.parts.judged_apart import judged_apart
 from experiments.policy_gradient.parts import critique_task, critique_verifier
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
@@ -129,21 +130,8 @@ def mixture(solving: Sequence[Problem], judging: Sequence[Problem], *, share: fl
 def make_host_score(found: Bench, mixed: Mixture) -> Callable[[Trajectories], Rewards]:
     """The judge of a mixture: what is to be solved by the bench's verifier, conclusions by their labels."""
     conclusions = job.make_scorer(found.model.tokenizer, mixed.problems, critique_verifier.verify_label)
-
-    def score(rows):
-        rows = hosts.gathered(rows)
-        ids = np.asarray(rows.problem_ids)
-        origin = mixed.origin[ids]
-        value, valid = np.zeros(ids.shape, np.float32), np.zeros(ids.shape, bool)
-        for judge, of, numbers in ((found.host_score, origin >= 0, origin), (conclusions, origin < 0, ids)):
-            at = np.flatnonzero(of)
-            if at.size:
-                part = jax.tree.map(lambda x, at=at: np.asarray(x)[at], rows)
-                got = judge(part._replace(problem_ids=numbers[at].astype(np.int32)))
-                value[at], valid[at] = np.asarray(got.value), np.asarray(got.valid)
-        return Rewards(jnp.asarray(value), jnp.asarray(valid))
-
-    return score
+    every = np.arange(len(mixed.problems))
+    return judged_apart([(mixed.origin, found.host_score), (np.where(mixed.origin < 0, every, -1), conclusions)])
 
 
 @lru_cache(maxsize=4)
@@ -166,7 +154,7 @@ def _measure(identity: tuple, temperature: float, group_size: int, samples: int)
     )  # fmt: skip
 
 
-def make_measure(settings: OnlineSettings) -> Callable[..., dict[str, Any]]:
+def judging_measure(settings: OnlineSettings) -> Callable[..., dict[str, Any]]:
     """``eval/accuracy`` and ``eval/says_true`` of judging held-out candidates, half of them right."""
     identity = recipes.bench_identity(settings)
     return _measure(identity, settings.temperature, settings.group_size, settings.eval_samples)
