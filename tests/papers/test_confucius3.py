@@ -149,7 +149,7 @@ def test_lengths_grow_and_the_first_stage_has_the_target_alone():
     )
     stages = confucius3.build(settings).stages
     assert [stage.steps for stage in stages] == [2, 2, 3]
-    keys = jax.random.split(jax.random.key(0), 4).reshape(2, 2)
+    keys = jax.random.split(jax.random.key(0), 4)
     bench = recipes.bench(settings)
     ids = jnp.arange(2, dtype=jnp.int32)
     prompts, valid = bench.train.tokens[:2], bench.train.valid[:2]

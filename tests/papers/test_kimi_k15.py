@@ -1,5 +1,7 @@
 """Kimi k1.5: mirror descent, length reward, prioritised draws and long2short, by their printed numbers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,16 +66,17 @@ def test_an_optimiser_that_begins_anew_with_every_rollout():
     """Updates 0, 2 and 4 are first updates, 1 and 3 second ones; Adam alone goes on from its moments."""
     params, grads = jnp.array([1.0, -2.0]), [jnp.array([0.3 * k + 0.1, -0.2]) for k in range(5)]
     tx, plain = kimi_k15.reset_every(optax.adam(0.1), 2), optax.adam(0.1)
-    state, found = tx.init(params), []
-    for grad in grads:
-        change, state = tx.update(grad, state, params)
-        found.append(np.asarray(change))
-    for k, grad in enumerate(grads):
-        own = plain.init(params)
-        if k % 2:
-            _, own = plain.update(grads[k - 1], own, params)
-        np.testing.assert_array_equal(found[k], plain.update(grad, own, params)[0])
-    assert kimi_k15.kept(plain, 2) is plain
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes weak integers and floats
+        state, found = tx.init(params), []
+        for grad in grads:
+            change, state = tx.update(grad, state, params)
+            found.append(np.asarray(change))
+        for k, grad in enumerate(grads):
+            own = plain.init(params)
+            if k % 2:
+                _, own = plain.update(grads[k - 1], own, params)
+            close.assert_near(found[k], plain.update(grad, own, params)[0], terms=8)
+    assert np.abs(found[1] - found[3]).max() > 1e-3 and kimi_k15.kept(plain, 2) is plain
 
 
 def test_the_easier_half_comes_first():
@@ -82,8 +85,7 @@ def test_the_easier_half_comes_first():
     )
     bench = recipes.bench(settings)
     rates = curricula.sample_pass_rates(bench, settings, np.arange(24), samples=kimi_k15.TRIES)
-    online = recipes.make_online(settings, bench, estimate=None, loss=None, tx=None)
-    first, then = kimi_k15.easy_first(settings, bench, online)
+    first, then = kimi_k15.build(dataclasses.replace(settings, **kimi_k15.ARMS["curriculum"])).stages
     assert (first.steps, then.steps) == (2, 3)
     drawn = {int(k) for k in first.method.sampler.draw(first.method.sampler.init(24), jax.random.key(0), 400)[0]}
     rest = set(range(24)) - drawn

@@ -9,7 +9,7 @@ from experiments.policy_gradient import tricks_or_traps as tricks
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import refill
-from jaxrl_llm.types import Rewards, Trajectories
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
 
 RNG = np.random.default_rng(0)
 RIGHT = (RNG.random(24) < 0.4).astype(np.float64)
@@ -61,6 +61,5 @@ def test_a_refilled_batch_waits_until_all_its_groups_differ():
         rewards = Rewards(jnp.asarray(value, jnp.float32), valid)
         batch = stage.method.estimate(params, extras, rows, rewards)
         trained.append(float(batch.total))
-        state = types.SimpleNamespace(extras=extras)
-        extras = stage.method.remember(state, batch, rows, rewards)
+        extras = stage.method.remember(TrainState(None, None, None, None, None, extras), batch, rows, rewards)
     assert trained[:2] == [0, 0] and trained[2] == 4 * width
