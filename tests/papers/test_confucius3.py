@@ -158,7 +158,7 @@ def test_lengths_grow_and_the_first_stage_has_the_target_alone():
         for stage in stages
     ]
     assert [width - prompts.shape[1] for width in shapes] == [2, 4, 8]
-    pools = [stage.extras(None, None) for stage in stages]
+    pools = [stage.extras(None, keys[0]) for stage in stages]
     assert not pools[0] and [p[refill.POOL].kept.shape for p in pools[1:]] == [(4,), (4,)]
     assert [p[refill.POOL].trajectories.tokens.shape[1] for p in pools[1:]] == shapes[1:]
     assert len(confucius3.build(dataclasses.replace(settings, lengths=(1.0,))).stages) == 1
