@@ -662,7 +662,8 @@ def main() -> None:
         try:
             asynchronous(given.asynchronous, given.victim)
         except UserError as error:  # as every command of the package does
-            raise SystemExit(f"error: {error}") from error
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
         return
     chosen = [(name, subjects()[name]) for name in given.subject]
     if given.command:
