@@ -47,6 +47,7 @@ def test_splits_are_disjoint_and_whole(tmp_path):
     assert list(map(len, parts)) == [500, 1000, 100] and {g.asin for part in parts for g in part} == set(
         map(str, range(1600))
     )
+    assert [g.asin for g in parts[0][:4]] == ["1085", "1042", "423", "483"]  # Python's generator with seed 233
     with pytest.raises(UserError, match="split='train' is empty: 10 goals; train begins at 1500"):
         webshop.split_goals(goals[:10], "train")
     with pytest.raises(UserError, match="split='dev' is none of test, eval, train"):
