@@ -34,7 +34,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.catalog import questions
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Trajectories
 
 
@@ -80,7 +80,7 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[settings.retrieve], "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     arena = multi_hop.make_multi_hop(settings.retrieve)
     play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
 
@@ -89,7 +89,7 @@ def build(settings: Settings) -> Plan:
 
     online = method(arena, rollout=rollout, score=multi_hop.make_score(reward))
     base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, strings.keep_reference)
+    stage = Stage(online, settings.steps, keep_reference)
     return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
 
 

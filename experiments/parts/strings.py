@@ -189,7 +189,7 @@ def sum_logp(
 
 @lru_cache(maxsize=32)
 def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> Offline:
-    """Token mean of the negative log-likelihood of the table ``extras["rows"] = (prompts, responses)``."""
+    """Token mean of the negative log-likelihood of the table ``Tabled((prompts, responses))``."""
 
     def loss(params, extras, batch):
         prompts, responses = batch
@@ -263,11 +263,6 @@ def table_stage(
     """A ``loss(params, extras, batch)`` of a table that is made when the stage begins, from the parameters of then."""
     method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
     return Stage(method, steps, rows_of(make_rows))
-
-
-def keep_reference(params: Params, key: Key) -> dict[str, Params]:
-    """The ``extras`` of a stage that compares with its own start."""
-    return {"reference": jax.tree.map(jnp.copy, params)}
 
 
 def make_online(

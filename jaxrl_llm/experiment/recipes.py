@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
+from jaxrl_llm.types import Batch, Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -133,6 +133,17 @@ def make_answer_reader(found: Bench) -> Callable[[Trajectories], tuple[Array, Ar
 def last_members(rows: int, group_size: int) -> Array:
     """Which of ``rows`` is the last of its group: the place of a demonstration."""
     return jnp.arange(rows, dtype=jnp.int32) % group_size == group_size - 1
+
+
+class Outside(NamedTuple):
+    """Extras of a batch: which responses another than the policy wrote."""
+
+    outside: Bool[Array, " B"]
+
+
+def outside_of(batch: Batch) -> Bool[Array, " B"]:
+    """Which responses another than the policy wrote, of a batch with ``Outside``."""
+    return declared(Outside, batch.extras).outside
 
 
 def demonstrating_rollout(settings: OnlineSettings, found: Bench, rollout: Callable[..., Trajectories]):

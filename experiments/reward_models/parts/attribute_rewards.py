@@ -29,7 +29,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import combine
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage, referred, tabled
+from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 Proxy = Callable[[Replies, Params, Array, Array], Array]  # (task, parameters, prompts, responses) -> optimised [B]
@@ -251,7 +251,7 @@ def true_score(task: Replies, answers: Any, rows: Trajectories) -> Rewards:
 
 def reference_extras(params: Params, key: Key) -> dict[str, Params]:
     """The policy as it is when a stage begins."""
-    return {"reference": jax.tree.map(jnp.copy, params["model"])}
+    return keep_reference(params["model"], key)
 
 
 def _prompts(task: Replies, count: int) -> Array:
@@ -313,7 +313,7 @@ def ppo_stage(
 
     def token_rewards(params, extras, rows, rewards):
         judged = jax.lax.stop_gradient(proxy(task, params, *strings.responses_of(task.world, rows)))
-        reference, _ = builders.score_tokens(task.world.policy, extras["reference"], rows)
+        reference, _ = builders.score_tokens(task.world.policy, referred(extras), rows)
         paid = returns.at_last_token(judged, rows.mask)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=kl_weight)
 

@@ -29,7 +29,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage, referred, tabled
+from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 
@@ -82,7 +82,7 @@ def rl_stage(
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
     )  # fmt: skip
-    return Stage(online, steps, lambda params, key: {"reference": jax.tree.map(jnp.copy, params["judge"])})
+    return Stage(online, steps, lambda params, key: keep_reference(params["judge"], key))
 
 
 def make_score(

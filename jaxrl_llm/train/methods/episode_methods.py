@@ -86,7 +86,7 @@ def make_grpo(
     Args:
       settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
       advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``builders``.
-      kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
+      kl_weight: of k3 to the policy in the stage's ``extras``, see ``plan.keep_reference``; None: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
     policy = tasks.policy
