@@ -36,7 +36,7 @@ from jaxrl_llm.types import TokenTerms
 
 def agro(logp, batch, beta):
     """Half the variance of the regularised rewards, at every token of a response."""
-    rewards = builders.rewards_of(batch)
+    rewards = builders.rewards_of(batch.extras)
     return off_policy.agro_loss(logp, batch.ref_logp, rewards, batch.group_ids, batch.mask, beta=beta)
 
 
@@ -57,7 +57,7 @@ def grpo(logp, batch, beta):
 def pairs(logp, batch, beta):
     """DPO on all pairs of a group with unequal rewards; a response has the mean over those that it wins."""
     share = jnp.sum(jnp.where(batch.mask, logp - batch.ref_logp, 0.0), axis=1)
-    rewards, same = builders.rewards_of(batch), batch.group_ids[:, None] == batch.group_ids[None, :]
+    rewards, same = builders.rewards_of(batch.extras), batch.group_ids[:, None] == batch.group_ids[None, :]
     wins = (same & (rewards[:, None] > rewards[None, :])).astype(jnp.float32)
     each = -jax.nn.log_sigmoid(beta * (share[:, None] - share[None, :]))
     loss = jnp.sum(wins * each, axis=1) / jnp.maximum(jnp.sum(wins, axis=1), 1.0)

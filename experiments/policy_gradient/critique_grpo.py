@@ -108,10 +108,10 @@ def build(settings: Settings) -> experiment.Plan:
     def terms_of(logp, entropy, batch):
         arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own, other = mixed.ratio_loss(*arguments), settings.outside_loss(*arguments)
-        return mixed.combined(own, other, recipes.outside_of(batch))
+        return mixed.combined(own, other, recipes.outside_of(batch.extras))
 
     def figures(batch, metrics):
-        return {"outside/right": reduce.scalars(declared(Right, batch.extras).right, recipes.outside_of(batch))}
+        return {"outside/right": reduce.scalars(declared(Right, batch.extras).right, recipes.outside_of(batch.extras))}
 
     advantages = builders.per_response(group.dr_grpo_advantages)
     same = {"reduction": "constant", "temperature": settings.temperature}

@@ -86,7 +86,7 @@ def build(settings: Settings) -> experiment.Plan:
     def terms_of(logp, entropy, batch):
         arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own = mixed.ratio_loss(*arguments)
-        return own if other is None else mixed.combined(own, other(*arguments), recipes.outside_of(batch))
+        return own if other is None else mixed.combined(own, other(*arguments), recipes.outside_of(batch.extras))
 
     online = recipes.make_online(
         settings,

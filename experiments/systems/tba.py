@@ -46,7 +46,7 @@ class Tempered(NamedTuple):
 
 def balance(logp, batch):
     """Trajectory balance, times beta so that its scale does not change as beta falls."""
-    beta, rewards = declared(Tempered, batch.extras).beta, builders.rewards_of(batch)
+    beta, rewards = declared(Tempered, batch.extras).beta, builders.rewards_of(batch.extras)
     # r / beta at a temperature of 1 is the same bracket, with a beta that may change from step to step
     terms = trajectory_balance_loss(logp, batch.ref_logp, rewards / beta, batch.group_ids, batch.mask, beta=1.0)
     return terms._replace(loss=beta[:, None] * terms.loss)

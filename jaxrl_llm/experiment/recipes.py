@@ -23,7 +23,7 @@ from jaxrl_llm.train.methods.actor_critic import model_of
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage, no_extras
-from jaxrl_llm.types import Batch, Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
+from jaxrl_llm.types import Key, Params, Problems, Responses, Rewards, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
@@ -141,9 +141,9 @@ class Outside(NamedTuple):
     outside: Bool[Array, " B"]
 
 
-def outside_of(batch: Batch) -> Bool[Array, " B"]:
-    """Which responses another than the policy wrote, of a batch with ``Outside``."""
-    return declared(Outside, batch.extras).outside
+def outside_of(extras: dict[str, Any]) -> Bool[Array, " B"]:
+    """Which responses another than the policy wrote, from the extras of a batch with ``Outside``."""
+    return declared(Outside, extras).outside
 
 
 def demonstrating_rollout(settings: OnlineSettings, found: Bench, rollout: Callable[..., Trajectories]):

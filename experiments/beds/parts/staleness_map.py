@@ -53,7 +53,7 @@ def agro(settings: Settings) -> experiment.Plan:
     """Half the variance of regularised rewards within groups, and the starting model as reference."""
 
     def terms(logp, batch):
-        rewards = builders.rewards_of(batch)
+        rewards = builders.rewards_of(batch.extras)
         return off_policy.agro_loss(
             logp, batch.ref_logp, rewards, batch.group_ids, batch.mask, beta=settings.beta
         )  # fmt: skip

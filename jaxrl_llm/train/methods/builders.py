@@ -139,9 +139,9 @@ def keep_rewards(extras: dict[str, Any], trajectories: Trajectories, rewards: Re
     return Rewarded(rewards.value)._asdict()
 
 
-def rewards_of(batch: Batch) -> Float[Array, " B"]:
-    """The reward of each response, of a batch with ``Rewarded``."""
-    return declared(Rewarded, batch.extras).rewards
+def rewards_of(extras: dict[str, Any]) -> Float[Array, " B"]:
+    """The reward of each response, from the extras of a batch with ``Rewarded``."""
+    return declared(Rewarded, extras).rewards
 
 
 def make_estimate(
