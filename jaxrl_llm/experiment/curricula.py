@@ -344,7 +344,7 @@ def solutions_imitated(
 
     Computed once, at once, also while a program that uses it is traced.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         return _solutions_imitated(recipes.bench_identity(settings), steps, learning_rate, rows_per_step)
 
 

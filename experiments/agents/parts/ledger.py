@@ -190,7 +190,7 @@ def measure(
     longest ones. ``eval/overlong``: episodes without an answer. ``eval/right_summaries``: of those that were written.
     """
     held = arena.heldout
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
 
     def episodes_of(seen: contexts.Context, params: Params, key: Key):

@@ -126,7 +126,7 @@ def practised(settings: OnlineSettings, attempt: Attempt, *, wrong: float, steps
     The copy that all arms begin with: it knows both forms, fails first attempts as often as ``wrong`` says, and works
     as badly where it judges: its labels follow from its own work.
     """
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         return _practised(recipes.bench_identity(settings), attempt, wrong, steps)
 
 
