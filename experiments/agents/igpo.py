@@ -104,7 +104,7 @@ def build(settings: Settings) -> Plan:
             settings, noted, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
         )
     arena = lookup.make_lookup()
-    play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
+    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, valid, keys, problem_ids):
         rows = play(params, tokens, valid, keys, problem_ids)

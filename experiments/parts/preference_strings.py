@@ -341,7 +341,7 @@ def reward_stage(
         value = (rewards.value if reward is None else reward(params, asked, responses)) - beta * drift
         return base(params["policy"], extras, rows, Rewards(value, rewards.valid))
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world,
         task.draw_prompts(jax.random.key(0), 1024) if prompts is None else prompts,
         strings.score_of(task.world, task.gold_reward),
@@ -400,7 +400,7 @@ def ppo_stage(
         return own(_with_critic(params), extras, rows, rewards)
 
     loss = actor_critic.make_actor_critic_loss(policy)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world,
         task.draw_prompts(jax.random.key(0), 1024) if prompts is None or made else prompts,
         strings.score_of(task.world, task.gold_reward),

@@ -265,7 +265,7 @@ def table_stage(
     return Stage(method, steps, rows_of(make_rows))
 
 
-def make_online(
+def learned_from_prompts(
     world: World, prompts: Int[Array, "N P"], score: Callable[..., Any], *, estimate: Callable, loss: Callable, tx,
     prompts_per_step: int, group_size: int, temperature: float = 1.0, **slots: Any,
 ) -> Online:  # fmt: skip
@@ -315,7 +315,7 @@ def grpo_stage(
       part: where the policy lies in the parameters, if they hold more.
     """
     advantages = builders.per_response(group_normalized_advantages)
-    online = make_online(
+    online = learned_from_prompts(
         world, prompts, score_of(world, reward), estimate=builders.make_estimate(world.policy, advantages),
         loss=builders.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(learning_rate),
         prompts_per_step=prompts_per_step, group_size=group_size,

@@ -68,7 +68,7 @@ class Solved(NamedTuple):
 def guided(settings, bench, guide):
     """PPO; a coin in the state's extras says who begins and who ends the next responses."""
     new = settings.max_new_tokens
-    make, judge = partial(recipes.make_rollout, bench.model, max_new_tokens=new), curricula.train_score(bench)
+    make, judge = partial(recipes.rollout_of_model, bench.model, max_new_tokens=new), curricula.train_score(bench)
     parts = [make(group_size=n, temperature=settings.temperature) for n in (settings.group_size, 1)]
     pad, whole = bench.model.tokenizer.pad_id, partial(roll_in_out.whole, new_tokens=new)
     mixed = roll_in_out.make_mixed_rollout(*parts, new_tokens=new, share=settings.share, pad_id=pad)

@@ -124,7 +124,7 @@ def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experi
         reference=referred, row_extras=levels,
     )  # fmt: skip
     grpo = builders.make_policy_loss(task.world.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, task.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0],
         strings.bound(score, task), estimate=estimate,
         loss=pairs_loss if settings.pairs_of else grpo, tx=optax.adam(settings.learning_rate),

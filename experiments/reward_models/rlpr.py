@@ -159,7 +159,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_grpo(
-        drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free.exact),
+        drawn, found, estimate=estimate, remember=remember, score=free_answers.score_by_judge(free, free.exact),
         figures=figures,
     )  # fmt: skip
     if settings.raised:

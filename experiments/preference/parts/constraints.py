@@ -278,7 +278,7 @@ def online_stage(
         # other demonstrations for the next step
         return state.extras | Carried(raised, jnp.roll(experts, -64, axis=0))._asdict()
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), strings.score_of(WORLD, toy.arrived),
         estimate=estimate, loss=whole_loss, tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step,
         group_size=group_size, actor=lambda state: state.params["policy"], remember=remember,

@@ -272,7 +272,7 @@ def judged_stage(
         return inner(params, extras, rows, rewards._replace(value=value))
 
     online = curricula.make_grpo(
-        settings, free.bench, estimate=estimate, score=free_answers.make_score(free, free.equivalent),
+        settings, free.bench, estimate=estimate, score=free_answers.score_by_judge(free, free.equivalent),
         figures=lambda batch, metrics: agreement(*declared(Passed, batch.extras)), **slots,
     )  # fmt: skip
     return Stage(online, settings.steps, lambda params, key: Verified(verifier.fit(key))._asdict())

@@ -291,7 +291,7 @@ def grpo_stage(
         )
         return inner(params["model"], extras, rows, rewards)
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
         loss=lambda params, batch: loss(params["model"], batch),
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
@@ -318,7 +318,7 @@ def ppo_stage(
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=kl_weight)
 
     estimate = actor_critic.make_value_estimate(task.world.policy, token_rewards=token_rewards)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
         loss=actor_critic.make_actor_critic_loss(task.world.policy),
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=rollouts_per_step, group_size=1,

@@ -139,7 +139,7 @@ def shared_digits(
     return jnp.where(answered, both / jnp.maximum(either, 1.0), 0.0)
 
 
-def make_score(free: FreeBench, judge: Callable[[Array, Array, dict[str, Array]], Array]):
+def score_by_judge(free: FreeBench, judge: Callable[[Array, Array, dict[str, Array]], Array]):
     """The ``score`` slot from a judge of ``(value, answered, answers)``."""
 
     def score(answers: dict[str, Array], rows: Trajectories) -> Rewards:
@@ -176,7 +176,7 @@ def by_residues(settings: OnlineSettings) -> Bench:
     if settings.data != "chain":
         return recipes.bench(settings)
     free = make_free(settings)
-    return free.bench._replace(score=make_score(free, equivalent))
+    return free.bench._replace(score=score_by_judge(free, equivalent))
 
 
 # ------------------------------------------------------------------ the reference under a response's own reasoning
