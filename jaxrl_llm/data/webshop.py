@@ -8,13 +8,13 @@ import itertools
 import pathlib
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.data.agent_formats import checked, field, load_json, texts
-from jaxrl_llm.errors import DataError, UserError
+from jaxrl_llm.errors import DataError
 
 STEPS = tuple(10.0 * k for k in range(1, 100))  # prices that an instruction may name
 UNBOUNDED = 1e6
@@ -178,21 +178,3 @@ def _chosen(product: Product) -> Iterator[tuple[str, tuple[str, ...]]]:
     for values in itertools.product(*(product.options[name] for name in names)):
         said = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
         yield (f" with {said}" if said else ""), values
-
-
-def split_goals(goals: Sequence[Goal], split: str, *, seed: int = 0) -> list[Goal]:
-    """``test`` (the first 500 of a shuffled list), ``eval`` (the next 1000) or ``train`` (the rest), as WebShop splits.
-
-    The shuffle is that of ``seed``, not the one of Python's generator that WebShop uses: the sets are of equal size,
-    not the same ones.
-
-    Raises:
-      UserError: for another split, or one that is empty.
-    """
-    bounds = {"test": (0, 500), "eval": (500, 1500), "train": (1500, None)}
-    if split not in bounds:
-        raise UserError(f"split={split!r} is none of {', '.join(bounds)}")
-    order = np.random.default_rng(seed).permutation(len(goals))[slice(*bounds[split])]
-    if not len(order):
-        raise UserError(f"split={split!r} is empty: {len(goals)} goals; {split} begins at {bounds[split][0]}")
-    return [goals[k] for k in order]

@@ -32,7 +32,8 @@ __all__ = [
     "solved_problems",  # one import serves an experiment
     "Outside", "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
     "last_members", "make_answer_reader", "make_measure", "make_online", "measure_on_host", "rollout_of_model",
-    "model_of", "one_stage", "outside_of", "rollout_of", "sample_all", "stale_actor", "summary", "unscored", "with_heads",
+    "model_of", "one_stage", "outside_of", "rollout_of", "sample_all", "stale_actor", "summary",
+    "unscored", "with_heads",
 ]  # fmt: skip
 
 
