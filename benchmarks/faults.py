@@ -505,8 +505,11 @@ CLOCK = """
 import runpy, sys, time
 true, began = time.time, time.monotonic()
 time.time = lambda: true() + (0.0, -86400.0, 3600.0 * 24 * 400)[int(time.monotonic() - began) // 4 % 3]
-sys.argv = ["jaxrl_llm", *sys.argv[1:]]
-runpy.run_module("jaxrl_llm", run_name="__main__")
+sys.argv = sys.argv[1:]
+if sys.argv[0] == "jaxrl_llm":
+    runpy.run_module("jaxrl_llm", run_name="__main__")
+else:
+    runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -514,7 +517,8 @@ def clock(subject: Subject, folder: pathlib.Path, *_) -> Found:
     """The clock jumps a day back and a year ahead, every four seconds."""
     script = folder / "clock.py"
     script.write_text(CLOCK)
-    other = dataclasses.replace(subject, begin=subject.begin.replace("-m jaxrl_llm", str(script)))
+    python, words = " ".join(PYTHON), subject.begin.replace("-m jaxrl_llm", "jaxrl_llm")
+    other = dataclasses.replace(subject, begin=words.replace(python, f"{python} {script}"))
     code = finish(other, folder / "run", folder / "log")
     return f"exit {code}", last_line(folder / "log"), subject.outcome(folder / "run")
 
@@ -581,11 +585,11 @@ def gone(subject: Subject, folder: pathlib.Path, kills: int, seconds: float, ser
 CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
     "kill": (("main", "experiment", "async"), kill),
     "full disk": (("main", "experiment", "async"), full_disk),
-    "read-only": (("main", "experiment"), read_only),
+    "read-only": (("main", "experiment", "async"), read_only),
     "damaged checkpoint": (("main", "experiment", "async"), damage),
-    "two processes": (("main", "experiment"), twice),
-    "memory limit": (("main", "experiment"), memory),
-    "clock": (("main", "experiment"), clock),
+    "two processes": (("main", "experiment", "async"), twice),
+    "memory limit": (("main", "experiment", "async"), memory),
+    "clock": (("main", "experiment", "async"), clock),
     "verifier": (("main",), verifier),
     "endpoint gone": (("endpoint",), gone),
     "ray rollout worker": (("async",), on_ray("roll")),
@@ -662,7 +666,8 @@ def main() -> None:
         try:
             asynchronous(given.asynchronous, given.victim)
         except UserError as error:  # as every command of the package does
-            raise SystemExit(f"error: {error}") from error
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(2) from error
         return
     chosen = [(name, subjects()[name]) for name in given.subject]
     if given.command:

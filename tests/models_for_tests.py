@@ -5,7 +5,9 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers as hugging_face
+from jax.extend import core
 
 from jaxrl_llm.data import problems as problem_tables
 from jaxrl_llm.data import tokenizer as tokenizers
@@ -97,3 +99,20 @@ def dense_rows(batch: int, length: int):
     """Segments and positions of unpadded rows."""
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (batch, length))
     return jnp.ones((batch, length), jnp.int32), positions
+
+
+def cubes(function, *arguments, size: int) -> set[int]:
+    """Positions of every array ``[..., size]`` of three axes or more that a traced program forms, in its loops too."""
+    found: set[int] = set()
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            for value in equation.outvars:
+                shape = getattr(value.aval, "shape", ())
+                if len(shape) > 2 and shape[-1] == size:
+                    found.add(int(np.prod(shape[:-1])))
+            for inner in core.jaxprs_in_params(equation.params):
+                walk(getattr(inner, "jaxpr", inner))
+
+    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return found

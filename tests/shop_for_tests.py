@@ -48,12 +48,14 @@ def write_shop(folder):
     return webshop.products(folder / "items_shuffle.json", folder / "items_ins_v2.json")
 
 
-def forty_mugs(folder):
-    """A folder of WebShop's files with forty products, enough to hold some out."""
+def forty_mugs(folder, instructions=1):
+    """A folder of WebShop's files with forty products, enough to hold some out, and so many instructions for each."""
     names = [f"B{k:09d}" for k in range(40)]
     (folder / "items_shuffle_1000.json").write_text(json.dumps([ITEMS[0] | {"asin": name} for name in names]))
     (folder / "items_ins_v2_1000.json").write_text(json.dumps({name: NOTES["B000000001"] for name in names}))
-    (folder / "items_human_ins.json").write_text(json.dumps({name: WRITTEN["B000000001"] for name in names}))
+    (folder / "items_human_ins.json").write_text(
+        json.dumps({name: WRITTEN["B000000001"] * instructions for name in names})
+    )
     return folder
 
 

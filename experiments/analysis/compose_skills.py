@@ -61,6 +61,8 @@ ARMS = {
 }
 METRICS = (*(f"level{level}/heldout" for level in skills.SHOWN), "sums1/accuracy", "sums2/accuracy", "sums3/accuracy")
 CURVES = (*METRICS, "level3/trained", "policy/entropy")
+# imitation is to fail by the paper's own claim; whether anything is learned shows where single functions are kept, too
+BED = experiment.Bed(metric="level3/heldout", baseline="rl_12", chance=1 / 256, ceiling=1.0)
 
 
 def training(settings: Settings) -> tuple[experiment.Stage, ...]:

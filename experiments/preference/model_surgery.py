@@ -11,7 +11,8 @@ Left out:  several behaviours in sequence; the paper's alpha is tuned, here it i
 Expect:    eval/removed, the share of the rude tokens that an edit takes away: surgery > random_rows by 0.1, above 0.5
            (the paper: up to 0.9), > random_direction by 0.1; eval/gold of surgery within 0.5 of none.
 Measure:   share of rude tokens, the share of them that is gone, true reward without them, perplexity of polite text; a
-           base of which half the data is rude. Only dpo has updates.
+           base of which half the data is rude. Only dpo has updates. The dose is not monotone in the record: half of
+           alpha adds rude tokens, twice of it takes most of them and of the true reward; aligned takes as many.
 Run:       python -m experiments.preference.model_surgery
 """
 

@@ -16,7 +16,7 @@ Expect:    eval/attack, eval/prefixed_attack and pair/separability: strong > sel
            strong_plain (.48) were alike, and pool earned .38 less than self.
 Measure:   meaningless symbols; a quarter of the requests is to be refused; prefixed requests end in a token that
            training never shows. 256 prompts for each arm; judged where each arm is 4 nats from the start; equal pairs
-           and updates.
+           and updates. 50 updates: after 100 self earns no more than at its start (two seeds of the pilot).
 Run:       python -m experiments.preference.more_is_less
 """
 
@@ -37,8 +37,8 @@ EMBEDDED_ONLY = "which requests are unsafe, and what a refusal is, is planted in
 class Settings(recipes.Settings):
     """beta is the paper's; the rest fits the small model."""
 
-    steps: int = 100
-    eval_every: int = 10
+    steps: int = 50
+    eval_every: int = 5
     learning_rate: float = 5e-4
     reference_steps: int = 200
     prompts: int = 256

@@ -7,9 +7,10 @@ Claim:     the mapping that a simulator chooses is never slower than fixed ones 
 Equations: received by a device, of M bytes: ds_chat (t p d - 1) / (t p d), vanilla (t p - 1) / (t p), all others
            (t p - t_g p_g) / (t_g p_g t p). start = max(ready, end of the last call on those devices). colocate, split,
            pairs: fixed sets, the best division of devices; auto: all set partitions; stages: chosen by the paper's
-           sum over stages of the busiest set; grpo, remax: auto for the graphs of their controllers.
+           sum over stages of the busiest set; grpo, remax: auto for the graphs of their controllers; pipelined: auto,
+           actor and critic trained in p = 2 or 4 stages, (m + p - 1) / m times a stage's seconds of m parts.
 Left out:  profiles (seconds are this library's roofline) and so the factor 1.53 to 20.57 over other systems, whose
-           software it does not know; pipeline stages (fully sharded data in their place), machines of several devices.
+           software it does not know; machines of several devices; elsewhere fully sharded data for stages.
            Nothing is trained; the controllers run in the tests.
 Expect:    plan/relative (seconds over those of colocate): auto < 1.01; auto - split, auto - pairs < 0.01; auto below
            vanilla and ds_chat; transition/gib: auto < vanilla < ds_chat; transition/gap (formula, count): 0.
@@ -47,6 +48,7 @@ class Settings(recipes.Settings):
     rows: int = 96
     longest: int = 2048  # tokens of a response
     spread: float = 0.1  # of the logarithm of a call's seconds around what the planner knows
+    depths: tuple[int, ...] = (1,)  # numbers of pipeline stages that are tried
     controller: Callable = dataflow.ppo
     partitions: Callable = placement.set_partitions
     judge: Callable = placement.by_events
@@ -59,9 +61,10 @@ ARMS = {
     "pairs": {"partitions": placement.in_pairs}, "auto": {}, "stages": {"judge": placement.by_stages},
     "vanilla": {"transition": regroup.vanilla}, "ds_chat": {"transition": regroup.fully_sharded},
     "grpo": {"controller": dataflow.grpo}, "remax": {"controller": dataflow.remax},
+    "pipelined": {"depths": (2, 4)},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/predicted", "plan/seconds", "plan/sets", "transition/gib", "transition/gap")
-CURVES = (*METRICS, "plan/idle", "plan/gib")
+CURVES = (*METRICS, "plan/idle", "plan/gib", "plan/stages")
 
 
 def draw(key, *, longest, models, sizes):
@@ -84,8 +87,8 @@ def build(settings: Settings) -> experiment.Plan:
         pair = [known_models.shape_of(settings.models[k]) for k in work["models"].tolist()]
         load = Work(*work["tokens"].tolist(), settings.rows, settings.rows)
         sizes = {"count": int(work["chips"]), "units": settings.units}
-        kinds = settings.transition, regroup.hybrid_engine
-        found, plain = (placement.tables(*pair, chips.CHIPS[settings.chip], load, kind, **sizes) for kind in kinds)
+        of_seed = partial(placement.tables, *pair, chips.CHIPS[settings.chip], load, **sizes)
+        found, plain = of_seed(settings.transition, depths=settings.depths), of_seed(regroup.hybrid_engine)
         choice = choose(found.tables, partitions=settings.partitions, judge=settings.judge)
         base = choose(plain.tables, partitions=placement.colocated, judge=placement.by_events)
         noise = jnp.exp(settings.spread * jax.random.normal(key, found.tables.seconds.shape, jnp.float32))
@@ -101,6 +104,7 @@ def build(settings: Settings) -> experiment.Plan:
             "plan/gib": real.peak / 2**30,
             "plan/idle": real.idle,
             "plan/sets": jnp.float32(len(set(np.asarray(choice).tolist()))),
+            "plan/stages": jnp.float32(engine.stages),
             "transition/gib": jnp.float32(engine.move_bytes / 2**30),
             "transition/gap": jnp.float32(np.max(np.abs(gaps))),
         }

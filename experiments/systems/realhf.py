@@ -8,9 +8,11 @@ Equations: start = max(ready, end of the last task on an overlapping mesh); cost
            not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1, from greedy.
            symmetric: the best single layout on all devices; zero: ZeRO-3, generation by tensor; greedy: each call's
            fastest place; fixed: a place for each model, never moved; mcmc: any block and layout; exhaustive:
-           of each block its fastest layout, which need not fit memory; walk: all moves accepted.
-Left out:  profiles (seconds are this library's roofline), pipeline stages (fully sharded data in their place),
-           offloading, overlap with the next batch, scalar heads. Nothing is trained.
+           of each block its fastest layout, which need not fit memory; walk: all moves accepted; pipelined: mcmc,
+           training and scoring also in 2 or 4 stages, which take (m + p - 1) / m times a stage's seconds of m parts;
+           offload: mcmc, weights of frozen models wait on the host.
+Left out:  profiles (seconds are this library's roofline), overlap with the next batch, scalar heads. Nothing is
+           trained.
 Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc < zero; mcmc < fixed; mcmc - exhaustive
            < 0.05.
 Measure:   simulated seconds of an iteration of two on 32 v6e chips (on 8 or 32 v5p chips, with more rows, the greedy
@@ -49,6 +51,8 @@ class Settings(recipes.Settings):
     planner: Callable[..., Array] = placement_search.metropolis_plan
     allowed: Callable[..., Array] = ppo_calls.runnable
     betas: tuple[float, ...] = (0.01, 0.1, 1.0)
+    depths: tuple[int, ...] = (1,)  # numbers of pipeline stages that are tried
+    host: float = 0.0  # bytes a second to the host where frozen weights wait; 0: they stay on the devices
 
 
 EMBEDDED = {
@@ -64,6 +68,7 @@ ARMS = {
     "fixed": {"planner": placement_search.metropolis_plan_of_models},
     "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)},
     "exhaustive": {"planner": placement_search.exhaustive_plan, "allowed": ppo_calls.fastest},
+    "pipelined": {"depths": (1, 2, 4)}, "offload": {"host": 8e9},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")
@@ -71,12 +76,15 @@ OUTCOME = jax.jit(ppo_calls.outcome)
 
 
 @lru_cache(maxsize=32)
-def prepared(actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int):
+def prepared(
+    actor: str, critic: str, topology: str, smallest: int, rows: int, prompt: int, response: int,
+    depths: tuple[int, ...], host: float,
+):  # fmt: skip
     """What every call costs on every place: the same for all arms."""
     found, shape = chips.parse(topology), known_models.shape_of(actor)
-    options = ppo_calls.places(shape, found.chips, smallest=smallest)
+    options, stages = ppo_calls.staged_places(shape, found.chips, smallest=smallest, depths=depths)
     work = Work(prompt, response, rows, rows)
-    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work)
+    return options, ppo_calls.tables(shape, known_models.shape_of(critic), found.chip, options, work, stages, host=host)
 
 
 D_STAR = {"plan/relative": 0.05}  # a twentieth of a step: below that no plan is changed
@@ -89,9 +97,11 @@ def build(settings: Settings) -> experiment.Plan:
 
     def measure(work, key):
         sizes = settings.critic, settings.topology, settings.smallest, settings.rows
-        options, tables = prepared(actor, *sizes, *(int(x) for x in work["tokens"]))
+        lengths = tuple(int(x) for x in work["tokens"])
+        options, tables = prepared(actor, *sizes, *lengths, settings.depths, settings.host)
+        plain = prepared(actor, *sizes, *lengths, (1,), 0.0)  # what all arms are compared with
         found = OUTCOME(tables, chosen(tables, options, key))
-        base = OUTCOME(tables, placement_search.symmetric_plan(tables, options, key))
+        base = OUTCOME(plain[1], placement_search.symmetric_plan(plain[1], plain[0], key))
         return {
             "plan/relative": found.penalised / base.penalised,
             "plan/seconds": found.penalised,

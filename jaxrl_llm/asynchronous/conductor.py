@@ -7,6 +7,7 @@ and a name in the report.
 """
 
 import dataclasses
+import pathlib
 import time
 from collections import defaultdict
 from functools import partial
@@ -22,6 +23,7 @@ from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.asynchronous.workers import Reply, Workers
 from jaxrl_llm.distributed.weight_transfer import Cut
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.skipped import Streak
 from jaxrl_llm.types import Rewards
 
@@ -62,8 +64,8 @@ def run(
     Raises:
       ValueError: for sizes that do not fit.
       Stuck: when a row fails or workers die more often than the limits allow, or an update raises.
-      UserError: of a worker, for example for a reward that is not finite; or for ``limits.skipped`` updates in a row
-        that were not.
+      UserError: of a worker, for example for a reward that is not finite; for ``limits.skipped`` updates in a row
+        that were not; or where another process trains in ``folder``.
     """
     program = build()
     check(sizes, program.online.prompts_per_step, checkpoint_every)
@@ -75,7 +77,8 @@ def run(
         "learn": partial(roles.Learner, build, folder, checkpoint_every, sizes.piece_bytes, sizes.staleness + 1),
     }
     try:
-        return work.go(makers)
+        with checkpoint.locked(pathlib.Path(folder)):
+            return work.go(makers)
     finally:
         crew.close()
 

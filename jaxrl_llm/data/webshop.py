@@ -6,18 +6,20 @@ From "WebShop: Towards Scalable Real-World Web Interaction with Grounded Languag
 
 import itertools
 import pathlib
+import random
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.data.agent_formats import checked, field, load_json, texts
-from jaxrl_llm.errors import DataError
+from jaxrl_llm.errors import DataError, UserError
 
 STEPS = tuple(10.0 * k for k in range(1, 100))  # prices that an instruction may name
 UNBOUNDED = 1e6
+SPLITS = {"test": (0, 500), "eval": (500, 1500), "train": (1500, None)}  # of the shuffled instructions
 
 
 class Product(NamedTuple):
@@ -178,3 +180,22 @@ def _chosen(product: Product) -> Iterator[tuple[str, tuple[str, ...]]]:
     for values in itertools.product(*(product.options[name] for name in names)):
         said = ", and ".join(f"{name}: {value}" for name, value in zip(names, values, strict=True))
         yield (f" with {said}" if said else ""), values
+
+
+def split_goals(goals: Sequence[Goal], split: str) -> list[Goal]:
+    """``test`` (the first 500 of a shuffled list), ``eval`` (the next 1000) or ``train`` (the rest), as WebShop splits.
+
+    The list is shuffled as WebShop shuffles its own, by Python's generator with seed 233: the same goals in the same
+    order (those of ``human_goals`` over the whole catalogue) give the benchmark's own sets.
+
+    Raises:
+      UserError: for another split, or one that is empty.
+    """
+    if split not in SPLITS:
+        raise UserError(f"split={split!r} is none of {', '.join(SPLITS)}")
+    order = list(range(len(goals)))
+    random.Random(233).shuffle(order)
+    first, last = SPLITS[split]
+    if first >= len(goals):
+        raise UserError(f"split={split!r} is empty: {len(goals)} goals; {split} begins at {first}")
+    return [goals[k] for k in order[first:last]]

@@ -239,7 +239,7 @@ class SeedRun:
             folder = self.keeping.seed_folder(seed)
             # a job without seeds holds its folder from its beginning
             if folder is not None and self.keeping.of_seed and hosts.is_first():
-                held.enter_context(record.locked(folder))
+                held.enter_context(checkpoint.locked(folder))
             logs = _Logs(self.keeping, seed)
             held.callback(lambda: logs.track.close())  # the one that is open then
             yield from self._run(seed, stop, logs)

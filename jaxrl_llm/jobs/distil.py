@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import losses, reduce
@@ -29,7 +28,7 @@ from jaxrl_llm.jobs import retold, scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import bench, named, parts
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.train.plan import Plan
@@ -45,7 +44,7 @@ class Settings(DrawnSettings):
     teacher: tuple[str, ...] = ()
     # reverse_kl, forward_kl: of whole distributions, some columns at a time; top_k: over the student's likeliest;
     # sampled: of the sampled tokens alone; or a function of jaxrl_llm.losses of whole distributions, or of sampled
-    # tokens (sdft_loss, sdpo_loss, jsd_loss, gold_loss, iw_opd_loss ...), or MODULE:FUNCTION
+    # tokens (sdft_loss, sdpo_loss, jsd_loss, gold_loss, iw_opd_loss ...), or MODULE:FUNCTION, which gets whole rows
     loss: str = "reverse_kl"
     loss_args: tuple[str, ...] = ()  # settings of such a function, for example beta=0.5
     top: int = 64  # tokens of top_k
@@ -200,7 +199,10 @@ def _later(x: Array) -> Array:
 
 
 def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> Callable[[Any, Batch], TokenTerms]:
-    """``(params, batch) -> TokenTerms`` of a public loss: of sampled tokens, or of whole distributions ``[B, T, V]``.
+    """``(params, batch) -> TokenTerms`` of a public loss: of sampled tokens, or of whole distributions.
+
+    Distributions exist ``CHUNK`` columns at a time, but for a function of one's own, which may look from column to
+    column and gets whole rows ``[B, T, V]``.
 
     Raises:
       UserError: for a function that takes what this command has not.
@@ -218,14 +220,21 @@ def named_terms(settings: Settings, policy: Policy, teachers: list[Teacher]) -> 
             found["teacher_logp"] = teacher_logp(teachers, batch, heat)
         if not whole:
             return loss(*(found[name] for name in wanted))
-        found = {name: _earlier(x) for name, x in found.items()}
-        student = policy.unembed(params, policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)) / heat
-        teacher = jax.lax.stop_gradient(unembed(hidden_of(batch))) / heat
+        mask, names = _earlier(found.pop("mask")), tuple(found)
         ids = jnp.arange(teachers[0].model.tokenizer.vocab_size, dtype=jnp.int32)
-        found |= {"student_logits": student, "teacher_logits": teacher, "student_ids": ids, "teacher_ids": ids}
-        for who, x in (("student", student), ("teacher", teacher)):
-            found[f"{who}_log_probs"] = jax.nn.log_softmax(x, axis=-1)
-        return jax.tree.map(_later, loss(*(found[name] for name in wanted)))
+
+        def of_columns(keep, mine, other, *more):
+            logits = {"student": policy.unembed(params, mine) / heat, "teacher": unembed(other) / heat}
+            logits["teacher"] = jax.lax.stop_gradient(logits["teacher"])
+            offered = dict(zip(names, more, strict=True)) | {"mask": keep, "student_ids": ids, "teacher_ids": ids}
+            for who, x in logits.items():
+                offered |= {f"{who}_logits": x, f"{who}_log_probs": jax.nn.log_softmax(x, axis=-1)}
+            return loss(*(offered[name] for name in wanted))
+
+        mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+        beside = (mine, jax.lax.stop_gradient(hidden_of(batch)), *map(_earlier, found.values()))
+        chunk = mask.shape[1] if ":" in settings.loss else CHUNK
+        return jax.tree.map(_later, distill.chunked_terms(of_columns, mask, *beside, chunk=chunk))
 
     return terms
 
@@ -260,10 +269,12 @@ def make_terms(
         mine = policy.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
         other = jax.lax.stop_gradient(hidden_of(batch))
         if settings.loss == "top_k":
-            logits = policy.unembed(params, mine) / settings.temperature
-            terms = distill.top_k_distillation_loss(
-                logits, unembed(other) / settings.temperature, before, k=settings.top
-            )
+
+            def likeliest(keep, mine, other):
+                logits = (x / settings.temperature for x in (policy.unembed(params, mine), unembed(other)))
+                return distill.top_k_distillation_loss(*logits, keep, k=settings.top)
+
+            terms = distill.chunked_terms(likeliest, before, mine, other, chunk=CHUNK)
         else:
             chosen = {"reverse_kl": distill.chunked_reverse_kl_loss, "forward_kl": distill.chunked_forward_kl_loss}
             terms = chosen[settings.loss](
@@ -310,7 +321,7 @@ def build(settings: Settings) -> Plan:
         estimate=estimate if reader is None else lambda *given: retold.of_pieces(estimate(*given)),
         loss=loss,
         score=unjudged,
-        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
+        tx=adamw(settings, settings.steps),
     )
     plan = recipes.one_stage(settings, found, online)
     return plan._replace(on_host=True, host_score=None if found.score is not None else lambda t: unjudged({}, t))

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import logprobs, losses, reduce
@@ -24,7 +23,7 @@ from jaxrl_llm.jobs import rows
 from jaxrl_llm.losses import distill
 from jaxrl_llm.run import named
 from jaxrl_llm.run.bench import open_model
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
@@ -275,7 +274,7 @@ def build(settings: Settings) -> Plan:
         sampler=make_uniform(),
         rows_per_step=size,
         loss=slot if whole is not None else lambda *given: slot(*given, jnp.asarray(size, jnp.float32)),
-        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
+        tx=adamw(settings, settings.steps),
         max_grad_norm=settings.max_grad_norm,
         whole=whole,
     )

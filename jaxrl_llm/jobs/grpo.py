@@ -416,7 +416,7 @@ def main(settings: Settings) -> int:
     try:
         with interruptible(stopped), record.resumable(run), contextlib.ExitStack() as stack:
             if hosts.is_first():
-                stack.enter_context(record.locked(run))
+                stack.enter_context(checkpoint.locked(run))
             if pool := _pool(found):
                 stack.enter_context(pool)
             return execute(found, run, pool)

@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array
 
 from jaxrl_llm import losses, reduce
@@ -37,7 +36,7 @@ from jaxrl_llm.jobs.scoring import DrawnSettings, judged, with_reward
 from jaxrl_llm.models.cache import EXPERTS
 from jaxrl_llm.rollout.mixture import mixture_policy
 from jaxrl_llm.run import bench, flags, named
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Plan, Referred, referred
@@ -440,7 +439,7 @@ def build(settings: Settings) -> Plan:
         found,
         estimate=estimate,
         loss=make_loss(settings, method, policy, found.model.params),
-        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
+        tx=adamw(settings, settings.steps),
         rollout=paired_rollout(settings, found, method.partner),
         actor=lambda state: {POLICY: state.params, REFERENCE: referred(state.extras)},
         remember=make_remember(settings.new_reference),

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
-import optax
 
 from jaxrl_llm import advantages, losses
 from jaxrl_llm.errors import UserError
@@ -22,7 +21,7 @@ from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.jobs import scoring
 from jaxrl_llm.jobs.scoring import DrawnSettings, with_reward
 from jaxrl_llm.run import named
-from jaxrl_llm.run.method import LOSS, learning_rate
+from jaxrl_llm.run.method import LOSS, adamw
 from jaxrl_llm.train.methods.actor_critic import Read, make_actor_critic_loss, make_value_estimate
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import TokenTerms
@@ -117,9 +116,7 @@ def build(settings: Settings) -> Plan:
         loss=make_actor_critic_loss(
             policy, token_loss=loss, value_loss=worth, value_weight=settings.value_weight, temperature=heat, read=read
         ),
-        tx=optax.adamw(
-            learning_rate(settings, settings.steps * settings.inner_epochs), weight_decay=settings.weight_decay
-        ),
+        tx=adamw(settings, settings.steps * settings.inner_epochs),
         actor=recipes.model_of,
         updates_per_rollout=settings.inner_epochs,
         max_grad_norm=settings.max_grad_norm or None,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from jaxrl_llm import losses, reduce
+from jaxrl_llm import logprobs, losses, reduce
 from jaxrl_llm.data.pieces import TwoTokenizers, equal_tokens, reread, two_tokenizers
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
@@ -25,6 +25,7 @@ from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.types import Batch, Params, Policy, TokenTerms, Trajectories, declared
 
 PIECES = ("student_log_probs", "teacher_log_probs", "mask", "student_ids", "teacher_ids")  # what a loss may take
+CHUNK = 128  # pieces, and columns, whose distributions exist at once
 TIMES = 2  # columns of a response in the teacher's tokens, for each of --max-new-tokens
 
 
@@ -135,21 +136,30 @@ def of_pieces(batch: Batch) -> Batch:
     return batch._replace(mask=mask, total=reduce.denominator(mask, mode="token_mean"))
 
 
-def merged(policy: Policy, params: Params, rows: Any, spans: Array, *, temperature: float, size: int) -> Array:
-    """``losses.merged_log_probs`` of rows ``[B, T]`` and pieces ``[B, C, 2]`` of their columns: ``[B, C, size]``."""
+def _said(policy: Policy, params: Params, rows: Any, spans: Array, *, temperature: float, size: int, chunk: int):
+    """``(hidden [B, C, D], logp [B, C])`` of pieces ``[B, C, 2]``: what says their last token, and of those before it.
+
+    Log-probabilities are formed ``chunk`` columns at a time.
+    """
     hidden = policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids)
-    # of the tokens that follow: column t stands for token t + 1, and so do the spans
-    logits = policy.unembed(params, hidden)[..., :size] / temperature
-    following = jnp.pad(rows.tokens[:, 1:], ((0, 0), (0, 1)))
-    logp = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), following[..., None], axis=-1)[..., 0]
-    return losses.merged_log_probs(logits, logp, spans - 1)
+    logp, _ = logprobs.chunked(
+        hidden, lambda h: policy.unembed(params, h)[..., :size], rows.tokens,
+        temperature=temperature, chunk=chunk, segment_ids=rows.segment_ids,
+    )  # fmt: skip
+    before = jnp.maximum(spans[..., 1] - 2, 0)  # the column before the last token produces it
+    return jnp.take_along_axis(hidden, before[..., None], axis=1), losses.span_log_probs(logp, spans)
 
 
-def make_terms(settings: Any, policy: Policy, reader: Reader, size: int) -> Callable[[Any, Batch], TokenTerms]:
+def make_terms(
+    settings: Any, policy: Policy, reader: Reader, size: int, *, chunk: int = CHUNK
+) -> Callable[[Any, Batch], TokenTerms]:
     """``(params, batch) -> TokenTerms`` of a loss on the distributions of both over pieces of text.
+
+    A function of one's own sees all pieces of the rows at once, those of this package ``chunk`` of them.
 
     Args:
       size: of the student's vocabulary, without padding.
+      chunk: pieces whose distributions exist at once.
 
     Raises:
       UserError: for a loss that compares token by token.
@@ -163,20 +173,33 @@ def make_terms(settings: Any, policy: Policy, reader: Reader, size: int) -> Call
     loss = named.with_settings(function, settings.loss_args, "--loss-args", losses)
     wanted = named.check_arrays(loss, PIECES, flag)
     teacher, heat = reader.model, settings.temperature
-    width = reader.prompts.shape[1]
+    width, wide = reader.prompts.shape[1], teacher.config.vocab_size
 
     def terms(params: Any, batch: Batch) -> TokenTerms:
         ids, own, other, tokens, valid = declared(Retold, batch.extras)
         rows = joined(reader.prompts[ids], reader.prompts_valid[ids], tokens, valid)
         used = own[..., 1] > own[..., 0]
         placed = jnp.where(used[..., None], other + width, 0)
-        said = merged(teacher.policy, teacher.params, rows, placed, temperature=heat, size=teacher.config.vocab_size)
-        offered = {
-            "student_log_probs": merged(policy, params, batch, own, temperature=heat, size=size),
-            "teacher_log_probs": jax.lax.stop_gradient(said), "mask": used,
-            "student_ids": reader.student_ids, "teacher_ids": reader.teacher_ids,
-        }  # fmt: skip
-        found = loss(*(offered[name] for name in wanted))
+        student = _said(policy, params, batch, own, temperature=heat, size=size, chunk=chunk)
+        told = _said(teacher.policy, teacher.params, rows, placed, temperature=heat, size=wide, chunk=chunk)
+
+        def merged(unembed, hidden, before, keep):
+            said = jax.nn.log_softmax(unembed(hidden).astype(jnp.float32) / heat, axis=-1) + before[..., None]
+            return jnp.where(keep[..., None], said, -jnp.inf)
+
+        def of_pieces(keep, hidden, before, other_hidden, other_before):
+            offered = {
+                "student_log_probs": merged(lambda h: policy.unembed(params, h)[..., :size], hidden, before, keep),
+                "teacher_log_probs": merged(
+                    lambda h: teacher.policy.unembed(teacher.params, h)[..., :wide], other_hidden, other_before, keep
+                ),
+                "mask": keep, "student_ids": reader.student_ids, "teacher_ids": reader.teacher_ids,
+            }  # fmt: skip
+            offered["teacher_log_probs"] = jax.lax.stop_gradient(offered["teacher_log_probs"])
+            return loss(*(offered[name] for name in wanted))
+
+        at_once = own.shape[1] if ":" in settings.loss else chunk
+        found = losses.chunked_terms(of_pieces, used, *student, *jax.lax.stop_gradient(told), chunk=at_once)
         return jax.tree.map(lambda x: _at_ends(x, own, batch.mask.shape[1]), found)
 
     return terms

@@ -8,7 +8,6 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment.claims import open_claim
@@ -17,7 +16,7 @@ from jaxrl_llm.jobs.dpo import CHUNK
 from jaxrl_llm.losses import bradley_terry_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.run.bench import open_model
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
@@ -90,7 +89,7 @@ def build(settings: Settings) -> Plan:
         sampler=make_uniform(),
         rows_per_step=min(settings.rows_per_step, len(kept)),
         loss=loss,
-        tx=optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay),
+        tx=adamw(settings, settings.steps),
         max_grad_norm=settings.max_grad_norm,
         whole=lambda part: jnp.asarray(part["margin"].shape[0], jnp.float32),
     )

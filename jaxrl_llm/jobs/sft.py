@@ -8,13 +8,12 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jaxrl_llm.experiment.claims import open_claim
 from jaxrl_llm.experiment.recipes import job
 from jaxrl_llm.jobs import rows
 from jaxrl_llm.run.bench import open_model
-from jaxrl_llm.run.method import learning_rate
+from jaxrl_llm.run.method import adamw
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows
@@ -72,7 +71,7 @@ def build(settings: Settings) -> Plan:
     train, test = (
         jax.tree.map(lambda x, part=part: x[part], table) for part in (slice(len(kept)), slice(len(kept), None))
     )
-    tx = optax.adamw(learning_rate(settings, settings.steps), weight_decay=settings.weight_decay)
+    tx = adamw(settings, settings.steps)
     size = min(settings.rows_per_step, len(kept))
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
     method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm), train, settings)

@@ -33,6 +33,7 @@ from jaxrl_llm.losses.correction import (
 from jaxrl_llm.losses.distill import (
     chunked_forward_kl_loss,
     chunked_reverse_kl_loss,
+    chunked_terms,
     forward_kl_loss,
     gold_loss,
     iw_opd_loss,
@@ -43,6 +44,7 @@ from jaxrl_llm.losses.distill import (
     sampled_self_distillation_loss,
     sdft_loss,
     sdpo_loss,
+    span_log_probs,
     top_k_distillation_loss,
     uld_loss,
 )
@@ -241,6 +243,7 @@ __all__ = [
     "ce_gppo_loss",
     "chunked_forward_kl_loss",
     "chunked_reverse_kl_loss",
+    "chunked_terms",
     "cispo_loss",
     "clip_cov_keep",
     "clip_cov_loss",
@@ -350,6 +353,7 @@ __all__ = [
     "simpo_loss",
     "soft_policy_loss",
     "soft_value_loss",
+    "span_log_probs",
     "sppo_loss",
     "squared_value_loss",
     "starts_after",

@@ -86,29 +86,40 @@ def jsd_loss(
     return TokenTerms(jnp.where(mask, beta * of_teacher + (1 - beta) * of_student, 0.0), {})
 
 
-def _hidden(student: Array, teacher: Array, mask: Array) -> tuple[Array, Array]:
-    """Hidden states replaced outside the mask (a NaN there would reach the weights of the head), teacher's stopped."""
-    student, teacher = (jnp.where(mask[..., None], x, 0.0) for x in (student, teacher))
-    return student, jax.lax.stop_gradient(teacher)
+def chunked_terms(
+    terms: Callable[..., TokenTerms], mask: Bool[Array, "B T"], *arrays: Array, chunk: int = 128
+) -> TokenTerms:
+    """``terms(mask, *arrays)`` of ``chunk`` time steps at a time, recomputed in the backward pass.
 
+    What ``terms`` forms of a step, such as its logits, exists for one chunk only: never ``[B, T, V]``. Outside the mask
+    the floats of the arrays are 0, as a NaN there would reach the weights of a head.
 
-def _in_chunks(
-    loss: Callable[[Array, Array, Array], Array], student: Array, teacher: Array, mask: Array, chunk: int
-) -> Array:
-    """``loss(student, teacher, mask)`` over chunks of time steps, recomputed in the backward pass."""
+    Args:
+      terms: of each step by itself: it may not look from one step to another.
+      arrays: ``[B, T, ...]``.
+
+    >>> import jax.numpy as jnp
+    >>> square = lambda mask, x: TokenTerms(jnp.sum(x, axis=-1) ** 2, {})
+    >>> chunked_terms(square, jnp.ones((1, 3), bool), jnp.ones((1, 3, 2)), chunk=2).loss.tolist()
+    [[4.0, 4.0, 4.0]]
+    """
     if chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1 time step")
-    steps = mask.shape[1]
+    rows, steps = mask.shape
     size = min(chunk, steps)
     count = -(-steps // size)
 
     def split(x: Array) -> Array:
         x = jnp.pad(x, [(0, 0), (0, count * size - steps)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(x.shape[0], count, size, *x.shape[2:]), 1, 0)
+        return jnp.moveaxis(x.reshape(rows, count, size, *x.shape[2:]), 1, 0)
 
-    parts = (split(student), split(teacher), split(mask))
-    _, out = jax.lax.scan(lambda _, part: (None, jax.checkpoint(loss)(*part)), None, parts)
-    return jnp.moveaxis(out, 0, 1).reshape(mask.shape[0], count * size)[:, :steps]
+    def clean(x: Array) -> Array:
+        inside = jnp.expand_dims(mask, tuple(range(2, x.ndim)))
+        return jnp.where(inside, x, 0.0) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    parts = tuple(split(x) for x in (mask, *map(clean, arrays)))
+    _, out = jax.lax.scan(lambda _, part: (None, jax.checkpoint(terms)(*part)), None, parts)
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(rows, count * size)[:, :steps], out)
 
 
 def chunked_forward_kl_loss(
@@ -128,11 +139,10 @@ def chunked_forward_kl_loss(
         width may differ, its vocabulary may not.
     """
 
-    def loss(student: Array, teacher: Array, keep: Array) -> Array:
-        student, teacher = _hidden(student, teacher, keep)
-        return forward_kl_loss(student_unembed(student), teacher_unembed(teacher), keep, temperature=temperature).loss
+    def terms(keep: Array, student: Array, teacher: Array) -> TokenTerms:
+        return forward_kl_loss(student_unembed(student), teacher_unembed(teacher), keep, temperature=temperature)
 
-    return TokenTerms(_in_chunks(loss, student_hidden, teacher_hidden, mask, chunk), {})
+    return chunked_terms(terms, mask, student_hidden, jax.lax.stop_gradient(teacher_hidden), chunk=chunk)
 
 
 def chunked_reverse_kl_loss(
@@ -150,11 +160,10 @@ def chunked_reverse_kl_loss(
     Arguments as in ``chunked_forward_kl_loss``.
     """
 
-    def loss(student: Array, teacher: Array, keep: Array) -> Array:
-        student, teacher = _hidden(student, teacher, keep)
-        return reverse_kl_loss(student_unembed(student), teacher_unembed(teacher), keep, temperature=temperature).loss
+    def terms(keep: Array, student: Array, teacher: Array) -> TokenTerms:
+        return reverse_kl_loss(student_unembed(student), teacher_unembed(teacher), keep, temperature=temperature)
 
-    return TokenTerms(_in_chunks(loss, student_hidden, teacher_hidden, mask, chunk), {})
+    return chunked_terms(terms, mask, student_hidden, jax.lax.stop_gradient(teacher_hidden), chunk=chunk)
 
 
 def sampled_reverse_kl_loss(
@@ -337,6 +346,19 @@ def iw_opd_loss(
     return TokenTerms(-weight * gap * logp, {"weight": weight})
 
 
+def span_log_probs(logp: Float[Array, "B T"], spans: Int[Array, "B C 2"]) -> Float[Array, "B C"]:
+    """The log-probability of all tokens of each span but its last: the chain that ``merged_log_probs`` begins with.
+
+    >>> import jax.numpy as jnp
+    >>> span_log_probs(jnp.array([[-1.0, -2.0, -4.0]]), jnp.array([[[0, 3], [1, 2], [0, 0]]])).tolist()
+    [[-3.0, 0.0, 0.0]]
+    """
+    first, last = spans[..., 0], spans[..., 1] - 1
+    columns = jnp.arange(logp.shape[1])[None, None, :]
+    earlier = (columns >= first[..., None]) & (columns < last[..., None])
+    return jnp.sum(jnp.where(earlier, logp.astype(jnp.float32)[:, None, :], 0.0), axis=-1)
+
+
 def merged_log_probs(
     logits: Float[Array, "B T V"], logp: Float[Array, "B T"], spans: Int[Array, "B C 2"]
 ) -> Float[Array, "B C V"]:
@@ -359,14 +381,10 @@ def merged_log_probs(
     >>> [round(float(x), 4) for x in jnp.exp(merged[0, 0])]
     [0.45, 0.05]
     """
-    first, last = spans[..., 0], jnp.maximum(spans[..., 1] - 1, 0)
-    used = spans[..., 1] > first
-    columns = jnp.arange(logp.shape[1])[None, None, :]
-    earlier = (columns >= first[..., None]) & (columns < last[..., None]) & used[..., None]
-    chain = jnp.sum(jnp.where(earlier, logp.astype(jnp.float32)[:, None, :], 0.0), axis=-1)
+    last, used = jnp.maximum(spans[..., 1] - 1, 0), spans[..., 1] > spans[..., 0]
     picked = jnp.take_along_axis(logits.astype(jnp.float32), last[..., None], axis=1)
     picked = jnp.where(used[..., None], picked, 0.0)
-    merged = jax.nn.log_softmax(picked, axis=-1) + chain[..., None]
+    merged = jax.nn.log_softmax(picked, axis=-1) + span_log_probs(logp, spans)[..., None]
     return jnp.where(used[..., None], merged, -jnp.inf)
 
 

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import re
+import tempfile
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Any, NamedTuple
@@ -139,25 +140,35 @@ def of_phase(
       show: how many of its places.
     """
     lowered, started = phase.lower(), time.monotonic()
-    given = (options or {}) | ({"exec_time_optimization_effort": effort} if effort else {})
-    try:
-        program = lowered.compile(given or None)
-    except jax.errors.JaxRuntimeError as error:
-        needed = too_large(str(error))
-        if needed is None:
-            raise
-        return Compiled(needed, 0.0, 0.0, time.monotonic() - started, fits=False)
+    given: dict[str, Any] = (options or {}) | ({"exec_time_optimization_effort": effort} if effort else {})
+    with tempfile.TemporaryDirectory() as folder:
+        if chip is not None:
+            given |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        try:
+            program = lowered.compile(given or None)
+        except jax.errors.JaxRuntimeError as error:
+            needed = too_large(str(error))
+            if needed is None:
+                raise
+            return Compiled(needed, 0.0, 0.0, time.monotonic() - started, fits=False)
+        text = "" if chip is None else _printed(program, pathlib.Path(folder))
     found = program.memory_analysis()
-    timed = None if chip is None else schedule.of_text(_printed(program), chip, filled=phase.filled, show=show)
+    timed = None if chip is None else schedule.of_text(text, chip, filled=phase.filled, show=show)
     arguments, working = found.argument_size_in_bytes, found.temp_size_in_bytes
     new = found.output_size_in_bytes - found.alias_size_in_bytes
     return Compiled(arguments + working + new, arguments, working, time.monotonic() - started, schedule=timed)
 
 
-def _printed(program: Any) -> str:
+def _printed(program: Any, written: pathlib.Path) -> str:
+    """The program's text: what the compiler itself has written, or what JAX prints of what it was given back.
+
+    JAX cannot print sums of several arrays that run beside others (on slices of three axes there are some).
+    """
+    for path in written.glob("*.after_codegen.txt"):
+        return path.read_text()
     try:
         return program.as_text()
-    except jax.errors.JaxRuntimeError as error:  # reduce-scatters of several arrays at once, on slices of three axes
+    except jax.errors.JaxRuntimeError as error:
         raise UserError(
             f"this program cannot be printed, so its schedule is not known ({str(error).splitlines()[0][:120]}); plan "
             "it without --schedule"

@@ -8,6 +8,7 @@ memory run beside computing, but not beside a kernel, which is counted as if it 
 """
 
 import collections
+import json
 import math
 import re
 from typing import NamedTuple
@@ -246,10 +247,13 @@ class _Sums:
 
     def kernel(self, line: _Line) -> float:
         """Seconds of a custom call: the larger of its operations and its bytes at the chip's peak rates."""
-        found = re.search(r'cost_estimate":\{"flops":"(\d+)".*?"bytes_accessed":"(\d+)"', line.rest)
+        found = re.search(r'"cost_estimate":(\{[^}]*\})', line.rest)
         if not found:
             return 0.0
-        return self.filled * max(int(found[1]) / self.chip.flops, int(found[2]) / self.chip.bandwidth)
+        needs = json.loads(found[1])
+        return self.filled * max(
+            int(needs["flops"]) / self.chip.flops, int(needs["bytes_accessed"]) / self.chip.bandwidth
+        )
 
     def collective(self, computation: str, line: _Line) -> float:
         """Seconds of a collective."""

@@ -73,7 +73,10 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
     else:
         goals = webshop.made_goals(notes, products)
     shop = host_shop.Shop(products, host_shop.bm25_search(products))
-    both = _parts(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
+    if len(goals) > webshop.SPLITS["train"][0]:  # a whole catalogue: the benchmark's own parts
+        both = webshop.split_goals(goals, "train"), webshop.split_goals(goals, "test")[: settings.eval_problems]
+    else:
+        both = _parts(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
     return [host_shop.shop_texts(shop, part, tokenizer, **sizes) for part in both]
 
 

@@ -5,6 +5,8 @@ import dataclasses
 import difflib
 import io
 import itertools
+import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +29,20 @@ def listed(kind: Any, prog: str) -> str:
     return tyro.extras.get_parser(kind, prog=prog).format_help()
 
 
+_PARSING = threading.Lock()  # workers of one process parse at once, and each would put the other's page back
+
+
+class _Heard(io.StringIO):
+    """What this thread writes; what others write goes where it went."""
+
+    def __init__(self, before: Any):
+        super().__init__()
+        self.before, self.thread = before, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        return super().write(text) if threading.get_ident() == self.thread else self.before.write(text)
+
+
 def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None, names: Iterable[str] = ()) -> Any:
     """An object of the dataclass ``kind`` from the words of a command line; ``--help`` prints and exits with 0.
 
@@ -37,10 +53,9 @@ def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None,
     Raises:
       UserError: for an unknown flag, a missing or a malformed value.
     """
-    said = io.StringIO()
     given = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(said):
+        with _PARSING, contextlib.redirect_stderr(_Heard(sys.stderr)) as said:
             found, unknown = tyro.cli(kind, args=arguments, prog=prog, return_unknown_args=True, **given)
     except SystemExit as stop:
         if not stop.code:  # --help

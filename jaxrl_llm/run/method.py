@@ -517,6 +517,11 @@ def adam(settings: Any, schedule: optax.Schedule) -> optax.GradientTransformatio
     return optax.adam(schedule, 0.9, 0.99)
 
 
+def adamw(settings: Any, steps: int) -> optax.GradientTransformation:
+    """AdamW with its usual betas over ``steps`` updates: what fine-tuning jobs and peers' trainers begin with."""
+    return optax.adamw(learning_rate(settings, steps), weight_decay=settings.weight_decay)
+
+
 def own_reward(name: str, flag: str = "--reward") -> Verifier:
     """``MODULE:FUNCTION`` of ``(answer, response)`` as a verifier: a number is a valid reward.
 

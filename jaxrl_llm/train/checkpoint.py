@@ -6,6 +6,7 @@ what does not hold, with a message.
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -247,3 +248,22 @@ def _name(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+@contextlib.contextmanager
+def locked(folder: pathlib.Path) -> Iterator[None]:
+    """Makes a folder and holds it for this process; the system lets go of it however the process ends.
+
+    Raises:
+      UserError: when another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # file systems without locks answer otherwise; they go on unguarded
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                why = f"{folder} is in use by another process; wait for it or choose another --out"
+                raise UserError(why) from error
+        yield

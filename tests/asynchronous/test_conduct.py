@@ -61,6 +61,13 @@ def test_the_host_loop_bit_for_bit_and_resumed(tmp_path, want):
     assert [without(row) for row in report.history] == want[1][2:]
 
 
+def test_a_folder_is_of_one_process(tmp_path):
+    """Two that train into it would each take up the other's checkpoints, and end with exit code 0."""
+    with checkpoint.locked(tmp_path), pytest.raises(UserError, match="in use by another process"):
+        conductor.run(Threads(), programs.program, 1, folder=str(tmp_path), sizes=Sizes(staleness=0))
+    assert not checkpoint.steps(tmp_path)
+
+
 FAULTS = {
     "roller killed": ({("roll", 2): programs.left_before}, ["lost"]),
     "roller killed behind its work": ({("roll", 3): programs.left_after}, ["lost"]),

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import effective_rank, group, pools
-from jaxrl_llm.losses import correction, mixed, off_policy, policy, preference
+from jaxrl_llm.losses import correction, distill, mixed, off_policy, policy, preference
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.types import TokenTerms
 from tests.contract.engine import Row
@@ -43,6 +43,15 @@ CHUNKED = Row(
     settings={"student_unembed": _head(4, 1), "teacher_unembed": _head(2, 2), "chunk": 4},
     gradient=("student_hidden",), packed=True,
 )  # fmt: skip
+
+
+def _in_chunks(
+    student_logits: Float[Array, "B T V"], teacher_logits: Float[Array, "B T V"], mask: Bool[Array, "B T"]
+) -> TokenTerms:
+    """Four columns of six at a time."""
+    return distill.chunked_terms(
+        lambda keep, *logits: distill.jsd_loss(*logits, keep), mask, student_logits, teacher_logits, chunk=4
+    )
 
 
 def _masked(logp: Float[Array, "B T"], advantages: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> tuple:
@@ -305,6 +314,8 @@ ROWS = {
     "losses.distill.sdft_loss": DISTILL._replace(settings={"k": 5}),
     "losses.distill.sampled_self_distillation_loss": TERMS,
     "losses.distill.iw_opd_loss": SEQUENCE,
+    "losses.distill.chunked_terms": DISTILL._replace(through=_in_chunks),
+    "losses.distill.span_log_probs": Row(gradient=("logp",), inputs={"spans": SPANS}),
     "losses.distill.merged_log_probs": Row(gradient=("logits", "logp"), inputs={"spans": SPANS}),
     "losses.distill.uld_loss": Row(gradient=("student_log_probs",), packed=True),
     "losses.distill.gold_loss": Row(

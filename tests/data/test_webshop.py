@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxrl_llm.data import webshop
-from jaxrl_llm.errors import DataError
+from jaxrl_llm.errors import DataError, UserError
 from tests.shop_for_tests import ITEMS, NOTES, WRITTEN, write_shop
 
 
@@ -38,6 +38,20 @@ def test_goals(tmp_path):
     assert goals == webshop.human_goals(_paths(tmp_path)[2], shop)
     bounds = {webshop.human_goals(_paths(tmp_path)[2], shop, seed=s)[0].price_upper for s in range(20)}
     assert bounds == {30.0, 40.0, 50.0}  # the larger of two of the four next ones
+
+
+def test_splits_are_disjoint_and_whole(tmp_path):
+    goal = webshop.Goal("a", "", ("x",), (), 1.0)
+    goals = [goal._replace(asin=str(k)) for k in range(1600)]
+    parts = [webshop.split_goals(goals, split) for split in ("test", "eval", "train")]
+    assert list(map(len, parts)) == [500, 1000, 100] and {g.asin for part in parts for g in part} == set(
+        map(str, range(1600))
+    )
+    assert [g.asin for g in parts[0][:4]] == ["1085", "1042", "423", "483"]  # Python's generator with seed 233
+    with pytest.raises(UserError, match="split='train' is empty: 10 goals; train begins at 1500"):
+        webshop.split_goals(goals[:10], "train")
+    with pytest.raises(UserError, match="split='dev' is none of test, eval, train"):
+        webshop.split_goals(goals, "dev")
 
 
 @pytest.mark.parametrize(

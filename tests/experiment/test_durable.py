@@ -121,7 +121,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 
 
 def test_a_seed_that_another_process_trains_is_refused(tmp_path):
-    with record.locked(tmp_path / "seed_0"), pytest.raises(UserError, match="seed_0 is in use by another process"):
+    with checkpoint.locked(tmp_path / "seed_0"), pytest.raises(UserError, match="seed_0 is in use by another process"):
         run(tmp_path)
 
 

@@ -32,6 +32,9 @@ def test_places_hold_products_out(shop, tmp_path):
     assert len(mine) + len(theirs) == 40 and not mine & theirs and theirs
     shown = tokenizer.decode(np.asarray(held.problems.tokens[0])[np.asarray(held.problems.valid[0])].tolist())
     assert "i need a mug" in shown
+    forty_mugs(shop, instructions=40)  # a whole catalogue is parted as the benchmark parts it, 100 to train on
+    whole = multi_turn_plan.Settings(data=f"webshop:{shop}", eval_problems=7)
+    assert [len(part.tasks) for part in multi_turn_plan.open_place(whole, tokenizer)] == [100, 7]
     (shop / "items_human_ins.json").unlink()
     train, _ = multi_turn_plan.open_place(multi_turn_plan.Settings(data=f"webshop:{shop}"), tokenizer)
     assert train.tasks[0].attributes == ("lead free",)  # the written ones are gone

@@ -22,9 +22,9 @@ from jaxrl_llm.run import named, options, parts
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.train.methods.supervised import SupervisedRows, joined
-from jaxrl_llm.types import Batch
+from jaxrl_llm.types import Batch, TokenTerms
 from tests import close
-from tests.models_for_tests import byte_model
+from tests.models_for_tests import byte_model, cubes
 
 SMALL = ["--steps", "2", "--eval-every", "2", "--rows-per-step", "4", "--eval-rows", "4", "--max-new-tokens", "16"]
 
@@ -255,6 +255,52 @@ def test_whole_distributions_lie_in_the_columns_of_their_tokens(loss):
     want = getattr(losses, loss)(*logits, *more, mask)
     close.assert_same_sums(found.loss, want.loss, 2 * close.forward_sums(model.config, 6), magnitude=10.0)
     assert np.all((np.asarray(found.loss[0]) != 0) == np.asarray(mask[0]))
+
+
+@pytest.mark.parametrize("loss", ["top_k", "sdft_loss", "gold_loss"])
+def test_distributions_of_whole_rows_never_exist(loss, monkeypatch):
+    """In steps of four columns: the value and gradient of all at once, and no array of all of them."""
+    settings = distil.Settings(model="nano", loss=loss)
+    model = options.open_model(settings)
+    teacher = distil.Teacher(model._replace(params=jax.tree.map(lambda x: 1.1 * x, model.params)))
+    tokens = jax.random.randint(jax.random.key(0), (2, 11), 3, 20, jnp.int32)
+    column = jnp.tile(jnp.arange(11, dtype=jnp.int32), (2, 1))
+    mask = column > jnp.asarray([[3], [6]])
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        tokens=tokens, mask=mask, segment_ids=jnp.ones_like(tokens), positions=column,
+        sampler_logp=jnp.where(mask, -2.0, 0.0), extras={},
+    )  # fmt: skip
+    padded = model.policy.unembed(model.params, _hidden(model, batch)).shape[-1]
+    found, formed = [], []
+    for chunk in (4, 11):
+        monkeypatch.setattr(distil, "CHUNK", chunk)
+        terms = distil.make_terms(settings, model.policy, [teacher])
+        step = jax.value_and_grad(lambda params, terms=terms: jnp.sum(terms(params, batch).loss))
+        formed.append(max(cubes(step, model.params, size=padded)))
+        found.append(jax.jit(step)(model.params))
+    # sdft_loss asks for log-probabilities as well, and those of a row this short are formed at once
+    assert formed == ([2 * 10, 2 * 11] if loss == "sdft_loss" else [2 * 4, 2 * 11])
+    sums = close.gradient_sums(model.config, 2, 11)
+    close.assert_same_sums(found[0][0], found[1][0], sums, magnitude=float(mask.sum()))
+    close.assert_same_sums(found[0][1], found[1][1], sums)
+
+
+def test_a_loss_of_ones_own_sees_whole_rows(monkeypatch):
+    monkeypatch.setattr(distil, "CHUNK", 4)
+    settings = distil.Settings(model="nano", loss=f"{__name__}:first_columns")
+    model = options.open_model(settings)
+    tokens = jnp.asarray([[5, 6, 7, 8, 9, 3, 4]], jnp.int32)
+    batch = Batch(**{name: None for name in Batch._fields})._replace(
+        tokens=tokens, mask=tokens > 0, segment_ids=jnp.ones_like(tokens), sampler_logp=jnp.zeros(tokens.shape),
+        positions=jnp.arange(7, dtype=jnp.int32)[None], extras={},
+    )  # fmt: skip
+    terms = distil.make_terms(settings, model.policy, [distil.Teacher(model)])(model.params, batch)
+    assert terms.loss.tolist() == [[0, 7, 7, 7, 7, 7, 7]]  # and moved to the columns of the tokens
+
+
+def first_columns(student_logits, mask):
+    """The number of columns that it is shown, at each."""
+    return TokenTerms(jnp.full(mask.shape, float(student_logits.shape[1])), {})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jaxrl_llm.train.methods.supervised import joined
 from jaxrl_llm.types import Batch, Trajectories
 from tests import close
 from tests.data.test_pieces import merged_tokenizer
-from tests.models_for_tests import small_config
+from tests.models_for_tests import cubes, small_config
 
 RNG = np.random.default_rng(0)
 
@@ -94,6 +94,30 @@ def test_distributions_are_compared_over_the_pieces_of_a_text(loss, teacher):
     merged = [piece for piece in again.pieces if piece[1] - piece[0] > 1]
     sizes = np.asarray(extras["own_spans"][..., 1] - extras["own_spans"][..., 0])
     assert sizes.max() > 1, f"no piece of several tokens was tried: {merged}"
+
+
+@pytest.mark.parametrize("loss", ["gold_loss", "uld_loss"])
+def test_distributions_of_whole_rows_never_exist(loss, teacher):
+    """Three pieces at a time: the value and gradient of all at once, and no array of all of them, of either model."""
+    settings = _settings(teacher, loss=loss)
+    model = options.open_model(settings)
+    (found,) = distil.open_teachers(settings, model)
+    drawn = _rows(settings, model)
+    fields = {name: getattr(drawn, name) for name in ("tokens", "segment_ids", "positions", "mask")}
+    extras = retold.row_extras(found.reader)({}, drawn, None)
+    batch = retold.of_pieces(Batch(**{name: None for name in Batch._fields})._replace(**fields, extras=extras))
+    size, other = model.config.vocab_size, found.model.config.vocab_size
+    pieces, columns = extras["own_spans"].shape[1], drawn.tokens.shape[1]
+    results, formed = [], []
+    for chunk in (3, columns):
+        terms = retold.make_terms(settings, model.policy, found.reader, size, chunk=chunk)
+        step = jax.value_and_grad(lambda params, terms=terms: jnp.sum(terms(params, batch).loss))
+        formed.append([max(cubes(step, model.params, size=x)) for x in (size, other)])
+        results.append(jax.jit(step)(model.params))
+    assert formed[0] == [3 * 3, 3 * 3] and min(formed[1]) >= 3 * (columns - 1) > 3 * pieces
+    sums = close.gradient_sums(model.config, 3, columns) + size + other
+    close.assert_same_sums(results[0][0], results[1][0], sums, magnitude=float(batch.total))
+    close.assert_same_sums(results[0][1], results[1][1], sums)
 
 
 def _alone(model, prompt, tokens, spans):

@@ -13,6 +13,7 @@ from experiments.policy_gradient import carft
 from jaxrl_llm import reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import contrastive
+from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
@@ -87,7 +88,7 @@ def test_rewards_for_any_answer():
     )
     other = int(jnp.argmax(bench.train.answers["value"] != bench.train.answers["value"][0]))
     texts = jnp.stack([tokens[0], tokens[other], tokens[0]]), jnp.stack([valid[0], valid[other], valid[0] & False])
-    rows = carft.given.with_responses(rows, jnp.ones(3, bool), *texts)
+    rows = given_responses.with_responses(rows, jnp.ones(3, bool), *texts)
     rewards = online.score(jax.tree.map(lambda x: x[ids], bench.train.answers), rows)
     close.assert_near(rewards.value, [1.0, 0.1, 0.0], magnitude=0)
 

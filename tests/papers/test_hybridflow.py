@@ -1,5 +1,6 @@
 """HybridFlow: layouts and what their change moves, transfer protocols, controllers as graphs, searched mappings."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -14,7 +15,8 @@ from experiments.systems.parts.regroup import Layout
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import reshard, rules
 from jaxrl_llm.models.spec import parameter_shapes
-from jaxrl_llm.planning import chips
+from jaxrl_llm.planning import chips, cost
+from jaxrl_llm.planning.parallel_layout import Sizes, held
 from jaxrl_llm.planning.work import Work
 from tests import close
 from tests.models_for_tests import small_config
@@ -271,3 +273,50 @@ def test_bytes_that_real_arrays_would_move():
     close.assert_near(moved, [0.25, 0.375, 0.75], magnitude=0)
     assert moved[0] == regroup.hybrid_engine(SMALL, **HALF).costs.communication
     assert moved[2] == regroup.vanilla(SMALL, **HALF).costs.communication
+
+
+STAGED = Work(64, 64, 16, 16)
+
+
+def test_one_stage_is_no_pipeline():
+    config, chip = small_config(num_layers=4), chips.CHIPS["v6e"]
+    for sizes in (Sizes(data=2), Sizes(data=1, tensor=2)):
+        alone = ppo_calls.pipelined_figures(config, chip, sizes, STAGED, 1, "update")
+        close.assert_near(alone, ppo_calls.train_figures(config, chip, sizes, STAGED), magnitude=0)
+    with pytest.raises(ValueError, match="stages=3 does not divide the 4 layers"):
+        ppo_calls.stage_of(config, 3)
+
+
+def test_seconds_of_a_pipeline_by_the_clock_of_its_parts():
+    """Every part visits every stage in turn, a stage has one at a time: the last ends after m + p - 1 of them."""
+    config, chip, sizes = small_config(num_layers=4), chips.CHIPS["v6e"], Sizes(data=2)
+    for stages in (2, 4):
+        stage, want = ppo_calls.stage_of(config, stages), np.inf
+        assert stage.num_layers == 4 // stages
+        for parts, remat in itertools.product((1, 2, 4, 8), (False, True)):
+            part = dataclasses.replace(STAGED, microbatches=parts, remat=remat)
+            each = cost.step_seconds(stage, chip, sizes, sizes, part)["update"] / parts
+            each += 2 * 2 * config.hidden_size * (16 // 2) * 128 / parts / chip.link
+            free, ready = np.zeros(stages), np.zeros(parts)
+            for k, s in itertools.product(range(parts), range(stages)):
+                free[s] = ready[k] = max(free[s], ready[k]) + each
+            want = min(want, ready[-1])
+        seconds, stays, _ = ppo_calls.pipelined_figures(config, chip, sizes, STAGED, stages, "update")
+        close.assert_near(np.float32(seconds), np.float32(want), terms=64)
+        assert stays == 12 * held(stage, sizes)
+
+
+def test_a_choice_of_stages_is_never_slower_and_cuts_weights_as_the_closed_forms_say():
+    config, chip = small_config(num_layers=4), chips.CHIPS["v6e"]
+    plain, staged = (
+        placement.engines(config, chip, 4, STAGED, regroup.hybrid_engine, depths) for depths in ((1,), (1, 2, 4))
+    )
+    for one, same in zip(plain, staged, strict=False):
+        assert (one.train, one.tensor, one.figures, one.stages) == (same.train, same.tensor, same.figures, same.stages)
+    assert {one.stages for one in staged} == {1, 2, 4}
+    for one in staged[len(plain) :]:
+        layout = Layout(one.stages, one.train.data, one.train.tensor)
+        assert one.train.fsdp == 1 and layout.ranks == 4
+        assert one.change.costs == regroup.hybrid_engine(layout, pipeline=1, tensor=one.tensor).costs
+    best = [placement.engine(config, chip, 4, STAGED, regroup.hybrid_engine, depths) for depths in ((1,), (1, 2, 4))]
+    assert sum(f[0] for f in best[1].figures) <= sum(f[0] for f in best[0].figures)

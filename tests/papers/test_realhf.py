@@ -212,3 +212,44 @@ def test_search_comes_near_to_the_best_plan_and_a_tied_one_never_moves(small):
     assert tied[0] == tied[4] and tied[3] == tied[5]
     with pytest.raises(ValueError, match="plans are more than 10; search them by chance"):
         placement_search.exhaustive_plan(tables, options, KEY, allowed=ppo_calls.fastest, most=10)
+
+
+def test_places_with_stages_come_behind_the_others_and_generate_nothing():
+    config, chip, work = small_config(num_layers=4), chips.CHIPS["v5p"], Work(16, 16, 8, 8)
+    plain = ppo_calls.places(config, 4, smallest=2)
+    options, stages = ppo_calls.staged_places(config, 4, smallest=2, depths=(1, 2, 4))
+    assert options[: len(plain)] == plain and set(stages[: len(plain)]) == {1} and set(stages[len(plain) :]) == {2, 4}
+    assert all(place.sizes.fsdp == depth for place, depth in zip(options, stages, strict=True) if depth > 1)
+    alone, found = ppo_calls.tables(config, config, chip, plain, work), None
+    found = ppo_calls.tables(config, config, chip, options, work, stages)
+    for name in ("seconds", "resident", "working", "devices"):
+        mine = getattr(found, name)
+        first = mine[: len(plain)] if name == "devices" else mine[:, : len(plain)]
+        np.testing.assert_array_equal(first, getattr(alone, name))
+    behind = np.asarray(found.seconds[:, len(plain) :])
+    assert np.isinf(behind[ppo_calls.GENERATE]).all() and np.isfinite(np.delete(behind, ppo_calls.GENERATE, 0)).all()
+    for k in range(len(plain), len(options)):
+        block = options[k].sizes._replace(fsdp=1)
+        for call, phase in ((ppo_calls.TRAIN_ACTOR, "update"), (ppo_calls.VALUE, "score")):
+            want = ppo_calls.pipelined_figures(config, chip, block, work, stages[k], phase)[0]
+            assert found.seconds[call, k] == np.float32(want)
+    # the search may use them, and its plan is none that cannot run
+    greedy = placement_search.greedy_plan(found, options, KEY)
+    assert np.isfinite(OUTCOME(found, greedy).seconds)
+
+
+def test_weights_on_the_host_free_the_devices_and_cost_their_way(small):
+    options, kept = small
+    config, speed = small_config(num_layers=2), 1e6
+    away = ppo_calls.tables(config, config, chips.CHIPS["v5p"], options, Work(16, 16, 8, 8), host=speed)
+    stay = ppo_calls.tables(config, config, chips.CHIPS["v5p"], options, Work(16, 16, 8, 8))
+    frozen = [ppo_calls.REWARD, ppo_calls.REFERENCE]
+    for call in range(6):
+        resident, seconds = (np.asarray(x, np.float64) for x in (stay.resident[call], stay.seconds[call]))
+        if call in frozen:
+            assert (resident > 0).all() and not np.asarray(away.resident[call]).any()
+            close.assert_near(away.seconds[call], (seconds + resident / speed).astype(np.float32), terms=4)
+            close.assert_near(away.working[call], stay.working[call] + stay.resident[call], terms=4, magnitude=1e6)
+        else:
+            np.testing.assert_array_equal(away.seconds[call], stay.seconds[call])
+            np.testing.assert_array_equal(away.resident[call], stay.resident[call])

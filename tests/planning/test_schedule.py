@@ -309,10 +309,18 @@ def test_lines_are_only_through_layers_that_are_alike_and_apart():
     assert not compiled.apart(known_models.shape_of("Llama-3-70B"), "decode", work)  # so many layers loop
 
 
-def test_a_program_that_cannot_be_printed_is_one_line():
+def test_a_program_that_cannot_be_printed_is_one_line(tmp_path):
     class Program:
         def as_text(self):
             raise jax.errors.JaxRuntimeError("INTERNAL: RET_CHECK failure in the printer\nmore")
 
     with pytest.raises(UserError, match="cannot be printed.*RET_CHECK failure in the printer.*without --schedule"):
-        compiled._printed(Program())
+        compiled._printed(Program(), tmp_path)
+    (tmp_path / "module_0.jit_run.after_codegen.txt").write_text(PROGRAM)
+    assert compiled._printed(Program(), tmp_path) == PROGRAM
+
+
+def test_what_a_kernel_needs_is_read_in_any_order():
+    turned = PROGRAM.replace('{"flops":"5000","transcendentals":"0","bytes_accessed":"9000"',
+                             '{"bytes_accessed":"9000","transcendentals":"0","flops":"5000"')  # fmt: skip
+    assert turned != PROGRAM and schedule.of_text(turned, CHIP) == schedule.of_text(PROGRAM, CHIP)

@@ -7,15 +7,17 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.jobs import grpo
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import flags, parts
 from jaxrl_llm.run.records import record, view
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -203,3 +205,36 @@ def test_a_signal_during_start_up_is_one_line(tmp_path, number, moment):
     assert process.returncode == 130 and "stopped" in out and "Traceback" not in out, out
     if moment != "imports":
         assert f"--resume {run}" in out
+
+
+def test_two_threads_that_read_flags_leave_the_terminal_to_the_program(monkeypatch, capsys):
+    """Workers of one process parse at once: each put back what it had found, and errors were written nowhere after."""
+    inside = threading.Event()
+
+    def cli(kind, *, args, **more):
+        inside.set()
+        time.sleep(0.1)
+        print(f"of {args[0]}", file=sys.stderr)
+        if args[0] == "two":
+            raise SystemExit(2)
+        return kind(), []
+
+    monkeypatch.setattr(flags.tyro, "cli", cli)
+    before, errors = sys.stderr, []
+
+    def second():
+        inside.wait()
+        time.sleep(0.05)
+        print("skipping checkpoint", file=sys.stderr)  # of another thread, while the first parses
+        try:
+            flags.read(dict, ["two"], prog="x")
+        except UserError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    assert flags.read(dict, ["one"], prog="x", names=["a"]) == {}
+    thread.join()
+    assert sys.stderr is before
+    assert capsys.readouterr().err == "skipping checkpoint\n"
+    assert len(errors) == 1 and "one" not in errors[0]

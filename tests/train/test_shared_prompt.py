@@ -6,6 +6,7 @@ import pytest
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.methods import packed
 from jaxrl_llm.train.methods.builders import make_policy_loss, score_tokens
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.types import Batch
@@ -34,7 +35,7 @@ ALWAYS = ("gemma3_text",)  # windows; the others when there is time
 )
 def test_log_probabilities_entropies_and_gradients_are_those_of_whole_rows(family):
     policy, params, _ = small_model(family)
-    rows = rollout(policy, params)
+    rows = packed.without_record(rollout(policy, params))  # a mixture chooses its experts anew, as for rows of a host
     assert 0 < rows.mask.sum() < PROMPTS * GROUP * NEW  # some responses end, and are padded
     share = share_prompts(GROUP, NEW)
     weight = jnp.where(rows.mask, jax.random.normal(jax.random.key(5), rows.mask.shape), 0.0)
@@ -63,6 +64,18 @@ def test_what_cannot_share_is_scored_in_full():
     whole = rollout(policy, params)
     found, _ = share_prompts(GROUP, NEW)(policy._replace(hidden_groups=None), params, whole)
     np.testing.assert_array_equal(found, score_tokens(policy, params, whole)[0])
+
+
+def test_a_mixture_whose_experts_were_recorded_is_scored_in_full_with_them():
+    policy, params, _ = small_model("qwen3_moe")
+    rows = rollout(policy, params)
+    others = {packed.EXPERTS: (packed.recorded(rows)[packed.EXPERTS] + 1) % 4}  # of four experts
+    for asked in (rows, rows._replace(extras=rows.extras | others)):
+        found, _ = share_prompts(GROUP, NEW)(policy, params, asked)
+        np.testing.assert_array_equal(found, score_tokens(policy, params, asked)[0])
+    chosen, _ = share_prompts(GROUP, NEW)(policy, params, packed.without_record(rows))
+    assert np.abs(np.where(rows.mask, found - chosen, 0)).max() > 0.01  # what others said is another number
+    assert not chosen[:, :WIDTH].any()
 
 
 @pytest.mark.slow

@@ -39,11 +39,11 @@ def politeness_probe(task: Preferences, params: Params, key: Key, *, rows: int =
 
 
 def politeness(task: Preferences, params: Params, key: Key) -> Metrics:
-    """Share of rude tokens, true reward without them, and perplexity of polite text."""
-    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 64)
+    """Share of rude tokens, true reward without them, and perplexity of polite text, over 512 prompts."""
+    prompts = task.draw_prompts(jax.random.fold_in(key, 0), 512)
     asked = jnp.repeat(prompts, 4, axis=0)
     responses = strings.sample(steered_world(task.world), params, prompts, jax.random.fold_in(key, 1), samples=4)
-    polite = task.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros((256,), bool))
+    polite = task.draw_politeness(jax.random.fold_in(key, 2), asked, jnp.zeros(asked.shape[:1], bool))
     text = strings.token_logp(steered_world(task.world), params, asked, polite)
     return {
         "eval/rude": reduce.scalars(task.is_rude(responses).reshape(-1).astype(jnp.float32)),

@@ -91,6 +91,7 @@ class Engine(NamedTuple):
     change: regroup.Transition
     move_bytes: Number  # received by a device
     figures: tuple[Figures, Figures]  # of training and of generation
+    stages: int = 1  # of the pipeline in training
 
 
 def _order(figures: Sequence[Figures], chip: Chip) -> tuple[bool, Number]:
@@ -99,28 +100,46 @@ def _order(figures: Sequence[Figures], chip: Chip) -> tuple[bool, Number]:
     return sum(stays) + max(working) > MARGIN * chip.hbm, sum(seconds)
 
 
-def engines(config: ModelConfig, chip: Chip, chips: int, work: Work, transition: MakeTransition) -> list[Engine]:
+def staged_sizes(config: ModelConfig, chips: int, depths: Sequence[int]) -> list[tuple[Sizes, int]]:
+    """Layouts of training: a mesh, and how many pipeline stages each have one; fully sharded only without stages."""
+    able = [p for p in depths if chips % p == 0 and config.num_layers % p == 0]
+    return [(one, p) for p in able for one in train_sizes(config, chips // p) if p == 1 or one.fsdp == 1]
+
+
+def engines(
+    config: ModelConfig, chip: Chip, chips: int, work: Work, transition: MakeTransition, depths: Sequence[int] = (1,)
+) -> list[Engine]:
     """Every layout of training with every smaller tensor of generation.
 
-    Fully sharded data stand for the pipeline of the closed forms: both cut the weights, and generation has neither.
+    Without stages fully sharded data stand for the pipeline of the closed forms: both cut the weights, and generation
+    has neither.
+
+    Args:
+      depths: numbers of pipeline stages of training that are tried.
     """
     weights, found = 2 * config.num_parameters, []
-    for sizes in train_sizes(config, chips):
-        training = ppo_calls.train_figures(config, chip, sizes, work)
+    for sizes, stages in staged_sizes(config, chips, depths):
+        if stages == 1:
+            training = ppo_calls.train_figures(config, chip, sizes, work)
+        else:
+            training = ppo_calls.pipelined_figures(config, chip, sizes, work, stages, "update")
+        cut = max(stages, sizes.fsdp)  # one of both is 1
         for tensor in divisors(sizes.tensor):
             rows = chips // tensor
             seconds, _, working = ppo_calls.generate_figures(config, chip, Sizes(data=rows, tensor=tensor), work)
-            change = transition(regroup.Layout(sizes.fsdp, sizes.data, sizes.tensor), pipeline=1, tensor=tensor)
+            change = transition(regroup.Layout(cut, sizes.data, sizes.tensor), pipeline=1, tensor=tensor)
             moved = change.costs.communication * weights
             working = max(working, change.costs.peak * weights) + change.costs.redundant * weights
             generation = (seconds + moved / (chip.link * LINKS), 0.0, working)
-            found.append(Engine(sizes, tensor, change, moved, (training, generation)))
+            found.append(Engine(sizes, tensor, change, moved, (training, generation), stages))
     return found
 
 
-def engine(config: ModelConfig, chip: Chip, chips: int, work: Work, transition: MakeTransition) -> Engine:
+def engine(
+    config: ModelConfig, chip: Chip, chips: int, work: Work, transition: MakeTransition, depths: Sequence[int] = (1,)
+) -> Engine:
     """The fastest of those that fit."""
-    found = engines(config, chip, chips, work, transition)
+    found = engines(config, chip, chips, work, transition, depths)
     return min(found, key=lambda one: _order(one.figures, chip))
 
 
@@ -131,18 +150,24 @@ class Mapping(NamedTuple):
     engines: tuple[Engine, ...]
 
 
-def _fastest(config: ModelConfig, chip: Chip, chips: int, kinds: Sequence[Callable[..., Figures]]) -> list[Figures]:
+def _fastest(
+    config: ModelConfig, chip: Chip, chips: int, kinds: Sequence[Callable[..., Figures]], depths: Sequence[int] = (1,)
+) -> list[Figures]:
     """The calls of a model in the one layout that is best for them together."""
-    tried = [[kind(config, chip, sizes) for kind in kinds] for sizes in train_sizes(config, chips)]
+    layouts = staged_sizes(config, chips, depths)
+    tried = [[kind(config, chip, sizes, stages) for kind in kinds] for sizes, stages in layouts]
     return min(tried, key=lambda figures: _order(figures, chip))
 
 
 @lru_cache(maxsize=64)
 def tables(
     actor: ModelConfig, critic: ModelConfig, chip: Chip, work: Work, transition: MakeTransition, *, count: int,
-    units: int,
+    units: int, depths: tuple[int, ...] = (1,),
 ) -> Mapping:  # fmt: skip
     """What every call costs on every block of ``count`` chips in so many units; models as in ``calls.tables``.
+
+    Args:
+      depths: numbers of pipeline stages that actor and critic may have; frozen models have none.
 
     Raises:
       UserError: when the chips do not divide into the units.
@@ -150,22 +175,27 @@ def tables(
     if count % units:
         raise UserError(f"{count} chips do not divide into {units} units; choose another number of either")
 
-    def score(config, chip, sizes, frozen=True):
+    def score(config, chip, sizes, stages, frozen=True):
         return ppo_calls.score_figures(config, chip, sizes, work, frozen=frozen)
 
-    def value(config, chip, sizes):
-        return score(config, chip, sizes, frozen=False)
+    def value(config, chip, sizes, stages):
+        if stages == 1:
+            return score(config, chip, sizes, stages, frozen=False)
+        seconds, weights, working = ppo_calls.pipelined_figures(config, chip, sizes, work, stages, "score")
+        return seconds, 0.0, working + weights
 
-    def train(config, chip, sizes):
-        return ppo_calls.train_figures(config, chip, sizes, work)
+    def train(config, chip, sizes, stages):
+        if stages == 1:
+            return ppo_calls.train_figures(config, chip, sizes, work)
+        return ppo_calls.pipelined_figures(config, chip, sizes, work, stages, "update")
 
     by_size, chosen = {}, []
     for size in range(1, units + 1):
         here = chip, count // units * size
-        own = engine(actor, *here, work, transition)
+        own = engine(actor, *here, work, transition, depths)
         chosen.append(own)
         (reward,), (reference,) = _fastest(critic, *here, [score]), _fastest(actor, *here, [score])
-        values, learning = _fastest(critic, *here, [value, train])
+        values, learning = _fastest(critic, *here, [value, train], depths)
         by_size[size] = [own.figures[1], reward, reference, values, own.figures[0], learning]  # as ``calls.CALLS``
     options = blocks(units)
     figures = np.asarray([by_size[size] for _, size in options], np.float32).transpose(2, 1, 0)

@@ -1,6 +1,7 @@
 """PPO as a graph of six calls of four models: what each costs on a block of devices, and what a whole plan costs."""
 
 import dataclasses
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -109,6 +110,56 @@ def score_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work, *, 
     return time, weights if frozen else 0.0, beside[chosen] + (0.0 if frozen else weights)
 
 
+def stage_of(config: ModelConfig, stages: int) -> ModelConfig:
+    """One of so many pipeline stages of equal layers; the embedding and the head are counted in each.
+
+    Raises:
+      ValueError: where the layers do not divide into the stages.
+    """
+    if stages < 1 or config.num_layers % stages:
+        raise ValueError(f"stages={stages} does not divide the {config.num_layers} layers; choose a divisor")
+    layers = config.num_layers // stages
+    return dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers])
+
+
+@lru_cache(maxsize=4096)
+def pipelined_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work, stages: int, phase: str) -> Figures:
+    """Of an update or a score over ``stages`` blocks of ``sizes`` devices, every block with a stage of the layers.
+
+    A batch of ``m`` parts takes ``(m + p - 1) / m`` times what a stage needs for all of them, with what a stage hands
+    to the next one (and back, in an update): ``p - 1`` parts pass until the last stage has something to do. A device
+    keeps what at most ``min(m, p)`` parts need in an update, one forward and one backward in turn.
+
+    From "Memory-Efficient Pipeline-Parallel DNN Training" (PipeDream-Flush), arXiv:2006.09503. Differs in that
+    hand-overs are not hidden behind the work.
+
+    Args:
+      phase: ``update`` or ``score``.
+    """
+    stage, updates = stage_of(config, stages), phase == "update"
+    base = work if updates else dataclasses.replace(work, scores=1)
+    tried = [
+        dataclasses.replace(w, remat=remat)
+        for remat in ((False, True) if updates else (work.remat,))
+        for w in _divided(sizes, base)
+    ]
+    if not tried:
+        return float("inf"), 0.0, 0.0
+    stays = 12 * held(stage, sizes) if updates else 2 * held(stage, sizes)
+
+    def figures(part: Work) -> Figures:
+        parts, kept = part.microbatches, 12 * held(stage, sizes) if updates else 4 * held(stage, sizes)
+        peak = (estimate.update if updates else estimate.score)(stage, sizes, part).peak - kept
+        tokens = part.rows // sizes.rows * (part.prompt + part.response)
+        handed = (2 if updates else 1) * 2 * stage.hidden_size * tokens / chip.link if stages > 1 else 0.0
+        seconds = (parts + stages - 1) / parts * (cost.step_seconds(stage, chip, sizes, sizes, part)[phase] + handed)
+        return seconds, stays, peak * (min(parts, stages) if updates else 1)
+
+    found = [figures(part) for part in tried]
+    fitting = [one for one in found if one[1] + one[2] <= _PARTS * chip.hbm]
+    return min(fitting or found[-1:], key=lambda one: one[0])
+
+
 @lru_cache(maxsize=4096)
 def generate_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) -> Figures:
     """Of prompts read and responses sampled; nothing stays."""
@@ -123,24 +174,78 @@ def generate_figures(config: ModelConfig, chip: Chip, sizes: Sizes, work: Work) 
     return times["prefill"] + times["decode"], 0.0, peaks[chosen]
 
 
-def tables(actor: ModelConfig, critic: ModelConfig, chip: Chip, options: list[Place], work: Work) -> Tables:
+def staged_places(
+    config: ModelConfig, chips: int, *, smallest: int, depths: Sequence[int]
+) -> tuple[list[Place], list[int]]:
+    """``places``, then each block once more in every number of pipeline stages of ``depths`` beyond 1.
+
+    Returns:
+      The places, and how many stages each has. Where there are stages, ``fsdp`` of a place is their number: both cut
+      the weights as often, and what moves between two places depends on nothing else.
+    """
+    found = places(config, chips, smallest=smallest)
+    stages, blocks = [1] * len(found), dict.fromkeys((place.first, place.sizes.chips) for place in found)
+    for first, size in blocks:
+        for depth in (p for p in depths if p > 1 and size % p == 0 and config.num_layers % p == 0):
+            more = [one._replace(fsdp=depth) for one in train_sizes(config, size // depth) if one.fsdp == 1]
+            found, stages = found + [Place(first, one) for one in more], stages + [depth] * len(more)
+    return found, stages
+
+
+def offloaded(figures: Figures, speed: float) -> Figures:
+    """Weights that stay, on the host instead: fetched at ``speed`` bytes a second and dropped again.
+
+    >>> offloaded((2.0, 8.0, 1.0), 4.0)
+    (4.0, 0.0, 9.0)
+    """
+    seconds, stays, working = figures
+    return seconds + stays / speed, 0.0, working + stays
+
+
+def tables(
+    actor: ModelConfig, critic: ModelConfig, chip: Chip, options: list[Place], work: Work,
+    stages: Sequence[int] | None = None, *, host: float = 0.0,
+) -> Tables:  # fmt: skip
     """What every call costs on every place; the reference is shaped as the actor, the reward model as the critic.
 
     Moves are worked out between the ``fastest`` places and between the two of ``zero_places``: they take the time.
 
     Args:
       work: rows, prompt and response of an iteration; parts and waves are chosen here for each place.
+      stages: of each place, see ``staged_places``; nothing is generated over stages.
+      host: bytes a second between a device and its host, where the weights of frozen models wait; 0: they stay.
     """
+
+    def frozen(found: Figures) -> Figures:
+        return offloaded(found, host) if host else found
+
     kinds = (
         lambda s: generate_figures(actor, chip, s, work),
-        lambda s: score_figures(critic, chip, s, work, frozen=True),
-        lambda s: score_figures(actor, chip, s, work, frozen=True),
+        lambda s: frozen(score_figures(critic, chip, s, work, frozen=True)),
+        lambda s: frozen(score_figures(actor, chip, s, work, frozen=True)),
         lambda s: score_figures(critic, chip, s, work, frozen=False),
         lambda s: train_figures(actor, chip, s, work),
         lambda s: train_figures(critic, chip, s, work),
     )
-    sizes = {place.sizes: [kind(place.sizes) for kind in kinds] for place in options}
-    figures = np.asarray([sizes[place.sizes] for place in options], np.float32).transpose(2, 1, 0)  # [3, 6, O]
+
+    def staged(sizes: Sizes, depth: int) -> list[Figures]:
+        """As ``kinds`` on one layout; weights that are not frozen come for the call."""
+        pipeline = [(config, phase) for phase in ("score", "update") for config in (critic, actor)]
+        block, found = sizes._replace(fsdp=1), {}
+        for config, phase in pipeline:
+            able = config.num_layers % depth == 0
+            nowhere = float("inf"), 0.0, 0.0
+            made = pipelined_figures(config, chip, block, work, depth, phase) if able else nowhere
+            found[config, phase] = made
+        seconds, weights, working = found[critic, "score"]
+        reward, reference = frozen(found[critic, "score"]), frozen(found[actor, "score"])
+        value, learning = (seconds, 0.0, working + weights), (found[actor, "update"], found[critic, "update"])
+        return [(float("inf"), 0.0, 0.0), reward, reference, value, *learning]
+
+    depths = stages or [1] * len(options)
+    keys = [(place.sizes, depth) for place, depth in zip(options, depths, strict=True)]
+    sizes = {(one, p): [kind(one) for kind in kinds] if p == 1 else staged(one, p) for one, p in dict.fromkeys(keys)}
+    figures = np.asarray([sizes[key] for key in keys], np.float32).transpose(2, 1, 0)  # [3, 6, O]
     last = max(device for place in options for device in place.devices)
     devices = np.asarray([[d in place.devices for d in range(last + 1)] for place in options])
     seconds, resident, working = (jnp.asarray(x) for x in figures)

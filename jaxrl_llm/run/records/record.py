@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import json
 import math
 import os
@@ -49,25 +48,6 @@ def open_run(folder: str | pathlib.Path, *, resume: bool) -> pathlib.Path:
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written ({error.strerror}); choose a folder you own") from error
     return folder
-
-
-@contextlib.contextmanager
-def locked(folder: pathlib.Path) -> Iterator[None]:
-    """Makes the run folder and holds it for this process; the system lets go of it however the process ends.
-
-    Raises:
-      UserError: when another process holds it.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # file systems without locks answer otherwise; they go on unguarded
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                why = f"{folder} is in use by another process; wait for it or choose another --out"
-                raise UserError(why) from error
-        yield
 
 
 def how_to_resume(run: pathlib.Path) -> str:

@@ -19,9 +19,9 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
     Rows come in whole groups of ``group_size`` with one left-padded prompt each, the last ``new_tokens`` columns are
     the responses: what ``rollout.generate`` returns, in whole or in micro-batches of whole groups. Keys and values of
     a prompt are computed once and every response of the group attends to them, so a step costs ``P / G + N`` columns a
-    row where it costs ``P + N`` without. Rows that are no whole number of groups, and policies without
-    ``hidden_groups``, are scored in full, as are those of a mixture whose experts were recorded; rows with a
-    layout in it.
+    row where it costs ``P + N`` without. Rows that are no whole number of groups, policies without ``hidden_groups``
+    and mixtures whose experts were recorded are scored in full, and so are rows with a layout, packed as it says: then
+    the prompt's columns have their log-probabilities, too, and the mask leaves them out.
     """
     if group_size < 1 or new_tokens < 1:
         raise ValueError(f"group_size={group_size} and new_tokens={new_tokens} must be at least 1")
