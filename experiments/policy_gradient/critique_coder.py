@@ -84,7 +84,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings,
         bench,
         problems=critique_task.table(bench, critique_task.mixed(problems, judging, share=settings.share)),
-        score=critique_task.make_score(bench),
+        score=critique_task.score_by_kind(bench),
         estimate=builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
