@@ -47,7 +47,7 @@ def make(sleep: float):
     from jaxrl_llm.train.online import init_state
 
     world = running_sums.WORLD
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         world, toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(world, toy.right),
         estimate=builders.make_estimate(world.policy, builders.per_response(group.group_normalized_advantages)),
         loss=builders.make_policy_loss(world.policy, clipped_policy_loss, anchor=builders.sampler_anchor),

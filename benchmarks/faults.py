@@ -159,7 +159,7 @@ def program():
     model = parts.load_model(given.model)
     problems = parts.load_problems(given.data, train=given.train_problems, heldout=given.eval_problems, seed=given.seed)
     tables = parts.make_tables(model, problems, prompt_tokens=0, max_new_tokens=given.max_new_tokens)
-    online = grpo.make_online(given, model, tables, None)
+    online = grpo.method_of_flags(given, model, tables, None)
     copied = partial(jax.tree.map, jnp.copy, model.params)
     score = parts.make_scorer(model.tokenizer, tables.train, tables.verifier)
     return make_program(online, lambda: init_state(online, copied(), jax.random.key(given.seed)), score)

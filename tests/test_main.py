@@ -12,7 +12,7 @@ import pytest
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import parse_mesh
-from jaxrl_llm.jobs.grpo import cli, count_microbatches, make_rollout
+from jaxrl_llm.jobs.grpo import cli, count_microbatches, rollout_of_flags
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.records import track
@@ -152,7 +152,7 @@ def test_rollouts_of_every_device_of_a_mesh(rank, how):
         ids = jnp.arange(4, dtype=jnp.int32)
         given = (tokens, tokens >= 0, jax.random.split(jax.random.key(0), 8), ids)
         one = dataclasses.replace(settings, **how if spec else {})
-        found.append(jax.jit(make_rollout(one, model, 2, mesh))(params, *given))
+        found.append(jax.jit(rollout_of_flags(one, model, 2, mesh))(params, *given))
     jax.tree.map(np.testing.assert_array_equal, *(rows._replace(sampler_logp=0) for rows in found))
 
 

@@ -21,7 +21,7 @@ def _rows(texts, ids):
     """Trajectories whose responses are the texts."""
     found = recipes.bench(SETTINGS)
     model, ids = found.model, jnp.asarray(ids, jnp.int32)
-    rollout = recipes.make_rollout(model, group_size=1, max_new_tokens=NEW, temperature=1.0)
+    rollout = recipes.rollout_of_model(model, group_size=1, max_new_tokens=NEW, temperature=1.0)
     rows = rollout(
         model.params, found.train.tokens[ids], found.train.valid[ids], sample_keys(jax.random.key(0), 0, ids, 1), ids
     )

@@ -72,7 +72,7 @@ def build(settings: Settings) -> Plan:
             through=turn_limits.on_host,
         )
     arena = keydoor_arena.make_keydoor(cells=CELLS, turns=MOST_TURNS)
-    rollout = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
+    rollout = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
     online = episode_methods.make_grpo(arena, settings, **turn_limits.scheduled(rollout, turns_at))
     more = keydoor_arena.by_length(arena, cells=CELLS, most=5)
     measure = strings.bound(arenas.measure, arena, samples=8, more=more)

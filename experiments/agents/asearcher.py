@@ -115,10 +115,10 @@ def build(settings: Settings) -> experiment.Plan:
         slots |= {"tx": optax.adam(settings.learning_rate), "prompts_per_step": settings.prompts_per_step}
         loss = builders.make_batch_loss(place.policy, terms, diagnostics=swapped_weights.shown)
         estimate = builders.make_estimate(place.policy, advantages, keep=keep, row_extras=swapped_weights.noted(eta))
-        return episode_methods.make_online(place, estimate=estimate, loss=loss, group_size=size, **slots)
+        return episode_methods.learned_from_episodes(place, estimate=estimate, loss=loss, group_size=size, **slots)
 
     if settings.data:
-        score = tool_question.make_score(partial(shaping.graded_rewards, wrong_reward=0.0))
+        score = tool_question.score_by_form(partial(shaping.graded_rewards, wrong_reward=0.0))
         opened = partial(catalog.questions, change=agent_of(settings))
         more = {"opened": opened, "turns": settings.turns, "more": tool_question.figures, "extras": old}
         return multi_turn_plan.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)

@@ -34,7 +34,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference, referred
 
 log_acc = partial(beliefs.shaped_rewards, potential=beliefs.log_right_belief)
 entropy = partial(beliefs.shaped_rewards, potential=beliefs.certainty)
@@ -101,14 +101,14 @@ def build(settings: Settings) -> Plan:
 
         def own(place, **slots):
             def believed(extras, rows, answers):
-                return user_simulator.user_beliefs(place.policy, extras["reference"]["model"], rows, answers)
+                return user_simulator.user_beliefs(place.policy, referred(extras)["model"], rows, answers)
 
             return method(place, believed, **slots)
 
         more = {
             "opened": user_simulator.users,
             "more": user_simulator.figures,
-            "extras": strings.keep_reference,
+            "extras": keep_reference,
             "only": ONLY,
         }
         return multi_turn_plan.make_plan(settings, own, start=episode_methods.with_value, part="model", **more)

@@ -36,7 +36,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.tools import endpoints, pages
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Trajectories
 
 
@@ -86,19 +86,19 @@ def build(settings: Settings) -> Plan:
         blind = settings.read is noisy_web.first_segment
         day = partial(tool_question.noisy, beginnings=blind)
         luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
-        slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
+        slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
         opened = partial(catalog.questions, luck=tuple(luck), reader=pages.first_segment if blind else None)
         more = {"opened": opened, "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))
-    play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
+    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=multi_hop.make_score(reward, formed=noisy_web.well_formed))
-    stage = Stage(online, settings.steps, strings.keep_reference)
+    online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward, formed=noisy_web.well_formed))
+    stage = Stage(online, settings.steps, keep_reference)
     measure = strings.bound(arenas.measure, noisy, samples=4, figures=noisy_web.figures)
     return Plan(arenas.make_base(noisy_web.make_noisy_web(), steps=settings.base_steps), (stage,), measure)
 

@@ -18,7 +18,7 @@ Run:       python -m experiments.agents.gigpo; at scale --model DIR --data websh
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -33,7 +33,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Trajectories, declared
 
 
 def situation(rows: Trajectories, settings: Any) -> Array:
@@ -92,6 +92,12 @@ METRICS = ("eval/success", "eval/turns", "eval/revisits", "step/shared")
 CURVES = ("eval/success", "eval/turns", "reward/mean", "step/shared", "policy/entropy")
 
 
+class Shared(NamedTuple):
+    """Extras of a batch: 1 at tokens of turns whose situation other turns share."""
+
+    shared: Array
+
+
 def by_groups(settings: Settings) -> Callable[..., Online]:
     """Episodes with an advantage for every turn."""
     weights = {"episode": settings.episode, "step": settings.step, "normalise": settings.normalise}
@@ -101,11 +107,11 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
     def shared(extras, rows, rewards):
         found = multi_turn.turns_of(rows)
         sizes = turns.anchor_sizes(anchor(rows), rows.group_ids, found.taken)
-        return {"shared": multi_turn.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask)}
+        return Shared(multi_turn.over_turns((sizes > 1).astype(jnp.float32), found, rows.mask))._asdict()
 
     return partial(
         episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=shared,
-        diagnostics=lambda logp, entropy, batch: {"step/shared": batch.extras["shared"]},
+        diagnostics=lambda logp, entropy, batch: {"step/shared": declared(Shared, batch.extras).shared},
     )  # fmt: skip
 
 

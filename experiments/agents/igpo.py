@@ -35,13 +35,14 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.train.methods import answer_probability, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import declared
 
 
 def by_turn(settings, rows, rewards) -> Array:
     found = multi_turn.turns_of(rows)
     counted = found.taken & rewards.valid[:, None]
     weights = {"information": settings.information, "outcome": settings.outcome}
-    paid = settings.gain(rows.extras["chance"], rewards.value, counted, **weights)
+    paid = settings.gain(declared(answer_probability.Likely, rows.extras).chance, rewards.value, counted, **weights)
     return multi_turn.over_turns(turns.pooled_turn_advantages(paid, rows.group_ids, counted), found, rows.mask)
 
 
@@ -103,13 +104,13 @@ def build(settings: Settings) -> Plan:
             settings, noted, opened=partial(opened, golds=True), more=tool_question.figures, only=ONLY
         )
     arena = lookup.make_lookup()
-    play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
+    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, valid, keys, problem_ids):
         rows = play(params, tokens, valid, keys, problem_ids)
         tasks = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
         chance = arenas.answer_chances(arena, params, rows, lookup.right_answers(tasks))
-        return rows._replace(extras=rows.extras | {"chance": chance})
+        return rows._replace(extras=rows.extras | answer_probability.Likely(chance)._asdict())
 
     measure, base = strings.bound(arenas.measure, arena, samples=8), arenas.make_base(arena, steps=settings.base_steps)
     return Plan(base, (Stage(method(arena, rollout=rollout), settings.steps),), measure)

@@ -20,6 +20,7 @@ Run:       python -m experiments.agents.loop; at scale --model DIR --data appwor
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -37,7 +38,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Batch, Policy
+from jaxrl_llm.types import Batch, Policy, declared
 
 
 def reinforced(settings, arena, method) -> Stage:
@@ -96,6 +97,12 @@ def moved(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     return {"kl/episode": jnp.where(batch.mask, batch.old_logp - logp, 0.0) * tokens / episodes}
 
 
+class Spanned(NamedTuple):
+    """Extras of a batch: tokens of equal number share one ratio."""
+
+    span: Array
+
+
 def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
     """Slots of the methods whose advantage is one number an episode."""
 
@@ -105,9 +112,12 @@ def by_group(settings: Settings, policy: Policy) -> dict[str, Callable]:
 
     def terms(logp, entropy, batch):
         given = logp, batch.old_logp, batch.advantages, batch.mask
-        return loop_loss(*given, eps=settings.eps, segment_ids=batch.extras["span"])
+        return loop_loss(*given, eps=settings.eps, segment_ids=declared(Spanned, batch.extras).span)
 
-    values, spans = builders.per_response(settings.advantages), lambda _, rows, rewards: {"span": settings.spans(rows)}
+    def spans(extras, rows, rewards):
+        return Spanned(settings.spans(rows))._asdict()
+
+    values = builders.per_response(settings.advantages)
     options = {"reduction": "seq_mean", "recompute_old": True, "keep": keep, "row_extras": spans}
     loss = builders.make_batch_loss(policy, terms, reduction="seq_mean", diagnostics=moved)
     return {"estimate": builders.make_estimate(policy, values, **options), "loss": loss}

@@ -30,7 +30,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Problems, Trajectories
 
 
@@ -100,12 +100,12 @@ def build(settings: Settings) -> Plan:
             "opened": partial(catalog.desk, openly=settings.users is retail.outspoken),
             "more": catalog.passed(settings),
         }
-        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+        plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
         return settings.then(plan)
     arena = retail.make_retail()
     ground = retail.to_train(arena, settings.users, bonus=settings.bonus)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
-    stages = (Stage(online, settings.steps, strings.keep_reference),)
+    stages = (Stage(online, settings.steps, keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
     return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=retail.figures)))
 

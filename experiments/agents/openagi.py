@@ -58,12 +58,12 @@ def feedback(settings) -> tuple[Stage, ...]:
     def terms(logp, entropy, batch):
         return reinforce_loss(logp, batch.advantages, batch.mask)
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         world,
         jnp.asarray(expert_plans.tasks()[0]),
         strings.score_of(world, expert_plans.score),
         estimate=task_feedback.make_estimate(world.policy, settings.credit),
-        loss=builders.make_batch_loss(world.policy, terms, reduction="seq_sum", score=grammars.make_score(kept)),
+        loss=builders.make_batch_loss(world.policy, terms, reduction="seq_sum", score=grammars.score_legal(kept)),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.candidates,

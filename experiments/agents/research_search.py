@@ -34,7 +34,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.catalog import questions
 from jaxrl_llm.train.methods import episode_methods
-from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Trajectories
 
 
@@ -78,18 +78,18 @@ def build(settings: Settings) -> Plan:
     reward = partial(shaping.graded_rewards, wrong_reward=settings.wrong_reward)
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
-        slots = {"score": tool_question.make_score(reward), "trained": multi_turn_plan.trained(settings)}
+        slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
         more = {"opened": PLACES[settings.retrieve], "more": tool_question.figures}
-        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=strings.keep_reference, **more)
+        return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     arena = multi_hop.make_multi_hop(settings.retrieve)
-    play = arenas.make_rollout(arena, arena.train, group_size=settings.group_size)
+    play = arenas.arena_episodes(arena, arena.train, group_size=settings.group_size)
 
     def rollout(params, tokens, *rest):
         return settings.trained(play(params, tokens, *rest), prompt_tokens=tokens.shape[1])
 
-    online = method(arena, rollout=rollout, score=multi_hop.make_score(reward))
+    online = method(arena, rollout=rollout, score=multi_hop.score_by_f1(reward))
     base = arenas.make_base(multi_hop.make_multi_hop(hops=(1, 2, 3)), steps=settings.base_steps)
-    stage = Stage(online, settings.steps, strings.keep_reference)
+    stage = Stage(online, settings.steps, keep_reference)
     return Plan(base, (stage,), strings.bound(arenas.measure, arena, samples=4, figures=multi_hop.figures))
 
 

@@ -20,6 +20,7 @@ Run:       python -m experiments.agents.stratified_grpo; at scale --model DIR --
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -34,6 +35,7 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage
+from jaxrl_llm.types import declared
 
 
 def by_row(found: multi_turn.Turns) -> Array:
@@ -80,6 +82,12 @@ CURVES = ("eval/success", "eval/turns", "reward/mean", "calls/mean", "policy/ent
 D_STAR = {"eval/success": 0.05}  # one episode in twenty: less changes no choice between methods
 
 
+class Called(NamedTuple):
+    """Extras of a batch: the calls of each episode, at each of its tokens."""
+
+    calls: Array
+
+
 def build(settings: Settings) -> Plan:
     """One online stage over episodes with one advantage for each."""
 
@@ -88,11 +96,11 @@ def build(settings: Settings) -> Plan:
 
     def called(extras, rows, rewards):
         count = lookup.calls(multi_turn.turns_of(rows)).astype(jnp.float32)
-        return {"calls": group.per_token(count, rows.mask)}
+        return Called(group.per_token(count, rows.mask))._asdict()
 
     method = partial(
         episode_methods.make_grpo, settings=settings, advantages=advantages, row_extras=called,
-        diagnostics=lambda logp, entropy, batch: {"calls/mean": batch.extras["calls"]},
+        diagnostics=lambda logp, entropy, batch: {"calls/mean": declared(Called, batch.extras).calls},
     )  # fmt: skip
     if settings.data:
         return multi_turn_plan.make_plan(settings, method)

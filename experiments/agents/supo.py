@@ -104,7 +104,7 @@ def build(settings: Settings) -> Plan:
         return multi_turn_plan.make_plan(settings, method, sight=sight, **more)
     arena = ledger.make_ledger()
     trained, more = (ledger.context_of(limit, count, **how) for count in times)
-    rollout = ledger.make_rollout(arena, trained, arena.train, group_size=settings.group_size)
+    rollout = ledger.episodes_in_context(arena, trained, arena.train, group_size=settings.group_size)
     width = contexts.widest(trained, arena.env, prompt_tokens=1, turns=arena.turns)
     online = method(arena, width=width, rollout=rollout)
     base = arenas.make_base(arena, steps=settings.base_steps, played=ledger.make_played())

@@ -48,7 +48,7 @@ def more_grpo(settings, arena, online: Stage, **played) -> Stage:
 
 def halves(settings, arena) -> tuple[Stage, ...]:
     """GRPO, what stands between, GRPO."""
-    online = episode_methods.make_grpo(arena, settings, score=two_tools.make_score(bonus=settings.bonus))
+    online = episode_methods.make_grpo(arena, settings, score=two_tools.score_by_conduct(bonus=settings.bonus))
     half = Stage(online, settings.steps)
     return half, settings.between(settings, arena, half), half
 

@@ -42,13 +42,13 @@ from jaxrl_llm.types import Rewards
 def ppo(arena: arenas.Arena, **slots) -> Online:
     estimate = actor_critic.make_value_estimate(arena.policy, gamma=1.0, lam=1.0)
     loss = actor_critic.make_actor_critic_loss(arena.policy)
-    return episode_methods.make_online(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
+    return episode_methods.learned_from_episodes(arena, estimate=estimate, loss=loss, actor=recipes.model_of, **slots)
 
 
 def grpo(arena: arenas.Arena, **slots) -> Online:
     estimate = builders.make_estimate(arena.policy, builders.per_response(group_normalized_advantages))
     loss = builders.make_policy_loss(arena.policy, clipped_policy_loss)
-    return strings.of_part(episode_methods.make_online(arena, estimate=estimate, loss=loss, **slots), "model")
+    return strings.of_part(episode_methods.learned_from_episodes(arena, estimate=estimate, loss=loss, **slots), "model")
 
 
 ONLY = "it asks a question again after a wrong answer, and an env asks by itself"

@@ -81,7 +81,7 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     if settings.score is None:
         return ()
     advantages = builders.per_response(group.group_normalized_advantages)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         WORLD,
         toy.draw_questions(jax.random.key(0), 2048),
         settings.score,

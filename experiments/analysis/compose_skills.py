@@ -83,7 +83,7 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
 
     advantages = builders.per_response(group.group_normalized_advantages)
     prompts = toy.draw_prompts(jax.random.key(0), 2048, levels=settings.levels, functions=toy.TRAIN)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         SHORT, prompts, strings.score_of(SHORT, toy.right),
         estimate=builders.make_estimate(SHORT.policy, advantages, keep=mixed),
         loss=builders.make_policy_loss(SHORT.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),

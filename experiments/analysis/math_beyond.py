@@ -78,7 +78,7 @@ def training(task: beyond_base.Pool, settings: Settings) -> tuple[experiment.Sta
         return -settings.entropy * entropy
 
     advantages = builders.per_response(settings.advantages)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, task.draw_problems(jax.random.key(1), 2048, settings.pool),
         strings.score_of(task.world, task.right),
         estimate=builders.make_estimate(task.world.policy, advantages),

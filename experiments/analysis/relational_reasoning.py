@@ -80,7 +80,7 @@ def further(task: relations.Questions, settings: Settings) -> tuple[experiment.S
         return Rewards(right.astype(jnp.float32), jnp.ones(right.shape, bool))
 
     advantages = builders.per_response(group.group_normalized_advantages)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         world, prompts, score, estimate=builders.make_estimate(world.policy, advantages),
         loss=builders.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,

@@ -19,6 +19,7 @@ Run:       python -m experiments.curriculum.cog_rethinker
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.train.methods import builders, supervised
+from jaxrl_llm.types import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,12 @@ METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "hints/d
 CURVES = (*METRICS, "reward/mean", "sft/rows", "policy/entropy")
 
 
+class Plain(NamedTuple):
+    """Extras of a batch: right responses behind the prompt without its hint."""
+
+    plain: hints.PlainAnswers
+
+
 def build(settings: Settings) -> experiment.Plan:
     """A short supervised stage that teaches to correct, then one online stage of staged rollouts."""
     found = recipes.bench(settings)
@@ -79,7 +87,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def row_extras(extras, rows, rewards):
         right = (rewards.value > 0.5) & rewards.valid & (hints.stage_of(rows) >= settings.sft_from)
-        return hints.draw_extras(extras, rows, rewards) | {"plain": hints.plain_answers(rows, table, right)}
+        return hints.draw_extras(extras, rows, rewards) | Plain(hints.plain_answers(rows, table, right))._asdict()
 
     policy_loss = builders.make_policy_loss(
         model.policy, clipped_policy_loss, temperature=settings.temperature, diagnostics=hints.draw_figures
@@ -87,13 +95,14 @@ def build(settings: Settings) -> experiment.Plan:
 
     def loss(params, batch):
         value, metrics = policy_loss(params, batch)
-        plain, taught = batch.extras["plain"], jnp.any(batch.extras["plain"].mask, axis=1)
+        (plain,) = declared(Plain, batch.extras)
+        taught = jnp.any(plain.mask, axis=1)
         logp, _ = builders.score_tokens(model.policy, params, plain)
         sft = reduce.scalars(reduce.sequences(sft_loss(logp, plain.mask).loss, plain.mask, mode="mean"), taught)
         return value + settings.sft_weight * sft, metrics
 
     def figures(batch, metrics):
-        return {"sft/rows": jnp.sum(jnp.any(batch.extras["plain"].mask, axis=1), dtype=jnp.float32)}
+        return {"sft/rows": jnp.sum(jnp.any(declared(Plain, batch.extras).plain.mask, axis=1), dtype=jnp.float32)}
 
     def mixed(rows, rewards):
         return group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0

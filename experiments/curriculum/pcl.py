@@ -19,6 +19,7 @@ Run:       python -m experiments.curriculum.pcl
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ from jaxrl_llm.curriculum.prompt_value import make_prompt_value, nearest_prompts
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.plan import no_extras
+from jaxrl_llm.types import declared
 
 
 def nearest_groups(rates: Array, *, count: int, target: float) -> Array:
@@ -142,22 +144,35 @@ def taken(settings: Settings):
     return keep
 
 
+class Headed(NamedTuple):
+    """Extras of a state: weight and bias of the value head of the last step."""
+
+    head: tuple[Array, Array]
+
+
+class Valued(NamedTuple):
+    """Extras of a batch: what the head says of each row's prompt, and whether the response is right."""
+
+    value: Array
+    right: Array
+
+
 def watched(settings: Settings):
     """Slots and extras that keep the value head of the last step, and say how it ranks the prompts that were drawn."""
     features = curricula.prompt_features(settings)
 
     def extras(params, key):
-        return {"head": (jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32))}
+        return Headed((jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)))._asdict()
 
     def remember(state, batch, trajectories, rewards):
-        return state.extras | {"head": (state.sampler.weight, state.sampler.bias)}
+        return state.extras | Headed((state.sampler.weight, state.sampler.bias))._asdict()
 
     def rows(extras, trajectories, rewards):
-        value = predicted_success(*extras["head"], features[trajectories.problem_ids])
-        return {"value": value, "right": (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32)}
+        value = predicted_success(*declared(Headed, extras).head, features[trajectories.problem_ids])
+        return Valued(value, (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32))._asdict()
 
     def figures(batch, metrics):
-        value, right = (batch.extras[name].reshape(-1, settings.group_size) for name in ("value", "right"))
+        value, right = (x.reshape(-1, settings.group_size) for x in declared(Valued, batch.extras))
         return {"value/spearman": spearman(value[:, 0], jnp.sum(right, axis=1))}
 
     return {"remember": remember, "row_extras": rows, "figures": figures}, extras

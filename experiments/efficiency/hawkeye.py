@@ -80,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
         both, group_size=settings.group_size, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
     )
     penalty = partial(settings.penalty, target_share=settings.target_share, weight=settings.weight)
-    score = two_model_relay.make_score(
+    score = two_model_relay.score_by_answerer(
         both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems), penalty
     )
     online = curricula.make_grpo(settings, found, rollout=rollout, score=score)

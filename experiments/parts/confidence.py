@@ -119,7 +119,7 @@ def make_text_measure(settings: recipes.OnlineSettings) -> Callable[[Params, Key
     """
     found, samples = recipes.bench(settings), settings.eval_samples
     rollout = jax.jit(
-        recipes.make_rollout(
+        recipes.rollout_of_model(
             found.model, group_size=samples, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
         )
     )

@@ -23,7 +23,7 @@ from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, tabled
-from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards
+from jaxrl_llm.types import Key, Metrics, PairTerms, Params, Rewards, declared
 
 
 class PairRows(NamedTuple):
@@ -288,11 +288,23 @@ def judged(task: Preferences, params: dict[str, Params], prompts: Array, first: 
     return jax.nn.sigmoid(proxy(task, params, prompts, first) - proxy(task, params, prompts, second))
 
 
+class Anchored(NamedTuple):
+    """Extras of a state: the parameters that a policy is held to."""
+
+    anchor: Params
+
+
+class Prompted(NamedTuple):
+    """Extras of a state: the prompts that it draws from."""
+
+    prompts: Array
+
+
 @lru_cache(maxsize=32)
 def _anchored(anchor: Callable, prompts: Callable | None = None) -> Callable[[Params, Key], dict[str, Any]]:
     def extras(params, key):
-        found = {"anchor": jax.tree.map(jnp.copy, anchor(params))}
-        return found if prompts is None else found | {"prompts": prompts(params, key)}
+        found = Anchored(jax.tree.map(jnp.copy, anchor(params)))._asdict()
+        return found if prompts is None else found | Prompted(prompts(params, key))._asdict()
 
     return extras
 
@@ -325,11 +337,11 @@ def reward_stage(
     def estimate(params, extras, rows, rewards):
         asked, responses = strings.responses_of(task.world, rows)
         drift = reduce.sequences(rows.sampler_logp, rows.mask)
-        drift = drift - strings.sum_logp(task.world, extras["anchor"], asked, responses)
+        drift = drift - strings.sum_logp(task.world, declared(Anchored, extras).anchor, asked, responses)
         value = (rewards.value if reward is None else reward(params, asked, responses)) - beta * drift
         return base(params["policy"], extras, rows, Rewards(value, rewards.valid))
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world,
         task.draw_prompts(jax.random.key(0), 1024) if prompts is None else prompts,
         strings.score_of(task.world, task.gold_reward),
@@ -375,12 +387,12 @@ def ppo_stage(
         return strings.rollout(task.world, own["policy"], asked, keys, samples=1, problem_ids=problem_ids)
 
     def actor(state):
-        return {"policy": state.params["policy"]} | ({"prompts": state.extras["prompts"]} if made else {})
+        return {"policy": state.params["policy"]} | (declared(Prompted, state.extras)._asdict() if made else {})
 
     def estimate(params, extras, rows, rewards):
         def token_rewards(_, extras, rows, rewards):
             judged = jax.lax.stop_gradient(reward(params, *strings.responses_of(task.world, rows)))
-            reference, _ = builders.score_tokens(policy, extras["anchor"], rows)
+            reference, _ = builders.score_tokens(policy, declared(Anchored, extras).anchor, rows)
             paid = returns.at_last_token(judged, rows.mask)
             return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=beta)
 
@@ -388,7 +400,7 @@ def ppo_stage(
         return own(_with_critic(params), extras, rows, rewards)
 
     loss = actor_critic.make_actor_critic_loss(policy)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world,
         task.draw_prompts(jax.random.key(0), 1024) if prompts is None or made else prompts,
         strings.score_of(task.world, task.gold_reward),

@@ -189,7 +189,7 @@ def sum_logp(
 
 @lru_cache(maxsize=32)
 def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> Offline:
-    """Token mean of the negative log-likelihood of the table ``extras["rows"] = (prompts, responses)``."""
+    """Token mean of the negative log-likelihood of the table ``Tabled((prompts, responses))``."""
 
     def loss(params, extras, batch):
         prompts, responses = batch
@@ -265,12 +265,7 @@ def table_stage(
     return Stage(method, steps, rows_of(make_rows))
 
 
-def keep_reference(params: Params, key: Key) -> dict[str, Params]:
-    """The ``extras`` of a stage that compares with its own start."""
-    return {"reference": jax.tree.map(jnp.copy, params)}
-
-
-def make_online(
+def learned_from_prompts(
     world: World, prompts: Int[Array, "N P"], score: Callable[..., Any], *, estimate: Callable, loss: Callable, tx,
     prompts_per_step: int, group_size: int, temperature: float = 1.0, **slots: Any,
 ) -> Online:  # fmt: skip
@@ -320,7 +315,7 @@ def grpo_stage(
       part: where the policy lies in the parameters, if they hold more.
     """
     advantages = builders.per_response(group_normalized_advantages)
-    online = make_online(
+    online = learned_from_prompts(
         world, prompts, score_of(world, reward), estimate=builders.make_estimate(world.policy, advantages),
         loss=builders.make_policy_loss(world.policy, clipped_policy_loss), tx=optax.adam(learning_rate),
         prompts_per_step=prompts_per_step, group_size=group_size,

@@ -246,7 +246,7 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
 
     @lru_cache(maxsize=1)
     def trained() -> Params:
-        with jax.ensure_compile_time_eval():
+        with jax.core.eval_context():
             params = fit_pairs(score, rows, settings)
             right = score(params, rows.heldout.prompts, rows.heldout.chosen) > score(
                 params, rows.heldout.prompts, rows.heldout.rejected

@@ -30,15 +30,14 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, off_policy
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.train.plan import referred
+from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import TokenTerms
 
 
 def agro(logp, batch, beta):
     """Half the variance of the regularised rewards, at every token of a response."""
-    return off_policy.agro_loss(
-        logp, batch.ref_logp, batch.extras["rewards"], batch.group_ids, batch.mask, beta=beta
-    )  # fmt: skip
+    rewards = builders.rewards_of(batch.extras)
+    return off_policy.agro_loss(logp, batch.ref_logp, rewards, batch.group_ids, batch.mask, beta=beta)
 
 
 def naive(logp, batch, beta):
@@ -58,7 +57,7 @@ def grpo(logp, batch, beta):
 def pairs(logp, batch, beta):
     """DPO on all pairs of a group with unequal rewards; a response has the mean over those that it wins."""
     share = jnp.sum(jnp.where(batch.mask, logp - batch.ref_logp, 0.0), axis=1)
-    rewards, same = batch.extras["rewards"], batch.group_ids[:, None] == batch.group_ids[None, :]
+    rewards, same = builders.rewards_of(batch.extras), batch.group_ids[:, None] == batch.group_ids[None, :]
     wins = (same & (rewards[:, None] > rewards[None, :])).astype(jnp.float32)
     each = -jax.nn.log_sigmoid(beta * (share[:, None] - share[None, :]))
     loss = jnp.sum(wins * each, axis=1) / jnp.maximum(jnp.sum(wins, axis=1), 1.0)
@@ -102,7 +101,7 @@ def build(settings: Settings) -> experiment.Plan:
     loss = partial(settings.loss, beta=settings.beta)
 
     def extras(params, key):
-        return recipes.behaviour_extras(params, key) | {"reference": jax.tree.map(jnp.copy, params)}
+        return recipes.behaviour_extras(params, key) | keep_reference(params, key)
 
     online = recipes.make_online(
         settings,
@@ -113,7 +112,7 @@ def build(settings: Settings) -> experiment.Plan:
             reduction="seq_mean",
             temperature=temperature,
             reference=referred,
-            row_extras=lambda extras, rows, rewards: {"rewards": rewards.value},
+            row_extras=builders.keep_rewards,
         ),
         loss=builders.make_batch_loss(
             policy,

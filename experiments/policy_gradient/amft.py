@@ -16,6 +16,7 @@ Run:       python -m experiments.policy_gradient.amft
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import Trajectories, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,19 @@ METRICS = ("eval/accuracy", "ood/accuracy", "eval/pass@4", "balance/share", "pol
 CURVES = (*METRICS, "reward/mean", "imitation/loss", "grad/norm")
 
 
+class Balanced(NamedTuple):
+    """Extras of a state: the balance of imitation and reward."""
+
+    balance: balance.Balance
+
+
+class Mixed(NamedTuple):
+    """Extras of a batch: each prompt with its demonstration, and the share of imitation at each row."""
+
+    gold: Trajectories
+    share: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage; demonstrations of the drawn prompts travel with the batch, the balance in the extras."""
     bench, fixed = recipes.bench(settings), settings.schedule
@@ -74,29 +89,32 @@ def build(settings: Settings) -> experiment.Plan:
     def estimate(params, extras, rows, rewards):
         ids, every = rows.problem_ids, jnp.ones(rows.problem_ids.shape, bool)
         gold = given_responses.with_responses(rows, every, tokens[ids], valid[ids])
-        share = jnp.full(every.shape, extras["balance"].share)
-        return plain(params, extras, rows, rewards)._replace(extras={"gold": gold, "share": share})
+        share = jnp.full(every.shape, declared(Balanced, extras).balance.share)
+        return plain(params, extras, rows, rewards)._replace(extras=Mixed(gold, share)._asdict())
 
     def imitate(params, batch):
-        gold = jax.tree.map(lambda x: x[:: settings.group_size], batch.extras["gold"])  # one of each group
+        (gold, _) = declared(Mixed, batch.extras)
+        gold = jax.tree.map(lambda x: x[:: settings.group_size], gold)  # one of each group
         logp, _ = builders.score_tokens(policy, params, gold, temperature=temperature)
         return reduce.tokens(sft_loss(logp, gold.mask).loss, gold.mask)
 
     def loss(params, batch):
-        (own, metrics), theirs, share = reinforce(params, batch), imitate(params, batch), batch.extras["share"][0]
+        (own, metrics), theirs = reinforce(params, batch), imitate(params, batch)
+        share = declared(Mixed, batch.extras).share[0]
         return (1 - share) * own + share * theirs, metrics | {"balance/share": share, "imitation/loss": theirs}
 
     def remember(state, batch, rows, rewards):
-        old = state.extras["balance"]
+        (old,) = declared(Balanced, state.extras)
         if fixed is not None:
             done = state.step.astype(jnp.float32) / settings.steps
-            return state.extras | {"balance": old._replace(share=fixed(done))}
+            return state.extras | Balanced(old._replace(share=fixed(done)))._asdict()
         rates = {"rate": settings.rate, "entropy_rate": settings.entropy_rate, "learning_rate": settings.learning_rate}
-        return state.extras | {"balance": balance.learned(old, reinforce, imitate, state.params, batch, **rates)}
+        learned = balance.learned(old, reinforce, imitate, state.params, batch, **rates)
+        return state.extras | Balanced(learned)._asdict()
 
     def extras(params, key):
         share = jnp.float32(0.9) if fixed is None else fixed(jnp.zeros((), jnp.float32))
-        return {"balance": balance.first_balance(params, share)}
+        return Balanced(balance.first_balance(params, share))._asdict()
 
     slots = {"tx": optax.adam(settings.learning_rate), "whole_batch": "imitation and meta-gradient are means over it"}
     online = recipes.make_online(settings, bench, estimate=estimate, loss=loss, remember=remember, **slots)

@@ -19,6 +19,7 @@ Run:       python -m experiments.policy_gradient.attention_rhythm
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from jaxrl_llm.advantages import attention, group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import declared
 
 
 def random_credit(waad, fai, mask, *, fraction, amplify) -> Array:
@@ -96,6 +98,21 @@ CURVES = (
 SEPARATORS = (",", "\n", "\n\n", ".")  # a step begins behind one of them, where it is one token
 
 
+class Rhythm(NamedTuple):
+    """Extras of a batch: how far back each token looks, and how much later tokens look at it."""
+
+    waad: Array
+    fai: Array
+
+
+class Marked(NamedTuple):
+    """Extras of a batch: tokens that plan ahead, tokens that are looked at most, and those behind a separator."""
+
+    preplan: Array
+    anchors: Array
+    opens: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO whose advantages the attention of one more pass reweighs."""
     bench = recipes.bench(settings)
@@ -111,15 +128,19 @@ def build(settings: Settings) -> experiment.Plan:
         )
         by = settings.influence(fai, bench.model.policy, params, rows, settings.temperature)
         credit = settings.credit(waad, by, rows.mask, fraction=settings.fraction, amplify=settings.amplify)
-        marks = {
-            "preplan": attention.preplan_tokens(waad, rows.mask, fraction=settings.fraction),
-            "anchors": attention.top_of_each(fai, rows.mask, fraction=settings.fraction),
-            "opens": opened_by(rows.tokens, rows.mask, separators),
-        }
-        return batch._replace(advantages=batch.advantages * credit, extras={"waad": waad, "fai": fai} | marks)
+        marks = Marked(
+            attention.preplan_tokens(waad, rows.mask, fraction=settings.fraction),
+            attention.top_of_each(fai, rows.mask, fraction=settings.fraction),
+            opened_by(rows.tokens, rows.mask, separators),
+        )
+        seen = Rhythm(waad, fai)._asdict() | marks._asdict()
+        return batch._replace(advantages=batch.advantages * credit, extras=seen)
+
+    def looked(logp, entropy, batch):
+        return {f"attention/{name}": x for name, x in declared(Rhythm, batch.extras)._asdict().items()}
 
     def coincidences(batch, metrics):
-        preplan, anchors, opens = (batch.extras[name] for name in ("preplan", "anchors", "opens"))
+        preplan, anchors, opens = declared(Marked, batch.extras)
         return {
             "attention/opening": reduce.tokens(opens.astype(jnp.float32), preplan),
             "attention/opening_base": reduce.tokens(opens.astype(jnp.float32), batch.mask),
@@ -134,7 +155,7 @@ def build(settings: Settings) -> experiment.Plan:
             bench.model.policy,
             clipped_policy_loss,
             temperature=settings.temperature,
-            diagnostics=lambda logp, entropy, batch: {f"attention/{k}": batch.extras[k] for k in ("waad", "fai")},
+            diagnostics=looked,
         ),
         figures=coincidences,
         tx=optax.adam(settings.learning_rate),

@@ -20,6 +20,7 @@ Run:       python -m experiments.policy_gradient.carft
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,8 @@ from jaxrl_llm.losses import contrastive, kl
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import actor_critic, builders
-from jaxrl_llm.types import Batch
+from jaxrl_llm.train.plan import keep_reference, referred
+from jaxrl_llm.types import Batch, declared
 
 
 def right(values: Array) -> Array:
@@ -99,6 +101,13 @@ METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "contrast/cosine", 
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 
 
+class Annotated(NamedTuple):
+    """Extras of a batch: the representation of each prompt's annotation, and the reward of the response."""
+
+    gold: Array
+    reward: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of PPO with two heads; the annotated representation is taken before the updates."""
     bench = recipes.bench(settings)
@@ -113,11 +122,12 @@ def build(settings: Settings) -> experiment.Plan:
         ids, all_rows = rows.problem_ids, jnp.ones(rows.problem_ids.shape, bool)
         gold = given_responses.with_responses(rows, all_rows, solutions[ids], valid[ids])
         hidden = policy.hidden(params["model"], gold.tokens, gold.positions, gold.segment_ids)
-        return {"gold": jax.lax.stop_gradient(represent(params, hidden, gold.mask)), "reward": rewards.value}
+        return Annotated(jax.lax.stop_gradient(represent(params, hidden, gold.mask)), rewards.value)._asdict()
 
     def contrast(params, hidden, batch):
-        keep = settings.contrasted(batch.extras["reward"]) & jnp.any(batch.mask, axis=1)
-        terms = contrastive.capped_infonce_loss(batch.extras["gold"], represent(params, hidden, batch.mask), keep)
+        gold, reward = declared(Annotated, batch.extras)
+        keep = settings.contrasted(reward) & jnp.any(batch.mask, axis=1)
+        terms = contrastive.capped_infonce_loss(gold, represent(params, hidden, batch.mask), keep)
         figures = {"contrast/cosine": reduce.scalars(terms.aux["cosine"])}
         return settings.contrast * reduce.scalars(terms.loss, keep), figures
 
@@ -126,11 +136,11 @@ def build(settings: Settings) -> experiment.Plan:
 
     def restrained(params, extras, rows, rewards):
         paid = returns.at_last_token(rewards.value, rows.mask)
-        reference, _ = builders.score_tokens(policy, extras["reference"], rows, temperature=settings.temperature)
+        reference, _ = builders.score_tokens(policy, referred(extras), rows, temperature=settings.temperature)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
 
     def extras(params, key):
-        return {"reference": jax.tree.map(jnp.copy, params["model"])}
+        return keep_reference(params["model"], key)
 
     judged = {} if bench.score is None else {"score": lambda answers, rows: graded(bench.score(answers, rows), rows)}
     over = {"reduction": settings.reduction, "temperature": settings.temperature}

@@ -95,7 +95,7 @@ def on_device(settings: Settings, bench: recipes.Bench) -> Asked:
     judging = critique_task.critique_problems(solving, right_share=settings.right_share)
     table = critique_task.table(bench, critique_task.mixed(solving, judging, share=settings.share))
     judged = recipes.make_measure(settings, critique_task.judging, critique_task.judged)
-    return Asked(judging, table, {"score": critique_task.make_score(bench)}, None, judged)
+    return Asked(judging, table, {"score": critique_task.score_by_kind(bench)}, None, judged)
 
 
 def on_host(settings: Settings, bench: recipes.Bench) -> Asked:

@@ -18,8 +18,10 @@ Run:       python -m experiments.policy_gradient.critique_grpo
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import optax
+from jaxtyping import Array
 
 from experiments.policy_gradient.parts import refinement
 from jaxrl_llm import experiment, reduce
@@ -29,6 +31,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import declared
 
 
 def refined(settings, bench, rollout, *, only_right: bool = False) -> dict[str, Callable]:
@@ -84,6 +87,12 @@ METRICS = ("eval/accuracy", "eval/pass@4", "outside/right", "policy/entropy", "e
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 
 
+class Right(NamedTuple):
+    """Extras of a batch: the reward of each response."""
+
+    right: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage; the last place of each group may hold a refinement or a demonstration."""
     bench, size, new = recipes.bench(settings), settings.group_size, settings.max_new_tokens
@@ -93,15 +102,16 @@ def build(settings: Settings) -> experiment.Plan:
 
     def outside(extras, rows, rewards):
         place = recipes.last_members(rows.tokens.shape[0], size)
-        return {"outside": place & (settings.critic is not None), "right": rewards.value}
+        there = place & (settings.critic is not None)
+        return recipes.Outside(there)._asdict() | Right(rewards.value)._asdict()
 
     def terms_of(logp, entropy, batch):
         arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own, other = mixed.ratio_loss(*arguments), settings.outside_loss(*arguments)
-        return mixed.combined(own, other, batch.extras["outside"])
+        return mixed.combined(own, other, recipes.outside_of(batch.extras))
 
     def figures(batch, metrics):
-        return {"outside/right": reduce.scalars(batch.extras["right"], batch.extras["outside"])}
+        return {"outside/right": reduce.scalars(declared(Right, batch.extras).right, recipes.outside_of(batch.extras))}
 
     advantages = builders.per_response(group.dr_grpo_advantages)
     same = {"reduction": "constant", "temperature": settings.temperature}

@@ -30,6 +30,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import declared
 
 
 class Compared(NamedTuple):
@@ -85,6 +86,12 @@ METRICS = ("eval/accuracy", "eval/wrong_tokens", "eval/right_tokens", "eval/toke
 CURVES = (*METRICS, "policy/entropy", "grad/norm")
 
 
+class Extreme(NamedTuple):
+    """Extras of a batch: rows of groups that solve their problem once at most, or all but once at least."""
+
+    extreme: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: advantages, reduction and what a response is compared with come from the arm."""
     bench = recipes.bench(settings)
@@ -97,11 +104,11 @@ def build(settings: Settings) -> experiment.Plan:
         batch = plain(params, extras, rows, rewards)
         right = group.group_sum(rewards.value, rows.group_ids)
         extreme = (right <= 1) | (right >= settings.group_size - 1)
-        return batch._replace(extras=batch.extras | {"extreme": extreme})
+        return batch._replace(extras=batch.extras | Extreme(extreme)._asdict())
 
     def figures(batch, metrics):
         size = jnp.abs(jnp.where(batch.mask, batch.advantages, 0.0))
-        extreme = jnp.sum(jnp.where(batch.extras["extreme"][:, None], size, 0.0))
+        extreme = jnp.sum(jnp.where(declared(Extreme, batch.extras).extreme[:, None], size, 0.0))
         return {"credit/extreme": extreme / jnp.maximum(jnp.sum(size), 1e-9)}
 
     slots = {"estimate": estimate, "loss": loss, "figures": figures, "tx": optax.adam(settings.learning_rate)}

@@ -16,6 +16,7 @@ Run:       python -m experiments.policy_gradient.empo
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -27,7 +28,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import agreement
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.types import Rewards, declared
 
 
 def random_rewards(clusters, group_ids, answered):
@@ -64,6 +65,12 @@ METRICS = ("eval/accuracy", "eval/pass@4", "agreement/entropy", "eval/tokens")
 CURVES = (*METRICS, "policy/entropy", "group/degenerate_fraction", "grad/norm")
 
 
+class Agreed(NamedTuple):
+    """Extras of a batch: the semantic entropy of each row's group."""
+
+    semantic: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: GRPO whose reward the arm makes from answers, or from the label."""
     bench = recipes.bench(settings)
@@ -84,10 +91,10 @@ def build(settings: Settings) -> experiment.Plan:
         return group.per_token(values, trajectories.mask)
 
     def row_extras(extras, trajectories, rewards):
-        return {"semantic": agreement.semantic_entropy(*clusters_of(trajectories)[:2])}
+        return Agreed(agreement.semantic_entropy(*clusters_of(trajectories)[:2]))._asdict()
 
     def diagnostics(logp, entropy, batch):
-        return {"agreement/entropy": jnp.broadcast_to(batch.extras["semantic"][:, None], logp.shape)}
+        return {"agreement/entropy": jnp.broadcast_to(declared(Agreed, batch.extras).semantic[:, None], logp.shape)}
 
     policy, labelled, on_host = bench.model.policy, settings.rewards is None, bench.score is None
     online = recipes.make_online(

@@ -20,6 +20,7 @@ Run:       python -m experiments.policy_gradient.pf_ppo
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +34,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.models import heads
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import Params, declared
 
 
 def fitted(model, features, rows, rewards):
@@ -74,6 +76,20 @@ METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "policy/entropy
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 
 
+class Fitted(NamedTuple):
+    """Extras of a state: the reward model, and the policy whose features it reads."""
+
+    reward_model: linear_reward_model.LinearReward
+    base: Params
+
+
+class Filtered(NamedTuple):
+    """Extras of a batch: how often each response is expected to train, and how far its reward can be relied on."""
+
+    weights: Array
+    kept: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of PPO; the reward model is fitted when the stage begins and stays in the extras."""
     bench = recipes.bench(settings)
@@ -91,29 +107,33 @@ def build(settings: Settings) -> experiment.Plan:
         rows = recipes.sample_all(rollout, base, table, key, several)
         truth = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows).value
         fitted = linear_reward_model.fit_linear(features(base, rows), truth, rows.group_ids)
-        return {"reward_model": fitted, "base": jax.tree.map(jnp.copy, base)}
+        return Fitted(fitted, jax.tree.map(jnp.copy, base))._asdict()
 
     def paid(params, extras, rows, rewards):
         score, heat = returns.at_last_token(rewards.value, rows.mask), settings.temperature
-        reference, _ = builders.score_tokens(policy, extras["base"], rows, temperature=heat)
+        reference, _ = builders.score_tokens(policy, declared(Fitted, extras).base, rows, temperature=heat)
         return kl.kl_in_reward(score, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
 
     plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)
 
     def estimate(params, extras, rows, rewards):
-        scores = settings.judge(extras["reward_model"], partial(features, extras["base"]), rows, rewards)
+        model, base = declared(Fitted, extras)
+        scores = settings.judge(model, partial(features, base), rows, rewards)
         weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=rewards.valid))
         kept = selection.reliability(scores, rewards.value, weights)
         batch = plain(params, extras, rows, rewards._replace(value=scores))
         advantages = whiten.reweighted_tokens(batch.advantages, weights, batch.mask)
-        more = {"weights": weights, "kept": jnp.full(weights.shape, kept)}
-        return batch._replace(advantages=advantages, extras=batch.extras | more)
+        more = Filtered(weights, jnp.full(weights.shape, kept))
+        return batch._replace(advantages=advantages, extras=batch.extras | more._asdict())
+
+    def reliability(batch):
+        return {"filter/reliability": jnp.mean(declared(Filtered, batch.extras).kept)}
 
     loss = actor_critic.make_actor_critic_loss(
         policy,
         temperature=settings.temperature,
-        token_weights=lambda batch: batch.extras["weights"][:, None],
-        extra_loss=lambda params, hidden, batch: (0.0, {"filter/reliability": jnp.mean(batch.extras["kept"])}),
+        token_weights=lambda batch: declared(Filtered, batch.extras).weights[:, None],
+        extra_loss=lambda params, hidden, batch: (0.0, reliability(batch)),
     )
     online = recipes.make_online(
         settings, bench, estimate=estimate, loss=loss, tx=optax.adam(settings.learning_rate), actor=recipes.model_of

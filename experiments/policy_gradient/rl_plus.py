@@ -86,7 +86,7 @@ def build(settings: Settings) -> experiment.Plan:
     def terms_of(logp, entropy, batch):
         arguments = logp, builders.current_anchor(logp, batch), batch.advantages, batch.mask
         own = mixed.ratio_loss(*arguments)
-        return own if other is None else mixed.combined(own, other(*arguments), batch.extras["outside"])
+        return own if other is None else mixed.combined(own, other(*arguments), recipes.outside_of(batch.extras))
 
     online = recipes.make_online(
         settings,
@@ -97,9 +97,9 @@ def build(settings: Settings) -> experiment.Plan:
             builders.per_response(group.dr_grpo_advantages),
             reduction="constant",
             temperature=settings.temperature,
-            row_extras=lambda extras, rows, rewards: {
-                "outside": recipes.last_members(rows.tokens.shape[0], settings.group_size)
-            },
+            row_extras=lambda extras, rows, rewards: recipes.Outside(
+                recipes.last_members(rows.tokens.shape[0], settings.group_size)
+            )._asdict(),
         ),
         loss=builders.make_batch_loss(
             policy,

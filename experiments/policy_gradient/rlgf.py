@@ -20,10 +20,12 @@ Run:       python -m experiments.policy_gradient.rlgf
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm import experiment, reduce
@@ -34,12 +36,39 @@ from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.types import Params, Trajectories, declared
+
+
+class Guided(NamedTuple):
+    """Extras of a state: the parameters of the guide."""
+
+    guide: Params
+
+
+class Tossed(NamedTuple):
+    """Extras of a state, and of each row of a batch: whether the policy begins the responses, which the guide ends."""
+
+    own: Array
+
+
+class Parted(NamedTuple):
+    """Extras of a batch: tokens that train the policy and those that train the value, and how many they are."""
+
+    chosen: Array
+    judged: Array
+    totals: tuple[Array, Array]
+
+
+class Solved(NamedTuple):
+    """Extras of a batch: the prompts with their solutions."""
+
+    gold: Trajectories
 
 
 def guided(settings, bench, guide):
     """PPO; a coin in the state's extras says who begins and who ends the next responses."""
     new = settings.max_new_tokens
-    make, judge = partial(recipes.make_rollout, bench.model, max_new_tokens=new), curricula.train_score(bench)
+    make, judge = partial(recipes.rollout_of_model, bench.model, max_new_tokens=new), curricula.train_score(bench)
     parts = [make(group_size=n, temperature=settings.temperature) for n in (settings.group_size, 1)]
     pad, whole = bench.model.tokenizer.pad_id, partial(roll_in_out.whole, new_tokens=new)
     mixed = roll_in_out.make_mixed_rollout(*parts, new_tokens=new, share=settings.share, pad_id=pad)
@@ -68,10 +97,11 @@ def guided(settings, bench, guide):
     def gold(params, extras, rows, rewards):
         ids = rows.problem_ids
         every = jnp.ones(ids.shape, bool)
-        return {"gold": given_responses.with_responses(rows, every, solutions[ids], there[ids])}
+        return Solved(given_responses.with_responses(rows, every, solutions[ids], there[ids]))._asdict()
 
     def like(params, hidden, batch):
-        rows = jax.tree.map(lambda x: x[:: settings.group_size], batch.extras["gold"])  # one of each group
+        (every,) = declared(Solved, batch.extras)
+        rows = jax.tree.map(lambda x: x[:: settings.group_size], every)  # one of each group
         logp, _ = builders.score_tokens(policy, params["model"], rows, temperature=heat)
         value = reduce.tokens(sft_loss(logp, rows.mask).loss, rows.mask)
         return settings.likelihood * value, {"imitation/loss": value}
@@ -82,27 +112,29 @@ def guided(settings, bench, guide):
     ppo = actor_critic.make_actor_critic_loss(
         bench.model.policy,
         temperature=settings.temperature,
-        policy_tokens=lambda batch: batch.extras["chosen"],
-        value_tokens=lambda batch: batch.extras["judged"],
-        totals=lambda batch: batch.extras["totals"],
+        policy_tokens=lambda batch: declared(Parted, batch.extras).chosen,
+        value_tokens=lambda batch: declared(Parted, batch.extras).judged,
+        totals=lambda batch: declared(Parted, batch.extras).totals,
         **({"extra_loss": like} if settings.likelihood else {}),
     )
 
     def estimate(params, extras, rows, rewards):
-        own, batch = extras["own"], plain(with_critic(params, extras["own"]), extras, whole(rows), rewards)
+        own = declared(Tossed, extras).own
+        batch = plain(with_critic(params, own), extras, whole(rows), rewards)
         chosen, rest = rows.mask & batch.mask, batch.mask & ~rows.mask
-        more = {"chosen": chosen, "judged": jnp.where(own, chosen, rest), "own": jnp.full(chosen.shape[:1], own)}
-        totals = tuple(jnp.sum(more[name], dtype=jnp.float32) for name in ("chosen", "judged"))
-        return batch._replace(extras=batch.extras | more | {"totals": totals})
+        judged = jnp.where(own, chosen, rest)
+        totals = tuple(jnp.sum(x, dtype=jnp.float32) for x in (chosen, judged))
+        more = Parted(chosen, judged, totals)._asdict() | Tossed(jnp.full(chosen.shape[:1], own))._asdict()
+        return batch._replace(extras=batch.extras | more)
 
     slots = {"rollout": rollout, "estimate": estimate, "tx": optax.adam(settings.learning_rate)}
     slots["whole_batch"] = "the likelihood of references is a mean over it" if settings.likelihood else ""
     slots["score"] = lambda answers, rows: judge(answers, whole(rows))
-    slots["loss"] = lambda params, batch: ppo(with_critic(params, batch.extras["own"][0]), batch)
+    slots["loss"] = lambda params, batch: ppo(with_critic(params, declared(Tossed, batch.extras).own[0]), batch)
     slots["actor"] = lambda state: state.extras | {"policy": state.params["model"]}
-    slots["remember"] = lambda state, *_: state.extras | {"own": toss(state.key, state.step)}
+    slots["remember"] = lambda state, *_: state.extras | Tossed(toss(state.key, state.step))._asdict()
     online = recipes.make_online(settings, bench, updates_per_rollout=settings.updates_per_rollout, **slots)
-    first = {"extras": lambda params, key: {"guide": guide(), "own": toss(key, 0)}}
+    first = {"extras": lambda params, key: Guided(guide())._asdict() | Tossed(toss(key, 0))._asdict()}
     return recipes.with_heads(bench, recipes.one_stage(settings, bench, online, **first), value=1, of_guide=1)
 
 

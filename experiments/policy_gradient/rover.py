@@ -17,6 +17,7 @@ Run:       python -m experiments.policy_gradient.rover
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import optax
@@ -29,6 +30,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.valuation import rover_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.types import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,12 @@ METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@8", "eval/distinct_right",
 CURVES = (*METRICS, "reward/mean", "policy/value_error", "grad/norm")
 
 
+class Averaged(NamedTuple):
+    """Extras of a batch: the mean log-probability of each state before the updates."""
+
+    mean_logp: Array
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage; ROVER needs the mean log-probability of each state, before and during the updates."""
     bench = recipes.bench(settings)
@@ -81,12 +89,14 @@ def build(settings: Settings) -> experiment.Plan:
 
     def estimate(params, extras, trajectories, rewards):
         batch = plain(params, extras, trajectories, rewards)
-        return batch._replace(extras={"mean_logp": jax.lax.stop_gradient(with_means(params, trajectories)[1])})
+        before = jax.lax.stop_gradient(with_means(params, trajectories)[1])
+        return batch._replace(extras=Averaged(before)._asdict())
 
     def value_loss(params, batch):
         logp, mean = with_means(params, batch)
         _, entropy = builders.score_tokens(policy, jax.lax.stop_gradient(params), batch, temperature=temperature)
-        terms = settings.loss(logp, batch.old_logp, mean, batch.extras["mean_logp"], batch.advantages, batch.mask)
+        (before,) = declared(Averaged, batch.extras)
+        terms = settings.loss(logp, batch.old_logp, mean, before, batch.advantages, batch.mask)
         metrics = reduce.metrics(terms.aux | {"entropy": entropy}, batch.mask, prefix="policy")
         return reduce.tokens(terms.loss, batch.mask, total=batch.total), metrics
 

@@ -14,15 +14,18 @@ Run:       python -m experiments.policy_gradient.tempo
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages.prefix_tree import branch_differences, tempo_advantages
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +58,22 @@ METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "tree/branch", "eva
 CURVES = (*METRICS, "reward/mean", "grad/norm")
 
 
+class Branched(NamedTuple):
+    """Extras of a batch: 1 at tokens where the values of the tree part."""
+
+    branch: Array
+
+
 def with_critic(settings: Settings, bench: recipes.Bench) -> experiment.Plan:
     """PPO with a value head beside the policy's; its responses are looked at as the tree's are."""
     policy = bench.model.policy
 
     def branches(params, extras, rows, rewards):
         parted = branch_differences(rows.tokens, rows.mask, rewards.value, rows.group_ids, valid=rewards.valid)
-        return {"branch": (jnp.abs(parted) > 1e-6).astype(jnp.float32)}
+        return Branched((jnp.abs(parted) > 1e-6).astype(jnp.float32))._asdict()
 
     def branching(params, hidden, batch):
-        share = reduce.tokens(batch.extras["branch"], batch.mask)
+        share = reduce.tokens(declared(Branched, batch.extras).branch, batch.mask)
         return jnp.zeros(()), {"tree/branch": share}
 
     online = recipes.make_online(
@@ -92,7 +101,8 @@ def build(settings: Settings) -> experiment.Plan:
 
     def branches(extras, rows, rewards):
         arguments, valid = tree(rows, rewards)
-        return {"branch": (jnp.abs(branch_differences(*arguments, **valid)) > 1e-6).astype(jnp.float32)}
+        parted = branch_differences(*arguments, **valid)
+        return Branched((jnp.abs(parted) > 1e-6).astype(jnp.float32))._asdict()
 
     online = recipes.make_online(
         settings,
@@ -104,7 +114,7 @@ def build(settings: Settings) -> experiment.Plan:
             bench.model.policy,
             clipped_policy_loss,
             temperature=settings.temperature,
-            diagnostics=lambda logp, entropy, batch: {"tree/branch": batch.extras["branch"]},
+            diagnostics=lambda logp, entropy, batch: {"tree/branch": declared(Branched, batch.extras).branch},
         ),
         tx=optax.adam(settings.learning_rate),
     )

@@ -20,10 +20,12 @@ Run:       python -m experiments.preference.trpa
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jaxtyping import Array
 
 from experiments.parts import strings
 from experiments.preference.parts import knights
@@ -34,8 +36,8 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import kl, ranking
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.train.plan import referred
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.train.plan import keep_reference, referred
+from jaxrl_llm.types import Rewards, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,17 +95,23 @@ def measure(task, params, key):
     return found
 
 
+class Levelled(NamedTuple):
+    """Extras of a batch: the level of each response by the rules."""
+
+    levels: Array
+
+
 def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experiment.Plan:
     """One online stage: the same rollouts, judged by levels or by numbers."""
 
     def levels(extras, rows, rewards):
-        return {"levels": task.rule_levels(*strings.responses_of(task.world, rows))}
+        return Levelled(task.rule_levels(*strings.responses_of(task.world, rows)))._asdict()
 
     def pairs_loss(params, batch):
         logp, entropy = builders.score_tokens(task.world.policy, params, batch)
         u = reduce.sequences(logp - batch.ref_logp, batch.mask, mode="mean")
         numbers = {"pairs_of": settings.pairs_of, "beta": settings.beta, "kappa": settings.kappa}
-        terms = ranking.trpa_loss(u, batch.extras["levels"], batch.group_ids, **numbers)
+        terms = ranking.trpa_loss(u, declared(Levelled, batch.extras).levels, batch.group_ids, **numbers)
         moved = kl.k3(logp, batch.sampler_logp, batch.mask)
         pull = kl.k3_gradient_terms(logp, batch.sampler_logp, batch.mask)
         value = reduce.scalars(terms.loss) + settings.region * reduce.tokens(pull, batch.mask)
@@ -116,7 +124,7 @@ def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experi
         reference=referred, row_extras=levels,
     )  # fmt: skip
     grpo = builders.make_policy_loss(task.world.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, task.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0],
         strings.bound(score, task), estimate=estimate,
         loss=pairs_loss if settings.pairs_of else grpo, tx=optax.adam(settings.learning_rate),
@@ -124,7 +132,7 @@ def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experi
         updates_per_rollout=settings.updates,
     )  # fmt: skip
     base = strings.make_base(task.world, task.draw_untidy, steps=settings.base_steps, table=8192)
-    stage = experiment.Stage(online, settings.steps, strings.keep_reference)
+    stage = experiment.Stage(online, settings.steps, keep_reference)
     return experiment.Plan(base, (stage,), strings.bound(measure, task))
 
 

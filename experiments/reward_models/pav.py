@@ -22,6 +22,7 @@ Run:       python -m experiments.reward_models.pav
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 
@@ -31,6 +32,7 @@ from experiments.reward_models.parts.progress_verifier import Prover, make_progr
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.types import declared
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -75,6 +77,12 @@ METRICS = ("eval/accuracy", "eval/steps", "eval/right_steps", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 
+class Verified(NamedTuple):
+    """Extras of a state: the verifier of progress."""
+
+    verifier: Any
+
+
 def build(settings: Settings) -> experiment.Plan:
     """The verifier from completions of the base model, then PPO on outcome and progress."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
@@ -86,12 +94,12 @@ def build(settings: Settings) -> experiment.Plan:
 
     def token_rewards(params, extras, rows, rewards):
         steps, _ = step_labels.label(stepped, rows)
-        chances = progress_verifier.step_success(found, extras["verifier"], rows, steps, most=most)
+        chances = progress_verifier.step_success(found, declared(Verified, extras).verifier, rows, steps, most=most)
         paid = returns.at_last_token(rewards.value, rows.mask & rewards.valid[:, None])
         return paid + settings.alpha * reader.at_ends(settings.of_steps(*chances), steps)
 
     online = step_labels.make_ppo(settings, found, token_rewards)
-    stage = experiment.Stage(online, settings.steps, lambda params, key: {"verifier": fit(key)})
+    stage = experiment.Stage(online, settings.steps, lambda params, key: Verified(fit(key))._asdict())
     plan = step_labels.make_plan(settings, found, [stage] * settings.stages)
     plan = recipes.with_heads(found, plan, value=1)
     if settings.stages:

@@ -20,7 +20,7 @@ Run:       python -m experiments.reward_models.rlpr
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,12 +106,6 @@ class Filtered(NamedTuple):
     kept: Array
 
 
-class Verified(NamedTuple):
-    """Extras of a state: the parameters of a verifier."""
-
-    verifier: Any
-
-
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
     free, size = text_answers.make_free(settings), settings.group_size
@@ -125,7 +119,8 @@ def build(settings: Settings) -> experiment.Plan:
             return rewards.value
         if settings.examples:
             answers = jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers)
-            return jax.lax.stop_gradient(judge.judge(declared(Verified, extras).verifier, *free.read(rows), answers))
+            (verifier,) = declared(answer_judges.Verified, extras)
+            return jax.lax.stop_gradient(judge.judge(verifier, *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
         if not settings.raised:
             before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
@@ -143,7 +138,7 @@ def build(settings: Settings) -> experiment.Plan:
         own = Filtered(spread, keep.astype(jnp.float32))._asdict()
         if settings.raised:
             shown = free_answers.with_reference(free, rows)
-            own |= {f"reference/{name}": x for name, x in shown._asdict().items()} | {"weight": settings.raised * value}
+            own |= free_answers.Likelihood(shown, settings.raised * value)._asdict()
         inner = builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
@@ -164,7 +159,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_grpo(
-        drawn, found, estimate=estimate, remember=remember, score=free_answers.make_score(free, free.exact),
+        drawn, found, estimate=estimate, remember=remember, score=free_answers.score_by_judge(free, free.exact),
         figures=figures,
     )  # fmt: skip
     if settings.raised:
@@ -172,7 +167,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def extras(params, key):
         start = Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))._asdict()
-        return start | (Verified(judge.fit(key))._asdict() if settings.examples else {})
+        return start | (answer_judges.Verified(judge.fit(key))._asdict() if settings.examples else {})
 
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)

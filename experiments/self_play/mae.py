@@ -101,7 +101,7 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        rollout=three_roles.make_rollout(settings, bench, text, seeds),
+        rollout=three_roles.rollout_of_roles(settings, bench, text, seeds),
         score=partial(three_roles.score, settings.trained),
         estimate=builders.make_estimate(
             bench.model.policy,

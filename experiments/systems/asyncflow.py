@@ -96,7 +96,7 @@ def build(settings: Settings) -> experiment.Plan:
         return plan._replace(measure=strings.bound(measure, plan.measure, flow))
     prompts, score = toy.draw_prompts(jax.random.key(1), 2048), strings.score_of(WORLD, toy.right)
     groups = {"prompts_per_step": settings.prompts_per_step, "group_size": settings.group_size}
-    online = method(partial(strings.make_online, WORLD, prompts, score, **groups), WORLD.policy)
+    online = method(partial(strings.learned_from_prompts, WORLD, prompts, score, **groups), WORLD.policy)
     base = strings.make_base(WORLD, toy.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
     trained = settings.hand_on is streaming_simulator.as_ready  # the others train alike
     stages = (experiment.Stage(online, settings.steps, late),) if trained else ()

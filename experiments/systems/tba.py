@@ -20,13 +20,13 @@ Run:       python -m experiments.systems.tba
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from experiments.systems.parts.replay import REPLAY, empty_replay, make_replay
+from experiments.systems.parts.replay import REPLAY, Replayed, empty_replay, make_replay
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -34,17 +34,21 @@ from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.off_policy import trajectory_balance_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.train.plan import referred
-from jaxrl_llm.types import TokenTerms
+from jaxrl_llm.train.plan import keep_reference, referred
+from jaxrl_llm.types import TokenTerms, declared
+
+
+class Tempered(NamedTuple):
+    """Extras of a state, and spread over the rows of a batch: the weight of the reference, which falls."""
+
+    beta: Array
 
 
 def balance(logp, batch):
     """Trajectory balance, times beta so that its scale does not change as beta falls."""
-    beta = batch.extras["beta"]
+    beta, rewards = declared(Tempered, batch.extras).beta, builders.rewards_of(batch.extras)
     # r / beta at a temperature of 1 is the same bracket, with a beta that may change from step to step
-    terms = trajectory_balance_loss(
-        logp, batch.ref_logp, batch.extras["rewards"] / beta, batch.group_ids, batch.mask, beta=1.0
-    )
+    terms = trajectory_balance_loss(logp, batch.ref_logp, rewards / beta, batch.group_ids, batch.mask, beta=1.0)
     return terms._replace(loss=beta[:, None] * terms.loss)
 
 
@@ -52,7 +56,7 @@ def rloo(logp, batch):
     """The policy gradient as if the samples were the policy's own, and a KL term on them."""
     terms = reinforce_loss(logp, batch.advantages, batch.mask)
     pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
-    return terms._replace(loss=terms.loss + batch.extras["beta"][:, None] * pull)
+    return terms._replace(loss=terms.loss + declared(Tempered, batch.extras).beta[:, None] * pull)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +106,12 @@ def build(settings: Settings) -> experiment.Plan:
 
     def extras(params, key):
         ring = {REPLAY: empty_replay(settings.capacity, size, width, key)} if settings.on_policy < 1 else {}
-        first = {"reference": jax.tree.map(jnp.copy, params), "beta": jnp.asarray(settings.beta, jnp.float32)}
+        first = keep_reference(params, key) | Tempered(jnp.asarray(settings.beta, jnp.float32))._asdict()
         return recipes.behaviour_extras(params, key) | ring | first
 
     def row_extras(extras, rows, rewards):
-        return {"rewards": rewards.value, "beta": jnp.broadcast_to(extras["beta"], rewards.value.shape)}
+        beta = jnp.broadcast_to(declared(Tempered, extras).beta, rewards.value.shape)
+        return builders.keep_rewards(extras, rows, rewards) | Tempered(beta)._asdict()
 
     slots = {"estimate": builders.make_estimate(
         policy, builders.per_response(group.rloo_advantages), reference=referred,
@@ -119,13 +124,13 @@ def build(settings: Settings) -> experiment.Plan:
     def remember(state, batch, rows, rewards):
         state = state._replace(extras=stale["remember"](state, batch, rows, rewards))
         kept = slots["remember"](state, batch, rows, rewards) if "remember" in slots else state.extras
-        return kept | {"beta": beta_at(settings, state.step)}
+        return kept | Tempered(beta_at(settings, state.step))._asdict()
 
     def figures(batch, metrics):
-        if "replayed" not in batch.extras:
+        if settings.on_policy >= 1:
             return {}
         there = jnp.any(batch.mask, axis=1).astype(jnp.float32)
-        return {"replay/real": reduce.scalars(there, batch.extras["replayed"])}
+        return {"replay/real": reduce.scalars(there, declared(Replayed, batch.extras).replayed)}
 
     loss = builders.make_batch_loss(
         policy, lambda logp, entropy, batch: settings.loss(logp, batch),

@@ -183,7 +183,7 @@ def tools_of(rows: Trajectories) -> Int[Array, " B"]:
     return jnp.sum(jnp.any(marks_of(rows)[:, :, None] & tools[None, None, :] > 0, axis=1).astype(jnp.int32), axis=1)
 
 
-def make_score(reward: Callable[[Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
+def score_by_form(reward: Callable[[Array, Array], Array]) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` of a ``reward(verdict, formed)``; a verdict below 0 says that the answer's form is wrong."""
 
     def score(answers: Any, rows: Trajectories) -> Rewards:

@@ -85,7 +85,7 @@ def pass_rates(
     """Share of right responses of a model of the bench's tokenizer to the given training rows ``[len(rows)]``."""
     size = min(128, len(rows))  # rows in one call; the last one is filled with repeats
     rollout = jax.jit(
-        recipes.make_rollout(by, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature)
+        recipes.rollout_of_model(by, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature)
     )
     score = jax.jit(found.score) if found.score else lambda answers, sampled: found.host_score(sampled)
     rates = []
@@ -352,7 +352,7 @@ def solutions_imitated(
 
     Computed once, at once, also while a program that uses it is traced.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         return _solutions_imitated(recipes.bench_identity(settings), steps, learning_rate, rows_per_step)
 
 

@@ -154,7 +154,7 @@ def make_plan(
     """One online stage in the world of ``settings.data``, from the weights of ``settings.model``.
 
     Args:
-      method: ``(place, rollout=...) -> Online``: ``arenas.make_grpo`` or ``make_online`` with all but the place bound;
+      method: ``(place, rollout=...) -> Online``: ``episode_methods.make_grpo`` with all but the place bound;
         None where ``stages`` needs no online stage.
       extras: of the stage.
       opened: as of ``open_place``.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
@@ -30,13 +30,14 @@ from jaxrl_llm.verifiers import tokens as token_verifiers
 __all__ = [
     "Bench", "OnlineSettings", "Settings", "bench", "bench_identity", "demonstrations",
     "solved_problems",  # one import serves an experiment
-    "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
-    "last_members", "make_answer_reader", "make_measure", "make_online", "make_rollout", "measure_on_host",
-    "model_of", "one_stage", "rollout_of", "sample_all", "stale_actor", "summary", "unscored", "with_heads",
+    "Outside", "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
+    "last_members", "make_answer_reader", "make_measure", "make_online", "measure_on_host", "rollout_of_model",
+    "model_of", "one_stage", "outside_of", "rollout_of", "sample_all", "stale_actor", "summary",
+    "unscored", "with_heads",
 ]  # fmt: skip
 
 
-def make_rollout(model: job.Model, *, group_size: int, **sampling: Any) -> Callable[..., Trajectories]:
+def rollout_of_model(model: job.Model, *, group_size: int, **sampling: Any) -> Callable[..., Trajectories]:
     """The ``rollout`` slot for a loaded model, in the form that is fast for many seeds (see ``train.seed_axis``).
 
     On a mesh its rows are divided.
@@ -56,7 +57,7 @@ def rollout_of(
     temperature: float | None = None,
     measured: bool = False,
 ) -> Callable[..., Trajectories]:
-    """``make_rollout`` of a bench with the sampling of the settings, where no other numbers are given.
+    """``rollout_of_model`` of a bench with the sampling of the settings, where no other numbers are given.
 
     Args:
       measured: samples of an evaluation come from the weights themselves, not from a copy in few bits.
@@ -64,7 +65,7 @@ def rollout_of(
     sampling = sampling_of(settings, temperature=temperature)
     if measured:
         sampling = sampling._replace(few_bits="")
-    return make_rollout(
+    return rollout_of_model(
         found.model, group_size=settings.group_size if group_size is None else group_size, **sampling._asdict()
     )
 
@@ -133,6 +134,17 @@ def make_answer_reader(found: Bench) -> Callable[[Trajectories], tuple[Array, Ar
 def last_members(rows: int, group_size: int) -> Array:
     """Which of ``rows`` is the last of its group: the place of a demonstration."""
     return jnp.arange(rows, dtype=jnp.int32) % group_size == group_size - 1
+
+
+class Outside(NamedTuple):
+    """Extras of a batch: which responses another than the policy wrote."""
+
+    outside: Bool[Array, " B"]
+
+
+def outside_of(extras: dict[str, Any]) -> Bool[Array, " B"]:
+    """Which responses another than the policy wrote, from the extras of a batch with ``Outside``."""
+    return declared(Outside, extras).outside
 
 
 def demonstrating_rollout(settings: OnlineSettings, found: Bench, rollout: Callable[..., Trajectories]):

@@ -77,7 +77,7 @@ def with_spread(trajectories: Trajectories, rewards: Rewards) -> Array:
     return group.group_spread(rewards.value, trajectories.group_ids, valid=rewards.valid) > 0
 
 
-def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
+def method_of_flags(settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None) -> Online:
     """The method of the flags; by default GRPO with clip-higher, dynamic filtering, a token mean and no KL."""
     prompts = len(tables.train)
     if settings.prompts_per_step > prompts:
@@ -94,7 +94,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
         sampler=make_epochs(settings.seed),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.group_size,
-        rollout=make_rollout(
+        rollout=rollout_of_flags(
             settings,
             model,
             settings.group_size,
@@ -135,7 +135,7 @@ def make_online(settings: Settings, model: parts.Model, tables: parts.Tables, me
     )
 
 
-def make_rollout(
+def rollout_of_flags(
     settings: Settings, model: parts.Model, group_size: int, mesh: Mesh | None, *, few_bits: str = "", **training: Any
 ) -> Callable[..., Any]:
     """The rollout of training and of evaluation: they differ in the size of a group, ``few_bits`` and ``training``.
@@ -178,7 +178,7 @@ def measure_of_samples(
     settings: Settings, model: parts.Model, tables: parts.Tables, mesh: Mesh | None, score: host.Scorer
 ) -> Callable[[Params, Key], dict[str, Any]]:
     """Samples of the held-out problems, in the layout of rollouts; the same keys at every step and seed."""
-    rollout = jax.jit(make_rollout(settings, model, settings.eval_samples, mesh))
+    rollout = jax.jit(rollout_of_flags(settings, model, settings.eval_samples, mesh))
     move = make_move(settings, model, mesh)
 
     def measure(params: Params, key: Key) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     )
     plan = Plan(
         init=lambda key: model.params,
-        stages=(Stage(make_online(settings, model, tables, mesh), settings.steps, extras),),
+        stages=(Stage(method_of_flags(settings, model, tables, mesh), settings.steps, extras),),
         measure=measure,
         on_host=True,
         host_score=scorer(tables.train, tables.verifier),
@@ -247,7 +247,7 @@ def begin_with(found: Opened, plan: Plan, run: pathlib.Path) -> Callable[[Stage,
             return state
         samples = settings.value_samples
         hosts.say(f"values of {len(tables.train)} training prompts, by {samples} responses of the loaded model to each")
-        rollout = jax.jit(make_rollout(settings, found.model, samples, found.mesh))
+        rollout = jax.jit(rollout_of_flags(settings, found.model, samples, found.mesh))
         drawn = evaluate.sampled(
             rollout, plan.host_score, params if plan.move is None else plan.move(params)[0], tables.train_table,
             jax.random.fold_in(jax.random.key(EVAL_KEY), settings.seed), samples=samples,
@@ -394,7 +394,7 @@ def opened(settings: Settings) -> Opened:
         chat=settings.chat,
         heldout_verifier=verifier,
     )
-    make_online(settings, model, tables, mesh)  # refuses what does not serve, before there is a folder
+    method_of_flags(settings, model, tables, mesh)  # refuses what does not serve, before there is a folder
     return Opened(settings, model, tables, mesh, parts.digest(problems))
 
 

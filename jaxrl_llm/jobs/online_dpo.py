@@ -176,7 +176,7 @@ def beside(first: Array, second: Array, group_size: int) -> Array:
     return jnp.concatenate(both, axis=1).reshape(-1, *first.shape[1:])
 
 
-def make_rollout(settings: Settings, found: bench.Bench, partner: str) -> Callable[..., Trajectories]:
+def paired_rollout(settings: Settings, found: bench.Bench, partner: str) -> Callable[..., Trajectories]:
     """The rollout of ``{"policy": ..., "reference": ...}``: the second half of every group is the partner's."""
     size = settings.group_size
     if partner == POLICY:
@@ -440,7 +440,7 @@ def build(settings: Settings) -> Plan:
         estimate=estimate,
         loss=make_loss(settings, method, policy, found.model.params),
         tx=adamw(settings, settings.steps),
-        rollout=make_rollout(settings, found, method.partner),
+        rollout=paired_rollout(settings, found, method.partner),
         actor=lambda state: {POLICY: state.params, REFERENCE: referred(state.extras)},
         remember=make_remember(settings.new_reference),
         max_grad_norm=settings.max_grad_norm or None,

@@ -127,33 +127,3 @@ def pass_hat_k(correct, samples: int, k: int):
     for i in range(k):
         chance = chance * (correct - i).clip(0) / (samples - i)
     return chance
-
-
-def _resampled_means(values, resamples: int, seed: int) -> np.ndarray:
-    values = np.asarray(values, np.float64)
-    picks = np.random.default_rng(seed).integers(0, values.size, (resamples, values.size))
-    return values[picks].mean(1)
-
-
-def bootstrap_interval(values, *, resamples: int = 10_000, seed: int = 0) -> Interval:
-    """Mean and its 95 % percentile bootstrap interval over independent values.
-
-    >>> bootstrap_interval([1.0, 1.0, 1.0])
-    Interval(mean=1.0, low=1.0, high=1.0, n=3)
-    """
-    values = np.asarray(values, np.float64)
-    if values.size == 0:
-        raise ValueError("no values to resample")
-    low, high = np.quantile(_resampled_means(values, resamples, seed), (0.025, 0.975))
-    return Interval(float(values.mean()), float(low), float(high), values.size)
-
-
-def bootstrap_share(values, holds, *, resamples: int = 10_000, seed: int = 0) -> float:
-    """Share of bootstrap means for which ``holds(means)`` is true; 0 without values.
-
-    >>> bootstrap_share([1.0, 2.0, 3.0], lambda mean: mean > 0)
-    1.0
-    """
-    if np.asarray(values).size == 0:
-        return 0.0
-    return float(np.mean(holds(_resampled_means(values, resamples, seed))))

@@ -87,7 +87,7 @@ def generate(
         fixed length is faster).
       stop: texts that end a response as end ids do, see ``rollout.stop.make_stop_strings``; prompts never count.
       grammar: responses keep to it, and log-probabilities are over what it allows: train with
-        ``rollout.grammar.make_score``.
+        ``rollout.grammar.score_legal``.
       prefill_columns: prompts are read so many columns at a time, for the memory of long ones; 0: at once.
       cache_stages: the cache grows in so many steps, each with a loop of its own: a token reads the columns there are
         so far instead of all that there will be. Compiles a decode step for each.

@@ -147,7 +147,7 @@ def states(grammar: Grammar, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
     return jnp.moveaxis(jax.lax.scan(step, start, (tokens.T, mask.T))[1], 0, 1)
 
 
-def make_score(grammar: Grammar, *, chunk: int = 128) -> Callable[..., tuple[Array, Array]]:
+def score_legal(grammar: Grammar, *, chunk: int = 128) -> Callable[..., tuple[Array, Array]]:
     """The ``score`` of ``train.methods.builders`` builders under a grammar: ``(logp, entropy)`` over what is allowed.
 
     Args:

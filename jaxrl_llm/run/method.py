@@ -17,7 +17,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses import clipped_policy_loss, mismatch_ratio
 from jaxrl_llm.rewards.shaping import overlong_penalty
 from jaxrl_llm.run import flags, named
-from jaxrl_llm.train.methods.builders import mismatch_weights
+from jaxrl_llm.train.methods.builders import Collided, Diverged, Rewarded, mismatch_weights
 from jaxrl_llm.types import Batch, Rewards, TokenTerms, TrainState, Trajectories, declared
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
@@ -239,12 +239,6 @@ def statistics_after(
     return SoFar(jax.tree.map(put, declared(SoFar, extras).rewards_so_far, now, before))._asdict()
 
 
-class Paid(NamedTuple):
-    """Extras of a batch: the shaped reward of each row, 0 where it is invalid."""
-
-    rewards: Array
-
-
 class Noisy(NamedTuple):
     """Extras of a batch: uniform numbers of every token ``[B, T]``."""
 
@@ -257,7 +251,7 @@ class Optimal(NamedTuple):
     optimal_values: Array
 
 
-OF_ROWS = {"rewards": Paid, "noise": Noisy, "optimal_values": Optimal}  # what a loss may ask of a row
+OF_ROWS = {"rewards": Rewarded, "noise": Noisy, "optimal_values": Optimal}  # what a loss may ask of a row
 
 
 class MovingKL(NamedTuple):
@@ -287,7 +281,7 @@ def row_extras(settings: MethodSettings) -> Callable[[dict[str, Any], Trajectori
         found = {}
         if "rewards" in wanted:
             paid = jnp.where(rewards.valid, shaped_rewards(settings, trajectories, rewards), 0.0)
-            found |= Paid(paid)._asdict()
+            found |= Rewarded(paid)._asdict()
         if "noise" in wanted:
             found |= Noisy(token_noise(trajectories))._asdict()
         if "optimal_values" in wanted:
@@ -386,7 +380,10 @@ def estimator(settings: Any) -> Callable[[Trajectories, Rewards], Array]:
             "tokens": trajectories.tokens,
             "length_tokens": length.astype(jnp.float32),
             "valid": rewards.valid,
-        } | {name: trajectories.extras.get(name) for name in ("logp", "collision", "token_kl", "earlier")}
+        }
+        for kind in (Collided, Diverged, Earlier):
+            if set(kind._fields) & set(wanted):
+                offered |= declared(kind, trajectories.extras)._asdict()
         valid = rewards.valid
         if "greedy_rewards" in wanted:
             offered["greedy_rewards"], there = greedy_rewards(value, valid, trajectories.group_ids)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxrl_llm.distributed.offload import parked_state
@@ -29,6 +31,11 @@ class Referred(NamedTuple):
 def referred(extras: dict[str, Any]) -> Params:
     """The parameters of the reference, from the state: a ``reference`` slot."""
     return declared(Referred, extras).reference
+
+
+def keep_reference(params: Params, key: Key) -> dict[str, Any]:
+    """The ``extras`` of a stage that compares with its own start: ``Referred``, a copy of what is given."""
+    return Referred(jax.tree.map(jnp.copy, params))._asdict()
 
 
 class Tabled(NamedTuple):

@@ -26,7 +26,7 @@ ESTIMATE = partial(builders.make_estimate, WORLD.policy, builders.per_response(l
 @lru_cache(maxsize=1)
 def method():
     """Two groups of two, plain gradient descent."""
-    return strings.make_online(
+    return strings.learned_from_prompts(
         WORLD, toy.draw_prompts(jax.random.key(1), 16), strings.score_of(WORLD, toy.right),
         estimate=ESTIMATE(),
         loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=builders.sampler_anchor),

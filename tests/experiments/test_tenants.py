@@ -9,7 +9,7 @@ import sys
 import pytest
 
 DYING = """
-import os, signal, sys
+import importlib, os, signal, sys
 from jaxrl_llm.train import checkpoint
 save, calls = checkpoint.save, []
 def dying(*given, **named):
@@ -18,7 +18,7 @@ def dying(*given, **named):
     return save(*given, **named)
 if {die}: checkpoint.save = dying
 from jaxrl_llm.experiment import cli
-sys.exit(cli.main("{module}", {words!r}))
+sys.exit(cli.main(importlib.import_module("{module}").__name__, {words!r}))
 """
 FLAGS = ["--smoke", "--seeds", "1", "--loop", "host", "--mesh", "data=2", "--lora", "4", "--checkpoint-every", "1"]
 TENANTS = {"offline.oreo": "oreo", "self_play.mae": "mae"}

@@ -325,7 +325,7 @@ def test_halves_of_a_group_are_of_two_models(model):
     settings, found = method(loss="xpo_loss", max_new_tokens=4, levels=(2,), train_problems=16, eval_problems=8,
                              temperature=1.0)  # fmt: skip
     bench = online_dpo.recipes.bench(settings)
-    roll, alone = (jax.jit(online_dpo.make_rollout(settings, bench, partner)) for partner in ("reference", "policy"))
+    roll, alone = (jax.jit(online_dpo.paired_rollout(settings, bench, partner)) for partner in ("reference", "policy"))
     other = jax.tree.map(lambda x: x + 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), model.params)
     ids = jnp.arange(3, dtype=jnp.int32)
     keys = sample_keys(jax.random.key(2), 0, ids, 4)

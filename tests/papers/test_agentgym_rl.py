@@ -56,7 +56,7 @@ def played():
     """The same episodes, cut after 2 turns, 4 turns and all of them; keys and parameters are equal."""
     arena = keydoor_arena.make_keydoor(cells=CELLS, turns=TURNS)
     slots = turn_limits.scheduled(
-        arenas.make_rollout(arena, arena.train, group_size=2),
+        arenas.arena_episodes(arena, arena.train, group_size=2),
         lambda step: turn_limits.staged_turns(step, turns=(2, 4, 99), period=10),
     )
     ids = jnp.arange(6, dtype=jnp.int32)

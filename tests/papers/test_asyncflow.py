@@ -105,7 +105,7 @@ def test_lengths():
 
 
 def method(**slots):
-    return strings.make_online(
+    return strings.learned_from_prompts(
         WORLD, toy.draw_prompts(jax.random.key(1), 16), strings.score_of(WORLD, toy.right),
         estimate=builders.make_estimate(WORLD.policy, builders.per_response(lambda v, ids, valid: v - 0.5)),
         loss=builders.make_policy_loss(WORLD.policy, clipped_policy_loss, anchor=builders.sampler_anchor),

@@ -114,7 +114,7 @@ def test_verdicts_of_text_against_single_rows():
         model="nano", levels=(3,), train_problems=16, eval_problems=3, max_new_tokens=12, eval_samples=2
     )
     found = recipes.bench(settings)
-    roll = recipes.make_rollout(found.model, group_size=2, max_new_tokens=12, temperature=1.0)
+    roll = recipes.rollout_of_model(found.model, group_size=2, max_new_tokens=12, temperature=1.0)
     rows = recipes.sample_all(roll, found.model.params, found.heldout, jax.random.key(0), 2)
     together = read_confidence.verdict_chances(found.model, found.model.params, rows, at_once=4)
     tokenizer, policy = found.model.tokenizer, found.model.policy

@@ -76,7 +76,7 @@ def test_rewards_for_any_answer():
     online, bench = carft.build(BASE).stages[0].method, recipes.bench(BASE)
     tokens, valid = recipes.demonstrations(BASE)
     ids = jnp.array([0, 0, 0], jnp.int32)
-    rollout = recipes.make_rollout(
+    rollout = recipes.rollout_of_model(
         bench.model, group_size=1, max_new_tokens=tokens.shape[1], temperature=1.0
     )  # fmt: skip
     rows = rollout(

@@ -28,7 +28,7 @@ def world():
     problems = [staged.problem("m11 3+5*4=>", "3+5=8,8*4=10#10"), staged.problem("m7 2*3=>", "2*3=6#6")]
     asked = (hints.no_hint, hints.first_operands, hints.shown_attempt)
     table = hints.encode_hints(model, problems, asked, spare_tokens=NEW + 1)
-    rollout = jax.jit(recipes.make_rollout(model, group_size=1, max_new_tokens=NEW, temperature=1.0))
+    rollout = jax.jit(recipes.rollout_of_model(model, group_size=1, max_new_tokens=NEW, temperature=1.0))
     return model, asked, table, rollout
 
 

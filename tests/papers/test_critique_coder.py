@@ -59,9 +59,9 @@ def test_each_row_is_judged_by_what_it_asks():
     right, wrong = (problem._replace(prompt="?", answer=problem.answer | {"label": label}) for label in (True, False))
     answers = critique_task.table(bench, [problem, right, wrong, problem]).answers
     _, rows = _rows([problem.solution, "#T", "#T", "#T"])
-    assert critique_task.make_score(bench)(answers, rows).value.tolist() == [1, 1, 0, 0]
+    assert critique_task.score_by_kind(bench)(answers, rows).value.tolist() == [1, 1, 0, 0]
     _, rows = _rows(["#F", problem.solution, "2+2=4#F", f"#{problem.answer['value']}"])
-    assert critique_task.make_score(bench)(answers, rows).value.tolist() == [0, 0, 1, 1]
+    assert critique_task.score_by_kind(bench)(answers, rows).value.tolist() == [0, 0, 1, 1]
 
 
 def test_fine_tuning_imitates_right_critiques_alone():

@@ -173,7 +173,7 @@ def test_equal_and_similar_situations_of_the_corridor():
     """At 1 the clusters are the world's own situations; at 0.85 a cell more or less is the same."""
     arena = keydoor_arena.make_keydoor(cells=6, turns=6)
     params = arena.policy.init(jax.random.key(0))
-    rollout = arenas.make_rollout(arena, arena.train, group_size=4)
+    rollout = arenas.arena_episodes(arena, arena.train, group_size=4)
     ids = jnp.arange(2, dtype=jnp.int32)
     keys = jax.random.split(jax.random.key(1), 8)
     rows = jax.jit(rollout)(params, arena.train.tokens[:2], arena.train.valid[:2], keys, ids)

@@ -63,9 +63,9 @@ def test_the_small_model_judges_by_its_own_answer_and_gets_no_gradient(world):
     assert set(verdict.value.tolist()) <= {0.0, 1.0} and verdict.valid.all()
     reference = two_model_relay.reasoning_tokens(found.model, [staged.problem("p", "1+2=3#3")] * 4)
     assert reference.tolist() == [12.0] * 4  # 1+2=3;1+2=3#
-    free = two_model_relay.make_score(pair, found.model.params, reference, lambda tokens, ref: 0.0 * tokens)
+    free = two_model_relay.score_by_answerer(pair, found.model.params, reference, lambda tokens, ref: 0.0 * tokens)
     np.testing.assert_array_equal(free(answers, rows).value, verdict.value)
-    priced = two_model_relay.make_score(pair, found.model.params, reference, shaping.excess_length_penalty)
+    priced = two_model_relay.score_by_answerer(pair, found.model.params, reference, shaping.excess_length_penalty)
     length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
     expected = verdict.value - np.maximum(np.asarray(length) / 12 - 0.3, 0) ** 2
     close.assert_near(priced(answers, rows).value, expected, magnitude=0)

@@ -77,7 +77,7 @@ PPO_LOSS = builders.make_policy_loss(WORLD.policy, clipped_policy_loss)
 
 
 def online_grpo():
-    return strings.make_online(
+    return strings.learned_from_prompts(
         WORLD, toy.draw_prompts(jax.random.key(1), 64), strings.score_of(WORLD, toy.right),
         estimate=builders.make_estimate(WORLD.policy, builders.per_response(group.group_normalized_advantages)),
         loss=PPO_LOSS, tx=optax.adam(1e-2), prompts_per_step=4, group_size=GROUP,

@@ -91,7 +91,7 @@ def test_chances_are_those_of_the_sampler():
     """Where the policy chose the right answer, its recorded log-probability is the chance's logarithm."""
     arena = lookup.make_lookup()
     params, ids = arena.policy.init(jax.random.key(0)), jnp.arange(16, dtype=jnp.int32)
-    rollout = arenas.make_rollout(arena, arena.train, group_size=4)
+    rollout = arenas.arena_episodes(arena, arena.train, group_size=4)
     rows = jax.jit(rollout)(
         params, arena.train.tokens[ids], arena.train.valid[ids], sample_keys(jax.random.key(1), 0, ids, 4), ids
     )

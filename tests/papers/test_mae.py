@@ -235,7 +235,7 @@ def played(monkeypatch):
     ids, keys = jnp.arange(2, dtype=jnp.int32), jax.random.split(jax.random.key(0), 6)
 
     def play(pool=None, **changes):
-        rollout = three_roles.make_rollout(dataclasses.replace(settings, **changes), found, text, seeds)
+        rollout = three_roles.rollout_of_roles(dataclasses.replace(settings, **changes), found, text, seeds)
         pool = three_roles.empty_pool(text.question, 4) if pool is None else pool
         return rollout({"model": None, "pool": pool}, table.tokens[ids], table.valid[ids], keys, ids)
 

@@ -116,7 +116,7 @@ def test_a_model_writes_hints_and_prompts_beyond_its_context_get_none():
 def test_a_compiled_staged_rollout_keeps_shapes_and_draws_new_responses():
     settings = recipes.OnlineSettings(data="countdown", train_problems=4, eval_problems=4, max_new_tokens=8)
     found = recipes.bench(settings)
-    rollout = recipes.make_rollout(found.model, group_size=3, max_new_tokens=8, temperature=1.0)
+    rollout = recipes.rollout_of_model(found.model, group_size=3, max_new_tokens=8, temperature=1.0)
     problems = [staged.problem("cd 7 3 5 26=>", "7*3=21,21+5=26")] * 4
     asked = hints.encode_hints(found.model, problems, (hints.no_hint, hints.no_hint))
     never = {"numbers": jnp.zeros((4, 4), jnp.int32), "target": jnp.full((4,), -1, jnp.int32)}

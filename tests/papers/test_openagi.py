@@ -68,7 +68,7 @@ def test_decoding_keeps_to_it_and_the_trainer_scores_what_was_drawn(rolled):
     assert bool(fine.all()) and not bool(kept.truncated.any())
     assert not bool(expert_plans.parsed(loose.tokens[:, 5:])[1].all())
     for rows, grammar in ((kept, expert_plans.grammar()), (loose, expert_plans.anything())):
-        logp, entropy = grammars.make_score(grammar)(expert_plans.WORLD.policy, params, rows)
+        logp, entropy = grammars.score_legal(grammar)(expert_plans.WORLD.policy, params, rows)
         close.assert_near(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp)
         assert bool(jnp.isfinite(jnp.where(rows.mask, entropy, 0.0)).all())
     # the probabilities of what may come sum to 1, whatever came before
@@ -160,7 +160,7 @@ def test_beams_are_the_most_probable_plans():
     scored = []
     for prompt in prompts:
         rows = plan_beams.as_rows(prompt[None], every[None], jnp.zeros(every.shape)[None], jnp.zeros(1, int), end=END)
-        logp, _ = jax.jit(lambda rows: grammars.make_score(kept)(world.policy, params, rows))(rows)
+        logp, _ = jax.jit(lambda rows: grammars.score_legal(kept)(world.policy, params, rows))(rows)
         scored.append(np.where(np.asarray(rows.mask), np.asarray(logp), 0.0).sum(1))
     width = every.shape[0]  # so wide that nothing is lost
     found = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=width, new=9, end=END))()
@@ -171,7 +171,7 @@ def test_beams_are_the_most_probable_plans():
     few = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=8, new=9, end=END))()
     assert np.isfinite(few[1]).all() and (np.diff(np.asarray(few[1]).sum(2), axis=1) <= 0).all()
     rows = plan_beams.as_rows(prompts, *few, jnp.arange(2), end=END)
-    logp, _ = grammars.make_score(kept)(world.policy, params, rows)
+    logp, _ = grammars.score_legal(kept)(world.policy, params, rows)
     close.assert_near(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, terms=64, magnitude=16.0)
     # where there are fewer plans than beams the rest train nothing
     more = jax.jit(lambda: plan_beams.beams(world.policy, params, prompts, kept, width=width + 5, new=9, end=END))()

@@ -54,7 +54,7 @@ def test_prefixes_and_their_measured_success():
     settings = recipes.OnlineSettings(levels=(1,), train_problems=6, eval_problems=4, max_new_tokens=14)
     found = recipes.bench(settings)
     tokens, valid = recipes.demonstrations(settings)
-    roll = recipes.make_rollout(found.model, group_size=1, max_new_tokens=14, temperature=1.0)
+    roll = recipes.rollout_of_model(found.model, group_size=1, max_new_tokens=14, temperature=1.0)
     ids = jnp.arange(6, dtype=jnp.int32)
     rows = roll(found.model.params, found.train.tokens, found.train.valid, jax.random.split(jax.random.key(0), 6), ids)
     rows = given_responses.with_responses(rows, jnp.ones(6, bool), tokens, valid)

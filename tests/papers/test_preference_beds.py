@@ -16,6 +16,7 @@ from experiments.parts import preference_task as toy
 from experiments.preference import mpo, pairwise_rl, robust_rlhf, trpa
 from experiments.preference.parts import knights, noisy_ranker, pair_judges, pair_sources
 from jaxrl_llm.train import online
+from jaxrl_llm.train.plan import keep_reference
 from tests import close
 
 RNG = np.random.default_rng(2)
@@ -71,9 +72,7 @@ def test_the_region_acts_from_the_second_update_on():
         plan = trpa.build(trpa.Settings(**small, region=region, updates=updates))
         params = plan.init(jax.random.key(0))
         method = plan.stages[0].method
-        state = online.init_state(
-            method, params, jax.random.key(1), extras=strings.keep_reference(params, jax.random.key(2))
-        )
+        state = online.init_state(method, params, jax.random.key(1), extras=keep_reference(params, jax.random.key(2)))
         return jax.jit(lambda s: online.iterate(method, s))(state)[0].params
 
     def apart(a, b):

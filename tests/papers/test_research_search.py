@@ -140,7 +140,7 @@ def test_who_follows_the_documents_succeeds():
     assert found.exact.tolist() == [True, True, True, False, True, False]
     assert found.formed.tolist() == [True, True, True, True, False, False]
     assert found.searches.tolist() == [1, 2, 3, 0, 2, 4]
-    score = multi_hop.make_score(shaping.graded_rewards)(problems.answers, rows)
+    score = multi_hop.score_by_f1(shaping.graded_rewards)(problems.answers, rows)
     close.assert_near(score.value, [1, 1, 1, 0.5, 0, 0], magnitude=0)
 
     # what was retrieved has no gradient, unless it is said to train; without a search nothing differs

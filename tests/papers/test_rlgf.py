@@ -65,7 +65,7 @@ def test_ppo_pp_trains_behind_the_guides_beginning_and_aggrevated_the_beginning_
 def test_without_a_share_it_is_ppo_on_the_policys_own_responses():
     online, params, guide, arguments, _ = _parts(share=0.0)
     rows = online.rollout({"policy": params["model"], "guide": guide, "own": jnp.asarray(True)}, *arguments)
-    plain = recipes.make_rollout(
+    plain = recipes.rollout_of_model(
         recipes.bench(BASE).model, group_size=2, max_new_tokens=BASE.max_new_tokens, temperature=BASE.temperature
     )
     jax.tree.map(np.testing.assert_array_equal, rows, plain(params["model"], *arguments))

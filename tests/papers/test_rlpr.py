@@ -20,7 +20,7 @@ def world():
     """Rows whose responses are the demonstrations."""
     free = free_answers.make_free(SETTINGS)
     model, ids = free.bench.model, jnp.arange(6, dtype=jnp.int32)
-    roll = recipes.make_rollout(model, group_size=1, max_new_tokens=24, temperature=1.0)
+    roll = recipes.rollout_of_model(model, group_size=1, max_new_tokens=24, temperature=1.0)
     keys = jax.random.split(jax.random.key(0), 6)
     rows = roll(model.params, free.bench.train.tokens, free.bench.train.valid, keys, ids)
     rows = given_responses.with_responses(rows, jnp.ones(6, bool), *recipes.demonstrations(SETTINGS))

@@ -118,7 +118,7 @@ def test_the_estimator_learns_to_sum_to_returns():
     stage = progress_estimator.fit_stage(arena, steps=120, table=64, learning_rate=3e-3)
     params = progress_estimator.make_start(arena, base_steps=2)(jax.random.key(0))
     ids = jnp.arange(9, dtype=jnp.int32)
-    rows = arenas.make_rollout(arena, arena.train, group_size=1)(
+    rows = arenas.arena_episodes(arena, arena.train, group_size=1)(
         params["model"], arena.train.tokens, arena.train.valid, sample_keys(jax.random.key(1), 0, ids, 1), ids
     )
     said = progress_estimator.contributions(arena, params["progress"], rows)

@@ -66,7 +66,7 @@ def params():
 
 @pytest.fixture(scope="module")
 def rows(params):
-    rollout = ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=GROUP)
+    rollout = ledger.episodes_in_context(ARENA, CONTEXT, ARENA.train, group_size=GROUP)
     return jax.jit(rollout)(params, *_given(ARENA.train, IDS, GROUP))
 
 
@@ -282,7 +282,7 @@ def test_the_base_sees_both_kinds_of_contexts():
 @pytest.mark.slow
 def test_a_rule_keeps_the_last_line(params):
     context = ledger.context_of(LIMIT, 3, rule=contexts.beginning(2))
-    rollout = ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
+    rollout = ledger.episodes_in_context(ARENA, context, ARENA.train, group_size=1)
     rows = jax.jit(rollout)(params, *_given(ARENA.train, IDS, 1))
     tokens, parts, places = (np.asarray(x) for x in (rows.tokens, rows.segment_ids, rows.positions))
     assert parts.max() > 1 and not np.asarray(rows.extras["summaries/written"]).any()
@@ -299,8 +299,8 @@ def test_wrong_contexts():
         (contexts.Context(10, -1), "summaries=-1"),
         (ledger.context_of(10, 1, rule=contexts.beginning(2), drop=True), "leave one"),
     ):
-        rollout = ledger.make_rollout(ARENA, context, ARENA.train, group_size=1)
+        rollout = ledger.episodes_in_context(ARENA, context, ARENA.train, group_size=1)
         with pytest.raises(ValueError, match=words):
             jax.eval_shape(rollout, POLICY.init(jax.random.key(0)), *given)
     with pytest.raises(ValueError, match="group_size=0"):
-        ledger.make_rollout(ARENA, CONTEXT, ARENA.train, group_size=0)
+        ledger.episodes_in_context(ARENA, CONTEXT, ARENA.train, group_size=0)

@@ -88,7 +88,7 @@ def test_extremes_are_best_and_worst_of_each_task():
 
 @pytest.mark.slow
 def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
-    score = two_tools.make_score(bonus=0.1)
+    score = two_tools.score_by_conduct(bonus=0.1)
     sizes = {"prompts": 4, "group_size": 4, "steps": 2, "rows_per_step": 4, "learning_rate": 1e-3}
     stage = self_critic.make_stage(two_tools.make_two_tools(), score, **sizes)
     params = ARENA.policy.init(jax.random.key(1))

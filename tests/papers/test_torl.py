@@ -84,7 +84,7 @@ def test_episodes_by_hand():
 
 def test_what_the_tool_says_is_context_and_not_trained_on():
     tokens, ids = ARENA.train.tokens, jnp.arange(16, dtype=jnp.int32)
-    roll = jax.jit(arenas.make_rollout(ARENA, ARENA.train, group_size=4))
+    roll = jax.jit(arenas.arena_episodes(ARENA, ARENA.train, group_size=4))
     # of a fresh decoder, whose calls are hardly ever expressions
     params, keys = ARENA.policy.init(jax.random.key(0)), sample_keys(jax.random.key(1), 0, ids, 4)
     rows = roll(params, tokens[ids], ARENA.train.valid[ids], keys, ids)

@@ -73,7 +73,7 @@ def test_a_prefix_and_its_rest_joined_are_the_rollout():
 def test_demonstrations_are_right_and_scored_by_the_actor():
     settings = recipes.OnlineSettings(levels=(1,), train_problems=16, eval_problems=8, max_new_tokens=NEW, group_size=2)
     found = recipes.bench(settings)
-    plain = recipes.make_rollout(found.model, group_size=2, max_new_tokens=NEW, temperature=1.0)
+    plain = recipes.rollout_of_model(found.model, group_size=2, max_new_tokens=NEW, temperature=1.0)
     rollout = recipes.demonstrating_rollout(settings, found, plain)
     ids = jnp.asarray([3, 5, 5, 0], jnp.int32)
     keys = sample_keys(jax.random.key(0), 0, ids, 2)

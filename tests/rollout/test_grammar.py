@@ -35,7 +35,7 @@ def test_every_response_is_one_of_the_texts(drawn):
 def test_the_trainer_scores_what_was_drawn_in_chunks_of_any_size(drawn):
     policy, params, found, rows = drawn
     for chunk in (1, 3, 128):
-        logp, entropy = jax.jit(grammars.make_score(found, chunk=chunk), static_argnums=0)(policy, params, rows)
+        logp, entropy = jax.jit(grammars.score_legal(found, chunk=chunk), static_argnums=0)(policy, params, rows)
         np.testing.assert_allclose(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, atol=1e-5)
         assert float(jnp.max(jnp.where(rows.mask, entropy, 0.0))) <= np.log(3) + 1e-5  # three may follow the 5
     whole = jnp.exp(jnp.sum(jnp.where(rows.mask, logp, 0.0), axis=1))
@@ -48,7 +48,7 @@ def test_the_slope_is_that_of_the_shares_of_what_is_allowed(drawn):
     """Against logits cut to the allowed tokens, without -inf."""
     policy, params, found, rows = drawn
     few = jax.tree.map(lambda x: x[:2], rows._replace(extras={}))
-    score = grammars.make_score(found, chunk=2)
+    score = grammars.score_legal(found, chunk=2)
 
     def total(p):
         return jnp.sum(jnp.where(few.mask, score(policy, p, few)[0], 0.0))

@@ -33,7 +33,7 @@ def test_a_mixed_rollout_keeps_the_roll_in_and_continues_it():
     found = recipes.bench(SETTINGS)
     model, ids = found.model, jnp.arange(4, dtype=jnp.int32)
     numbers = {"max_new_tokens": 12, "temperature": 1.0}
-    begin, end = (recipes.make_rollout(model, group_size=n, **numbers) for n in (2, 1))
+    begin, end = (recipes.rollout_of_model(model, group_size=n, **numbers) for n in (2, 1))
     keys = sample_keys(jax.random.key(0), 0, ids, 2)
     # a second policy that writes one token for ever
     params = model.params

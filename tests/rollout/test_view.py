@@ -48,7 +48,7 @@ def played():
     arena = lookup.make_lookup(turns=3)
     params = jax.jit(arena.policy.init)(jax.random.key(0))
     ids = jnp.arange(2, dtype=jnp.int32)
-    rollout = arenas.make_rollout(arena, arena.train, group_size=4)
+    rollout = arenas.arena_episodes(arena, arena.train, group_size=4)
     rows = rollout(
         params, arena.train.tokens[:2], arena.train.valid[:2], sample_keys(jax.random.key(1), 0, ids, 4), ids
     )

@@ -25,7 +25,7 @@ SETTINGS = recipes.OnlineSettings(
 def _case():
     found = recipes.bench(SETTINGS)
     ids = jnp.arange(2, dtype=jnp.int32)
-    rollout = recipes.make_rollout(found.model, group_size=2, max_new_tokens=12, temperature=1.0)
+    rollout = recipes.rollout_of_model(found.model, group_size=2, max_new_tokens=12, temperature=1.0)
     keys = sample_keys(jax.random.key(0), 0, ids, 2)
     rows = rollout(found.model.params, found.train.tokens[ids], found.train.valid[ids], keys, ids)
     head = heads.init_head(found.model.config.hidden_size, jax.random.key(1), scale=0.1)

@@ -7,10 +7,12 @@ import optax
 import pytest
 import safetensors.numpy
 
+from jaxrl_llm.experiment import curricula
 from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
+from jaxrl_llm.run.bench import OnlineSettings
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import TrainState
@@ -75,3 +77,19 @@ def test_main_job_and_resume(tmp_path):
 def test_adapter_on_a_mesh(tmp_path):
     assert cli([*JOB, "--steps", "1", "--mesh", "data=2,fsdp=2,tensor=2", "--out", str(tmp_path / "run")]) == 0
     assert (tmp_path / "run" / "adapter" / "adapter_config.json").is_file()
+
+
+def test_what_is_imitated_while_a_program_is_traced_may_lie_on_a_mesh():
+    """The start of a run is computed at once, and beside the trace that asks for it: its own programs are whole."""
+    settings = OnlineSettings(
+        mesh="data=2", lora=2, train_problems=4, eval_problems=2, max_new_tokens=16, levels=(2,), group_size=2
+    )
+
+    def start(scale):
+        found = curricula.solutions_imitated(settings, steps=1, learning_rate=1e-3, rows_per_step=2)
+        return jax.tree.map(lambda x: scale * x, found)
+
+    traced, shapes = jax.make_jaxpr(start, return_shape=True)(jnp.float32(1.0))
+    found = curricula.solutions_imitated(settings, steps=1, learning_rate=1e-3, rows_per_step=2)
+    assert jax.tree.structure(shapes) == jax.tree.structure(found)
+    assert "scan" not in str(traced) and all(np.isfinite(x).all() for x in jax.tree.leaves(found))

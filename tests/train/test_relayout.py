@@ -91,7 +91,7 @@ def _steps(folder, **changes):
     model = model._replace(params=rules.shard(model.params, mesh))
     problems = parts.load_problems("chain", train=16, heldout=8, seed=0)
     tables = parts.make_tables(model, problems, prompt_tokens=0, max_new_tokens=6)
-    online = grpo.make_online(settings, model, tables, mesh)
+    online = grpo.method_of_flags(settings, model, tables, mesh)
 
     def score(rows):
         odd = jnp.sum(jnp.where(rows.mask, rows.tokens, 0), axis=1) % 2

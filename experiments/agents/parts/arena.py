@@ -48,8 +48,8 @@ class Arena:
         return self.turns * (self.env.action_tokens + self.env.observation_tokens)
 
     def slots(self, group_size: int) -> dict[str, Any]:
-        """What ``train.methods.episode_methods.make_online`` takes from an embedded env: its compiled rollout."""
-        rollout = make_rollout(self, self.train, group_size=group_size)
+        """What ``episode_methods.learned_from_episodes`` takes from an embedded env: its compiled rollout."""
+        rollout = arena_episodes(self, self.train, group_size=group_size)
         return {"rollout": rollout, "whole_batch": "its world is embedded and small"}
 
 
@@ -99,7 +99,7 @@ def shortened(arena: Arena, turns: int) -> Arena:
     return arena if turns == arena.turns else dataclasses.replace(arena, turns=turns)
 
 
-def make_rollout(arena: Arena, problems: Problems, *, group_size: int, temperature: float = 1.0):
+def arena_episodes(arena: Arena, problems: Problems, *, group_size: int, temperature: float = 1.0):
     """Episodes of tasks of one table, in the form that is fast for many seeds (see ``train.seed_axis``)."""
     return multi_turn.make_episodes(
         arena.policy, arena.env, problems.answers, group_size=group_size, max_turns=arena.turns,
@@ -120,7 +120,7 @@ def swapping_actor(arena: Arena, *, lag: int, group_size: int) -> dict[str, Call
     if lag:
         slots["actor"] = recipes.behaviour_of  # all versions, oldest first
         policy = swapped_weights.swapping_policy(policy, version_of)
-    play = make_rollout(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
+    play = arena_episodes(dataclasses.replace(arena, policy=policy), arena.train, group_size=group_size)
     return slots | {"rollout": lambda *given: swapped_weights.with_staleness(play(*given), version_of, lag)}
 
 
@@ -131,7 +131,7 @@ def make_heldout(arena: Arena, *, samples: int, part: str = "") -> Callable[[Par
       part: where the policy lies in the parameters, if they hold more.
     """
     held = arena.heldout
-    rollout = make_rollout(arena, held, group_size=samples)
+    rollout = arena_episodes(arena, held, group_size=samples)
 
     def episodes_of(params, key):
         ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)

@@ -203,7 +203,7 @@ def blind_score() -> float:
     One plan for each wanted kind, the best on the training tasks.
     """
     plans, (train, held) = every_plan(), tasks()
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         each, total = jax.jit(score), 0.0
         for wanted in WANTED:
             here, there = (rows[rows[:, 3] == encode(wanted)[0]] for rows in (train, held))
@@ -222,7 +222,7 @@ def measure(
     Args:
       decoding: ``grammar`` or ``anything``.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         prompts = jnp.asarray(tasks()[1])
         rows_of = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     keys = sample_keys(key, 0, rows_of, samples)

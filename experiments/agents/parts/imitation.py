@@ -76,7 +76,7 @@ def rejection_stage(
     if updates < 1:
         raise ValueError(f"updates={updates} must be at least 1 for each rollout of the online stage")
     prompts, size = settings.steps * settings.prompts_per_step, settings.group_size
-    rollout = arenas.make_rollout(arena, arena.train, group_size=size)
+    rollout = arenas.arena_episodes(arena, arena.train, group_size=size)
 
     def make_rows(params: Params, key: Key) -> Shown:
         draw, play = jax.random.split(key)

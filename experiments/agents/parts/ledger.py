@@ -154,7 +154,7 @@ def make_played(skill: Skill = Skill(), context: contexts.Context = IMITATED) ->
     return played
 
 
-def make_rollout(
+def episodes_in_context(
     arena: arenas.Arena, context: contexts.Context, tasks: Problems, *, group_size: int
 ) -> Callable[..., Trajectories]:
     """Episodes with this context, in the form that is fast for many seeds."""
@@ -190,11 +190,11 @@ def measure(
     longest ones. ``eval/overlong``: episodes without an answer. ``eval/right_summaries``: of those that were written.
     """
     held = arena.heldout
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         ids = jnp.arange(held.tokens.shape[0], dtype=jnp.int32)
 
     def episodes_of(seen: contexts.Context, params: Params, key: Key):
-        rows = make_rollout(arena, seen, held, group_size=samples)(
+        rows = episodes_in_context(arena, seen, held, group_size=samples)(
             params, held.tokens, held.valid, sample_keys(key, 0, ids, samples), ids
         )
         return rows, multi_turn.episode_rewards({}, rows).value

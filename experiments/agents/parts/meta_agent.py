@@ -189,7 +189,7 @@ def measure(
     seed counted; ``eval/seed`` that of the seed; ``eval/runs``: share of programs that can be run; ``eval/better``:
     share of turns that beat all before.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), flows.executors(64, 1))
     marks = tuple(sorted({1, 2, min(5, turns), turns}))
     look, last = jax.random.split(key)

@@ -227,7 +227,7 @@ def read(tasks: dict[str, Array], rows: Trajectories, formed: Callable[[Array], 
     )
 
 
-def make_score(
+def score_by_f1(
     reward: Callable[[Array, Array], Array], *, formed: Callable[[Array], Array] = well_formed
 ) -> Callable[..., Rewards]:
     """The ``score`` of a ``reward(f1, formed)``; ``formed`` as in ``read``."""

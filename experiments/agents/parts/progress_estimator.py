@@ -68,7 +68,7 @@ def fit_stage(
       rollout: of single episodes; None: the arena's.
     """
     if rollout is None:
-        rollout = arenas.make_rollout(arena, arena.train, group_size=1)
+        rollout = arenas.arena_episodes(arena, arena.train, group_size=1)
 
     def explore(params, key):
         ids = jax.random.randint(key, (table,), 0, arena.train.tokens.shape[0], jnp.int32)

@@ -74,7 +74,7 @@ def make_stage(
       rows_at_once: that the reference scores; None: all of them.
     """
     if rollout is None:
-        rollout = arenas.make_rollout(arena, arena.train, group_size=group_size)
+        rollout = arenas.arena_episodes(arena, arena.train, group_size=group_size)
 
     def referred(params: Params, rows: Trajectories) -> Array:
         if rows_at_once is None:

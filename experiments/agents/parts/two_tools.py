@@ -109,7 +109,7 @@ def conduct(rows: Trajectories) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
     return well_formed, well_formed & looked & computed
 
 
-def make_score(*, bonus: float):
+def score_by_conduct(*, bonus: float):
     """The ``score`` slot: the hierarchical reward of an episode, see ``shaping.multi_tool_rewards``."""
 
     def score(answers: dict[str, Array], rows: Trajectories) -> Rewards:

@@ -78,7 +78,7 @@ def make_table(make: Maker, cells: tuple[tuple[int, int], ...], n: int, seed: in
             allowed[k] |= sets[-1]
     tail = np.stack([answers, np.full(n, END, np.int32)], axis=1)
     whole = np.concatenate([worked.reshape(n, -1), tail], axis=1)
-    with jax.ensure_compile_time_eval():  # kept for all traces, so of none of them
+    with jax.core.eval_context():  # kept for all traces, so of none of them
         return Table(*(jnp.asarray(x) for x in (prompts.reshape(n, -1), whole, answers, allowed)))
 
 

@@ -112,7 +112,7 @@ def measure(task: int, params, key, *, samples: int):
     Args:
       samples: of each puzzle; direct answers want 64 of them, to spend the largest budget.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77)[0])
     drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
     right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)

@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.beds.parts import rare_answers
@@ -20,7 +18,8 @@ from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import off_policy, sequence
 from jaxrl_llm.losses.policy import cispo_loss, clipped_policy_loss
-from jaxrl_llm.train.plan import referred
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import Batch, TokenTerms
 
 
@@ -54,7 +53,7 @@ def agro(settings: Settings) -> experiment.Plan:
     """Half the variance of regularised rewards within groups, and the starting model as reference."""
 
     def terms(logp, batch):
-        rewards = batch.extras["rewards"]
+        rewards = builders.rewards_of(batch.extras)
         return off_policy.agro_loss(
             logp, batch.ref_logp, rewards, batch.group_ids, batch.mask, beta=settings.beta
         )  # fmt: skip
@@ -62,12 +61,9 @@ def agro(settings: Settings) -> experiment.Plan:
     lagged = recipes.lagged_extras(settings.lag)
 
     def extras(params, key):
-        return lagged(params, key) | {"reference": jax.tree.map(jnp.copy, params)}
+        return lagged(params, key) | keep_reference(params, key)
 
-    slots = {
-        "reference": referred,
-        "row_extras": lambda extras, rows, rewards: {"rewards": rewards.value},
-    }
+    slots = {"reference": referred, "row_extras": builders.keep_rewards}
     return rare_answers.build(
         settings, terms=terms, estimated=slots, extras=extras, **recipes.lagged_actor(settings.lag)
     )

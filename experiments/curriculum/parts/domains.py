@@ -81,7 +81,7 @@ def make_shares(first: np.ndarray, second: np.ndarray, share: float) -> Sampler:
 
 def warmed(settings: OnlineSettings, code: OnlineSettings, steps: int) -> Params:
     """The model after fine-tuning on the solutions of both domains; computed once, also inside of a trace."""
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         return _warmed(recipes.bench_identity(settings), recipes.bench_identity(code), steps)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
@@ -20,7 +20,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import given_responses as given
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.run.parts import Model
-from jaxrl_llm.types import Batch, Rewards, Trajectories
+from jaxrl_llm.types import Batch, Rewards, Trajectories, declared
 
 
 class Hints(NamedTuple):
@@ -231,14 +231,20 @@ def make_staged_rollout(
     return {"rollout": staged, "score": lambda given, rows: judge(given, with_hint(rows, hints))}
 
 
+class Drawn(NamedTuple):
+    """Extras of a batch: how often the prompt of each row was drawn."""
+
+    draws: Float[Array, " B"]
+
+
 def draw_extras(extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """``row_extras`` of ``estimates.make_estimate``: how often each prompt was drawn."""
-    return {"draws": draws_of(rows).astype(jnp.float32)}
+    return Drawn(draws_of(rows).astype(jnp.float32))._asdict()
 
 
 def draw_figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     """``diagnostics`` of ``estimates.make_policy_loss``: ``hints/draws``, the mean number of draws of a prompt."""
-    return {"hints/draws": jnp.broadcast_to(batch.extras["draws"][:, None], logp.shape)}
+    return {"hints/draws": jnp.broadcast_to(declared(Drawn, batch.extras).draws[:, None], logp.shape)}
 
 
 # ------------------------------------------------------------------ attempts inside the prompt

@@ -71,7 +71,9 @@ def replies(
     if not fits:
         return said
     table = tables.encode_problems(model.tokenizer, [asked[k] for k in fits], chat=chat)
-    rollout = jax.jit(recipes.make_rollout(model, group_size=1, max_new_tokens=max_new_tokens, temperature=temperature))
+    rollout = jax.jit(
+        recipes.rollout_of_model(model, group_size=1, max_new_tokens=max_new_tokens, temperature=temperature)
+    )
     size, found = min(at_once, len(fits)), []
     for begin in range(0, len(fits), size):
         # the last batch is filled with repeats so that one shape serves all

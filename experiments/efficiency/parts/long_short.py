@@ -25,6 +25,7 @@ from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.offline import Offline
+from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import Key, Params, Policy, Rewards, Trajectories
 
 CALIBRATION_ROWS = 16
@@ -74,7 +75,7 @@ def make_experts(policy: Policy, tables: Tables, *, rows_per_step: int, tx: opta
 
 def reference_extras(params: Params, key: Key) -> dict[str, Params]:
     """The slow model as it is when a stage begins."""
-    return {"reference": jax.tree.map(jnp.copy, params["slow"])}
+    return keep_reference(params["slow"], key)
 
 
 def make_dpo(
@@ -87,7 +88,7 @@ def make_dpo(
         return reduce.sequences(logp, rows.mask)
 
     def loss(params: Params, extras: dict[str, Any], part: Tables, count: int):
-        logps = [total(p, rows) for p in (params["slow"], extras["reference"]) for rows in (part.quick, part.slow)]
+        logps = [total(p, rows) for p in (params["slow"], referred(extras)) for rows in (part.quick, part.slow)]
         terms = dpo_loss(logps[0], logps[1], *(jax.lax.stop_gradient(x) for x in logps[2:]), beta=beta)
         trained = sum(jnp.sum(rows.mask.astype(jnp.float32)) for rows in part)
         value = jnp.sum(terms.loss) / count

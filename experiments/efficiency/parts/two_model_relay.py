@@ -164,7 +164,7 @@ def _measure(identity: tuple, temperature: float, samples: int, read_share: floa
     return measure
 
 
-def make_score(
+def score_by_answerer(
     relay: Relay, small: Params, reference: Float[Array, " N"], penalty: Callable[[Array, Array], Array]
 ) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` slot: the answerer's verdict plus ``penalty(tokens, reference tokens)`` of the reasoning."""

@@ -117,11 +117,11 @@ def label_answers(problems: Sequence[Problem]) -> dict[str, np.ndarray]:
 
 
 def table(found: Bench, problems: Sequence[Problem]) -> Problems:
-    """The problems as arrays, judged by ``make_score``."""
+    """The problems as arrays, judged by ``score_by_kind``."""
     return tables.encode_problems(found.model.tokenizer, problems, answers=label_answers)
 
 
-def make_score(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
+def score_by_kind(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
     """The judge of a mixed table: each row by what it asks for."""
     solved = curricula.device_score(found)
     judged = critique_verifier.make_label_verifier(found.model.tokenizer.encode, found.model.tokenizer.eos_ids)
@@ -137,7 +137,7 @@ def judging(settings: OnlineSettings) -> Bench:
     """The bench of judging: as many right as wrong candidates of the held-out problems."""
     found, levels = recipes.bench(settings), settings.levels or None
     held = tables.make_split(chain, split="heldout", n=settings.eval_problems, seed=0, levels=levels)
-    return found._replace(heldout=table(found, critique_problems(held, CHAINS, seed=1)), score=make_score(found))
+    return found._replace(heldout=table(found, critique_problems(held, CHAINS, seed=1)), score=score_by_kind(found))
 
 
 def judged(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
@@ -168,7 +168,7 @@ def practised(settings: OnlineSettings, kind: Kind, *, wrong: float, steps: int)
     The copy that all arms begin with: it knows both forms, fails first attempts as often as ``wrong`` says, and works
     as badly where it judges: its labels follow from its own work.
     """
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         return _practised(recipes.bench_identity(settings), kind, wrong, steps)
 
 

@@ -46,7 +46,7 @@ def learned_codes(
     Args:
       sources: the task that is rewarded first. Rows of a file take its place with their own solutions.
     """
-    with jax.ensure_compile_time_eval():
+    with jax.core.eval_context():
         identity = recipes.bench_identity(settings)
         return _learned_codes(identity, tuple(sources), codes, steps, usage, learning_rate)
 

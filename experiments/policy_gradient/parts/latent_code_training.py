@@ -1,7 +1,7 @@
 """Learning the codes of a latent-action model from text: world model, inverse model and the policy that imitates it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from experiments.policy_gradient.parts import latent_codes
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.losses import kl
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 def world_loss(
@@ -82,6 +82,18 @@ def learn_world(
     return parts | {"model": model}
 
 
+class Begun(NamedTuple):
+    """Extras of a state: the policy over codes before its first update."""
+
+    first: Params
+
+
+class Coded(NamedTuple):
+    """Extras of a batch: the codes that were drawn."""
+
+    codes: Array
+
+
 def make_code_slots(
     policy: Policy,
     advantages: Callable[[Trajectories, Rewards], Array],
@@ -114,14 +126,15 @@ def make_code_slots(
         key = jax.random.fold_in(jax.random.key(23), jnp.sum(rows.tokens))  # the responses are the seed of the draw
         codes = latent_codes.drawn_codes(policy, params, before, rows.tokens, key, sharpness=sharpness)
         old, _ = latent_codes.code_logp(params, before, codes)
-        first = {"policy": extras["first"]}
+        first = {"policy": declared(Begun, extras).first}
         ref, _ = latent_codes.code_logp(first, before, codes)
         fixed = jax.lax.stop_gradient((old, ref))
-        return batch._replace(old_logp=fixed[0], ref_logp=fixed[1], extras=batch.extras | {"codes": codes})
+        kept = batch.extras | Coded(codes)._asdict()
+        return batch._replace(old_logp=fixed[0], ref_logp=fixed[1], extras=kept)
 
     def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
         before = states(params, batch)
-        logp, entropy = latent_codes.code_logp(params, before, batch.extras["codes"])
+        logp, entropy = latent_codes.code_logp(params, before, declared(Coded, batch.extras).codes)
         terms = token_loss(logp, batch.old_logp, batch.advantages, batch.mask)
         held = kl_weight * kl.kl_gradient_terms(logp, batch.ref_logp, batch.mask)
         value = reduce.tokens(terms.loss + held, batch.mask, total=batch.total)
@@ -137,7 +150,7 @@ def make_code_slots(
 
 def keep_policy(params: Params, key: Key) -> dict[str, Params]:
     """The ``extras`` of a stage with ``make_code_slots``: the policy over codes before its first update."""
-    return {"first": jax.tree.map(jnp.copy, params["policy"])}
+    return Begun(jax.tree.map(jnp.copy, params["policy"]))._asdict()
 
 
 def distinct_fraction(tokens: Array, mask: Array, samples: int) -> Array:

@@ -208,7 +208,7 @@ def practised(
     The copy that all arms begin with: it knows the form of a second attempt, and fails first ones as often as ``wrong``
     says. Computed once.
     """
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         return _practised(recipes.bench_identity(settings), attempt, tuple(critics), wrong, steps)
 
 

@@ -6,7 +6,7 @@ all arms have in their token embeddings and constraints have as features.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, tabled
-from jaxrl_llm.types import Key, Metrics, Params, Rewards
+from jaxrl_llm.types import Key, Metrics, Params, Rewards, declared
 
 WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, layers=2, heads=4
@@ -225,6 +225,21 @@ def draw_experts(key: Key) -> Array:
     return jnp.where(good[:, None], found, mean[None])
 
 
+class Carried(NamedTuple):
+    """Extras of a state: the multiplier of the cost, and outcomes of demonstrations."""
+
+    multiplier: Array
+    experts: Array
+
+
+class Spent(NamedTuple):
+    """Extras of a batch: costs, outcomes of the responses, and as many of demonstrations."""
+
+    cost: Array
+    own: Array
+    expert: Array
+
+
 def online_stage(
     cost: Callable[..., Array], *, shifted: bool, penalty: float | None, steps: int, prompts_per_step: int,
     group_size: int, learning_rate: float, rate: float, reward: Callable[..., Array] = inferred_reward,
@@ -243,25 +258,27 @@ def online_stage(
         normal = group.group_normalized_advantages
         if penalty is None:
             parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (paid, spent)]
-            value = constrained.lagrangian_advantages(*parts, extras["multiplier"])
+            value = constrained.lagrangian_advantages(*parts, declared(Carried, extras).multiplier)
         else:
             value = normal(paid - penalty * spent, rows.group_ids, valid=rewards.valid)
         batch = base(params["policy"], extras, rows, Rewards(value, rewards.valid))
-        expert = extras["experts"][: spent.shape[0]]
-        return batch._replace(extras={"cost": spent, "own": toy.outcomes(*walked), "expert": expert})
+        expert = declared(Carried, extras).experts[: spent.shape[0]]
+        return batch._replace(extras=Spent(spent, toy.outcomes(*walked), expert)._asdict())
 
     def whole_loss(params, batch):
         value, shown = loss(params["policy"], batch)
         if not shifted:
-            value = value + irl_loss(params["goal"], batch.extras["expert"], batch.extras["own"])
+            seen = declared(Spent, batch.extras)
+            value = value + irl_loss(params["goal"], seen.expert, seen.own)
         return value, shown
 
     def remember(state: Any, batch: Any, rows: Any, rewards: Any) -> dict[str, Any]:
-        raised = constrained.dual_ascent(state.extras["multiplier"], reduce.scalars(batch.extras["cost"]), rate=rate)
+        multiplier, experts = declared(Carried, state.extras)
+        raised = constrained.dual_ascent(multiplier, reduce.scalars(declared(Spent, batch.extras).cost), rate=rate)
         # other demonstrations for the next step
-        return state.extras | {"multiplier": raised, "experts": jnp.roll(state.extras["experts"], -64, axis=0)}
+        return state.extras | Carried(raised, jnp.roll(experts, -64, axis=0))._asdict()
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         WORLD, toy.draw_prompts(jax.random.key(3), 1024, shifted=shifted), strings.score_of(WORLD, toy.arrived),
         estimate=estimate, loss=whole_loss, tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step,
         group_size=group_size, actor=lambda state: state.params["policy"], remember=remember,
@@ -270,7 +287,7 @@ def online_stage(
 
 
 def _carried(params: Params, key: Key) -> dict[str, Array]:
-    return {"multiplier": jnp.zeros((), jnp.float32), "experts": draw_experts(key)}
+    return Carried(jnp.zeros((), jnp.float32), draw_experts(key))._asdict()
 
 
 def _pairs(params: Params, key: Key) -> tuple[Array, ...]:

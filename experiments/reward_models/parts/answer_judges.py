@@ -19,7 +19,7 @@ from jaxrl_llm.experiment import curricula
 from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, declared
 
 KINDS = 10  # token of the first modulus; digits are their own tokens
 YES, NO, ODD = range(KINDS + len(chain.MODULI), KINDS + len(chain.MODULI) + 3)  # ODD is no verdict and cannot be read
@@ -235,6 +235,19 @@ def agreement(passed: Bool[Array, " B"], right: Bool[Array, " B"]) -> dict[str, 
     }
 
 
+class Verified(NamedTuple):
+    """Extras of a state: the parameters of a verifier."""
+
+    verifier: Any
+
+
+class Passed(NamedTuple):
+    """Extras of a batch: which responses the verifier passes, and which are right."""
+
+    passed: Bool[Array, " B"]
+    right: Bool[Array, " B"]
+
+
 def judged_stage(
     settings: OnlineSettings, free: free_answers.FreeBench, verifier: Verifier, *, advantages: Callable[..., Array],
     worth: Callable[..., Array] | None = None, **slots: Any,
@@ -249,17 +262,17 @@ def judged_stage(
     def estimate(params, extras, rows, rewards):
         answers = jax.tree.map(lambda x: x[rows.problem_ids], free.bench.train.answers)
         read = free.read(rows)
-        said = jax.lax.stop_gradient(verifier.judge(extras["verifier"], *read, answers))
+        said = jax.lax.stop_gradient(verifier.judge(declared(Verified, extras).verifier, *read, answers))
         value = said if worth is None else worth(said, *read, answers)
         right = free.equivalent(*read, answers)
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
-            row_extras=lambda extras, rows, rewards: {"passed": said > 0.5, "right": right},
+            row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right)._asdict(),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
 
     online = curricula.make_grpo(
-        settings, free.bench, estimate=estimate, score=free_answers.make_score(free, free.equivalent),
-        figures=lambda batch, metrics: agreement(batch.extras["passed"], batch.extras["right"]), **slots,
+        settings, free.bench, estimate=estimate, score=free_answers.score_by_judge(free, free.equivalent),
+        figures=lambda batch, metrics: agreement(*declared(Passed, batch.extras)), **slots,
     )  # fmt: skip
-    return Stage(online, settings.steps, lambda params, key: {"verifier": verifier.fit(key)})
+    return Stage(online, settings.steps, lambda params, key: Verified(verifier.fit(key))._asdict())

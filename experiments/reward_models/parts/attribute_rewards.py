@@ -29,7 +29,7 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rewards import combine
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage, referred, tabled
+from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 Proxy = Callable[[Replies, Params, Array, Array], Array]  # (task, parameters, prompts, responses) -> optimised [B]
@@ -251,7 +251,7 @@ def true_score(task: Replies, answers: Any, rows: Trajectories) -> Rewards:
 
 def reference_extras(params: Params, key: Key) -> dict[str, Params]:
     """The policy as it is when a stage begins."""
-    return {"reference": jax.tree.map(jnp.copy, params["model"])}
+    return keep_reference(params["model"], key)
 
 
 def _prompts(task: Replies, count: int) -> Array:
@@ -291,7 +291,7 @@ def grpo_stage(
         )
         return inner(params["model"], extras, rows, rewards)
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
         loss=lambda params, batch: loss(params["model"], batch),
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
@@ -313,12 +313,12 @@ def ppo_stage(
 
     def token_rewards(params, extras, rows, rewards):
         judged = jax.lax.stop_gradient(proxy(task, params, *strings.responses_of(task.world, rows)))
-        reference, _ = builders.score_tokens(task.world.policy, extras["reference"], rows)
+        reference, _ = builders.score_tokens(task.world.policy, referred(extras), rows)
         paid = returns.at_last_token(judged, rows.mask)
         return kl.kl_in_reward(paid, rows.sampler_logp, reference, rows.mask, coefficient=kl_weight)
 
     estimate = actor_critic.make_value_estimate(task.world.policy, token_rewards=token_rewards)
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         task.world, _prompts(task, 512), partial(true_score, task), estimate=estimate,
         loss=actor_critic.make_actor_critic_loss(task.world.policy),
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=rollouts_per_step, group_size=1,

@@ -26,7 +26,7 @@ from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Params, Policy, Rewards, Trajectories
+from jaxrl_llm.types import Params, Policy, Rewards, Trajectories, declared
 
 DIGITS = 2  # of a reference
 
@@ -139,7 +139,7 @@ def shared_digits(
     return jnp.where(answered, both / jnp.maximum(either, 1.0), 0.0)
 
 
-def make_score(free: FreeBench, judge: Callable[[Array, Array, dict[str, Array]], Array]):
+def score_by_judge(free: FreeBench, judge: Callable[[Array, Array, dict[str, Array]], Array]):
     """The ``score`` slot from a judge of ``(value, answered, answers)``."""
 
     def score(answers: dict[str, Array], rows: Trajectories) -> Rewards:
@@ -176,7 +176,7 @@ def by_residues(settings: OnlineSettings) -> Bench:
     if settings.data != "chain":
         return recipes.bench(settings)
     free = make_free(settings)
-    return free.bench._replace(score=make_score(free, equivalent))
+    return free.bench._replace(score=score_by_judge(free, equivalent))
 
 
 # ------------------------------------------------------------------ the reference under a response's own reasoning
@@ -256,20 +256,27 @@ def debiased(score: Float[Array, " B"], before: Float[Array, " B"]) -> Float[Arr
     return jnp.clip(score - before, 0.0, 1.0)
 
 
+class Likelihood(NamedTuple):
+    """Extras of a batch: rows whose reference is made likelier, and how much each counts."""
+
+    shown: Referenced
+    weight: Float[Array, " B"]
+
+
 def with_likelihood(policy: Policy, loss: Callable[..., Any]) -> Callable[..., Any]:
     """A loss of rollouts to which the reference's own likelihood is added, weighed by each response's reward.
 
-    ``- mean_b R_b log p(y* | x, z_b)`` over the rows of ``extras["reference/..."]``; the weight has no gradient.
+    ``- mean_b R_b log p(y* | x, z_b)`` over the rows of ``Likelihood``; the weight has no gradient.
 
     From "Reinforcing General Reasoning without Verifiers" (VeriFree), arXiv:2505.21493, eq. 4.
     """
 
     def joined(params, batch):
         value, metrics = loss(params, batch)
-        shown = Referenced(*(batch.extras[f"reference/{name}"] for name in Referenced._fields))
+        shown, weight = declared(Likelihood, batch.extras)
         logp, _ = builders.score_tokens(policy, params, shown)
         own = jnp.sum(jnp.where(shown.mask, logp, 0.0), axis=1)
-        raised = reduce.scalars(jax.lax.stop_gradient(batch.extras["weight"]) * own)
+        raised = reduce.scalars(jax.lax.stop_gradient(weight) * own)
         return value - raised, metrics | {"reference/raised": raised}
 
     return joined

@@ -142,7 +142,7 @@ def grpo_stage(
             critic, extras, rows, rewards._replace(value=reward(task, odds, reports, labels[rows.problem_ids]))
         )
 
-    online = strings.make_online(
+    online = strings.learned_from_prompts(
         world, asked, score, estimate=estimate, loss=lambda params, batch: loss(params["generative"], batch),
         tx=optax.adam(world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
         actor=lambda state: state.params["generative"],

@@ -29,7 +29,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.train.plan import Stage, referred, tabled
+from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 
@@ -76,16 +76,16 @@ def rl_stage(
         world.policy, clipped_policy_loss, diagnostics=builders.reference_kl,
         extra_terms=lambda logp, entropy, batch: kl_weight * kl.k3_gradient_terms(logp, batch.ref_logp, batch.mask),
     )  # fmt: skip
-    online = strings.make_online(
-        world, task.draw_prompts(jax.random.key(31), 1024), make_score(task, reward, world),
+    online = strings.learned_from_prompts(
+        world, task.draw_prompts(jax.random.key(31), 1024), score_by_report(task, reward, world),
         estimate=lambda params, *rest: inner(params["judge"], *rest),
         loss=lambda params, batch: loss(params["judge"], batch), actor=lambda state: state.params["judge"],
         tx=optax.adam(task.world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
     )  # fmt: skip
-    return Stage(online, steps, lambda params, key: {"reference": jax.tree.map(jnp.copy, params["judge"])})
+    return Stage(online, steps, lambda params, key: keep_reference(params["judge"], key))
 
 
-def make_score(
+def score_by_report(
     task: Reports, reward: Callable[[Reports, Array, Array, Array, Array], Array], world: strings.World
 ) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` slot from ``reward(task, tagged, scored, scores, prompts) -> [B]``."""

@@ -276,7 +276,7 @@ def examples(
 @lru_cache(maxsize=4)
 def _taught(identity: tuple, ask: Callable[[str, str], str], steps: int, rate: float) -> Callable[[Key], Params]:
     settings = recipes.OnlineSettings(**dict(identity))
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         found, pairs = recipes.bench(settings), examples(settings, ask)
         encode = found.model.tokenizer.encode
         width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)

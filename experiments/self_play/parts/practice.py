@@ -67,7 +67,7 @@ def examples(
 
 def practised(settings: OnlineSettings, roles: Callable[[], Roles], *, steps: int, noise: float) -> Params:
     """The model of ``bench(settings)`` after ``steps`` of fine-tuning on ``examples``; computed once."""
-    with jax.ensure_compile_time_eval():  # also while a program that uses it is traced
+    with jax.core.eval_context():  # also while a program that uses it is traced
         return _practised(recipes.bench_identity(settings), roles, steps, noise)
 
 

@@ -322,7 +322,7 @@ class Pooled(NamedTuple):
     pool: Pool
 
 
-def make_rollout(settings: Any, found: Bench, text: Text, seeds: Sequence[str]) -> Callable[..., Trajectories]:
+def rollout_of_roles(settings: Any, found: Bench, text: Text, seeds: Sequence[str]) -> Callable[..., Trajectories]:
     """The ``rollout`` slot: ``{"model": parameters, "pool": Pool}`` and drawn rows of the table to three rows a place.
 
     Its extras say which role a row has (``role``), what it earns (``earned``), and of each place, at its three rows

@@ -13,6 +13,12 @@ from jaxrl_llm.types import Batch, Key, Params, Rewards, TrainState, Trajectorie
 REPLAY = "replay"  # its name in ``state.extras``
 
 
+class Replayed(NamedTuple):
+    """Extras of a batch: 1 where a row is of a stored group."""
+
+    replayed: Array
+
+
 class Replay(NamedTuple):
     """The newest ``C`` groups; ``pool.kept`` is True where one has been written."""
 
@@ -144,8 +150,8 @@ def make_replay(
 ) -> dict[str, Callable]:
     """The slots ``estimate`` and ``remember`` of an ``Online`` that trains on fresh and stored groups.
 
-    ``batch.extras["replayed"]`` says which rows are stored ones. The stage's ``extras`` put ``empty_replay`` under
-    ``REPLAY``.
+    ``Replayed`` in the extras of a batch says which rows are stored ones. The stage's ``extras`` put ``empty_replay``
+    under ``REPLAY``.
 
     Raises:
       ValueError: for a share outside 0 to 1.
@@ -157,7 +163,7 @@ def make_replay(
     def replayed(params: Params, extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards) -> Batch:
         rows, judged, old = mixed(extras[REPLAY], trajectories, rewards, group_size, **share)
         batch = estimate(params, extras, rows, judged)
-        return batch._replace(extras=batch.extras | {"replayed": old})
+        return batch._replace(extras=batch.extras | Replayed(old)._asdict())
 
     def remember(state: TrainState, batch: Batch, trajectories: Trajectories, rewards: Rewards) -> dict[str, Any]:
         return state.extras | {REPLAY: stored(state.extras[REPLAY], trajectories, rewards, group_size)}

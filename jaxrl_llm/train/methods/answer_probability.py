@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,14 +90,20 @@ def _chances(policy: Policy, params: Params, given: dict[str, Array]) -> Float[A
     return jnp.where(given["taken"][:, :, None], chance, 0.0)
 
 
+class Likely(NamedTuple):
+    """Extras of trajectories: how likely the right answer is before each turn."""
+
+    chance: Float[Array, "B K"]
+
+
 def with_chances(online: Online) -> Online:
-    """A method whose advantages find ``answer_chances`` among the rows' extras as ``chance``.
+    """A method whose advantages find ``answer_chances`` among the rows' extras: ``Likely``.
 
     Its problems are of ``host_places.questions`` with ``golds``.
     """
 
     def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
         found = answer_chances(online.policy, params, rows, answers_of(online, rows))
-        return online.estimate(params, extras, rows._replace(extras=rows.extras | {"chance": found}), rewards)
+        return online.estimate(params, extras, rows._replace(extras=rows.extras | Likely(found)._asdict()), rewards)
 
     return online._replace(estimate=estimate)

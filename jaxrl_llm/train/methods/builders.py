@@ -13,7 +13,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.losses import correction, kl
 from jaxrl_llm.train import packing, parity
 from jaxrl_llm.train.methods import packed
-from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories
+from jaxrl_llm.types import Batch, Metrics, Params, Policy, Rewards, TokenTerms, Trajectories, declared
 
 
 def score_tokens(
@@ -122,6 +122,28 @@ def per_response(
     return advantages
 
 
+class Diverged(NamedTuple):
+    """Extras of trajectories: ``old_logp - ref_logp`` of every trained token, an estimate of the divergence."""
+
+    token_kl: Float[Array, "B T"]
+
+
+class Rewarded(NamedTuple):
+    """Extras of a batch: the reward of each response, for a loss that reads rewards beside advantages."""
+
+    rewards: Float[Array, " B"]
+
+
+def keep_rewards(extras: dict[str, Any], trajectories: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``row_extras`` of ``make_estimate``: ``Rewarded``."""
+    return Rewarded(rewards.value)._asdict()
+
+
+def rewards_of(extras: dict[str, Any]) -> Float[Array, " B"]:
+    """The reward of each response, from the extras of a batch with ``Rewarded``."""
+    return declared(Rewarded, extras).rewards
+
+
 def make_estimate(
     policy: Policy,
     advantages: Callable[[Trajectories, Rewards], Array],
@@ -138,8 +160,8 @@ def make_estimate(
     """The ``estimate`` slot of a method without a value model.
 
     Args:
-      advantages: ``(trajectories, rewards) -> [B, T]``. With a reference ``trajectories.extras["token_kl"]`` is
-        ``old_logp - ref_logp`` of every trained token, an estimate of the divergence.
+      advantages: ``(trajectories, rewards) -> [B, T]``. With a reference it finds ``Diverged`` in the extras of the
+        trajectories.
       reduction: mode of ``reduce.tokens`` whose denominator goes into ``total``.
       recompute_old: one scoring pass for ``old_logp`` (needed for several updates per rollout); else the sampler's.
       reference: picks the reference parameters from ``state.extras``; None leaves ``ref_logp`` 0 and saves the pass.
@@ -167,7 +189,7 @@ def make_estimate(
             shown = trajectories._replace(extras=trajectories.extras | shows(extras, trajectories))
         if reference is not None:
             kl_of_tokens = jax.lax.stop_gradient(jnp.where(mask, old - reference_logp, 0.0))
-            shown = shown._replace(extras=shown.extras | {"token_kl": kl_of_tokens})
+            shown = shown._replace(extras=shown.extras | Diverged(kl_of_tokens)._asdict())
         values = advantages(shown, rewards)
         return Batch(
             tokens=trajectories.tokens,

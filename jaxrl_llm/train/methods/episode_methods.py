@@ -49,7 +49,7 @@ class Setup(NamedTuple):
         return {}
 
 
-def make_online(
+def learned_from_episodes(
     tasks: EpisodeTasks,
     *,
     estimate: Callable,
@@ -86,7 +86,7 @@ def make_grpo(
     Args:
       settings: ``learning_rate``, ``prompts_per_step`` and ``group_size``.
       advantages: ``(rows, rewards) -> [B, T]``, as ``row_extras`` and ``diagnostics`` those of ``builders``.
-      kl_weight: of k3 to the policy in the stage's ``extras``, see ``toys.keep_reference``; None: no reference.
+      kl_weight: of k3 to the policy in the stage's ``extras``, see ``plan.keep_reference``; None: no reference.
       trained: the rows as the loss shall see them, for example with another mask.
     """
     policy = tasks.policy
@@ -106,7 +106,7 @@ def make_grpo(
         "prompts_per_step": settings.prompts_per_step,
         "group_size": settings.group_size,
     }
-    return make_online(tasks, **parts | slots)
+    return learned_from_episodes(tasks, **parts | slots)
 
 
 def by_situation(rows: Trajectories, rewards: Rewards, *, gamma: float, anchor: Any = None, **weights: Any) -> Array:
@@ -152,7 +152,7 @@ def make_ppo(
         "group_size": group_size,
         "actor": actor_critic.model_of,
     }
-    return make_online(tasks, **parts | slots)
+    return learned_from_episodes(tasks, **parts | slots)
 
 
 def with_value(params: Params, key: Key) -> Params:

@@ -85,7 +85,10 @@ def trained_tokens(part: SupervisedRows) -> Array:
 def imitated(
     policy: Policy, params: Params, rows: SupervisedRows, *, steps: int, rows_per_step: int, learning_rate: float
 ) -> Params:
-    """The parameters after supervised fine-tuning with Adam. Call it under ``jax.ensure_compile_time_eval``."""
+    """The parameters after supervised fine-tuning with Adam. Call it under ``jax.core.eval_context``.
+
+    ``jax.ensure_compile_time_eval`` would go on folding constants inside the program, which fails on a mesh.
+    """
     size, tx = min(rows_per_step, rows.tokens.shape[0]), optax.adam(learning_rate)
     method = make_supervised(policy, rows, rows_per_step=size, tx=tx)
     state = offline.init_state(method, jax.tree.map(jnp.copy, params), jax.random.key(0))
