@@ -7,9 +7,9 @@ Equations: reward of a solution: right or not; of a critique: 1 when its last la
            whatever it says before. Advantages (r - mean) / std within the group of one question; groups of equal
            rewards do not train. crl_20, crl_50, crl_100: share of questions to judge; unbalanced: 90 % of the
            candidates are right. cft: no RL, -log pi of written critiques with the right label, as many rows a step.
-Left out:  partial rewards. Recorded on arithmetic chains, which the small model knows; --data programs asks for small
-           Python programs, labelled and rewarded by their tests in the sandbox; rows of one's own (--format mbpp) have
-           the starting model's own samples to judge.
+Left out:  nothing of the method; recorded on arithmetic chains, which the small model knows. --data programs asks for
+           small Python programs, labelled and rewarded by their tests in the sandbox (--tests share: by the share that
+           passes); rows of one's own (--format mbpp) have the starting model's own samples to judge.
 Expect:    eval/accuracy: crl_20 > rl - 0.01 and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
 Measure:   held-out chains to solve, and to judge, half of them right; every arm starts from the same copy that knows
            both forms and errs in four of five answers; 8 seeds, equal rollouts and updates.
@@ -18,7 +18,7 @@ Run:       python -m experiments.policy_gradient.critique_coder [--data programs
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import optax
 
@@ -30,10 +30,12 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import is_generated, problem_sets
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Problems
+from jaxrl_llm.verifiers import code
 
 
 def reinforced(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -57,6 +59,7 @@ class Settings(recipes.OnlineSettings):
     right_share: float = 0.5  # of the candidates
     warm_steps: int = 500  # of supervised fine-tuning on attempts and critiques
     learn: Callable[..., tuple[Stage, ...]] = reinforced
+    tests: Literal["all", "share"] = "all"  # that a program has to pass, or the share of them that pays
 
 
 EMBEDDED = {
@@ -91,6 +94,8 @@ class Asked(NamedTuple):
 
 def on_device(settings: Settings, bench: recipes.Bench) -> Asked:
     """Chains, judged where they are sampled."""
+    if settings.tests == "share":
+        raise UserError("--tests share: chains have no tests; give --data programs, or code of your own")
     solving = curricula.train_problems(settings)
     judging = critique_task.critique_problems(solving, right_share=settings.right_share)
     table = critique_task.table(bench, critique_task.mixed(solving, judging, share=settings.share))
@@ -101,7 +106,14 @@ def on_device(settings: Settings, bench: recipes.Bench) -> Asked:
 def on_host(settings: Settings, bench: recipes.Bench) -> Asked:
     """Programs, judged by their tests in the sandbox, and rows of one's own by their verifier."""
     judging = host_judging.questions(settings, right_share=settings.right_share)
-    mixed = host_judging.mixture(problem_sets(settings)[0], judging, share=settings.share)
+    solving, _, verify = problem_sets(settings)
+    mixed = host_judging.mixture(solving, judging, share=settings.share)
+    if settings.tests == "share":
+        if verify is not code.verify:
+            raise UserError("--tests share: these answers are no programs with tests; give --data programs, or code")
+        pool = job.make_pool(code.verify_share)
+        paid = job.make_scorer(bench.model.tokenizer, solving, code.verify_share, pool)
+        bench = bench._replace(host_score=paid)
     table = tables.encode_problems(bench.model.tokenizer, mixed.problems, chat=settings.chat)
     host_score = host_judging.make_host_score(bench, mixed)
     return Asked(judging, table, {}, host_score, host_judging.judging_measure(settings))

@@ -109,6 +109,24 @@ def test_programs_are_labelled_and_rewarded_by_their_tests():
     assert rewards.value.tolist() == [1, 0, 1, 0] and rewards.valid.all()
 
 
+def test_a_share_of_the_tests_pays_where_that_is_asked_for():
+    settings = critique_coder.Settings(
+        data="programs", levels=(1,), train_problems=8, eval_problems=2, max_new_tokens=16, share=0.0, tests="share"
+    )
+    found, problem = recipes.bench(settings), recipes.solved_problems(settings)[0]
+    scope = {}
+    exec(problem.answer["start"] + problem.solution, scope)  # the generator's own text
+    text = str(scope["f"](1))  # a constant, right at one input, and wherever the function has this value again
+    _, rows = _rows([problem.solution, text])
+    rows = rows._replace(problem_ids=np.zeros(2, np.int32))
+    rewards = critique_coder.on_host(settings, found).host_score(rows)
+    assert rewards.value.tolist() == pytest.approx([1.0, 0.2])
+    plain = dataclasses.replace(settings, tests="all")
+    assert critique_coder.on_host(plain, found).host_score(rows).value.tolist() == [1.0, 0.0]
+    with pytest.raises(UserError, match="--tests share: chains have no tests"):
+        critique_coder.build(dataclasses.replace(settings, data="chain"))
+
+
 def test_samples_that_are_judged_are_balanced_and_of_problems_that_are_neither_always_nor_never_solved():
     problems = [problem._replace(prompt="Add one.") for problem in recipes.solved_problems(PROGRAMS)] * 50
     kinds = [[("good", True), ("bad", False)], [("good", True)], [("bad", False)], [("bad", False), ("good", True)]]
