@@ -154,3 +154,19 @@ def stage_of(settings: Settings, found: recipes.Bench, steps: int) -> experiment
     slots["whole_batch"] = "its mean entropy says which way it is held" if settings.hold else ""
     online = recipes.make_online(settings, found, loss=loss, tx=tx, figures=figures, **slots)
     return experiment.Stage(online, steps, **more)
+
+
+def claim(results: experiment.Results) -> experiment.Claim:
+    """The term holds the entropy, recovery saves rollouts, the weight lifts hard problems, and all three beat GRPO."""
+    return experiment.conclude(
+        " ".join(claim.__doc__.split()),
+        experiment.greater(results, "eval/accuracy", "all", "grpo"),
+        experiment.smaller(results, "entropy/gap", "ter", "grpo"),
+        experiment.greater(results, "eval/accuracy", "ter", "bonus"),
+        experiment.greater(results, "filter/updated", "dapo_rsr", "dapo"),
+        experiment.greater(results, "eval/accuracy_4", "dapo_pshw", "dapo"),
+    )
+
+
+if __name__ == "__main__":
+    experiment.main(__name__)
