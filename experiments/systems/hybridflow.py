@@ -7,8 +7,8 @@ Claim:     the mapping that a simulator chooses is never slower than fixed ones 
 Equations: received by a device, of M bytes: ds_chat (t p d - 1) / (t p d), vanilla (t p - 1) / (t p), all others
            (t p - t_g p_g) / (t_g p_g t p). start = max(ready, end of the last call on those devices). colocate, split,
            pairs: fixed sets, the best division of devices; auto: all set partitions; stages: chosen by the paper's
-           sum over stages of the busiest set; grpo, remax: auto for the graphs of their controllers; pipelined: auto,
-           actor and critic trained in p = 2 or 4 stages, (m + p - 1) / m times a stage's seconds of m parts.
+           sum over stages of the busiest set; grpo, remax: auto for the graphs of their controllers. --depths 2 4:
+           actor and critic of every arm trained in so many stages, (m + p - 1) / m times a stage's seconds of m parts.
 Left out:  profiles (seconds are this library's roofline) and so the factor 1.53 to 20.57 over other systems, whose
            software it does not know; machines of several devices; elsewhere fully sharded data for stages.
            Nothing is trained; the controllers run in the tests.
@@ -61,7 +61,6 @@ ARMS = {
     "pairs": {"partitions": placement.in_pairs}, "auto": {}, "stages": {"judge": placement.by_stages},
     "vanilla": {"transition": regroup.vanilla}, "ds_chat": {"transition": regroup.fully_sharded},
     "grpo": {"controller": dataflow.grpo}, "remax": {"controller": dataflow.remax},
-    "pipelined": {"depths": (2, 4)},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/predicted", "plan/seconds", "plan/sets", "transition/gib", "transition/gap")
 CURVES = (*METRICS, "plan/idle", "plan/gib", "plan/stages")
@@ -82,13 +81,14 @@ def build(settings: Settings) -> experiment.Plan:
     """A cluster and a workload for each seed, the arm's mapping, and what it costs when calls take other times."""
     choose = partial(placement.choose, controller=settings.controller, units=settings.units)
     outcome, blocks = placement.make_outcome(settings.controller), placement.blocks(settings.units)
+    depths = settings.depths
 
     def measure(work, key):
         pair = [known_models.shape_of(settings.models[k]) for k in work["models"].tolist()]
         load = Work(*work["tokens"].tolist(), settings.rows, settings.rows)
         sizes = {"count": int(work["chips"]), "units": settings.units}
         of_seed = partial(placement.tables, *pair, chips.CHIPS[settings.chip], load, **sizes)
-        found, plain = of_seed(settings.transition, depths=settings.depths), of_seed(regroup.hybrid_engine)
+        found, plain = of_seed(settings.transition, depths=depths), of_seed(regroup.hybrid_engine)
         choice = choose(found.tables, partitions=settings.partitions, judge=settings.judge)
         base = choose(plain.tables, partitions=placement.colocated, judge=placement.by_events)
         noise = jnp.exp(settings.spread * jax.random.normal(key, found.tables.seconds.shape, jnp.float32))

@@ -8,9 +8,9 @@ Equations: start = max(ready, end of the last task on an overlapping mesh); cost
            not suffice; accept with min(1, exp(-beta (cost' - cost) / 0.1 s)), beta 0.01, 0.1, 1, from greedy.
            symmetric: the best single layout on all devices; zero: ZeRO-3, generation by tensor; greedy: each call's
            fastest place; fixed: a place for each model, never moved; mcmc: any block and layout; exhaustive:
-           of each block its fastest layout, which need not fit memory; walk: all moves accepted; pipelined: mcmc,
-           training and scoring also in 2 or 4 stages, which take (m + p - 1) / m times a stage's seconds of m parts;
-           offload: mcmc, weights of frozen models wait on the host.
+           of each block its fastest layout, which need not fit memory; walk: all moves accepted. --depths 1 2 4:
+           training and scoring also in so many stages, (m + p - 1) / m times a stage's seconds of m parts; --host 8e9:
+           weights of frozen models wait on the host, behind so many bytes a second.
 Left out:  profiles (seconds are this library's roofline), overlap with the next batch, scalar heads. Nothing is
            trained.
 Expect:    plan/relative (seconds over those of symmetric): mcmc < 0.9; mcmc < zero; mcmc < fixed; mcmc - exhaustive
@@ -68,7 +68,6 @@ ARMS = {
     "fixed": {"planner": placement_search.metropolis_plan_of_models},
     "mcmc": {}, "walk": {"betas": (0.0, 0.0, 0.0)},
     "exhaustive": {"planner": placement_search.exhaustive_plan, "allowed": ppo_calls.fastest},
-    "pipelined": {"depths": (1, 2, 4)}, "offload": {"host": 8e9},
 }  # fmt: skip
 METRICS = ("plan/relative", "plan/seconds", "plan/gib", "plan/idle")
 CURVES = (*METRICS, "work/prompt", "work/response")
@@ -94,11 +93,12 @@ def build(settings: Settings) -> experiment.Plan:
     """A workload for each seed, a plan of its calls, and what the plan costs."""
     actor = settings.actor if bundled(settings.model) else settings.model
     chosen = partial(settings.planner, allowed=settings.allowed, betas=settings.betas, steps=settings.steps)
+    depths, host = settings.depths, settings.host
 
     def measure(work, key):
         sizes = settings.critic, settings.topology, settings.smallest, settings.rows
         lengths = tuple(int(x) for x in work["tokens"])
-        options, tables = prepared(actor, *sizes, *lengths, settings.depths, settings.host)
+        options, tables = prepared(actor, *sizes, *lengths, depths, host)
         plain = prepared(actor, *sizes, *lengths, (1,), 0.0)  # what all arms are compared with
         found = OUTCOME(tables, chosen(tables, options, key))
         base = OUTCOME(plain[1], placement_search.symmetric_plan(plain[1], plain[0], key))
