@@ -44,7 +44,8 @@ def _close(name, left, right):
     """
     arrays = [x for x in jax.tree.leaves(_case(name).arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
     terms = max((x.size for x in arrays), default=1)
-    size = max((float(np.abs(x).max(initial=0.0)) for x in jax.tree.leaves((arrays, right))), default=1.0)
+    both = [np.asarray(x, np.float64) for x in jax.tree.leaves((arrays, right))]
+    size = max((float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in both), default=1.0)
     jax.tree.map(lambda a, b: close.assert_near(a, b, terms=terms, magnitude=max(1.0, size)), left, right)
 
 
