@@ -8,15 +8,17 @@ Equations: r = F1 [every turn well formed], -0.5 for calling the question invali
            over the tokens of groups whose rewards differ; loss -w min(rho A, clip(rho, 1 +- 0.4) A), rho = pi / pi_old,
            w = pi_old / mu, 0 above 5, one update a batch. asearcher: limit 8, tokens of weights 4 to 0 updates old;
            sync: weights never old; short: so, limit 4; coupled: ratio and clip around mu, w = 1; no_filter: all groups.
-Left out:  pages that a model summarises; blurring of details and checks of questions by models; thoughts; a judge.
-           Here all of a batch begin with weights 4 updates old, and keys and values outlive a swap of the weights; at
-           scale they end with them, too, questions cannot be refused, and hours are not simulated.
+Left out:  thoughts; a judge. At scale pages are read by a model (--tools pages=CORPUS.jsonl --reader ADDRESS
+           --reader-model NAME), which with --rounds N also makes the questions harder and checks them before training;
+           in the embedded world pages are facts and questions are drawn. Here all of a batch begin with weights 4
+           updates old, and keys and values outlive a swap of the weights; at scale they end with them, too, questions
+           cannot be refused, and hours are not simulated.
 Expect:    eval/exact_many (4 and 5 hops, 8 turns allowed): sync > short, |asearcher - sync| < 0.05; flow/hours:
            asearcher < sync. Nothing is claimed of coupled and no_filter.
 Measure:   held-out questions of 1 to 5 hops; 8 seeds, equal episodes and updates. flow/hours is simulated: turns as the
            policy takes them, each log-normal with median 20 s; asynchronously half of the machines sample, half as many
            episodes at a time, and half train, in twice the time.
-Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools search=CORPUS.jsonl
+Run:       python -m experiments.agents.asearcher; at scale --model DIR --data FILE --tools pages=CORPUS.jsonl
 """
 
 import dataclasses
@@ -27,16 +29,18 @@ import optax
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import independent_episodes, many_hops
+from experiments.agents.parts import independent_episodes, many_hops, question_agent
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.envs import tool_question
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan, recipes
 from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import swapped_weights
 from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods
 from jaxrl_llm.types import TokenTerms
 
@@ -52,7 +56,7 @@ def coupled(logp, entropy, batch, clip, cap):  # one ratio corrects and is clipp
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's staleness and bounds, turns and batch for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 200
@@ -61,6 +65,9 @@ class Settings(multi_turn_plan.Settings):
     group_size: int = 16
     max_turns: int = 32
     verifier: parts.VerifierName = "f1"
+    reader: str = ""  # address of the model that reads pages, https://HOST/v1, and its name; empty: a rule
+    reader_model: str = ""
+    rounds: int = 0  # in which that model makes each training question harder, before the first step
     base_steps: int = 300
     turns: int = 32  # at most, of an episode that trains
     eta: int = 4  # updates by which the weights that sample may lag
@@ -80,6 +87,16 @@ METRICS = ("eval/exact_many", "eval/exact", "eval/f1", "eval/searches_many", "fl
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "policy/staleness", "policy/entropy")
 # short cannot reach many hops by design; whether they are learned shows with eight turns
 BED = experiment.Bed(baseline="sync")
+
+
+def agent_of(settings: Settings) -> Callable | None:
+    """The data agent, where the settings ask for one."""
+    if not settings.rounds:
+        return None
+    chat = catalog.reading_chat(settings)
+    if chat is None:
+        raise UserError(f"--rounds {settings.rounds}: a model makes questions harder; give --reader and --reader-model")
+    return partial(question_agent.all_harder, chat=chat, rounds=settings.rounds)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -102,7 +119,8 @@ def build(settings: Settings) -> experiment.Plan:
 
     if settings.data:
         score = tool_question.score_by_form(partial(shaping.graded_rewards, wrong_reward=0.0))
-        more = {"opened": catalog.questions, "turns": settings.turns, "more": tool_question.figures, "extras": old}
+        opened = partial(catalog.questions, change=agent_of(settings))
+        more = {"opened": opened, "turns": settings.turns, "more": tool_question.figures, "extras": old}
         return multi_turn_plan.make_plan(settings, partial(method, score=score, **recipes.lagged_actor(eta)), **more)
     whole = many_hops.make_many_hops()
     arena, batch = arenas.shortened(whole, settings.turns), settings.prompts_per_step * size

@@ -9,13 +9,14 @@ Equations: r = -1 where the form is broken or no answer comes, else F1 of the se
            trained where searches hit and pages load; no_reader: pages are their first segment, in training and after;
            no_mask: the loss also covers what the tools say; no_search: trained and measured with a single action, which
            has to be the answer. All others are measured on the noisy web.
-Left out:  thoughts; text and a search engine (verifiers/overlap.py has the reward of text); several queries or pages
-           in one action; the reading agent is a rule, whose notes repeat what is known; caches; contamination filters.
+Left out:  thoughts; in the embedded web text, several queries or pages in one action, and a model that reads: its
+           reading agent is a rule. With --tools pages=CORPUS.jsonl web_search takes queries, web_browse addresses and a
+           goal, and --reader ADDRESS --reader-model NAME reads segment by segment. Contamination filters.
 Expect:    eval/f1: deep > prompted, and deep > rag_rl; the reading agent matters: deep > no_reader. Nothing is claimed
            of no_mask.
 Measure:   held-out questions of one and two hops, 30 % wrong hits, 20 % failures; 8 seeds, equal episodes and updates.
 Run:       python -m experiments.agents.deepresearcher; at scale --model DIR --data FILE --format hotpotqa
-           --tools search=CORPUS.jsonl, whose searches go wrong as often; no_reader sees the beginnings of hits
+           --tools pages=CORPUS.jsonl (or search=), whose searches go wrong as often; no_reader sees beginnings
 """
 
 import dataclasses
@@ -33,13 +34,14 @@ from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run import catalog, parts
+from jaxrl_llm.tools import endpoints, pages
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage, keep_reference
 from jaxrl_llm.types import Trajectories
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(multi_turn_plan.Settings):
+class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's batch, rewards and KL, for --data and a model of one's own, or a decoder made here."""
 
     steps: int = 150
@@ -49,6 +51,8 @@ class Settings(multi_turn_plan.Settings):
     group_size: int = 16
     max_turns: int = 10
     verifier: parts.VerifierName = "deep_research"
+    reader: str = ""  # address of the model that reads pages, https://HOST/v1, and its name; empty: a rule
+    reader_model: str = ""
     base_steps: int = 400
     wrong_reward: float = 0.0  # no F1 and a right form
     malformed_reward: float = -1.0
@@ -79,10 +83,12 @@ def build(settings: Settings) -> Plan:
     reward = partial(shaping.graded_rewards, **rewards)
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
-        day = partial(tool_question.noisy, beginnings=settings.read is noisy_web.first_segment)
+        blind = settings.read is noisy_web.first_segment
+        day = partial(tool_question.noisy, beginnings=blind)
         luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
         slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
-        more = {"opened": partial(catalog.questions, luck=tuple(luck)), "more": tool_question.figures}
+        opened = partial(catalog.questions, luck=tuple(luck), reader=pages.first_segment if blind else None)
+        more = {"opened": opened, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)
     arena, noisy = (arenas.shortened(x, settings.max_turns) for x in (web, noisy_web.make_noisy_web(settings.read)))

@@ -6,23 +6,30 @@ Claim:     training on problems of a measured difficulty, and going on to harder
            of them mixed and on any one level.
 Equations: pass rates p of a small, a medium and a large model; level 1: 0 < p_small < 1; level 2: (p_small = 0 and
            p_medium > 0) or (0 < p_small < 1 and 0 < p_medium < 1); level 3: p_large = 0 and half of the others. GRPO;
-           every stage starts from the parameters of the one before with a new optimiser.
-Left out:  mixing mathematics with code, the reference model (no KL here), stages that end by a validation score.
+           every stage starts from the parameters of the one before with a new optimiser. both, maths, code: staged,
+           half, none or all of a step's prompts programs (levels of the same rule), right when they pass all tests in
+           the sandbox; the three begin with one copy that has read solutions of both.
+Left out:  the reference model (no KL here), stages that end by a validation score.
 Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse.
 Measure:   held-out Countdown with 2 to 4 numbers; the ladder is nano, tiny, and tiny at temperature 0.5; 8 seeds, three
            stages with equal rollouts and updates in every arm.
-Run:       python -m experiments.curriculum.staged_difficulty
+           The arms with programs also measure code/accuracy, on held-out programs; their ladder on programs are copies
+           after a quarter, half and all of the fine-tuning, with --warm-steps 0 the ladder of the mathematics.
+Run:       python -m experiments.curriculum.staged_difficulty; code of one's own with --code FILE --code-format mbpp
 """
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.curriculum.parts import domains
 from jaxrl_llm import experiment
 from jaxrl_llm.curriculum.subset import ladder_levels
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.run import parts as job
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +40,25 @@ class Settings(recipes.OnlineSettings):
     ladder: tuple[str, ...] = ("", "", "")  # three models from small to large; empty: the one that trains
     ladder_temperatures: tuple[float, ...] = (1.0, 1.0, 1.0)
     ladder_samples: int = 8
+    code: str = ""  # a second domain: programs, or rows as --data takes; empty: none
+    code_format: job.Format = "plain"
+    code_levels: tuple[int, ...] = ()  # difficulties of generated programs
+    code_share: float = 0.5  # of a step's prompts
+    warm_steps: int = 0  # of fine-tuning on solutions of both domains before the first stage
 
 
 EMBEDDED = {
     "data": "countdown", "levels": (2, 3, 4), "steps": 40, "eval_every": 40, "prompts_per_step": 8,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8, "train_problems": 512,
     "ladder": ("nano", "tiny", "tiny"), "ladder_temperatures": (1.0, 1.0, 0.5),
+    "warm_steps": 300,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 48, "eval_problems": 8,
     "eval_samples": 8, "max_new_tokens": 14, "ladder": ("nano", "nano", "nano"), "ladder_samples": 4,
-    "ladder_temperatures": (1.0, 0.6, 0.3),
+    "ladder_temperatures": (1.0, 0.6, 0.3), "warm_steps": 4,
 }  # fmt: skip
+CODE = {"code": "programs", "code_levels": (1, 2)}
 ARMS = {
     "mixed": {"stages": (0, 0, 0)},
     "level1": {"stages": (1, 1, 1)},
@@ -52,32 +66,49 @@ ARMS = {
     "level3": {"stages": (3, 3, 3)},
     "staged": {},
     "reverse": {"stages": (3, 2, 1)},
+    "both": CODE,
+    "maths": CODE | {"code_share": 0.0},
+    "code": CODE | {"code_share": 1.0},
 }
 METHOD = "staged"
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
-CURVES = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
+CURVES = (
+    "eval/accuracy",
+    "eval/accuracy_4",
+    "eval/pass@8",
+    "code/accuracy",
+    "reward/mean",
+    "group/degenerate_fraction",
+)
 
 
-def level_rows(settings: Settings, found) -> list[np.ndarray]:
-    """Which training problems belong to all, level 1, level 2, level 3."""
+def masks(rates, size: int) -> list[np.ndarray]:
+    """Which problems belong to all, level 1, level 2, level 3, by the pass rates of three models."""
+    coins = jnp.asarray(np.random.default_rng(0).random(size) < 0.5)
+    levels = ladder_levels(*(jnp.asarray(x, jnp.float32) for x in rates), coins)
+    return [np.ones(size, bool), *(np.asarray(x) for x in levels)]
+
+
+def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list[np.ndarray]:
+    """``masks`` of a bench's training problems by the named ladder."""
     if len(settings.ladder) != 3 or len(settings.ladder_temperatures) != 3:
         raise UserError(f"--ladder {' '.join(settings.ladder)}: name three models and three temperatures")
     every = np.arange(found.train.tokens.shape[0])
     rates = [
         curricula.sample_pass_rates(
-            found, settings, every, samples=settings.ladder_samples, model=name, temperature=temperature
+            found, asked, every, samples=settings.ladder_samples, model=name, temperature=temperature
         )
         for name, temperature in zip(settings.ladder, settings.ladder_temperatures, strict=True)
     ]
-    coins = jnp.asarray(np.random.default_rng(0).random(every.size) < 0.5)
-    levels = ladder_levels(*(jnp.asarray(x, jnp.float32) for x in rates), coins)
-    return [np.ones(every.size, bool), *(np.asarray(x) for x in levels)]
+    return masks(rates, every.size)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage for each level of the arm's order, GRPO throughout."""
+    if settings.code:
+        return build_domains(settings)
     found = recipes.bench(settings)
-    rows = level_rows(settings, found)
+    rows = level_rows(settings, found, settings)
     stages = [
         experiment.Stage(
             curricula.make_grpo(settings, found, sampler=curricula.make_chosen(rows[level], f"of level {level}")),
@@ -88,11 +119,48 @@ def build(settings: Settings) -> experiment.Plan:
     return curricula.make_plan(settings, found, stages, more=curricula.by_level)
 
 
+def build_domains(settings: Settings) -> experiment.Plan:
+    """The same stages on problems of mathematics and programs, each domain by levels of its own."""
+    asked = domains.code_settings(settings, settings.code, settings.code_format, settings.code_levels)
+    found, warm = domains.open_domains(settings, asked), settings.warm_steps
+    maths = level_rows(settings, found.maths, settings)
+    if warm:
+        copies = domains.ladder_of_copies(settings, asked, warm, settings.ladder_samples)
+        code = masks(copies, copies[0].size)
+    else:
+        code = level_rows(settings, found.code, asked)
+    passing, none = domains.solvable(asked), [np.zeros(rows[0].size, bool) for rows in (maths, code)]
+
+    def of_level(rows, level, what):
+        if rows[level].any():
+            return rows[level]
+        print(f"no {what} is of level {level}: all of them are drawn in its stage", flush=True)
+        return rows[0]
+
+    def stage(level):
+        first = np.r_[of_level(maths, level, "problem of mathematics"), none[1]]
+        second = np.r_[none[0], of_level([rows & passing for rows in code], level, "program")]
+        sampler = domains.make_shares(first, second, settings.code_share)
+        return experiment.Stage(curricula.make_grpo(settings, found.joint, sampler=sampler), settings.steps)
+
+    stages = [stage(level) for level in settings.stages]
+    plan = curricula.make_plan(settings, found.maths, (), more=curricula.by_level)
+    measured = plan.measure if plan.on_host else jax.jit(plan.measure)
+    measure = recipes.beside(measured, recipes.make_measure(asked), "code")
+    plan = plan._replace(
+        stages=tuple(stages), measure=measure, on_host=True, host_score=recipes.host_judge(found.joint, stages)
+    )
+    return plan._replace(init=lambda key: domains.warmed(settings, asked, warm)) if warm else plan
+
+
 def claim(results: experiment.Results) -> experiment.Claim:
     """Levels in rising order beat all problems mixed, each level alone, and the reverse order."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        *(experiment.greater(results, "eval/accuracy", "staged", arm) for arm in ARMS if arm != "staged"),
+        *(
+            experiment.greater(results, "eval/accuracy", "staged", arm)
+            for arm in ("mixed", "level1", "level2", "level3", "reverse")
+        ),
     )
 
 

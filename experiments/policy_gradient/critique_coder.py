@@ -7,27 +7,33 @@ Equations: reward of a solution: right or not; of a critique: 1 when its last la
            whatever it says before. Advantages (r - mean) / std within the group of one question; groups of equal
            rewards do not train. crl_20, crl_50, crl_100: share of questions to judge; unbalanced: 90 % of the
            candidates are right. cft: no RL, -log pi of written critiques with the right label, as many rows a step.
-Left out:  code and its unit tests (arithmetic chains here, for the small model knows them), partial rewards.
+Left out:  partial rewards. Recorded on arithmetic chains, which the small model knows; --data programs asks for small
+           Python programs, labelled and rewarded by their tests in the sandbox; rows of one's own (--format mbpp) have
+           the starting model's own samples to judge.
 Expect:    eval/accuracy: crl_20 > rl - 0.01 and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
 Measure:   held-out chains to solve, and to judge, half of them right; every arm starts from the same copy that knows
            both forms and errs in four of five answers; 8 seeds, equal rollouts and updates.
-Run:       python -m experiments.policy_gradient.critique_coder
+Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2 --bed programs]
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import optax
 
-from experiments.parts import strings
-from experiments.policy_gradient.parts import critique_task
+from experiments.policy_gradient.parts import critique_task, host_judging
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.data import problems as tables
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.run.bench import is_generated, problem_sets
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.types import Problems
 
 
 def reinforced(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -35,6 +41,8 @@ def reinforced(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Sta
 
 
 def imitated(settings, bench, judging, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    if not is_generated(settings.data):
+        raise UserError(f"--data {settings.data}: cft imitates written critiques; choose --data chain or programs")
     return (Stage(critique_task.fine_tuning(settings, bench, judging), settings.steps),)
 
 
@@ -71,10 +79,38 @@ METRICS = ("eval/accuracy", "eval/pass@4", "critique/accuracy", "critique/says_t
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 
 
+class Asked(NamedTuple):
+    """Both kinds of questions of an arm."""
+
+    judging: list[Problem]
+    problems: Problems
+    judges: dict[str, Callable]  # slots of ``make_online``
+    host_score: Callable | None
+    judged: Callable  # measures judging
+
+
+def on_device(settings: Settings, bench: recipes.Bench) -> Asked:
+    """Chains, judged where they are sampled."""
+    solving = curricula.train_problems(settings)
+    judging = critique_task.critique_problems(solving, right_share=settings.right_share)
+    table = critique_task.table(bench, critique_task.mixed(solving, judging, share=settings.share))
+    judged = recipes.make_measure(settings, critique_task.judging, critique_task.judged)
+    return Asked(judging, table, {"score": critique_task.score_by_kind(bench)}, None, judged)
+
+
+def on_host(settings: Settings, bench: recipes.Bench) -> Asked:
+    """Programs, judged by their tests in the sandbox, and rows of one's own by their verifier."""
+    judging = host_judging.questions(settings, right_share=settings.right_share)
+    mixed = host_judging.mixture(problem_sets(settings)[0], judging, share=settings.share)
+    table = tables.encode_problems(bench.model.tokenizer, mixed.problems, chat=settings.chat)
+    host_score = host_judging.make_host_score(bench, mixed)
+    return Asked(judging, table, {}, host_score, host_judging.judging_measure(settings))
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO on a table of both kinds of questions."""
-    bench, problems = recipes.bench(settings), curricula.train_problems(settings)
-    judging = critique_task.critique_problems(problems, chain.flawed, right_share=settings.right_share)
+    bench = recipes.bench(settings)
+    asked = (on_host if bench.score is None else on_device)(settings, bench)
     policy, temperature = bench.model.policy, settings.temperature
 
     def informative(rows, rewards):
@@ -83,8 +119,8 @@ def build(settings: Settings) -> experiment.Plan:
     online = recipes.make_online(
         settings,
         bench,
-        problems=critique_task.table(bench, critique_task.mixed(problems, judging, share=settings.share)),
-        score=critique_task.score_by_kind(bench),
+        problems=asked.problems,
+        **asked.judges,
         estimate=builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
@@ -94,15 +130,15 @@ def build(settings: Settings) -> experiment.Plan:
         loss=builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature),
         tx=optax.adam(settings.learning_rate),
     )
-    plan = recipes.one_stage(settings, bench, online)
-    start = {"attempt": chain.flawed, "wrong": 0.8, "steps": settings.warm_steps}
-    asked = strings.bound(critique_task.judging, attempt=chain.flawed)
-    judged = recipes.make_measure(settings, asked, critique_task.judged)
-    return plan._replace(
-        init=lambda key: critique_task.practised(settings, **start),
-        stages=settings.learn(settings, bench, judging, plan.stages),
-        measure=recipes.beside(plan.measure, judged, "critique"),
+    plan = recipes.one_stage(settings, bench, online, host_score=asked.host_score)
+    plan = plan._replace(
+        stages=settings.learn(settings, bench, asked.judging, plan.stages),
+        measure=recipes.beside(plan.measure, asked.judged, "critique"),
     )
+    if not is_generated(settings.data):
+        return plan
+    start = {"kind": critique_task.kind_of(settings), "wrong": 0.8, "steps": settings.warm_steps}
+    return plan._replace(init=lambda key: critique_task.practised(settings, **start))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

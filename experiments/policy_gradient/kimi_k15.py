@@ -7,8 +7,10 @@ Claim:     without value model, tree search or process rewards, online mirror de
 Equations: loss = (r - mean - tau log(pi(y) / pi_old(y)))^2 for each response; length reward lam = 0.5 - (len - min) /
            (max - min), min(0, lam) for wrong answers; prompt drawn with weight 1 - success. positives: wrong responses
            do not train (ReST-like). grpo: clipped surrogate, normalised advantages; reinforce: -rho A, no clip.
-Left out:  partial rollouts, curriculum by grade, resets of the optimiser at each iteration, vision. long2short: its
-           filters are advantages.selection.shortest_right and longer_rejected.
+           reset: the optimiser begins anew with every rollout, since the reference is another; curriculum: half of the
+           steps on the half that the starting model solves most often (of 10 tries), then all, by failures.
+Left out:  partial rollouts, vision. long2short: its filters are advantages.selection.shortest_right and
+           longer_rejected.
 Expect:    eval/accuracy: mirror > positives; length: eval/tokens below mirror's with eval/accuracy not 0.03 below.
 Measure:   held-out arithmetic chains with optional scratchpad, two updates for each rollout so that the squared
            log-ratio acts; 8 seeds, equal rollouts and updates.
@@ -19,21 +21,62 @@ import dataclasses
 from collections.abc import Callable
 from functools import partial
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.curriculum import balanced
+from jaxrl_llm.curriculum.subset import make_subset
 from jaxrl_llm.curriculum.uniform import make_uniform
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Sampler, TokenTerms
+
+TRIES = 10  # samples of the starting model that grade a problem
+
+
+def kept(tx: optax.GradientTransformation, updates: int) -> optax.GradientTransformation:
+    """The optimiser as it is."""
+    return tx
+
+
+def reset_every(tx: optax.GradientTransformation, updates: int) -> optax.GradientTransformation:
+    """``tx`` whose state begins anew after every ``updates``: those of one rollout."""
+
+    def update(grads, state, params=None):
+        count, inner = state
+        fresh = tx.init(grads if params is None else params)
+        inner = jax.tree.map(lambda new, old: jnp.where(count % updates == 0, new, old), fresh, inner)
+        changes, inner = tx.update(grads, inner, params)
+        return changes, (count + 1, inner)
+
+    return optax.GradientTransformation(lambda params: (jnp.zeros((), jnp.int32), tx.init(params)), update)
+
+
+def at_once(settings, bench: recipes.Bench, online: Online) -> tuple[Stage, ...]:
+    return (Stage(online, settings.steps),)
+
+
+def easy_first(settings, bench: recipes.Bench, online: Online) -> tuple[Stage, ...]:
+    """The easier half of the problems for half of the steps, then all by their failures."""
+    every = np.arange(bench.train.tokens.shape[0])
+    rates = curricula.sample_pass_rates(bench, settings, every, samples=TRIES)
+    easy = np.argsort(-rates, kind="stable")[: max(1, every.size // 2)]
+    half, later = settings.steps // 2, balanced.make_balanced(weigh=balanced.failure)
+    return (
+        Stage(online._replace(sampler=make_subset(easy)), half),
+        Stage(online._replace(sampler=later), settings.steps - half),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +90,8 @@ class Settings(recipes.OnlineSettings):
     samples: Callable[[Array], Array] | None = None  # sign.right_samples, or all
     length_weight: float = 0.0
     sampler: Callable[[], Sampler] = make_uniform
+    optimiser: Callable[..., optax.GradientTransformation] = kept  # (tx, updates of a rollout) -> tx
+    order: Callable[..., tuple[Stage, ...]] = at_once
 
 
 EMBEDDED = {
@@ -64,6 +109,8 @@ ARMS = {
     "length": {"length_weight": 0.5},
     "prioritised": {"sampler": partial(balanced.make_balanced, weigh=balanced.failure)},
     "positives": {"samples": sign.right_samples},
+    "reset": {"optimiser": reset_every},
+    "curriculum": {"order": easy_first},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens", "eval/right_tokens", "policy/entropy")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
@@ -99,10 +146,10 @@ def build(settings: Settings) -> experiment.Plan:
             temperature=settings.temperature,
             anchor=builders.stored_anchor,
         ),
-        tx=optax.adam(settings.learning_rate),
+        tx=settings.optimiser(optax.adam(settings.learning_rate), settings.updates_per_rollout),
         updates_per_rollout=settings.updates_per_rollout,
     )
-    return recipes.one_stage(settings, bench, online)
+    return recipes.one_stage(settings, bench, online)._replace(stages=settings.order(settings, bench, online))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -10,8 +10,9 @@ Equations: lite_ppo: A = (r - mean_group) / std_batch, loss = sum over tokens / 
            The factorial: advantages over std_group, std_batch, none (no_std) or centred by the batch (batch_mean), with
            sequence and token mean; clip_higher, overlong (truncated responses do not train), signed (rewards -1 and 1,
            which only no_std can see) alone; shaped: dapo with its soft penalty of long responses.
-Left out:  difficulty splits and aligned models (--levels, --model); DAPO draws new prompts for the groups it drops,
-           here it trains on fewer, so that rollouts are equal.
+           dapo trains on fewer groups, so that rollouts and updates are equal; refilled: as the paper has it, prompts
+           are drawn until the batch is full of groups that are kept, in as many updates fewer.
+Left out:  difficulty splits and aligned models (--levels, --model).
 Expect:    eval/accuracy: lite_ppo >= grpo - 0.01 and lite_ppo >= dapo - 0.01.
 Measure:   held-out Countdown, two updates for each rollout so that clipping acts; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.tricks_or_traps
@@ -30,6 +31,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards.shaping import overlong_penalty
+from jaxrl_llm.train import refill
 from jaxrl_llm.train.methods import builders
 
 
@@ -42,6 +44,11 @@ def keep_informative(trajectories, rewards):
     """DAPO's two filters: groups whose rewards differ, and responses that ended."""
     useful = group.informative_groups(rewards.value, trajectories.group_ids, low=0.0, high=1.0, valid=rewards.valid)
     return useful & ~trajectories.truncated
+
+
+def differing_groups(trajectories, rewards):
+    """Groups whose rewards differ, whole."""
+    return group.informative_groups(rewards.value, trajectories.group_ids, low=0.0, high=1.0, valid=rewards.valid)
 
 
 def keep_ended(trajectories, rewards):
@@ -82,6 +89,7 @@ class Settings(recipes.OnlineSettings):
     clip_high: float = 0.2
     keep: Callable[..., Array] = keep_all
     reward: Callable[..., Array] = as_given  # (rewards, trajectories, *, limit_tokens) -> rewards
+    overflow: Callable | None = None  # refill.dropped: a batch waits until it is full of informative groups
 
 
 EMBEDDED = {
@@ -106,6 +114,7 @@ ARMS = {
     "clip_higher": {"clip_high": 0.28},
     "overlong": {"keep": keep_ended},
     "signed": {"advantages": group.dr_grpo_advantages, "reward": signed},
+    "refilled": {"reduction": "token_mean", "clip_high": 0.28, "keep": keep_ended, "overflow": refill.dropped},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "group/degenerate_fraction", "grad/norm")
@@ -120,16 +129,24 @@ def build(settings: Settings) -> experiment.Plan:
         values = settings.advantages(paid, trajectories.group_ids, valid=rewards.valid)
         return group.per_token(values, trajectories.mask)
 
+    estimate = builders.make_estimate(
+        bench.model.policy,
+        advantages,
+        reduction=settings.reduction,
+        temperature=settings.temperature,
+        keep=settings.keep,
+    )
+    tx, slots, more = optax.adam(settings.learning_rate), {"estimate": estimate}, {}
+    if settings.overflow is not None:
+        rows = settings.prompts_per_step * settings.group_size
+        width = bench.train.tokens.shape[1] + settings.max_new_tokens
+        slots = refill.make_refill(estimate, differing_groups, settings.group_size, overflow=settings.overflow)
+        more["extras"] = lambda params, key: {refill.POOL: refill.empty_pool(rows, width)}
+        tx = refill.skip_empty(tx)
     online = recipes.make_online(
         settings,
         bench,
-        estimate=builders.make_estimate(
-            bench.model.policy,
-            advantages,
-            reduction=settings.reduction,
-            temperature=settings.temperature,
-            keep=settings.keep,
-        ),
+        **slots,
         loss=builders.make_policy_loss(
             bench.model.policy,
             partial(clipped_policy_loss, clip_high=settings.clip_high),
@@ -137,10 +154,10 @@ def build(settings: Settings) -> experiment.Plan:
             temperature=settings.temperature,
             anchor=builders.stored_anchor,
         ),
-        tx=optax.adam(settings.learning_rate),
+        tx=tx,
         updates_per_rollout=settings.updates_per_rollout,
     )
-    return recipes.one_stage(settings, bench, online)
+    return recipes.one_stage(settings, bench, online, **more)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -7,8 +7,9 @@ Claim:     where people's choices follow no reward, a judge as control variate g
 Equations: L = phi(h) - [g phi(h) + (1 - g) phi(-h)] + g* phi(h*) + (1 - g*) phi(-h*); h the margin of a labelled pair,
            g the judge's probability of its label, h*, g* of a pair drawn from the reference; phi = -log sig (ramp:
            relu(1 - h) - relu(-0.5 - h)). vrpo_true: the law itself; vrpo: a reward model; vrpo_half: 1/2; vrpo_self:
-           sig(h) of a copy of the policy from the start of each half.
-Left out:  the two-stage form with a reward model and PPO.
+           sig(h) of a copy of the policy from the start of each half. rm, rm_vrpo, rm_vrpo_true: two stages, a reward
+           model r by the same loss with h = r(y1) - r(y2) (rm: phi(h) alone), then PPO on r - 0.05 log(pi / pi_ref).
+Left out:  sizes beyond a small decoder.
 Expect:    table/mse and table/variance: vrpo_true < dpo and vrpo < dpo; eval/gold at eval/kl 4: vrpo_true > dpo;
            vrpo_half within 0.5 of dpo; the gain in error grows with the flips (0, 20 and 35 %).
 Measure:   eight tables of pairs are drawn afresh and each gives a gradient of the arm's loss at the reference:
@@ -33,9 +34,11 @@ from experiments.parts.preference_task import Preferences
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
+from jaxrl_llm.models import heads
 
 BETA, CYCLE = 0.1, 1.0
 TABLES, POPULATION = 8, 2048
+BETA_KL, PPO_UPDATES = 0.05, 2
 
 
 # Judges ``(task, params, flip_rate, prompts, first, second) -> P(first wins) [N]``.
@@ -53,8 +56,47 @@ def by_nothing(task, params, flip_rate, prompts, *both):
     return jnp.full(prompts.shape[:1], 0.5, jnp.float32)
 
 
+def no_judge(margin):
+    """Maximum likelihood of the labels: ``phi(h)``."""
+    return preference.PairTerms(preference.logistic(margin), {"accuracy": (margin > 0).astype(jnp.float32)})
+
+
 def by_copy(task: Preferences, params, flip_rate, *rows):
     return jax.nn.sigmoid(preference_strings.margins(task, params, *rows, beta=BETA))
+
+
+def directly(settings: "Settings", task: Preferences) -> experiment.Plan:
+    """Two halves with data of their own; a frozen copy as judge is renewed between them."""
+
+    def loss(params, extras, batch):
+        terms, logp = terms_of(task, settings, params["policy"], batch)
+        return reduce.scalars(terms.loss), {
+            "pair/accuracy": reduce.scalars(terms.aux["accuracy"]),
+            "pair/chosen_drift": reduce.scalars(logp[:, 0] - batch[2][:, 0]),
+            "tokens/trained": jnp.asarray(float(batch[1].size), jnp.float32),
+        }
+
+    stage = pair_table_stage(settings, task, loss)
+    return experiment.Plan(start_of(settings, task), (stage, stage), strings.bound(measure, task, settings))
+
+
+def by_reward(settings: "Settings", task: Preferences) -> experiment.Plan:
+    """A reward model from the same pairs, then PPO against it."""
+
+    def loss(params, extras, batch):
+        terms = reward_terms(task, settings, params["fitted"], batch)
+        return reduce.scalars(terms.loss), {
+            "pair/accuracy": reduce.scalars(terms.aux["accuracy"]),
+            "tokens/trained": jnp.asarray(float(batch[1].size), jnp.float32),
+        }
+
+    online = preference_strings.ppo_stage(
+        task, strings.bound(fitted_reward, task), steps=max(1, settings.steps // PPO_UPDATES), beta=BETA_KL,
+        learning_rate=settings.policy_rate, updates_per_rollout=PPO_UPDATES,
+    )  # fmt: skip
+    init = strings.bound(with_fitted, task, start_of(settings, task))
+    stages = (pair_table_stage(settings, task, loss), online)
+    return experiment.Plan(init, stages, strings.bound(measure_reward, task, settings))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +114,8 @@ class Settings(recipes.Settings):
     judge: Callable = by_reward_model
     phi: Callable = preference.logistic
     flip_rate: float = 0.2
+    form: Callable[..., experiment.Plan] = directly
+    policy_rate: float = 1e-3  # of PPO
 
 
 SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "pairs_per_step": 4}
@@ -89,6 +133,9 @@ ARMS = {
     "vrpo_clean": {"judge": by_law, "flip_rate": 0.0},
     "dpo_noisy": DPO | {"flip_rate": 0.35},
     "vrpo_noisy": {"judge": by_law, "flip_rate": 0.35},
+    "rm": {"form": by_reward, "pair_loss": no_judge},
+    "rm_vrpo": {"form": by_reward},
+    "rm_vrpo_true": {"form": by_reward, "judge": by_law},
 }
 METRICS = ("table/mse", "table/variance", "eval/gold", "eval/kl", "eval/unseen")
 CURVES = (*METRICS, "pair/accuracy", "pair/chosen_drift")
@@ -136,19 +183,75 @@ def expected_loss(task: Preferences, settings: Settings, policy, params, key):
     return reduce.scalars(first * won + (1.0 - first) * lost)
 
 
+def first_reward(task: Preferences, reference):
+    """A reward model that has read nothing: the reference under a head of its own."""
+    return {"model": reference, "head": heads.init_head(task.width, jax.random.key(17), scale=task.width**-0.5)}
+
+
+def with_fitted(task: Preferences, start: Callable, key):
+    params = start(key)
+    return params | {"fitted": jax.tree.map(jnp.copy, first_reward(task, params["reference"]))}
+
+
+def fitted_reward(task: Preferences, params, prompts, responses):
+    """Of the model that the arm has trained; ``params["reward"]`` is the judge's."""
+    return preference_strings.reward_of(task, params["fitted"], prompts, responses)
+
+
+def reward_terms(task: Preferences, settings: Settings, fitted, batch):
+    """The arm's loss of rows for a reward model."""
+    prompts, four, _, judged = batch
+    asked = jnp.repeat(prompts, 4, axis=0)
+    found = preference_strings.reward_of(task, fitted, asked, four.reshape(-1, four.shape[2])).reshape(-1, 4)
+    h, fresh = found[:, 0] - found[:, 1], found[:, 2] - found[:, 3]
+    if settings.pair_loss is not None:
+        return settings.pair_loss(h)
+    return preference.vrpo_loss(h, judged[:, 0], fresh, judged[:, 1], phi=settings.phi)
+
+
+def expected_reward_loss(task: Preferences, settings: Settings, fitted, params, key):
+    """As ``expected_loss``, of a reward model."""
+    pairs = task.draw_pairs(key, POPULATION)
+    rows = pairs.prompts, pairs.chosen, pairs.rejected
+    h = jnp.subtract(*(preference_strings.reward_of(task, fitted, rows[0], x) for x in rows[1:]))
+    first = by_law(task, params, settings.flip_rate, *rows)
+    return reduce.scalars(first * settings.phi(h) + (1.0 - first) * settings.phi(-h))
+
+
 def measure(task: Preferences, settings: Settings, params, key):
     """``measure_parts``, and error and variance of the arm's gradient over tables drawn afresh."""
+    return preference_strings.measure_parts(task, params, key) | table_figures(
+        task, settings, params, key, params["reference"], terms_of_policy, expected_loss
+    )
+
+
+def measure_reward(task: Preferences, settings: Settings, params, key):
+    """The same of the reward model's gradient, and how well it orders fresh pairs."""
+    at = first_reward(task, params["reference"])
+    found = table_figures(task, settings, params, key, at, reward_terms, expected_reward_loss)
+    quality = preference_strings.reward_quality(
+        task, params | {"reward": params["fitted"]}, jax.random.fold_in(key, 32)
+    )
+    fitted = {name.replace("rm/", "fitted/"): value for name, value in quality.items()}
+    return preference_strings.measure_parts(task, params, key) | found | fitted
+
+
+def terms_of_policy(task: Preferences, settings: Settings, policy, batch):
+    return terms_of(task, settings, policy, batch)[0]
+
+
+def table_figures(task: Preferences, settings: Settings, params, key, at, terms: Callable, expected: Callable):
+    """``gradient_figures`` of the arm's loss over tables drawn afresh."""
     rows = make_rows(task, settings.pairs, settings.judge, settings.flip_rate)
-    at = params["reference"]
 
     def gradient(k):
         batch = rows(params, k)
-        return jax.grad(lambda p: reduce.scalars(terms_of(task, settings, p, batch)[0].loss))(at)
+        return jax.grad(lambda p: reduce.scalars(terms(task, settings, p, batch).loss))(at)
 
     keys = jax.random.split(jax.random.fold_in(key, 30), TABLES)
     found = jax.lax.map(gradient, keys)
-    true = jax.grad(lambda p: expected_loss(task, settings, p, params, jax.random.fold_in(key, 31)))(at)
-    return preference_strings.measure_parts(task, params, key) | gradient_figures(found, true)
+    true = jax.grad(lambda p: expected(task, settings, p, params, jax.random.fold_in(key, 31)))(at)
+    return gradient_figures(found, true)
 
 
 def gradient_figures(found, true):
@@ -167,25 +270,24 @@ def gradient_figures(found, true):
     }
 
 
-def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
-    """Two halves with data of their own; a frozen copy as judge is renewed between them."""
+def start_of(settings: Settings, task: Preferences) -> Callable:
+    """The reference, and the judge's reward model from labels of its own."""
+    sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 128}
+    labels = partial(task.draw_pairs, flip_rate=settings.flip_rate, cycle=CYCLE)
+    return preference_strings.make_start(task, **sizes, draw_pairs=labels)
 
-    def loss(params, extras, batch):
-        terms, logp = terms_of(task, settings, params["policy"], batch)
-        return reduce.scalars(terms.loss), {
-            "pair/accuracy": reduce.scalars(terms.aux["accuracy"]),
-            "pair/chosen_drift": reduce.scalars(logp[:, 0] - batch[2][:, 0]),
-            "tokens/trained": jnp.asarray(float(batch[1].size), jnp.float32),
-        }
 
-    stage = strings.table_stage(
+def pair_table_stage(settings: Settings, task: Preferences, loss: Callable) -> experiment.Stage:
+    """A stage on labelled pairs and pairs of the reference."""
+    return strings.table_stage(
         make_rows(task, settings.pairs, settings.judge, settings.flip_rate), loss, steps=settings.steps,
         rows_per_step=settings.pairs_per_step, learning_rate=settings.learning_rate,
     )  # fmt: skip
-    sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 128}
-    labels = partial(task.draw_pairs, flip_rate=settings.flip_rate, cycle=CYCLE)
-    start = preference_strings.make_start(task, **sizes, draw_pairs=labels)
-    return experiment.Plan(start, (stage, stage), strings.bound(measure, task, settings))
+
+
+def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
+    """Pairs train the policy, or a reward model that PPO follows."""
+    return settings.form(settings, task)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -7,9 +7,10 @@ Claim:     without any training a second round, which sees the first one's final
 Equations: P_1 = P, P_n = P and the final answer A_{n-1} in fixed words, a fresh context each; accuracy of A_N. once,
            twice, four: N; again: P_n = P; anothers: A_{n-1} of another problem; keep: an oracle stops at the first
            right answer; vote: the most frequent answer of four independent ones; forward_once, forward_twice: on chains
-           that only work itself can check; forward_whole: the whole response in the place of the answer. acc_2 =
-           acc_1 + P(wrong to right) - P(right to wrong), second/fixed and second/spoilt.
-Left out:  sampling with temperature 0.6; the paper's trial of fine-tuning on second rounds.
+           that only work itself can check; forward_whole: the whole response in the place of the answer; tuned: twice,
+           after fine-tuning on second rounds alone, own first answers and right responses to them. acc_2 = acc_1 +
+           P(wrong to right) - P(right to wrong), second/fixed and second/spoilt.
+Left out:  sampling with temperature 0.6; a stronger model's responses for tuned, which the paper found of no use.
 Expect:    eval/accuracy: twice > once, four > twice, twice > again, twice > anothers; |forward_twice - forward_once| <
            0.02: a gain needs a check that is cheaper than a solution.
 Measure:   held-out Countdown with three numbers, where an answer is checked by its last number. Bundled models have
@@ -39,6 +40,7 @@ class Settings(recipes.OnlineSettings):
     counted: Callable = rounds.last_round
     rounds: int = 2  # below what is taken from the module of this name
     taught_steps: int = 0  # supervised steps on second rounds, for a model that has never read one
+    tuned_steps: int = 0  # and on second rounds alone
 
 
 EMBEDDED = {
@@ -58,6 +60,7 @@ ARMS = {
     "anothers": {"shown": rounds.anothers},
     "keep": {"counted": rounds.first_right},
     "vote": {"rounds": 4, "shown": rounds.nothing, "counted": rounds.majority},
+    "tuned": {"tuned_steps": 300},
     "forward_once": FORWARD | {"rounds": 1},
     "forward_twice": FORWARD,
     "forward_whole": FORWARD | {"shown": rounds.whole_response},
@@ -81,7 +84,7 @@ def build(settings: Settings) -> experiment.Plan:
         played = play(params, key)
         return rounds.figures(played, settings.counted(played, samples), samples)
 
-    return experiment.Plan(rounds.make_taught(settings), (), measure, on_host=True, model=found.model)
+    return experiment.Plan(rounds.make_tuned(settings), (), measure, on_host=True, model=found.model)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

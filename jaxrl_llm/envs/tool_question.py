@@ -112,9 +112,11 @@ def noisy(
         if lost < failing:
             return Answer("error: it could not be fetched", error=True)
         answer = box.run(name, arguments)
-        if name != "search" or answer.error or not answer.valid:
+        if name not in ("search", "web_search") or answer.error or not answer.valid:
             return answer
-        hits = _HITS.split(answer.text)[int(other < astray) :]
+        hits = _HITS.split(answer.text)
+        if other < astray:  # several queries have a best hit each
+            hits = hits[1:] if name == "search" else [hit for hit in hits if not hit.startswith("[1] ")]
         shown = "\n".join(hit[:BEGINNING] if beginnings else hit for hit in hits)
         return answer._replace(text=shown or "nothing was found")
 

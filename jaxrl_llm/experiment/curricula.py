@@ -75,11 +75,17 @@ def _pass_rates(identity: tuple, rows: tuple[int, ...], model: str, samples: int
     settings = OnlineSettings(**dict(identity))
     found = recipes.bench(settings)
     by = found.model if model == settings.model else job.load_model(model, mesh=found.model.mesh)
+    sampling = {"samples": samples, "max_new_tokens": settings.max_new_tokens, "temperature": temperature}
+    return pass_rates(found, by, np.asarray(rows, int), **sampling)
+
+
+def pass_rates(
+    found: Bench, by: job.Model, rows: np.ndarray, *, samples: int, max_new_tokens: int, temperature: float = 1.0
+) -> np.ndarray:
+    """Share of right responses of a model of the bench's tokenizer to the given training rows ``[len(rows)]``."""
     size = min(128, len(rows))  # rows in one call; the last one is filled with repeats
     rollout = jax.jit(
-        recipes.rollout_of_model(
-            by, group_size=samples, max_new_tokens=settings.max_new_tokens, temperature=temperature
-        )
+        recipes.rollout_of_model(by, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature)
     )
     score = jax.jit(found.score) if found.score else lambda answers, sampled: found.host_score(sampled)
     rates = []

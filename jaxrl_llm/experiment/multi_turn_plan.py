@@ -42,7 +42,8 @@ class Settings(recipes.Settings):
     # webshop:FOLDER, alfworld:FOLDER, textworld:FOLDER, textarena:GAME, gymnasium:NAME, reasoning_gym:FAMILY,
     # MODULE:CLASS of your own, or what the experiment says; empty: the embedded world
     data: str = ""
-    # of python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND, with commas between them
+    # of python, calculator, search=CORPUS.jsonl, pages=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND, with commas
+    # between them
     tools: str = ""
     format: job.Format = "plain"  # of rows, and how their answers are judged
     verifier: job.VerifierName = ""

@@ -13,12 +13,13 @@ from jaxtyping import Array
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.tasks import chain, countdown
+from jaxrl_llm.data.tasks import chain, countdown, programs
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.run import options, parts
 from jaxrl_llm.run.options import ModelSettings, SamplingSettings
 from jaxrl_llm.types import Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import answers as answer_verifiers
+from jaxrl_llm.verifiers import code as code_verifier
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers import tokens as token_verifiers
 from jaxrl_llm.verifiers.pool import VerifierPool
@@ -38,7 +39,7 @@ class Settings(ModelSettings):
 class OnlineSettings(SamplingSettings, Settings):
     """What every experiment with verifiable problems has."""
 
-    # chain, countdown, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
+    # chain, countdown, programs, FILE.jsonl, FILE.json, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "chain"
     format: parts.Format = "plain"  # the columns of a file; see data.formats
     verifier: parts.VerifierName = ""  # how a file's answers are compared; empty: that of the format
@@ -76,7 +77,13 @@ _TASKS: dict[str, Any] = {  # module, judge on the host, answers as arrays, judg
         tables.countdown_answers,
         token_verifiers.make_countdown_verifier,
     ),
+    "programs": (programs, code_verifier.verify, tables.no_answers, None),  # they run in the sandbox alone
 }
+
+
+def is_generated(data: str) -> bool:
+    """Whether ``data`` names problems that are drawn here, and no source of rows."""
+    return data in _TASKS
 
 
 def bench(settings: OnlineSettings) -> Bench:
@@ -140,10 +147,10 @@ def _model(identity: tuple[tuple[str, Any], ...]) -> parts.Model:
 @lru_cache(maxsize=8)
 def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
     settings = OnlineSettings(**dict(identity))
-    model, on_device, answers = open_model(settings), None, tables.no_answers
+    model, on_device = open_model(settings), None
     *sets, verify = problem_sets(settings)
-    if settings.data in _TASKS:
-        *_, answers, make_verifier = _TASKS[settings.data]
+    *_, answers, make_verifier = _TASKS.get(settings.data, (tables.no_answers, None))
+    if make_verifier is not None:
         try:
             eos, size = model.tokenizer.eos_ids, model.config.padded_vocab_size
             on_device = make_verifier(*token_verifiers.character_classes(model.tokenizer.encode, eos, size))

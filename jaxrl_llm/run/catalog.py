@@ -26,7 +26,7 @@ from jaxrl_llm.metrics import intervals
 from jaxrl_llm.rollout.host.env import single_turn
 from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
 from jaxrl_llm.run import parts
-from jaxrl_llm.tools import boxes, endpoints
+from jaxrl_llm.tools import boxes, endpoints, pages
 from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards, Trajectories
@@ -186,6 +186,25 @@ def rows_of(settings: Any) -> tuple[list[Problem], list[Problem], Verifier]:
     return train, held, judged
 
 
+def page_reader(settings: Any) -> pages.Reader:
+    """The model that ``reading_chat`` opens; without one the rule ``pages.by_words``."""
+    chat = reading_chat(settings)
+    return pages.by_words if chat is None else pages.make_reader(chat)
+
+
+def reading_chat(settings: Any) -> endpoints.Chat | None:
+    """The model ``settings.reader_model`` behind ``settings.reader``; None where the settings name none.
+
+    Raises:
+      UserError: where one of the two is missing.
+    """
+    address, name = getattr(settings, "reader", ""), getattr(settings, "reader_model", "")
+    if bool(address) != bool(name):
+        raise UserError("--reader ADDRESS and --reader-model NAME belong together: give both, or none for a rule")
+    cache = f"runs/readers/{name.replace('/', '_')}.jsonl"
+    return endpoints.from_settings(settings, address, name, cache=cache) if address else None
+
+
 def questions(
     settings: Any,
     sizes: dict[str, Any],
@@ -195,6 +214,8 @@ def questions(
     ask: Callable[[Problem, Toolbox], Problem] = tool_question.asked,
     golds: bool = False,
     luck: tuple[tool_question.Luck | None, tool_question.Luck | None] = (None, None),
+    reader: pages.Reader | None = None,
+    change: Callable[[list[Problem], Toolbox, Verifier], list[Problem]] | None = None,
 ) -> list[Given]:
     """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
 
@@ -203,12 +224,15 @@ def questions(
       ask: what a problem becomes where there are tools.
       golds: right answers as tokens among the problems' answers, see ``answer_chances``.
       luck: as ``host_tools.tool_env``, in training and when measured.
+      reader: of the pages of ``pages=CORPUS.jsonl``; None: the one that the settings name.
+      change: of the problems that train, with the tools and the judge.
     """
     if not settings.tools:
-        known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND"
+        known = "python, calculator, search=CORPUS.jsonl, pages=CORPUS.jsonl, database=FILE.sqlite, mcp=COMMAND"
         raise UserError(f"--data {settings.data} needs --tools: any of {known}, with commas between them")
-    box = boxes.opened(settings.tools)
+    box = boxes.opened(settings.tools, reader=reader or page_reader(settings))
     train, held, judged = rows_of(settings)
+    train = train if change is None else change(train, box, judged)
     ask = tool_question.told_nothing if calls == 0 and ask is tool_question.asked else ask
 
     def part(problems: list[Problem], luck: tool_question.Luck | None) -> Given:

@@ -17,7 +17,7 @@ from jaxrl_llm.data import databases
 from jaxrl_llm.errors import DataError, UserError, extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Ran
-from jaxrl_llm.tools import mcp_servers, schema
+from jaxrl_llm.tools import mcp_servers, pages, schema
 from jaxrl_llm.tools.calls import Toolbox, joined, of_functions
 from jaxrl_llm.verifiers import sql
 
@@ -228,11 +228,15 @@ def split_names(names: str) -> list[str]:
     >>> split_names("calculator,mcp=serve --list a,b,python")
     ['calculator', 'mcp=serve --list a,b', 'python']
     """
-    return re.split(r",(?=(?:python|calculator)(?:,|$)|(?:search|database|mcp)=)", names)
+    return re.split(r",(?=(?:python|calculator)(?:,|$)|(?:search|pages|database|mcp)=)", names)
 
 
-def opened(names: str) -> Toolbox:
-    """``python,calculator,search=CORPUS.jsonl,database=FILE.sqlite,mcp=COMMAND``: any of them, with commas between.
+def opened(names: str, *, reader: pages.Reader = pages.by_words) -> Toolbox:
+    """``python,calculator,search=CORPUS.jsonl,pages=CORPUS.jsonl,database=FILE.sqlite,mcp=COMMAND``: any of them.
+
+    Args:
+      names: with commas between.
+      reader: who reads the pages of ``pages``.
 
     Raises:
       UserError: for another name, or a file or server that does not serve.
@@ -247,11 +251,14 @@ def opened(names: str) -> Toolbox:
         elif tool == "search" and source:
             texts = documents(pathlib.Path(source))
             found.append(search_box(texts, bm25(texts)))
+        elif tool == "pages" and source:
+            corpus = pages.read_corpus(pathlib.Path(source))
+            found.append(pages.pages_box(corpus, bm25([f"{page.title}\n{page.text}" for page in corpus]), reader))
         elif tool == "database" and source:
             found.append(database_box(pathlib.Path(source)))
         elif tool == "mcp" and source:
             found.append(mcp_box(source))
         else:
-            known = "python, calculator, search=CORPUS.jsonl, database=FILE.sqlite or mcp=COMMAND"
+            known = "python, calculator, search=CORPUS.jsonl, pages=CORPUS.jsonl, database=FILE.sqlite or mcp=COMMAND"
             raise UserError(f"--tools {names}: {name!r} is no tool; choose {known}")
     return joined(found)

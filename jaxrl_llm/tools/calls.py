@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.tools import schema as schemas
 from jaxrl_llm.tools.schema import Tool, shortened
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -162,7 +162,8 @@ class Toolbox(NamedTuple):
 def of_functions(pairs: Sequence[tuple[Tool, Callable[..., Any]]]) -> Toolbox:
     """Python functions of keyword arguments; text is answered as it is, all else as JSON.
 
-    A ``ValueError`` is a refusal that the policy reads; another exception makes the answer invalid.
+    A ``ValueError`` is a refusal that the policy reads, ``RunStopped`` ends the run; another exception makes the answer
+    invalid.
 
     Raises:
       UserError: for two tools of one name.
@@ -175,6 +176,8 @@ def of_functions(pairs: Sequence[tuple[Tool, Callable[..., Any]]]) -> Toolbox:
         try:
             value = found[name](**arguments)
             return Answer(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        except RunStopped:  # a ValueError as well
+            raise
         except ValueError as error:
             return Answer(f"error: {error}", error=True)
         except Exception as error:  # a tool is foreign code

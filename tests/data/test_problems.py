@@ -12,11 +12,11 @@ from jaxrl_llm.data.tasks import chain, countdown, keydoor
 from jaxrl_llm.errors import UserError
 from tests.models_for_tests import nano
 
-NAMES = ("countdown", "chain", "sudoku", "strings", "relations", "keydoor", "sql", "translation")
+NAMES = ("countdown", "chain", "programs", "sudoku", "strings", "relations", "keydoor", "sql", "translation")
 
 
 def _module(name):
-    own = name in ("countdown", "chain", "keydoor")
+    own = name in ("countdown", "chain", "programs", "keydoor")
     return importlib.import_module(f"{'jaxrl_llm.data.tasks' if own else 'experiments.parts.corpus_tasks'}.{name}")
 
 

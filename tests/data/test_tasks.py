@@ -6,17 +6,17 @@ import pytest
 from experiments.parts import corpus
 from experiments.parts.corpus_tasks import sudoku
 from jaxrl_llm.data import problems as tables
-from jaxrl_llm.data.tasks import chain, countdown, keydoor
+from jaxrl_llm.data.tasks import chain, countdown, keydoor, programs
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from tests.models_for_tests import nano
 
-NAMES = ("countdown", "chain", "sudoku", "strings", "relations", "keydoor", "sql", "translation")
+NAMES = ("countdown", "chain", "programs", "sudoku", "strings", "relations", "keydoor", "sql", "translation")
 
 
 def _module(name):
-    own = name in ("countdown", "chain", "keydoor")
+    own = name in ("countdown", "chain", "programs", "keydoor")
     return importlib.import_module(f"{'jaxrl_llm.data.tasks' if own else 'experiments.parts.corpus_tasks'}.{name}")
 
 
@@ -60,6 +60,23 @@ def test_chain_by_python_arithmetic():
             value = {"+": value + number, "-": value - number, "*": value * number}[operator] % p.answer["modulus"]
         assert value == p.answer["value"]
         assert chain.direct(p) == f"#{value}"
+
+
+def test_programs_pass_their_tests_and_slips_fail_as_often_as_their_values_differ():
+    rng = np.random.default_rng(1)
+    for p in _problems("programs"):
+        scope = {}
+        exec(p.answer["start"] + p.solution, scope)  # a generator's own text, no model's
+        for check in p.answer["checks"]:
+            exec(check, scope)
+        shown = [part.split(">") for part in p.prompt[3:-2].split()]
+        assert [scope["f"](int(x)) for x, _ in shown] == [int(y) for _, y in shown]
+        tried = {}
+        exec(p.answer["start"] + programs.flawed(rng, p), tried)
+        differs = any(tried["f"](x) != scope["f"](x) for x in (*programs.SHOWN, *programs.HIDDEN))
+        assert differs or all(tried["f"](x) == scope["f"](x) for x in range(8))  # the tests tell them apart
+    with pytest.raises(UserError, match="not of chain: --data programs"):
+        programs.flawed(rng, _problems("chain", 1)[0])
 
 
 def test_sudoku_grids_are_complete_and_unique():

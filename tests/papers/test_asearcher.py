@@ -8,13 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import asearcher
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import independent_episodes, many_hops, multi_hop
+from experiments.agents.parts import independent_episodes, many_hops, multi_hop, question_agent
 from jaxrl_llm.advantages import group, whiten
+from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
+from jaxrl_llm.tools import pages
+from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.types import Policy, TrainState, Trajectories
+from jaxrl_llm.verifiers import answers
 from tests import close
 
 MASK = jnp.ones((1, 4), bool)
@@ -227,3 +233,59 @@ def test_score_of_episodes(made):
         extras={f"turns/{name}": value for name, value in found._asdict().items()},
     )  # fmt: skip
     close.assert_near(jax.jit(many_hops.score)(tasks, row).value, [1.0, 0.0, -0.5], magnitude=0)
+
+
+# --- the data agent
+
+
+PERU = Problem("own", "What is the capital of Peru?", "", {"value": "Lima"}, 0, "peru")
+
+
+def scripted(new="Which city governs the land of Machu Picchu?", sound="YES", others="No.", direct="Quito"):
+    """A chat that says what is asked for, and what it was asked."""
+    seen = []
+
+    def chat(messages, draw=0):
+        text = messages[0]["content"]
+        seen.append(text.splitlines()[-1])
+        if "Write the new question alone." in text:
+            return new(text) if callable(new) else new
+        if "consistent with this answer" in text:
+            return sound
+        return others if "Could a different answer" in text else direct
+
+    return chat, seen
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [({}, ""), ({"new": PERU.prompt}, "nothing new"), ({"new": "Is it LIMA?"}, "names the answer"),
+     ({"sound": "NO"}, "unsound"), ({"others": "yes, Cusco"}, "other answers"),
+     ({"direct": "Lima"}, "answered without tools")],
+)  # fmt: skip
+def test_a_new_question_counts_when_all_checks_pass(said, reason):
+    chat, seen = scripted(**said)
+    made = question_agent.harder(PERU, chat, answers.verify_exact, lambda question: "facts", rounds=1)
+    assert made.rounds in ((reason,), ("injected",), ("blurred",)) and (not reason or made.rounds == (reason,))
+    assert (made.problem.prompt == PERU.prompt) == bool(reason)
+    assert made.problem.answer == PERU.answer and made.problem.identity == PERU.identity
+    if not reason:
+        assert len(seen) == 3 + question_agent.TRIES  # made, sound, no others, and nobody knows it by heart
+
+
+def test_rounds_build_on_each_other_and_both_kinds_occur():
+    chat, _ = scripted(new=lambda text: text.splitlines()[0].removeprefix("Question: ") + "!")
+    box = pages.pages_box([pages.Page("u", "Peru", "Peru is old.")], lambda query, count: [0])
+    problems = [PERU._replace(identity=str(k)) for k in range(20)]
+    made = question_agent.all_harder(problems, box, answers.verify_exact, chat=chat, rounds=3)
+    assert {p.prompt for p in made} == {PERU.prompt + "!!!"}
+    made = [question_agent.harder(p, chat, answers.verify_exact, str, rounds=3) for p in problems]
+    kinds = {kind for one in made for kind in one.rounds}
+    assert kinds == {"injected", "blurred"}
+    with pytest.raises(UserError, match="--tools pages=CORPUS.jsonl"):
+        question_agent.all_harder(
+            problems, Toolbox((), lambda name, arguments: None), answers.verify_exact, chat=chat, rounds=1
+        )
+    with pytest.raises(UserError, match="give --reader and --reader-model"):
+        asearcher.agent_of(asearcher.Settings(rounds=2))
+    assert asearcher.agent_of(asearcher.Settings()) is None

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.curriculum import confucius3
 from jaxrl_llm.advantages import group
-from jaxrl_llm.experiment import loop
+from jaxrl_llm.experiment import loop, recipes
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.train import refill
 from jaxrl_llm.types import Batch, Rewards, TrainState
@@ -113,3 +113,52 @@ def test_an_iteration_without_an_update_has_no_entropy():
     curves = loop._Curves()
     curves.train(4, {"policy/entropy": np.array([[np.nan, 0.4, np.nan, 0.2], [np.nan] * 4])})
     close.assert_near(curves.points["policy/entropy"][4], [0.3, np.nan], magnitude=0)
+
+
+def test_repeated_runs_against_a_loop_and_who_is_well_formed():
+    rng = np.random.default_rng(0)
+    tokens, mask = rng.integers(0, 3, (6, 30)), np.arange(30)[None, :] < np.array([30, 20, 5, 30, 12, 0])[:, None]
+    tokens[3, 3:27] = np.tile(np.arange(8), 3)
+    want = []
+    for row, real in zip(tokens, mask, strict=True):
+        seen, again, count = set(), 0, 0
+        for k in range(30 - 4 + 1):
+            if real[k : k + 4].all():
+                run = tuple(row[k : k + 4])
+                again, count = again + (run in seen), count + 1
+                seen.add(run)
+        want.append(again / max(count, 1))
+    found = confucius3.repeated_share(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), run=4)
+    close.assert_near(found, want)
+    assert 0 < want[0] < 1 and want[3] > 0.4
+    assert not confucius3.repeated_share(
+        jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), bool)
+    ).any()  # shorter than a run
+    tokens = np.stack([np.arange(30), np.arange(30), np.tile(np.arange(3), 10)])
+    rows = types.SimpleNamespace(
+        tokens=jnp.asarray(tokens, jnp.int32), mask=jnp.ones((3, 30), bool), truncated=jnp.array([False, True, False])
+    )
+    rewards = Rewards(jnp.ones(3), jnp.ones(3, bool))
+    assert confucius3.well_formed(rewards, rows).value.tolist() == [1, 0, 0]
+    assert confucius3.as_verified(rewards, rows) is rewards
+
+
+def test_lengths_grow_and_the_first_stage_has_the_target_alone():
+    settings = confucius3.Settings(
+        **confucius3.EMBEDDED | confucius3.SMOKE | {"steps": 7, "max_new_tokens": 8, "lengths": (0.25, 0.5, 1.0)}
+    )
+    stages = confucius3.build(settings).stages
+    assert [stage.steps for stage in stages] == [2, 2, 3]
+    keys = jax.random.split(jax.random.key(0), 4)
+    bench = recipes.bench(settings)
+    ids = jnp.arange(2, dtype=jnp.int32)
+    prompts, valid = bench.train.tokens[:2], bench.train.valid[:2]
+    shapes = [
+        jax.eval_shape(stage.method.rollout, bench.model.params, prompts, valid, keys, ids).tokens.shape[1]
+        for stage in stages
+    ]
+    assert [width - prompts.shape[1] for width in shapes] == [2, 4, 8]
+    pools = [stage.extras(None, keys[0]) for stage in stages]
+    assert not pools[0] and [p[refill.POOL].kept.shape for p in pools[1:]] == [(4,), (4,)]
+    assert [p[refill.POOL].trajectories.tokens.shape[1] for p in pools[1:]] == shapes[1:]
+    assert len(confucius3.build(dataclasses.replace(settings, lengths=(1.0,))).stages) == 1

@@ -1,16 +1,19 @@
 """Critique-Coder: labels by comparison of answers, exact shares, one judge for both kinds of questions."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
-from experiments.policy_gradient.parts import critique_task
+from experiments.policy_gradient import critique_coder
+from experiments.policy_gradient.parts import critique_task, host_judging
 from jaxrl_llm.data.tasks import chain, countdown
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment import cli, curricula, recipes
 from jaxrl_llm.train.methods import builders
 from tests import close
+from tests.models_for_tests import byte_model
 from tests.verifiers.test_labels import _rows
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=8, max_new_tokens=16)
@@ -18,7 +21,7 @@ SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=50, eval_problems=
 
 def test_labels_compare_answers():
     problems = curricula.train_problems(SETTINGS)
-    asked = critique_task.critique_problems(problems, chain.flawed, right_share=0.5)
+    asked = critique_task.critique_problems(problems, right_share=0.5)
     for problem, question in zip(problems, asked, strict=True):
         assert question.prompt.startswith(problem.prompt) and question.prompt.endswith("?")
         candidate = question.prompt[len(problem.prompt) : -1]
@@ -26,9 +29,7 @@ def test_labels_compare_answers():
         assert question.solution[-1] == ("T" if question.answer["label"] else "F")
     # a policy that always says T earns the share of right candidates
     shares = [
-        np.mean(
-            [q.answer["label"] for q in critique_task.critique_problems(problems * 10, chain.flawed, right_share=x)]
-        )
+        np.mean([q.answer["label"] for q in critique_task.critique_problems(problems * 10, right_share=x)])
         for x in (0.5, 0.9)
     ]
     # a wrong candidate may be right by luck: guesses and slips that cancel
@@ -43,7 +44,7 @@ def test_slips_are_of_chains_only():
 
 def test_shares_are_exact_and_the_same_every_time():
     problems = curricula.train_problems(SETTINGS)
-    asked = critique_task.critique_problems(problems, chain.flawed)
+    asked = critique_task.critique_problems(problems)
     for share, count in ((0.0, 0), (0.2, 10), (0.5, 25), (1.0, 50)):
         table = critique_task.mixed(problems, asked, share=share)
         assert len(table) == 50 and sum("label" in p.answer for p in table) == count
@@ -66,7 +67,7 @@ def test_each_row_is_judged_by_what_it_asks():
 def test_fine_tuning_imitates_right_critiques_alone():
     """The loss is minus the mean log-probability of what follows the question: the work and the label as it is."""
     bench, problems = recipes.bench(SETTINGS), curricula.train_problems(SETTINGS)[:6]
-    judging = critique_task.critique_problems(problems, chain.flawed)
+    judging = critique_task.critique_problems(problems)
     settings = dataclasses.replace(SETTINGS, prompts_per_step=2, group_size=3, learning_rate=1e-3)
     method = critique_task.fine_tuning(settings, bench, judging)
     rows, tokenizer = method.rows({}), bench.model.tokenizer
@@ -79,3 +80,76 @@ def test_fine_tuning_imitates_right_critiques_alone():
     value, _ = method.loss(bench.model.params, {}, rows, method.whole(rows))
     mask = np.asarray(rows.mask)
     close.assert_near(value, -np.asarray(logp)[mask].mean(), terms=int(mask.sum()), magnitude=10.0)
+
+
+PROGRAMS = recipes.OnlineSettings(data="programs", levels=(1,), train_problems=8, eval_problems=2, max_new_tokens=16)
+
+
+def test_programs_are_labelled_and_rewarded_by_their_tests():
+    """In the sandbox: another text of the same function is right, the label is whether the candidate passes."""
+    found, problems = recipes.bench(PROGRAMS), recipes.solved_problems(PROGRAMS)
+    assert found.score is None
+    asked = host_judging.questions(PROGRAMS)
+    assert {q.answer["label"] for q in asked} == {True, False} and host_judging.questions(PROGRAMS) is asked
+    for problem, question in zip(problems, asked, strict=True):
+        candidate, scope = question.prompt[len(problem.prompt) : -1], {}
+        exec(problem.answer["start"] + candidate, scope)  # the generator's own text
+        expected = [check.split(" == ") for check in problem.answer["checks"]]
+        passes = all(scope["f"](int(call[9:-1])) == int(value) for call, value in expected)
+        assert question.answer["label"] == passes
+        assert question.solution == f"{problem.solution}#{'T' if passes else 'F'}"
+    mixed = host_judging.mixture(problems, asked, share=0.5)
+    assert (mixed.origin < 0).sum() == 4 and len(mixed.problems) == 8
+    solve, judge = int(np.flatnonzero(mixed.origin >= 0)[0]), int(np.flatnonzero(mixed.origin < 0)[0])
+    label = "T" if mixed.problems[judge].answer["label"] else "F"
+    _, rows = _rows([f"0+{mixed.problems[solve].solution}", "#T", f"x+1#{label}", mixed.problems[judge].solution[:-1]])
+    rewards = host_judging.make_host_score(found, mixed)(
+        rows._replace(problem_ids=np.asarray([solve, solve, judge, judge], np.int32))
+    )
+    assert rewards.value.tolist() == [1, 0, 1, 0] and rewards.valid.all()
+
+
+def test_samples_that_are_judged_are_balanced_and_of_problems_that_are_neither_always_nor_never_solved():
+    problems = [problem._replace(prompt="Add one.") for problem in recipes.solved_problems(PROGRAMS)] * 50
+    kinds = [[("good", True), ("bad", False)], [("good", True)], [("bad", False)], [("bad", False), ("good", True)]]
+    found = host_judging.balanced(problems, kinds * (len(problems) // 4), right_share=0.5, seed=0)
+    labels = [question.answer["label"] for question in found]
+    assert len(found) == len(problems) // 2
+    close.assert_share(np.asarray([np.mean(labels)]), 0.5, len(labels))
+    for question in found:
+        assert ("good" if question.answer["label"] else "bad") in question.prompt
+        assert question.prompt.startswith("Add one.") and "\\conclusion{T}" in question.prompt
+    with pytest.raises(UserError, match="none has right and wrong answers"):
+        host_judging.balanced(problems[:1], kinds[1:2], right_share=0.5, seed=0)
+
+
+@pytest.mark.slow
+def test_arms_over_rows_of_programs_of_ones_own(tmp_path, monkeypatch):
+    """Rows in the format of MBPP; only the attempts are given, since a random model has none that is right."""
+    byte_model(tmp_path, "qwen2", max_positions=900)
+    rows = [{"text": f"Give {k}.", "code": f"def f():\n    return {k}", "test_list": [f"assert f() == {k}"]}
+            for k in range(60)]  # fmt: skip
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ["--model", str(tmp_path), "--data", str(tmp_path / "own.jsonl"), "--format", "mbpp", "--seeds", "1"]
+    words += [
+        "--steps",
+        "2",
+        "--eval-every",
+        "2",
+        "--prompts-per-step",
+        "2",
+        "--group-size",
+        "2",
+        "--eval-problems",
+        "2",
+    ]
+    words += ["--eval-samples", "2", "--max-new-tokens", "8", "--out", str(tmp_path / "out"), "--export", "never"]
+    with pytest.raises(UserError, match="none has right and wrong answers"):
+        cli.run(critique_coder, [*words, "--arm", "crl_50"])
+    tried = [("def f(): return 1", True), ("def f(): return 0", False)]
+    monkeypatch.setattr(host_judging, "_sampled", lambda found, settings, table, score: [tried] * len(table.tokens))
+    found = cli.run(critique_coder, [*words, "--arm", "rl", "crl_50", "crl_100"])
+    for arm in found.arms.values():
+        assert arm.updates == 2 and 0 <= arm.metrics["critique/accuracy"][0] <= 1
+    with pytest.raises(UserError, match="cft imitates written critiques"):
+        cli.run(critique_coder, [*words, "--arm", "cft"])

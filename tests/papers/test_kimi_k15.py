@@ -1,13 +1,17 @@
 """Kimi k1.5: mirror descent, length reward, prioritised draws and long2short, by their printed numbers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.policy_gradient import kimi_k15
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import balanced
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
@@ -56,3 +60,39 @@ def test_prompts_are_drawn_by_their_failures():
         state = sampler.update(state, ids, (ids < 10).astype(jnp.float32), jnp.ones(50, bool))
     drawn = jnp.concatenate([sampler.draw(state, jax.random.key(k), 5)[0] for k in range(40)])
     assert float((drawn < 10).mean()) < 0.05
+
+
+def test_an_optimiser_that_begins_anew_with_every_rollout():
+    """Updates 0, 2 and 4 are first updates, 1 and 3 second ones; Adam alone goes on from its moments."""
+    params, grads = jnp.array([1.0, -2.0]), [jnp.array([0.3 * k + 0.1, -0.2]) for k in range(5)]
+    tx, plain = kimi_k15.reset_every(optax.adam(0.1), 2), optax.adam(0.1)
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes weak integers and floats
+        state, found = tx.init(params), []
+        for grad in grads:
+            change, state = tx.update(grad, state, params)
+            found.append(np.asarray(change))
+        for k, grad in enumerate(grads):
+            own = plain.init(params)
+            if k % 2:
+                _, own = plain.update(grads[k - 1], own, params)
+            close.assert_near(found[k], plain.update(grad, own, params)[0], terms=8)
+    assert np.abs(found[1] - found[3]).max() > 1e-3 and kimi_k15.kept(plain, 2) is plain
+
+
+def test_the_easier_half_comes_first():
+    settings = kimi_k15.Settings(
+        levels=(1, 3), train_problems=24, eval_problems=4, max_new_tokens=26, steps=5, prompts_per_step=2, group_size=2
+    )
+    bench = recipes.bench(settings)
+    rates = curricula.sample_pass_rates(bench, settings, np.arange(24), samples=kimi_k15.TRIES)
+    first, then = kimi_k15.build(dataclasses.replace(settings, **kimi_k15.ARMS["curriculum"])).stages
+    assert (first.steps, then.steps) == (2, 3)
+    drawn = {int(k) for k in first.method.sampler.draw(first.method.sampler.init(24), jax.random.key(0), 400)[0]}
+    rest = set(range(24)) - drawn
+    assert len(drawn) == 12 and min(rates[sorted(drawn)]) >= max(rates[sorted(rest)]) and len(set(rates)) > 1
+    sampler = then.method.sampler
+    state = sampler.update(sampler.init(24), jnp.arange(24), jnp.asarray(rates, jnp.float32), jnp.ones(24, bool))
+    keys = jax.random.split(jax.random.key(1), 400)
+    often = jax.vmap(lambda key: sampler.draw(state, key, 6)[0])(keys)
+    later = np.bincount(np.asarray(often).reshape(-1), minlength=24)
+    assert later[sorted(rest)].sum() > later[sorted(drawn)].sum()

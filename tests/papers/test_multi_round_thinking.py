@@ -1,6 +1,9 @@
 """Rounds of thinking: what a round is asked, what counts in the end, and parents that prompts are read back to."""
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -102,3 +105,21 @@ def test_teaching_shows_both_kinds_of_prompts_and_right_ends(settings):
 def test_wrong_numbers_of_rounds_are_refused(settings):
     with pytest.raises(UserError, match="--rounds 0 must be at least 1"):
         rounds.make_rounds(settings, [PROBLEM], lambda rows: rows, number=0, samples=1)
+
+
+def test_a_trial_of_fine_tuning_has_second_rounds_alone_and_goes_on_from_the_taught_model(settings):
+    problems, found = recipes.solved_problems(settings), recipes.bench(settings)
+    pairs = rounds.examples(
+        settings, rounds.in_signs, samples=2, params=found.model.params, key=jax.random.key(5), plain=False
+    )
+    assert len(pairs) == 2 * len(problems)
+    for k, (prompt, response) in enumerate(pairs):
+        problem = problems[k // 2]
+        assert prompt.endswith(f"?{problem.prompt}") and countdown.verify(problem.answer, response).value == 1.0
+    plain = dataclasses.replace(settings, taught_steps=2, learning_rate=1e-3, ask=rounds.in_signs)
+    tuned = dataclasses.replace(plain, tuned_steps=2)
+    key = jax.random.key(3)
+    before, after = rounds.make_tuned(plain)(key), rounds.make_tuned(tuned)(key)
+    moved = [bool(jnp.any(a != b)) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
+    assert any(moved) and rounds.make_tuned(tuned)(key) is after
+    assert rounds.make_tuned(plain) is rounds.make_taught(plain)

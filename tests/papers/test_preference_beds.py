@@ -1,11 +1,13 @@
 """Beds of the preference family: puzzles with one solution, a ranker that learns from good examples, prompts by gap."""
 
+import dataclasses
 import itertools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from experiments.analysis.parts import input_shift
@@ -169,6 +171,30 @@ def test_error_and_variance_of_gradients():
     size = (true**2).sum()
     close.assert_near(said["table/mse"], ((found - true) ** 2).sum(1).mean() / size, magnitude=0)
     close.assert_near(said["table/variance"], found.var(0, ddof=1).sum() / size, magnitude=0)
+
+
+def test_a_reward_model_by_the_loss_with_a_judge_and_ppo_against_it():
+    """Fresh pairs that are the labelled ones give the plain loss; only the fitted model trains, and it pays PPO."""
+    task, settings = toy.STRINGS, robust_rlhf.Settings(**robust_rlhf.SMOKE | robust_rlhf.ARMS["rm_vrpo"])
+    reference = task.world.policy.init(jax.random.key(0))
+    fitted = robust_rlhf.first_reward(task, reference)
+    pairs = task.draw_pairs(jax.random.key(1), 6)
+    four = jnp.stack([pairs.chosen, pairs.rejected] * 2, axis=1)
+    judged = jnp.repeat(jnp.asarray(RNG.random((6, 1)), jnp.float32), 2, axis=1)
+    batch = pairs.prompts, four, jnp.zeros((6, 4)), judged
+    plain = dataclasses.replace(settings, **robust_rlhf.ARMS["rm"])
+    found, want = (robust_rlhf.reward_terms(task, one, fitted, batch).loss for one in (settings, plain))
+    close.assert_near(found, want, terms=8)
+    params = {name: reference for name in ("policy", "reference")} | {"fitted": fitted}
+    better = [preference_strings.reward_of(task, fitted, pairs.prompts, x) for x in (pairs.chosen, pairs.rejected)]
+    close.assert_near(want, np.log1p(np.exp(-np.asarray(better[0] - better[1], np.float64))), terms=8)
+    first, second = robust_rlhf.build(settings).stages
+    grads = jax.grad(lambda p: first.method.loss(p, {}, batch)[0])(params)
+    moved = {name: bool(jnp.any(optax.global_norm(tree) > 0)) for name, tree in grads.items()}
+    assert moved == {"policy": False, "reference": False, "fitted": True}
+    paid = robust_rlhf.fitted_reward(task, params, pairs.prompts, pairs.chosen)
+    np.testing.assert_array_equal(paid, better[0])
+    assert second.method.updates_per_rollout == 2 and robust_rlhf.build(plain).stages[1].steps == second.steps
 
 
 def test_a_probe_on_bags_sees_habits_and_no_order():

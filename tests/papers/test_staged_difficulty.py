@@ -1,12 +1,17 @@
 """Staged difficulty: levels from a ladder of models, draws from a level only."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum.parts import domains
 from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
+from jaxrl_llm.experiment import recipes
 from tests import close
+from tests.verifiers.test_labels import _rows
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,43 @@ def test_empty_and_foreign_rows_are_refused():
         make_subset(np.zeros(4, bool))
     with pytest.raises(ValueError, match="0 to 2"):
         make_subset([3]).init(3)
+
+
+def test_shares_of_two_domains_are_exact_and_of_the_rows_of_the_level():
+    first, second = np.array([True, False, True, False, False]), np.array([False, False, False, True, True])
+    for share, count in ((0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)):
+        sampler = domains.make_shares(first, second, share)
+        ids = np.asarray(sampler.draw(sampler.init(5), jax.random.key(3), 8)[0])
+        assert np.isin(ids, [3, 4]).sum() == count and np.isin(ids, [0, 2]).sum() == 8 - count
+    with pytest.raises(ValueError, match="one of the domains"):
+        domains.make_shares(first, np.zeros(5, bool), 0.5)
+
+
+MATHS = recipes.OnlineSettings(
+    data="countdown", levels=(2,), train_problems=6, eval_problems=2, max_new_tokens=14, group_size=2
+)
+
+
+def test_both_domains_are_judged_by_their_own_rule():
+    """Problems of Countdown by their steps, programs by their tests in the sandbox, in one table."""
+    code = domains.code_settings(MATHS, "programs", "plain", (1,))
+    found = domains.open_domains(MATHS, code)
+    problems = [*recipes.solved_problems(MATHS), *recipes.solved_problems(code)]
+    tokenizer, table = found.joint.model.tokenizer, found.joint.train
+    for k, problem in enumerate(problems):
+        shown = np.asarray(table.tokens[k])[np.asarray(table.valid[k])].tolist()
+        assert tokenizer.decode(shown) == problem.prompt
+    _, rows = _rows([problems[0].solution, f"0+{problems[6].solution}", problems[6].solution, problems[0].solution])
+    rewards = found.joint.host_score(rows._replace(problem_ids=np.asarray([0, 6, 0, 6], np.int32)))
+    assert rewards.value.tolist() == [1, 1, 0, 0] and rewards.valid.all()
+    assert domains.solvable(code).all()
+
+
+def test_programs_of_ones_own_whose_solution_fails_do_not_train(tmp_path):
+    rows = [{"text": f"Give {k}.", "code": f"def f():\n    return {k}", "test_list": [f"assert f() == {k + k % 2}"]}
+            for k in range(40)]  # fmt: skip
+    (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code = domains.code_settings(MATHS, str(tmp_path / "own.jsonl"), "mbpp", ())
+    kept, problems = domains.solvable(code), recipes.solved_problems(code)
+    assert kept.tolist() == [int(p.prompt.split("Give ")[1].split(".")[0]) % 2 == 0 for p in problems]
+    assert 0 < kept.sum() < len(problems)

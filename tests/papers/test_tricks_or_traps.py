@@ -7,6 +7,9 @@ import numpy as np
 
 from experiments.policy_gradient import tricks_or_traps as tricks
 from jaxrl_llm.advantages import group
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.train import refill
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
 
 RNG = np.random.default_rng(0)
 RIGHT = (RNG.random(24) < 0.4).astype(np.float64)
@@ -41,3 +44,22 @@ def test_the_soft_penalty_begins_at_three_quarters():
     assert tricks.keep_ended(types.SimpleNamespace(truncated=jnp.asarray(lengths == 20)), rewards).tolist() == [
         True, False, True, True, False,
     ]  # fmt: skip
+
+
+def test_a_refilled_batch_waits_until_all_its_groups_differ():
+    settings = tricks.Settings(**tricks.EMBEDDED | tricks.SMOKE | tricks.ARMS["refilled"] | {"prompts_per_step": 2})
+    (stage,) = tricks.build(settings).stages
+    width = stage.extras(None, None)[refill.POOL].trajectories.tokens.shape[1]
+    mask = jnp.ones((4, width), bool)
+    rows = Trajectories(
+        jnp.ones((4, width), jnp.int32), jnp.ones((4, width), jnp.int32), jnp.zeros((4, width), jnp.int32), mask,
+        jnp.zeros((4, width)), jnp.zeros(4, bool), jnp.array([0, 0, 1, 1]), jnp.array([0, 0, 1, 1]),
+    )  # fmt: skip
+    valid, params, trained = jnp.ones(4, bool), recipes.bench(settings).model.params, []
+    extras = stage.extras(None, None)
+    for value in ([1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1]):
+        rewards = Rewards(jnp.asarray(value, jnp.float32), valid)
+        batch = stage.method.estimate(params, extras, rows, rewards)
+        trained.append(float(batch.total))
+        extras = stage.method.remember(TrainState(None, None, None, None, None, extras), batch, rows, rewards)
+    assert trained[:2] == [0, 0] and trained[2] == 4 * width

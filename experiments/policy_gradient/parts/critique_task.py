@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,24 @@ from experiments.policy_gradient.parts import critique_verifier
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.data.tasks import chain, programs
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Params, Problems, Rewards, Trajectories
+from jaxrl_llm.verifiers import code
 
 Attempt = Callable[[np.random.Generator, Problem], str]
+
+
+class Kind(NamedTuple):
+    """What is judged: how wrong solutions come about, which are right, and what is written before the label."""
+
+    attempt: Attempt
+    right: Callable[[Problem, str], bool]
+    same: Callable[[str, str], bool]  # of two solutions: what a judge goes by who works for itself
+    work: Callable[[str], str]
 
 
 def answer_of(solution: str) -> str:
@@ -29,21 +39,53 @@ def answer_of(solution: str) -> str:
     return solution.rpartition("#")[2]
 
 
+def _work(solution: str) -> str:
+    return solution.rpartition("#")[0]
+
+
+def _same_answer(one: str, other: str) -> bool:
+    return answer_of(one) == answer_of(other)
+
+
+def _right_chain(problem: Problem, candidate: str) -> bool:
+    return _same_answer(candidate, problem.solution)
+
+
+def _right_program(problem: Problem, candidate: str) -> bool:
+    return candidate == problem.solution or code.verify(problem.answer, candidate).value == 1.0
+
+
+CHAINS = Kind(chain.flawed, _right_chain, _same_answer, _work)
+PROGRAMS = Kind(programs.flawed, _right_program, str.__eq__, str)  # labelled by their tests, in the sandbox
+
+
+def kind_of(settings: OnlineSettings) -> Kind:
+    """Programs, or else chains, which refuse problems of other tasks."""
+    return PROGRAMS if settings.data == "programs" else CHAINS
+
+
+def labelled(problem: Problem, prompt: Any, label: bool, worked: str = "") -> Problem:
+    """The question whether a candidate, which ``prompt`` shows, is right."""
+    answer = problem.answer | {"label": label}
+    return problem._replace(prompt=prompt, solution=f"{worked}#{'T' if label else 'F'}", answer=answer)
+
+
 def critique_problems(
-    problems: Sequence[Problem], attempt: Attempt, *, right_share: float = 0.5, seed: int = 0
+    problems: Sequence[Problem], kind: Kind = CHAINS, *, right_share: float = 0.5, seed: int = 0
 ) -> list[Problem]:
     """One question about each problem: its prompt, a candidate solution and ``?``; the answer is ``T`` or ``F``.
 
-    The candidate is the solution with probability ``right_share``, else an ``attempt``; the label compares answers, so
-    an attempt that is right by luck is right. From "Critique-Coder", arXiv:2509.22824, section 3.
+    The candidate is the solution with probability ``right_share``, else an attempt; an attempt that is right by luck is
+    labelled right. From "Critique-Coder", arXiv:2509.22824, section 3.
     """
     rng, asked = np.random.default_rng([seed, 5]), []
     for problem in problems:
-        candidate = problem.solution if rng.random() < right_share else attempt(rng, problem)
-        label = answer_of(candidate) == answer_of(problem.solution)
-        prompt, worked = f"{problem.prompt}{candidate}?", problem.solution.rpartition("#")[0]
-        answer = problem.answer | {"label": label}
-        asked.append(problem._replace(prompt=prompt, solution=f"{worked}#{'T' if label else 'F'}", answer=answer))
+        candidate = problem.solution if rng.random() < right_share else kind.attempt(rng, problem)
+        asked.append(
+            labelled(
+                problem, f"{problem.prompt}{candidate}?", kind.right(problem, candidate), kind.work(problem.solution)
+            )
+        )
     return asked
 
 
@@ -91,11 +133,11 @@ def score_by_kind(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
     return score
 
 
-def judging(settings: OnlineSettings, *, attempt: Attempt) -> Bench:
+def judging(settings: OnlineSettings) -> Bench:
     """The bench of judging: as many right as wrong candidates of the held-out problems."""
     found, levels = recipes.bench(settings), settings.levels or None
     held = tables.make_split(chain, split="heldout", n=settings.eval_problems, seed=0, levels=levels)
-    return found._replace(heldout=table(found, critique_problems(held, attempt, seed=1)), score=score_by_kind(found))
+    return found._replace(heldout=table(found, critique_problems(held, CHAINS, seed=1)), score=score_by_kind(found))
 
 
 def judged(found: Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
@@ -120,25 +162,25 @@ def fine_tuning(settings: OnlineSettings, found: Bench, judging: Sequence[Proble
     return supervised.make_supervised(found.model.policy, rows, rows_per_step=count, tx=tx)
 
 
-def practised(settings: OnlineSettings, attempt: Attempt, *, wrong: float, steps: int) -> Params:
+def practised(settings: OnlineSettings, kind: Kind, *, wrong: float, steps: int) -> Params:
     """The model of ``bench(settings)`` after ``steps`` of fine-tuning on attempts and critiques; computed once.
 
     The copy that all arms begin with: it knows both forms, fails first attempts as often as ``wrong`` says, and works
     as badly where it judges: its labels follow from its own work.
     """
     with jax.core.eval_context():  # also while a program that uses it is traced
-        return _practised(recipes.bench_identity(settings), attempt, wrong, steps)
+        return _practised(recipes.bench_identity(settings), kind, wrong, steps)
 
 
 @lru_cache(maxsize=2)
-def _practised(identity: tuple, attempt: Attempt, wrong: float, steps: int) -> Params:
+def _practised(identity: tuple, kind: Kind, wrong: float, steps: int) -> Params:
     settings, rng, pairs = OnlineSettings(**dict(identity)), np.random.default_rng(8), []
-    found, problems = recipes.bench(settings), curricula.train_problems(settings)
-    for problem, asked in zip(problems, critique_problems(problems, attempt, seed=2), strict=True):
-        first, second = (attempt(rng, problem) if rng.random() < wrong else problem.solution for _ in range(2))
+    found, problems = recipes.bench(settings), recipes.solved_problems(settings)
+    for problem, asked in zip(problems, critique_problems(problems, kind, seed=2), strict=True):
+        first, second = (kind.attempt(rng, problem) if rng.random() < wrong else problem.solution for _ in range(2))
         candidate = asked.prompt[len(problem.prompt) : -1]
-        agrees = answer_of(second) == answer_of(candidate)
-        pairs += [(problem.prompt, first), (asked.prompt, f"{second.rpartition('#')[0]}#{'T' if agrees else 'F'}")]
+        agrees = kind.same(second, candidate)
+        pairs += [(problem.prompt, first), (asked.prompt, f"{kind.work(second)}#{'T' if agrees else 'F'}")]
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 4
     rows = supervised.supervised_rows(found.model, pairs, width=width)
     numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}

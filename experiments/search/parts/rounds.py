@@ -244,23 +244,32 @@ def figures(rounds: Sequence[Round], counted: Bool[np.ndarray, " B"], samples: i
 # ------------------------------------------------------------------ a base that knows the question
 
 
-def examples(settings: recipes.OnlineSettings, ask: Callable[[str, str], str], *, samples: int = 4):
+def examples(
+    settings: recipes.OnlineSettings, ask: Callable[[str, str], str], *, samples: int = 4, params: Params | None = None,
+    key: Key | None = None, plain: bool = True,
+):  # fmt: skip
     """Pairs that teach the words of a second round: the problem, and the problem with an answer of the base's own.
 
     Previous answers are right as often as the base is. A right one is repeated, for a wrong one, and for the plain
     problem, the worked solution is written: both kinds of prompts end in right answers alike.
+
+    Args:
+      params: who answers first; None: the bench's model.
+      plain: whether the problems as they are are among the pairs.
     """
     found, problems = recipes.bench(settings), recipes.solved_problems(settings)
     rollout = jax.jit(recipes.rollout_of(settings, found, group_size=samples))
     ids = jnp.arange(len(problems), dtype=jnp.int32)
-    keys = sample_keys(jax.random.key(0), 0, ids, samples)
-    rows = hosts.gathered(rollout(found.model.params, found.train.tokens, found.train.valid, keys, ids))
+    keys = sample_keys(jax.random.key(0) if key is None else key, 0, ids, samples)
+    by = found.model.params if params is None else params
+    rows = hosts.gathered(rollout(by, found.train.tokens, found.train.valid, keys, ids))
     right = np.asarray(found.host_score(rows).value) > 0.5
     pairs = []
     for k, text in enumerate(job.responses(found.model.tokenizer, rows)):
         problem = problems[k // samples]
         again = asked(problem, final_part(text), ask)
-        pairs += [(problem.prompt, problem.solution), (again.prompt, text if right[k] else problem.solution)]
+        pairs += [(problem.prompt, problem.solution)] if plain else []
+        pairs.append((again.prompt, text if right[k] else problem.solution))
     return pairs
 
 
@@ -300,3 +309,41 @@ def make_taught(settings: Any) -> Callable[[Key], Params]:
     if not settings.taught_steps:
         return lambda key: found.model.params
     return _taught(recipes.bench_identity(settings), settings.ask, settings.taught_steps, settings.learning_rate)
+
+
+@lru_cache(maxsize=4)
+def _tuned(
+    identity: tuple, ask: Callable[[str, str], str], start: Callable[[Key], Params], steps: int, rate: float
+) -> Callable[[Key], Params]:
+    settings = recipes.OnlineSettings(**dict(identity))
+
+    @lru_cache(maxsize=64)
+    def of_seed(numbers: tuple[int, ...]) -> Params:
+        key = jax.random.wrap_key_data(jnp.asarray(numbers, jnp.uint32))
+        found, before = recipes.bench(settings), start(key)
+        pairs = examples(settings, ask, params=before, key=jax.random.fold_in(key, 1), plain=False)
+        encode = found.model.tokenizer.encode
+        width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)
+        rows = supervised.supervised_rows(found.model, pairs, width=width)
+        sizes = {"steps": steps, "rows_per_step": 32, "learning_rate": rate}
+        return supervised.imitated(found.model.policy, before, rows, **sizes)
+
+    def init(key: Key) -> Params:
+        if isinstance(key, jax.core.Tracer):  # only shapes are asked for
+            return start(key)
+        return of_seed(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+
+    return init
+
+
+def make_tuned(settings: Any) -> Callable[[Key], Params]:
+    """``make_taught``, then ``tuned_steps`` on second rounds alone: their prompts, with right responses to them.
+
+    The first answers are drawn from the taught model, the responses are its own where these are right, and the worked
+    solutions else. From "Think Twice", arXiv:2503.19855 (there with the responses of a stronger model).
+    """
+    start = make_taught(settings)
+    if not settings.tuned_steps:
+        return start
+    identity = recipes.bench_identity(settings)
+    return _tuned(identity, settings.ask, start, settings.tuned_steps, settings.learning_rate)

@@ -1,0 +1,121 @@
+"""Two domains in one table: problems of mathematics, and programs with unit tests that run in the sandbox."""
+
+import dataclasses
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.parts.judged_apart import judged_apart
+from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.run.bench import is_generated, problem_sets
+from jaxrl_llm.train.methods import supervised
+from jaxrl_llm.types import Params, Problems, Sampler
+
+
+class Domains(NamedTuple):
+    """A bench of both domains, mathematics first, and the benches of each; the joint one trains, they measure."""
+
+    joint: Bench
+    maths: Bench
+    code: Bench
+
+
+def _beside(first: Problems, second: Problems, pad: int) -> Problems:
+    """One table, as wide as the wider: prompts are filled on their left. The host knows the answers."""
+    width = max(first.tokens.shape[1], second.tokens.shape[1])
+
+    def filled(table: Problems, name: str, fill: int):
+        found = getattr(table, name)
+        return jnp.pad(found, ((0, 0), (width - found.shape[1], 0)), constant_values=fill)
+
+    tokens, valid = (
+        jnp.concatenate([filled(table, name, fill) for table in (first, second)])
+        for name, fill in (("tokens", pad), ("valid", False))
+    )
+    return first._replace(
+        tokens=tokens, valid=valid, answers={}, level=jnp.concatenate([first.level, second.level])
+    )  # fmt: skip
+
+
+def open_domains(settings: OnlineSettings, code: OnlineSettings) -> Domains:
+    """The benches of both settings, which share a model, and theirs together."""
+    maths, programs = recipes.bench(settings), recipes.bench(code)
+    count, more = maths.train.tokens.shape[0], programs.train.tokens.shape[0]
+    own = np.r_[np.arange(count), np.full(more, -1)]
+    theirs = np.r_[np.full(count, -1), np.arange(more)]
+    joint = maths._replace(
+        train=_beside(maths.train, programs.train, maths.model.tokenizer.pad_id),
+        score=None,
+        host_score=judged_apart([(own, maths.host_score), (theirs, programs.host_score)]),
+    )
+    return Domains(joint, maths, programs)
+
+
+def make_shares(first: np.ndarray, second: np.ndarray, share: float) -> Sampler:
+    """Uniform draws, ``round(share n)`` of every n from the ``second`` rows, the others from the ``first``.
+
+    Raises:
+      ValueError: for a share outside 0 to 1, or rows that are wanted and not there.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share={share} must lie in [0, 1]")
+    parts = [np.flatnonzero(rows).astype(np.int32) for rows in (first, second)]
+    if (share < 1 and not parts[0].size) or (share > 0 and not parts[1].size):
+        raise ValueError("rows is empty: no prompt of one of the domains belongs to this stage; widen its condition")
+
+    def draw(state, key, n):
+        count = round(share * n)
+        drawn = [
+            jnp.asarray(rows)[jax.random.randint(k, (size,), 0, rows.size, jnp.int32)]
+            for rows, k, size in zip(parts, jax.random.split(key), (n - count, count), strict=True)
+            if size
+        ]
+        return jnp.concatenate(drawn), state
+
+    return Sampler(lambda n: jnp.asarray(n, jnp.int32), draw, lambda state, ids, scores, valid: state)
+
+
+def warmed(settings: OnlineSettings, code: OnlineSettings, steps: int) -> Params:
+    """The model after fine-tuning on the solutions of both domains; computed once, also inside of a trace."""
+    with jax.core.eval_context():
+        return _warmed(recipes.bench_identity(settings), recipes.bench_identity(code), steps)
+
+
+@lru_cache(maxsize=4)
+def _warmed(identity: tuple, of_code: tuple, steps: int) -> Params:
+    both = [OnlineSettings(**dict(one)) for one in (identity, of_code)]
+    pairs = [(problem.prompt, problem.solution) for one in both for problem in recipes.solved_problems(one)]
+    model = recipes.bench(both[0]).model
+    width = max(len(model.tokenizer.encode(prompt + solution)) for prompt, solution in pairs) + 3
+    rows = supervised.supervised_rows(model, pairs, width=width)
+    numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
+    return supervised.imitated(model.policy, model.params, rows, **numbers)
+
+
+def ladder_of_copies(settings: OnlineSettings, code: OnlineSettings, steps: int, samples: int) -> list[np.ndarray]:
+    """Pass rates on the programs of three copies: a quarter, half and all of the fine-tuning of ``warmed``."""
+    found = recipes.bench(code)
+    every = np.arange(found.train.tokens.shape[0])
+    sampling = {"samples": samples, "max_new_tokens": code.max_new_tokens, "temperature": code.temperature}
+    return [
+        curricula.pass_rates(found, found.model._replace(params=warmed(settings, code, part)), every, **sampling)
+        for part in (max(1, steps // 4), max(1, steps // 2), steps)
+    ]
+
+
+def solvable(code: OnlineSettings) -> np.ndarray:
+    """Which training programs have a reference solution that passes their own tests, where they are rows of a file."""
+    problems, _, verify = problem_sets(code)
+    if is_generated(code.data):
+        return np.ones(len(problems), bool)
+    return np.asarray([not p.solution or verify(p.answer, p.solution).value == 1.0 for p in problems])
+
+
+def code_settings(settings: OnlineSettings, data: str, layout: str, levels: tuple[int, ...]) -> OnlineSettings:
+    """The settings of the second domain: another source, all else alike."""
+    plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(OnlineSettings)}
+    return OnlineSettings(**plain | {"data": data, "format": layout, "levels": levels, "verifier": ""})
