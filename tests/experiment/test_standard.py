@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, loop, results
 from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
@@ -129,6 +130,37 @@ def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
     noise, seen, source = pilot.paired_noise(tiny, part, made())
     assert noise == pytest.approx(np.std(values, ddof=1)) and seen == pytest.approx(0.35)
     assert source == "the committed record"
+
+
+def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):
+    """Runs that agree where they are compared and scatter long after it can be told apart."""
+    budget = {0: [0.0] * 4, 1: [4.0] * 4, 2: [40.0] * 4}
+    gold = {"method": [2.0, 2.1, 2.2, 2.1], "baseline": [1.0, 1.0, 1.1, 1.1]}
+    ends = {"method": [-9.0, 3.0, 0.0, 7.0], "baseline": [5.0, -5.0, 2.0, 0.0]}
+    kept = {}
+    for name in gold:
+        one = arm(ends[name], metric="eval/gold", curve={0: [0.0] * 4, 1: gold[name], 2: ends[name]})
+        spent = {"step": list(budget), "values": [[budget[s][k] for s in budget] for k in range(4)]}
+        kept[name] = dataclasses.replace(one, curves=one.curves | {"eval/kl": spent})
+
+    def claim(found):
+        fixed = experiment.at("eval/kl", 4.0)
+        return experiment.conclude("", experiment.greater(found, "eval/gold", "method", "baseline", step=fixed))
+
+    module = made_module(claim=claim)
+    part = claim(results.Results(kept)).primary
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"arms": results.plain({k: dataclasses.asdict(v) for k, v in kept.items()})}))
+    differences = np.subtract(gold["method"], gold["baseline"])
+    noise, seen, source = pilot.paired_noise(module, part, made())
+    assert noise == pytest.approx(np.std(differences, ddof=1)) and seen == pytest.approx(differences.mean())
+    assert source == "the committed record"
+    for one in kept.values():
+        del one.curves["eval/kl"]  # a record from before the budget was measured
+    place.write_text(json.dumps({"arms": results.plain({k: dataclasses.asdict(v) for k, v in kept.items()})}))
+    noise, _, source = pilot.paired_noise(module, part, made())
+    assert noise == pytest.approx(np.std(np.subtract(ends["method"], ends["baseline"]), ddof=1))
+    assert source == "the ends of the committed record"
 
 
 def test_a_record_of_the_old_instrument_counts_as_a_try():

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import special
 
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim, rule
@@ -58,15 +59,32 @@ def update_difference(left: Any, right: Any, start: Any) -> float:
     return size(left, right) / max(size(right, start), 1e-30)
 
 
+def _as_claimed(module: ModuleType, primary: Any, found: Results) -> Any:
+    """The primary part on a record's numbers, at the step or budget that the claim names.
+
+    None where the record lacks what the claim of today reads: an arm, a curve or a step of it.
+    """
+    try:
+        part = module.claim(found).primary
+    except (KeyError, ValueError):
+        return None
+    return part if part is not None and part.text == primary.text and part.n > 3 else None
+
+
 def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
     """The sd of one seed's paired difference, the effect seen before, and where they are from.
 
-    Of the committed record, else the pilot's own sd and no effect: two seeds show none. An effect that was seen and is
-    wider than the interval of all looks can be decided, however small d* is beside the noise.
+    Of the committed record, where the claim compares its arms or else at their ends; without one the pilot's own sd and
+    no effect: two seeds show none. An effect that was seen and is wider than the interval of all looks can be decided,
+    however small d* is beside the noise.
     """
     path = arms.record_path(module)
     if path.is_file():
         _, found = results.read(path)
+        if part := _as_claimed(module, primary, found):
+            factor = float(special.stdtrit(part.n - 1, 1 - part.level / 2))
+            effect = part.sign * part.mean - part.by if part.kind == "difference" else math.nan
+            return (part.high - part.low) / 2 / factor * math.sqrt(part.n), effect, "the committed record"
         if {primary.arm, primary.than} - {""} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
             values = found.values(primary.arm, primary.metric)
             values = values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
@@ -74,7 +92,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
             if values.size > 3:
                 effect = primary.sign * float(np.mean(values)) - primary.by
                 effect = effect if primary.kind == "difference" else math.nan
-                return float(np.std(values, ddof=1)), effect, "the committed record"
+                return float(np.std(values, ddof=1)), effect, "the ends of the committed record"
     if primary.kind == "level" or primary.than not in ran.arms:
         return math.nan, math.nan, "unknown"
     values = ran.values(primary.arm, primary.metric) - ran.values(primary.than, primary.metric)
@@ -91,8 +109,6 @@ def half_width(noise: float, seeds: int, looks: tuple[int, ...] = verdicts.LOOKS
     >>> round(half_width(0.0184, 16), 4)
     0.014
     """
-    from scipy import special
-
     level = verdicts.level_at(seeds, looks)
     return float(special.stdtrit(seeds - 1, 1 - level / 2)) * noise / math.sqrt(seeds)
 
