@@ -42,7 +42,7 @@ EMBEDDED = {
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8, "train_problems": 1024,
 }  # fmt: skip
 SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
+    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 28, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 8,
 }  # fmt: skip
 ARMS = {

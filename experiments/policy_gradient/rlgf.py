@@ -123,8 +123,9 @@ def guided(settings, bench, guide):
         batch = plain(with_critic(params, own), extras, whole(rows), rewards)
         chosen, rest = rows.mask & batch.mask, batch.mask & ~rows.mask
         judged = jnp.where(own, chosen, rest)
+        coin = Tossed(jnp.full(chosen.shape[:1], own))
         totals = tuple(jnp.sum(x, dtype=jnp.float32) for x in (chosen, judged))
-        more = Parted(chosen, judged, totals)._asdict() | Tossed(jnp.full(chosen.shape[:1], own))._asdict()
+        more = Parted(chosen, judged, totals)._asdict() | coin._asdict()
         return batch._replace(extras=batch.extras | more)
 
     slots = {"rollout": rollout, "estimate": estimate, "tx": optax.adam(settings.learning_rate)}

@@ -12,10 +12,9 @@ import pytest
 import jaxrl_llm
 from jaxrl_llm import advantages, losses, reduce
 from jaxrl_llm.rewards import shaping
+from tests import close
 from tests.contract import engine
 from tests.contract.tables import EXEMPT, ROWS
-
-TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
 
 @functools.cache
@@ -38,8 +37,16 @@ def _named(column, applies):
     return [n for n in ROWS if column not in ROWS[n].leaves_out and applies(_case(n))]
 
 
-def _close(left, right, **tolerance):
-    jax.tree.map(functools.partial(np.testing.assert_allclose, **(tolerance or TOLERANCE)), left, right)
+def _close(name, left, right):
+    """The same sums in another order: each at most over all elements of the largest argument, of terms of all results.
+
+    What a function takes the difference or the quotient of is of the size of its arguments, so those count, too.
+    """
+    arrays = [x for x in jax.tree.leaves(_case(name).arrays) if jnp.issubdtype(x.dtype, jnp.floating)]
+    terms = max((x.size for x in arrays), default=1)
+    both = [np.asarray(x, np.float64) for x in jax.tree.leaves((arrays, right))]
+    size = max((float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in both), default=1.0)
+    jax.tree.map(lambda a, b: close.assert_near(a, b, terms=terms, magnitude=max(1.0, size)), left, right)
 
 
 def _public():
@@ -100,7 +107,7 @@ def test_eager(name):
     low = engine.cast(case.arrays, jnp.bfloat16)
     results, rounded = case.run(**low), _program(name)(engine.cast(low, jnp.float32))[0]
     assert all(x.dtype in (jnp.float32, jnp.int32, bool) for x in jax.tree.leaves(results))
-    _close(results, rounded)
+    _close(name, results, rounded)
 
 
 @functools.cache
@@ -147,7 +154,7 @@ COLUMNS = {
 @pytest.mark.parametrize("name", _named("padded", COLUMNS["padded"][1]))
 def test_padded(name):
     """Further rows and columns outside the mask, full of NaN, change nothing."""
-    _close(engine.cropped(_column(name, "padded")), _clean(name)[0])
+    _close(name, engine.cropped(_column(name, "padded")), _clean(name)[0])
 
 
 @pytest.mark.parametrize("name", _named("permuted", engine.has_rows))
@@ -158,14 +165,14 @@ def test_permuted(name):
     if "group_ids" in arrays:
         arrays["group_ids"] = 5 - 3 * arrays["group_ids"]
     moved = engine.result_rows(_clean(name)[0], lambda x, axis: np.take(x, order, axis=axis))
-    _close(_program(name)(arrays)[0], moved)
+    _close(name, _program(name)(arrays)[0], moved)
 
 
 @pytest.mark.parametrize("name", _named("sliced", COLUMNS["sliced"][1]))
 def test_sliced(name):
     """Half of the rows, with their whole groups, give half of the results: micro-batches add up."""
     half = engine.result_rows(_clean(name)[0], lambda x, axis: x[(slice(None),) * axis + (slice(4, 8),)])
-    _close(_column(name, "sliced"), half)
+    _close(name, _column(name, "sliced"), half)
 
 
 @pytest.mark.parametrize("name", _named("packed", COLUMNS["packed"][1]))
@@ -174,10 +181,10 @@ def test_packed(name):
     apart = jax.tree.map(
         lambda x: np.asarray(x).reshape(8, 6, *x.shape[2:]) if x.shape[:2] == (4, 12) else x, _column(name, "packed")
     )
-    _close(apart, _clean(name)[0])
+    _close(name, apart, _clean(name)[0])
 
 
 @pytest.mark.parametrize("name", _named("sharded", COLUMNS["sharded"][1]))
 def test_sharded(name):
     """Rows spread over two devices give the results of one."""
-    _close(_column(name, "sharded"), _clean(name)[0])
+    _close(name, _column(name, "sharded"), _clean(name)[0])

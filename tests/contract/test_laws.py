@@ -11,6 +11,7 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, off_policy
 from jaxrl_llm.losses import distill, kl, preference, reward, value
+from tests import close
 
 IDS = jnp.asarray([0, 0, 0, 0, 1, 1, 1, 2], jnp.int32)
 REWARDS = jnp.asarray([1.0, 0.0, 0.5, 0.25, 2.0, -1.0, 0.0, 3.0], jnp.float32)
@@ -53,13 +54,14 @@ def test_estimators(name):
     plain = np.asarray(row.function(row.rewards, IDS))
     if row.shift != "none":
         shift = jnp.asarray([1.0, 1, 1, 1, -2, -2, -2, 5], jnp.float32) if row.shift == "group" else jnp.float32(3.0)
-        np.testing.assert_allclose(row.function(row.rewards + shift, IDS), plain, atol=2e-5)
+        # rewards of up to 8 are rounded, and divided by a deviation of a third or more
+        close.assert_near(row.function(row.rewards + shift, IDS), plain, magnitude=3 * 8.0)
     if row.scale is not None:
-        np.testing.assert_allclose(row.function(4 * row.rewards, IDS), 4.0**row.scale * plain, atol=2e-5)
+        np.testing.assert_array_equal(row.function(4 * row.rewards, IDS), 4.0**row.scale * plain)  # powers of two
     if row.alone:
-        assert abs(plain[7]) < 1e-6
+        assert plain[7] == 0
     if row.centred:
-        np.testing.assert_allclose(group.group_sum(jnp.asarray(plain), IDS), 0, atol=1e-6)
+        close.assert_near(group.group_sum(jnp.asarray(plain), IDS), 0, magnitude=float(np.abs(plain).max()))
     equal = row.function(jnp.asarray([0.1] * 8, jnp.float32), IDS)
     assert not np.asarray(equal).any(), "equal rewards give exactly 0, whatever the rounding of their mean"
     assert plain[0] > plain[1], "the better response has the larger advantage"
@@ -87,10 +89,10 @@ def test_pairs(name):
     rng = np.random.default_rng(0)
     won, lost, ref_won, ref_lost = (jnp.asarray(-3 * rng.random(6) - 0.2, jnp.float32) for _ in range(4))
     there, back = loss(won, lost, ref_won, ref_lost), loss(lost, won, ref_lost, ref_won)
-    np.testing.assert_allclose(there.aux["margin"], -back.aux["margin"], atol=1e-6)
+    close.assert_near(there.aux["margin"], -back.aux["margin"])
     np.testing.assert_array_equal(there.aux["accuracy"], there.aux["margin"] > 0)
     ones = -jnp.ones((1,), jnp.float32)
-    np.testing.assert_allclose(loss(ones, ones, ones, ones).loss, at_zero, rtol=1e-6)
+    close.assert_near(loss(ones, ones, ones, ones).loss, at_zero)
     # at a margin of zero the loss falls where the pair's margin grows
     slope = jax.grad(lambda w, r: loss(w, r, ones, ones).loss[0], (0, 1))(ones, ones)
     assert float(slope[0][0] - slope[1][0]) < 0
@@ -115,13 +117,15 @@ def test_divergences_of_distributions(function):
     rng = np.random.default_rng(2)
     student, teacher = (jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32) for _ in range(2))
     mask = jnp.ones((2, 3), bool)
-    np.testing.assert_allclose(function(student, student + 3.0, mask).loss, 0, atol=1e-6)
-    np.testing.assert_allclose(jax.grad(lambda x: function(x, student, mask).loss.sum())(student), 0, atol=1e-6)
+    size = float(jnp.abs(student).max()) + 3.0
+    close.assert_near(function(student, student + 3.0, mask).loss, 0, terms=5, magnitude=size)
+    slope = jax.grad(lambda x: function(x, student, mask).loss.sum())(student)
+    close.assert_near(slope, 0, terms=5, magnitude=size)
     assert (np.asarray(function(student, teacher, mask).loss) > 0).all()
     # a token that both rule out changes nothing
     out = jnp.full((2, 3, 1), -jnp.inf, jnp.float32)
     wider = function(*(jnp.concatenate([x, out], axis=-1) for x in (student, teacher)), mask)
-    np.testing.assert_allclose(wider.loss, function(student, teacher, mask).loss, rtol=1e-5)
+    close.assert_near(wider.loss, function(student, teacher, mask).loss, terms=6, magnitude=size)
 
 
 def test_values():
@@ -132,9 +136,9 @@ def test_values():
         assert (np.asarray(loss(returns + 1.0, returns, mask).loss) > 0).all()
     for targets in (value.two_hot, value.hl_gauss):
         spread = targets(returns, low=-8.0, high=8.0, bins=33)
-        np.testing.assert_allclose(spread.sum(-1), 1, rtol=1e-6)
+        close.assert_near(spread.sum(-1), 1, terms=33)
         mean = value.expected_values(jnp.log(jnp.maximum(spread, 1e-30)), low=-8.0, high=8.0)
-        np.testing.assert_allclose(mean, returns, atol=1e-4)
+        close.assert_near(mean, returns, terms=33, magnitude=8.0)
 
 
 @pytest.mark.parametrize("mode", reduce.MODES)
@@ -148,10 +152,10 @@ def test_reductions_add_up(mode):
             reduce.tokens(terms[i : i + size], mask[i : i + size], mode=mode, length_tokens=5, total=total)
             for i in range(0, 8, size)
         ]
-        np.testing.assert_allclose(sum(parts), whole, rtol=1e-5, atol=1e-6)
+        close.assert_near(sum(parts), whole, terms=40, magnitude=float(jnp.abs(terms).max()))
     empty = jnp.zeros((8, 5), bool)
     assert float(reduce.tokens(jnp.full((8, 5), jnp.nan), empty, mode=mode, length_tokens=5)) == 0.0
     if mode != "constant":
         ones = reduce.tokens(jnp.ones((8, 5)), mask, mode=mode)
         wanted = float(mask.sum() / (mask.any(1)).sum()) if mode == "seq_sum" else 1.0
-        assert float(ones) == pytest.approx(wanted, rel=1e-6)
+        close.assert_near(ones, wanted, terms=40)

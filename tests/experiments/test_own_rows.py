@@ -15,7 +15,7 @@ from experiments.parts import text_rows
 from jaxrl_llm.data import formats
 from jaxrl_llm.data.problems import is_heldout
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli
+from jaxrl_llm.experiment import arms, cli
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.run import options
 from tests.experiments.test_smoke import FILES, _name
@@ -95,8 +95,8 @@ def test_two_steps_of_every_arm(slug, own, solved, tmp_path):
 def test_two_steps_with_an_adapter(slug, own, tmp_path):
     """Policy, reference and judge of own pairs are adapters beside one base."""
     module = importlib.import_module(OF_FAMILIES[slug])
-    arms = list(module.ARMS)[:2]
-    found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), "--lora", "2", *own, "--arm", *arms])
+    first = list(module.ARMS)[:2]
+    found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path), "--lora", "2", *own, "--arm", *first])
     for name, arm in found.arms.items():
         for metric in ("loss/total", "grad/norm"):
             assert np.isfinite(arm.metrics.get(metric, [0.0])).all(), f"{name}: {metric} {arm.metrics[metric]}"
@@ -129,6 +129,16 @@ def test_parameters_of_own_rows_are_an_adapter_whose_zero_is_the_loaded_model(ow
     text_rows._opened.cache_clear()
     with pytest.raises(UserError, match="--lora 2: .* set JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS=1"):
         text_rows.opened(types.SimpleNamespace(**model | dataclasses.asdict(of_rows), learning_rate=1e-3))
+
+
+def test_what_the_model_is_computed_with_counts_as_read(own):
+    """``--lora`` is read where the rows are opened, before any arm is built: it is not refused as idle."""
+    module = importlib.import_module("experiments.preference.rpo")
+    _, base, given = cli.parse(tasks.with_rows(module), ["--smoke", "--lora", "2", *own])
+    made, base = tasks.over_rows(module, base, given)
+    settings, reads = arms.watched(arms.resolve(made, base, ("rpo",))["rpo"])
+    made.build(settings)
+    assert given <= reads
 
 
 @pytest.mark.slow

@@ -96,6 +96,22 @@ def _embedded_settings():
     return found.values()
 
 
+def test_solutions_that_are_imitated_fit_into_a_smoke_run():
+    """The arms behind the first two, which alone are tried above, begin with them or learn from them."""
+    asked = set()
+    for path in FILES:
+        if "solutions_imitated" in path.read_text() or "demonstrations(" in path.read_text():
+            module = importlib.import_module(_name(path))
+            settings = arms.preset(module, smoke=True, model=module.Settings().model)
+            for one in arms.resolve(module, settings, ()).values():
+                asked.add((one.data, tuple(one.levels), one.train_problems, one.max_new_tokens))
+    for data, levels, count, new in asked:
+        _, valid = recipes.demonstrations(
+            recipes.OnlineSettings(data=data, levels=levels, train_problems=count, max_new_tokens=new)
+        )
+        assert valid.shape == (count, new) and valid.any(axis=1).all()
+
+
 @pytest.mark.slow
 def test_generators_have_as_many_problems_as_the_embedded_settings_ask_for():
     """A smoke run takes fewer: without this a file would fail only when it is run in earnest."""

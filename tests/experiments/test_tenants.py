@@ -27,7 +27,11 @@ TENANTS = {"offline.oreo": "oreo", "self_play.mae": "mae"}
 def start(module, arm, out, die=False):
     words = [*FLAGS, "--arm", arm, "--out", str(out)]
     code = DYING.format(die=die, module=f"experiments.{module}", words=words)
-    more = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    more = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of the time is compilation of what runs twice
+    }
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=900, env=os.environ | more
     )

@@ -30,14 +30,29 @@ def _after(mu, eta=0.05):
     return jax.tree.map(lambda t, g: t - eta * g, THETA, gradient)
 
 
+def _size(eta, theta):
+    """Of the terms of a meta-gradient: each product by its absolute values, the slope of ``tanh^2`` at most 1."""
+    a, b, c, x = (np.abs(np.asarray(x)) for x in (A, B, C, theta["x"]))
+    direction = a.T @ (a @ x + 1.0) + b.T @ (b @ x)
+    return eta * float((c.T @ np.ones(3)) @ direction)
+
+
+# gradients of a utility and of two losses, each three products of threes one behind another, and their own product
+TERMS = 3 * 3 * 3 + 3
+
+
 @pytest.mark.parametrize("mu", [0.1, 0.5, 0.9])
 def test_it_is_the_derivative_through_a_step(mu):
     direction = jax.tree.map(jnp.subtract, jax.grad(_sft)(THETA), jax.grad(_rl)(THETA))
     got = balance.meta_gradient(jax.grad(_utility)(_after(mu)), direction, learning_rate=0.05)
     _, exact = jax.jvp(lambda m: _utility(_after(m)), (jnp.float32(mu),), (jnp.float32(1.0),))
-    assert float(got) == pytest.approx(float(exact), rel=1e-4)
-    difference = (_utility(_after(mu + 1e-2)) - _utility(_after(mu - 1e-2))) / 2e-2
-    assert float(got) == pytest.approx(float(difference), rel=0.02)
+    close.assert_near(got, exact, terms=TERMS, magnitude=_size(0.05, THETA))
+    # the error of a central difference grows with the square of its width: of twice the width it is four times as large
+    one, two = (
+        float(_utility(_after(mu + width)) - _utility(_after(mu - width))) / (2 * width) for width in (0.01, 0.02)
+    )
+    rounding = close.near(0.0, 0.0, terms=TERMS, magnitude=3.0) / 0.01  # of three squares of a tanh
+    assert abs(float(got) - one) < abs(two - one) + rounding < 0.1 * abs(float(got))
 
 
 def test_equal_gradients_ask_for_nothing():
@@ -90,7 +105,14 @@ def test_the_balance_learns_from_the_batch_after_the_step():
     second = balance.learned(first, reinforce, imitate, _after(0.2), jnp.float32(2.0), **rates)
     uphill = jax.tree.map(lambda g: -2.0 * g, jax.grad(_rl)(moved))
     slope = balance.meta_gradient(uphill, first.direction, learning_rate=0.1)
-    assert float(second.pull) == pytest.approx(0.1 * float(slope), rel=1e-4)
+    close.assert_near(second.pull, 0.1 * slope, terms=TERMS, magnitude=0.1 * 2.0 * _uphill(moved))
+
+
+def _uphill(theta):
+    """The size of the terms of ``slope`` above, whose utility is the loss itself."""
+    a, b, x = (np.abs(np.asarray(x)) for x in (A, B, THETA["x"]))
+    there = np.abs(np.asarray(theta["x"]))
+    return 0.1 * float((a.T @ (a @ there + 1.0)) @ (a.T @ (a @ x + 1.0) + b.T @ (b @ x)))
 
 
 def test_schedules():

@@ -109,6 +109,11 @@ def test_a_coefficient_in_extras_is_a_vmap_axis():
     assert np.abs(np.asarray(many.params["table"][0] - many.params["table"][1])).max() > 1e-3
 
 
+def _largest_logp():
+    """Of a softmax of a row of the table: not below the range of its logits and the logarithm of their number."""
+    return float(jnp.ptp(fresh_params()["table"], axis=1).max()) + float(np.log(VOCAB))
+
+
 def test_metric_names_of_the_loss_and_the_reference_kl_starts_at_zero():
     policy = table_policy()
     method = online(
@@ -118,8 +123,8 @@ def test_metric_names_of_the_loss_and_the_reference_kl_starts_at_zero():
     _, metrics = fused.run(method, start(method, reference=fresh_params()), 3)
     for name in ("policy/ratio", "policy/clip_fraction", "policy/entropy", "kl/sampler_mean", "kl/sampler_max"):
         assert name in metrics
-    # logged before the update of its step
-    assert float(metrics["kl/ref"][0]) == pytest.approx(0.0, abs=1e-6)
+    # logged before the update of its step; k3 of a difference is at most its size
+    assert float(metrics["kl/ref"][0]) <= close.bound(SUMS, _largest_logp())
     assert 0 < float(metrics["kl/ref"][1]) < float(metrics["kl/ref"][2])
 
 
@@ -128,7 +133,7 @@ def test_the_largest_gap_of_several_updates_is_kept():
     one, first = fused.run(online(), start(online()), 1)
     method = online(updates_per_rollout=4, tx=optax.sgd(1.0))
     _, metrics = fused.run(method, start(method), 1)
-    assert float(first["kl/sampler_max"][0]) < 1e-5
+    assert float(first["kl/sampler_max"][0]) <= close.bound(SUMS, _largest_logp())
     assert float(metrics["kl/sampler_max"][0]) >= 2 * float(metrics["kl/sampler_mean"][0]) > 0
 
 

@@ -19,7 +19,7 @@ from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss
 from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
 from tests import close
-from tests.traps.tables import same, table_policy
+from tests.traps.tables import VOCAB, same, table_policy
 
 LETTERS = "_.,abc"
 
@@ -76,7 +76,9 @@ def test_a_python_world_is_learned_in_the_host_loop(method):
     steps = list(host.iterations(loop, _start(online), 40))
     rewards = np.asarray([step.metrics["reward/mean"] for step in steps])
     assert rewards[:3].mean() < 1.0 and rewards[-3:].mean() > 1.8
-    assert max(step.metrics["kl/sampler_max"] for step in steps) < 1e-4
+    largest = max(float(jnp.abs(step.drawn.trajectories.sampler_logp).max()) for step in steps)
+    # a product with a row of the table and its softmax
+    assert max(step.metrics["kl/sampler_max"] for step in steps) < close.bound(2 * VOCAB, largest)
     assert len({step.compiled for step in steps}) == 1
     # what broke was left out: it moved neither the mean nor the run
     valid = np.asarray([step.metrics["reward/valid_fraction"] for step in steps])

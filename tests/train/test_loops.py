@@ -86,7 +86,8 @@ def test_ratio_is_one_and_the_gap_is_tiny_on_the_first_update():
     """Trap 8."""
     _, metrics = _fused()
     np.testing.assert_array_equal(metrics["policy/ratio"], 1.0)
-    assert float(metrics["kl/sampler_max"].max()) < 1e-4
+    largest = max(float(jnp.abs(i.drawn.trajectories.sampler_logp).max()) for i in _steps())
+    assert float(metrics["kl/sampler_max"].max()) < close.bound(close.forward_sums(nano()[2], 32), largest) < 0.05
     assert float(metrics["policy/clipped"].max()) == 0.0
 
 

@@ -63,7 +63,9 @@ def test_clipping_comes_after_accumulation():
         after, metrics = make_update(_loss(), tx, microbatches=parts, max_grad_norm=1e-3)(before, _batch())
         moved = optax.global_norm(jax.tree.map(jnp.subtract, after.params, before.params))
         assert float(metrics["grad/norm"]) > 1e-2
-        assert float(moved) == pytest.approx(1e-3, rel=1e-2)
+        # of each parameter half a unit in the last place is lost, and the norm is a sum over all of them
+        size, number = float(optax.global_norm(before.params)), sum(x.size for x in jax.tree.leaves(before.params))
+        assert abs(float(moved) - 1e-3) < close.bound(1, size) + close.bound(number, 1e-3)
 
 
 def test_every_leaf_moves_and_masked_advantages_do_nothing():

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.planning import presets
 from jaxrl_llm.run import flags
 from jaxrl_llm.train.plan import Plan
@@ -87,12 +88,14 @@ def over_rows(module: ModuleType, base: Any, given: set[str]) -> tuple[ModuleTyp
     if "learning_rate" not in given and values:
         base = dataclasses.replace(base, learning_rate=values["learning_rate"])
         print(f"{base.model}: {size:,} parameters; for this size --learning-rate {base.learning_rate}", flush=True)
-    opened: Opened = world.open_task(base)
+    copy, read = arms.watched(base)
+    opened: Opened = world.open_task(copy)
+    of_rows = own | {f.name for f in dataclasses.fields(base) if f.name in read}
     made = _copy(module)
 
     def build_over(settings: Any) -> Plan:
-        for name in (*own, "model"):
-            getattr(settings, name)  # they were read when the task was opened
+        for name in of_rows:
+            getattr(settings, name)  # they were read when the task was opened: --model, and what it is computed with
         return opened.finish(module.build(settings, task=opened.task))
 
     made.Settings, made.build = type(base), build_over
