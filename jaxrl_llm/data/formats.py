@@ -386,7 +386,8 @@ PAIR_FORMATS = {
 def _made(row: Row, columns: tuple[str, ...], make: Callable[[dict[str, Any]], Any]) -> Any:
     absent = [c for c in columns if c not in row.columns]
     if absent:
-        return Malformed(row.where, f"lacks {', '.join(absent)}; it has {', '.join(row.columns) or 'nothing'}")
+        has = f"it has {', '.join(row.columns) or 'nothing'}"
+        return Malformed(row.where, f"lacks {', '.join(absent)}; {has}: rename columns, or name their --format")
     if null := [c for c in columns if row.columns[c] is None]:
         return Malformed(row.where, f"{', '.join(null)} is null; give a value or drop the row")
     first = row.columns[columns[0]]

@@ -536,4 +536,5 @@ def own_reward(name: str, flag: str = "--reward") -> Verifier:
         found = function(answer, response)
         return found if isinstance(found, Verdict) else Verdict(float(found), True, name)
 
+    verify.__wrapped__ = function  # whose name an error says
     return verify

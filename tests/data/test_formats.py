@@ -38,7 +38,7 @@ def test_messages_stay_messages(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "a", "reply": 1}, r"rows.jsonl:1: lacks answer; it has prompt, reply"),
+        ({"prompt": "a", "reply": 1}, r"rows.jsonl:1: lacks answer; it has prompt, reply: rename columns, or"),
         ({}, r"rows.jsonl:1: lacks prompt, answer; it has nothing"),
         ({"prompt": "a", "answer": 1, "level": "hard"}, r"rows.jsonl:1: level 'hard' is not a whole number"),
         ({"prompt": ["a"], "answer": 1}, r"rows.jsonl:1: a prompt that is a list holds messages"),
@@ -56,7 +56,7 @@ def test_rows_that_do_not_fit_are_counted_up_to_a_limit(tmp_path):
     assert [p.answer["value"] for p in found] == ["1"]
     assert [(b.where.rpartition(":")[2], b.reason) for b in bad] == [
         ("2", "the answer has no ####"),
-        ("3", "lacks answer; it has question"),
+        ("3", "lacks answer; it has question: rename columns, or name their --format"),
     ]
     with pytest.raises(DataError, match=r"rows.jsonl:3: lacks answer.*\(2 unreadable rows, --bad-rows 1 allowed\)"):
         formats.read_problems(path, layout="gsm8k", bad_rows=1)

@@ -47,6 +47,17 @@ def test_an_infinite_reward_names_its_verifier(tmp_path, monkeypatch, capsys):
     assert "is inf, from " in error and "test_faults.infinite_for_nines" in error and "reward of row" in error
 
 
+def infinite(answer, response):
+    """Of ``--reward``."""
+    return float("inf")
+
+
+def test_an_infinite_reward_of_ones_own_is_named(tmp_path, capsys):
+    words = [*SMALL, "--data", rows(tmp_path / "rows.jsonl"), "--reward", f"{__name__}:infinite", "--steps", "2"]
+    assert grpo.cli([*words, "--out", str(tmp_path / "run")]) == 2
+    assert f"is inf, from {__name__}.infinite: a reward is a finite number" in capsys.readouterr().err
+
+
 def poisoned_model(folder, value):
     folder.mkdir()
     for source in weights.bundled("nano").iterdir():
