@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 
 from jaxrl_llm.experiment import __main__ as commands
-from jaxrl_llm.experiment import arms, cli, doctor
-from jaxrl_llm.experiment.evidence import beds
+from jaxrl_llm.experiment import arms, cli, doctor, results
+from jaxrl_llm.experiment.evidence import beds, records
 from tests.experiment import tiny
 from tests.experiment.made import results as made
 
@@ -167,6 +167,19 @@ def test_a_true_record_passes(recorded):
     assert doctor.check_record(module) == ""
     path.with_suffix(".png").unlink()
     assert "no plot beside broken.json" in doctor.check_record(module)
+
+
+def test_a_control_that_failed_stands_when_a_record_is_judged_again(recorded):
+    """Controls are no arms of the record: what they said is kept beside it."""
+    module, path, change = recorded
+    said = "control again, eval/accuracy, other seeds - these: -0.2 [-0.3, -0.1] (n=8) is not within d* 0.02"
+
+    def edit(record):
+        record["instrument"] = {"controls": [{"name": "again", "problem": said}, {"name": "more", "problem": ""}]}
+
+    assert "the claim now says test bed invalid" in change(edit)
+    record, found = results.read(path)
+    assert records.judge_again(module, record, found)["claim"]["bed"] == [said]
 
 
 def _fewer_seeds(record):

@@ -132,6 +132,8 @@ def judge_again(module: Any, record: dict[str, Any], found: Results, reason: str
     else:
         stated = dataclasses.replace(found, d_star=getattr(module, "D_STAR", {}) | found.d_star)
         claim = beds.examined(stated, module.claim(stated), getattr(module, "BED", None))
+        kept = (record.get("instrument") or {}).get("controls") or ()  # they are no arms of the record, and stand
+        claim = claims.on_bed(claim, [*claim.bed, *(one["problem"] for one in kept if one["problem"])])
     return record | {"claim": plain_claim(claim), "instrument": record.get("instrument")}
 
 
