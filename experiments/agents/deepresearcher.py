@@ -11,7 +11,8 @@ Equations: r = -1 where the form is broken or no answer comes, else F1 of the se
            has to be the answer. All others are measured on the noisy web.
 Left out:  thoughts; in the embedded web text, several queries or pages in one action, and a model that reads: its
            reading agent is a rule. With --tools pages=CORPUS.jsonl web_search takes queries, web_browse addresses and a
-           goal, and --reader ADDRESS --reader-model NAME reads segment by segment. Contamination filters.
+           goal, and --reader ADDRESS --reader-model NAME reads segment by segment; with --closed-book 10 questions that
+           the model answers without tools in one of 10 tries are left out, and those that the reader finds unsuitable.
 Expect:    eval/f1: deep > prompted, and deep > rag_rl; the reading agent matters: deep > no_reader. Nothing is claimed
            of no_mask.
 Measure:   held-out questions of one and two hops, 30 % wrong hits, 20 % failures; 8 seeds, equal episodes and updates.
@@ -26,7 +27,7 @@ from functools import partial
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import multi_hop, noisy_web
+from experiments.agents.parts import closed_book, multi_hop, noisy_web
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
@@ -53,6 +54,8 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     verifier: parts.VerifierName = "deep_research"
     reader: str = ""  # address of the model that reads pages, https://HOST/v1, and its name; empty: a rule
     reader_model: str = ""
+    # answers without tools (the paper's: 10); a question of which one is right does not train; 0: all questions do
+    closed_book: int = 0
     base_steps: int = 400
     wrong_reward: float = 0.0  # no F1 and a right form
     malformed_reward: float = -1.0
@@ -87,7 +90,9 @@ def build(settings: Settings) -> Plan:
         day = partial(tool_question.noisy, beginnings=blind)
         luck = [partial(day, astray=a, failing=f) for a, f in ((settings.astray, settings.failing), (0.3, 0.2))]
         slots = {"score": tool_question.score_by_form(reward), "trained": multi_turn_plan.trained(settings)}
-        opened = partial(catalog.questions, luck=tuple(luck), reader=pages.first_segment if blind else None)
+        kept = closed_book.left_out(settings)
+        reader = pages.first_segment if blind else None
+        opened = partial(catalog.questions, luck=tuple(luck), reader=reader, change=kept)
         more = {"opened": opened, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
     web = noisy_web.make_noisy_web(settings.read, astray=settings.astray, failing=settings.failing)

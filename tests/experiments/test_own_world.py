@@ -26,7 +26,7 @@ EXECUTOR = ["--executor", "http://localhost:1/v1", "--executor-model", "someone"
 CASES = {  # experiment: its arms, and what it is given
     "torl": (["no_tool", "outputs_too"], [*ROWS, "--tools", "calculator"]),
     "research_search": (["rag", "no_mask"], SEARCH),
-    "deepresearcher": (["deep", "no_reader"], SEARCH),
+    "deepresearcher": (["deep", "no_reader"], [*SEARCH, "--closed-book", "2"]),
     "asearcher": (["asearcher", "coupled"], SEARCH),
     "igpo": (["igpo"], SEARCH),
     "supo": (

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import multi_hop, noisy_web
+from experiments.agents.parts import closed_book, multi_hop, noisy_web
 from jaxrl_llm.advantages.group import group_normalized_advantages
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.run import parts
 from jaxrl_llm.verifiers import overlap
 from tests import close
+from tests.models_for_tests import byte_model
 
 
 def test_worked_examples():
@@ -129,3 +132,44 @@ def test_the_web_is_noisy(following):
     first = int(task["order"][task["start"], 0])
     assert (reward == 1.0) == (first == int(task["relations"][0]))
     assert said[1][1][0] == multi_hop.RELATION + first
+
+
+def _asked(prompt, value):
+    return Problem("rows", prompt, "", {"value": value}, 0, prompt)
+
+
+TOWER, WEATHER, YES = _asked("Where?", ["Eiffel Tower"]), _asked("The weather today?", "rain"), _asked("Is it?", "yes")
+
+
+def test_what_is_known_by_heart_does_not_train(capsys):
+    said = {
+        "Where?": ["No idea", "the Eiffel tower!"],
+        "The weather today?": ["a train", "sun"],
+        "Is it?": ["yes, or no"],
+    }
+
+    def answers(problems):
+        return [said[problem.prompt] for problem in problems]
+
+    assert closed_book.unknown([TOWER, WEATHER, YES], answers) == [WEATHER, YES]  # "train" does not say "rain"
+    assert "1 of 3 questions are known without tools" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match="all 1 questions are known without tools; give harder rows, or --closed-book 0"
+    ):
+        closed_book.unknown([TOWER], answers)
+
+
+def test_questions_that_a_judge_finds_unsuitable_do_not_train():
+    def chat(messages, draw=0):
+        return " Yes, it changes" if "weather" in messages[0]["content"] else "NO"
+
+    assert closed_book.suitable([TOWER, WEATHER, YES], chat) == [TOWER, YES]
+    with pytest.raises(UserError, match="--reader finds all 1 questions unsuitable"):
+        closed_book.suitable([WEATHER], chat)
+
+
+def test_the_model_that_trains_is_asked_without_tools(tmp_path):
+    model = parts.load_model(str(byte_model(tmp_path)))
+    found = closed_book.make_answers(model, tries=3, max_new_tokens=4)([TOWER, WEATHER])
+    assert list(map(len, found)) == [3, 3] and all(len(text) <= 4 for texts in found for text in texts)
+    assert found[0] != found[1] and len(set(found[0])) > 1  # questions and tries differ

@@ -52,7 +52,7 @@ class Made(NamedTuple):
     rounds: tuple[str, ...]
 
 
-def _says(chat: Chat, text: str) -> bool:
+def says_yes(chat: Chat, text: str) -> bool:
     """Whether a reply begins with YES."""
     return chat([{"role": "user", "content": text}]).strip().upper().startswith("YES")
 
@@ -73,9 +73,9 @@ def refused(problem: Problem, question: str, facts: str, chat: Chat, verify: Ver
         return "nothing new"
     if any(text.casefold() in question.casefold() for text in _answers(problem)):
         return "names the answer"
-    if not _says(chat, SOUND.format(question=question, answer=answer)):
+    if not says_yes(chat, SOUND.format(question=question, answer=answer)):
         return "unsound"
-    if _says(chat, OTHERS.format(question=question, answer=answer, facts=facts)):
+    if says_yes(chat, OTHERS.format(question=question, answer=answer, facts=facts)):
         return "other answers"
     direct = [{"role": "user", "content": f"{question}\nReply with the answer alone."}]
     if any(verify(problem.answer, chat(direct, draw=k)).value > 0.5 for k in range(TRIES)):
