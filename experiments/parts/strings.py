@@ -60,7 +60,7 @@ def bound(function: Callable[..., Any], *first: Any, **named: Any) -> Callable[.
 
 
 class Rows(NamedTuple):
-    """Whole sequences for ``estimates.score_tokens``."""
+    """Whole sequences for ``builders.score_tokens``."""
 
     tokens: Int[Array, "N L"]
     positions: Int[Array, "N L"]

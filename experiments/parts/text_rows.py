@@ -1,7 +1,7 @@
 """What worlds of one's own rows share: a loaded model as the decoder of strings, tables of token rows, a judge.
 
 Prompts are ``[N, P]`` with ``strings.PAD`` before them, responses ``[N, T]`` with the end token behind them, as
-``strings.text_world`` wants them. Prompts are held out by their hash, and while a plan measures, prompts and pairs are
+``strings.make_world`` wants them. Prompts are held out by their hash, and while a plan measures, prompts and pairs are
 drawn from those alone.
 """
 

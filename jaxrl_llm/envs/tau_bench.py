@@ -41,7 +41,8 @@ USER = (
 class Desk(NamedTuple):
     """A database, as it is before every episode, what can be done with it, and the rules that the agent is told.
 
-    ``tools`` are functions of the tables and of what is declared; what they change they take by ``desk_tools.row``.
+    ``tools`` are functions of the tables and of what is declared; what they change they take by
+    ``tau_bench_tools.row``.
     """
 
     start: Tables

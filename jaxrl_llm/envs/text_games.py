@@ -121,7 +121,7 @@ def game_texts(
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``textworld_env`` or ``alfworld_env`` with a problem a game; ``how`` as for ``host_texts.as_begun``."""
+    """A ``textworld_env`` or ``alfworld_env`` with a problem a game; ``how`` as for ``text.as_begun``."""
     return as_begun(world, "textworld", paths, tokenizer, **how)
 
 
@@ -238,7 +238,7 @@ def textarena_texts(
     tokenizer: Tokenizer,
     **how: Any,
 ) -> Given:
-    """A ``textarena_env`` with a problem a seed; ``how`` as for ``host_texts.as_begun``."""
+    """A ``textarena_env`` with a problem a seed; ``how`` as for ``text.as_begun``."""
     return as_begun(world, "textarena", [int(seed) for seed in seeds], tokenizer, **how)
 
 

@@ -1,7 +1,7 @@
 """A question, tools to call, an answer that is judged: the world of agents that search, calculate or run programs.
 
 Rows come from ``--data`` with a verifier, tools (``tools.boxes``) are called as ``tools.calls`` reads them. A response
-that calls nothing is the answer. The mark of a turn (``episodes.marks_of``) says what it did with the tools; the
+that calls nothing is the answer. The mark of a turn (``multi_turn.marks_of``) says what it did with the tools; the
 functions of rows below read it.
 """
 

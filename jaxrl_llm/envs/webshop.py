@@ -242,7 +242,7 @@ def shop_texts(
     encode: Callable[[str], Sequence[int]] | None = None,
     chat: bool = False,
 ) -> Given:
-    """One problem a goal, whose prompt shows the first page; arguments as of ``host_texts.as_begun``.
+    """One problem a goal, whose prompt shows the first page; arguments as of ``text.as_begun``.
 
     Raises:
       UserError: for a goal whose product the shop does not have.

@@ -305,7 +305,7 @@ def write(module: ModuleType, options: Options, settings: Any, found: Results, c
     """``results.json``, ``table.md`` and ``plot.png``; with ``--record`` also the committed copy.
 
     Args:
-      instrument: what a record under the standard rests on, see ``record_run.Standard``.
+      instrument: what a record under the standard rests on, see ``evidence.standard``.
     """
     name = command_name(module).split()[-1]
     whole = {

@@ -128,7 +128,7 @@ def make_grpo(
 
     Args:
       advantages: ``(rewards, group_ids, *, valid) -> [B]``.
-      keep, row_extras: as in ``estimates.make_estimate``; diagnostics: as in ``estimates.make_policy_loss``.
+      keep, row_extras: as in ``builders.make_estimate``; diagnostics: as in ``builders.make_policy_loss``.
     """
 
     def spread(trajectories, rewards):

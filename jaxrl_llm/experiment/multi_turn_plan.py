@@ -2,7 +2,7 @@
 
 An experiment whose settings extend ``Settings`` takes ``--data``, for example ``webshop:FOLDER``, with ``--model DIR``;
 the same method then trains in the host loop (``rollout.host.driver``) in place of the embedded arena. What ``--data``
-may be, and what lies there, is said by ``host_places``.
+may be, and what lies there, is said by ``run.catalog``.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
     Where the tokenizer has a chat template, prompts and observations are a user's messages.
 
     Args:
-      opened: one of ``host_places``; by default ``questions`` where there are ``tools``, else ``folders``. An env that
+      opened: one of ``run.catalog``; by default ``questions`` where there are ``tools``, else ``folders``. An env that
         every agent can play (``catalog.is_env``) takes its place.
       only: why it does not, for a method that needs more than an env; a family of reasoning-gym is rows for it.
 
@@ -111,7 +111,7 @@ def open_place(settings: Settings, tokenizer: Tokenizer, opened: Opener | None =
 
 
 def _check_columns(found: Sequence[Given], settings: Settings, seen: text_contexts.Contexts, most: int) -> int:
-    """Columns of the longest sub-trajectory, see ``host_contexts.checked``."""
+    """Columns of the longest sub-trajectory, see ``text_contexts.checked``."""
     width = text_contexts.checked(seen, found, settings.max_turns)
     prompt = max(part.problems.tokens.shape[1] for part in found)
     columns, limit = min(prompt + settings.max_new_tokens, width), seen.trained.tokens
@@ -122,7 +122,7 @@ def _check_columns(found: Sequence[Given], settings: Settings, seen: text_contex
 
 
 def trained(settings: Any) -> Callable[[Trajectories], Trajectories]:
-    """``settings.trained(rows, prompt_tokens=...)`` as ``arenas.make_grpo`` wants it, of episodes of these settings."""
+    """``settings.trained(rows, prompt_tokens=...)`` as ``episode_methods.make_grpo`` wants it."""
     return lambda rows: settings.trained(rows, prompt_tokens=rows.tokens.shape[1] - settings.max_new_tokens)
 
 
@@ -161,11 +161,11 @@ def make_plan(
       start: ``(the model's parameters, key) -> those of the method``, with its heads.
       part: where the policy lies in them, if they hold more.
       turns: of an episode that trains, at most; by default, and when measured, ``settings.max_turns``.
-      through: the training world as the method's ``actor`` wants it, for example ``horizons.on_host``.
+      through: the training world as the method's ``actor`` wants it, for example ``turn_limits.on_host``.
       stages: all stages, of the online one.
       more: ``(episodes, rewards, held-out problems)`` to further figures of the measurement.
       sight: what is seen of episodes at once; ``method`` then gets the ``width`` of the longest sub-trajectory, too,
-        and the contexts of training and of more summaries are both measured (``host_contexts.figures``).
+        and the contexts of training and of more summaries are both measured (``text_contexts.figures``).
       only: as of ``open_place``.
 
     Raises:

@@ -332,7 +332,7 @@ def sample_all(rollout: Callable[..., Trajectories], params: Params, problems: P
 def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     """Accuracy over samples, unbiased pass@k for k = 2, 4, ... and ``samples``, lengths of right and wrong responses.
 
-    ``pass@samples`` is the share of problems with a right sample; see ``statistics.pass_at_k`` for the others.
+    ``pass@samples`` is the share of problems with a right sample; see ``intervals.pass_at_k`` for the others.
     ``problems/right`` is no scalar: the right samples of each problem, ``[problems]``.
     """
     length = jnp.sum(mask.astype(jnp.float32), axis=1)

@@ -424,7 +424,7 @@ def bco_loss(
 
     Args:
       shift: mean of ``r`` over responses of both kinds, a running mean in the paper
-        (``rewards.normalise.RunningMoments``).
+        (``rewards.shaping.RunningMoments``).
 
     From "Binary Classifier Optimization for Large Language Model Alignment", arXiv:2404.04656, section 4. Differs from
     the paper in that weights of undesirable responses (its matching of the underlying distribution) are the caller's.

@@ -65,7 +65,7 @@ def transfers(shapes: dict[tuple[Any, ...], tuple[int, ...]], before: Place, aft
     are those of this library's rules, which have no pipeline stages, and that near means near in number.
 
     Args:
-      shapes: path -> shape of every leaf, see ``layout.leaves``.
+      shapes: path -> shape of every leaf, see ``parallel_layout.leaves``.
     """
     found: dict[tuple[tuple[Any, ...], Ranges, int], list[int]] = {}
     for path, shape in shapes.items():

@@ -109,7 +109,7 @@ class Program:
     """The text of an optimised program, taken apart."""
 
     def __init__(self, text: str):
-        """Reads ``compiled.as_text()``."""
+        """Reads ``as_text()`` of a compiled program."""
         self.computations: dict[str, list[_Line]] = {}
         self.entry, current = "", None
         self.tables: dict[str, dict[int, str]] = {}
@@ -346,7 +346,7 @@ class _Sums:
 
 
 def of_text(text: str, chip: Chip, *, filled: float = 1.0, show: int = SHOWN) -> Schedule:
-    """The schedule of ``compiled.as_text()``.
+    """The schedule of ``as_text()`` of a compiled program.
 
     Args:
       filled: the share of what kernels declare that they do on average: of a cache that fills as it goes.

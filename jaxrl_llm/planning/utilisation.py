@@ -125,7 +125,7 @@ def make_roof(
 
     Args:
       dtype: that the decoder computes in.
-      keep: rows that train, of the valid ones; None: all. As in ``estimates.make_estimate``.
+      keep: rows that train, of the valid ones; None: all. As in ``builders.make_estimate``.
     """
     chip, sizes = of_device(dtype), Sizes()
     if mesh is not None and mesh.devices.flat[0].platform != "cpu":

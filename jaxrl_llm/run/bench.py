@@ -176,7 +176,7 @@ def _bench(identity: tuple[tuple[str, Any], ...]) -> Bench:
 
 @lru_cache(maxsize=2)
 def _pool(verify: Verifier) -> VerifierPool | None:
-    """``job.make_pool``, shared by all benches until this process ends."""
+    """``parts.make_pool``, shared by all benches until this process ends."""
     return parts.make_pool(verify)
 
 

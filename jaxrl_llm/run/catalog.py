@@ -1,6 +1,6 @@
 """What ``--data`` of agents' experiments may be: ``open(settings, sizes, tokenizer) -> (trained on, held out)``.
 
-``sizes`` are the keyword arguments of ``host_texts.given``. A place that lacks what it should hold is one ``UserError``
+``sizes`` are the keyword arguments of ``text.given``. A place that lacks what it should hold is one ``UserError``
 or ``DataError``.
 """
 
@@ -220,10 +220,10 @@ def questions(
     """Rows of the main job, a tenth of them held out, whose answers ``settings.tools`` help to find.
 
     Args:
-      calls: as ``host_tools.tool_env``; with 0 nobody is told of tools.
+      calls: as ``tool_question.tool_env``; with 0 nobody is told of tools.
       ask: what a problem becomes where there are tools.
       golds: right answers as tokens among the problems' answers, see ``answer_chances``.
-      luck: as ``host_tools.tool_env``, in training and when measured.
+      luck: as ``tool_question.tool_env``, in training and when measured.
       reader: of the pages of ``pages=CORPUS.jsonl``; None: the one that the settings name.
       change: of the problems that train, with the tools and the judge.
     """
@@ -254,7 +254,7 @@ def retries(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[
 def apps(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     """``appworld:FOLDER``, the root that ``appworld download data`` filled: ``train`` trains, ``dev`` is held out.
 
-    ``settings.servers``: addresses of environments, see ``host_games.appworld_env``. The answers of the problems hold
+    ``settings.servers``: addresses of environments, see ``text_games.appworld_env``. The answers of the problems hold
     the number of their ``scenario``, whose variants are one task in other words.
     """
     _, root = _place(settings, "appworld:FOLDER", ("appworld",))
@@ -286,7 +286,7 @@ def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[
     }
 
 
-APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``host_arenas.make_plan``
+APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.make_plan``
 
 
 def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:
@@ -314,7 +314,7 @@ def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: 
     played by the model ``settings.user_model`` behind the address ``settings.user``.
 
     Args:
-      openly: users of training say everything in their first message (``host_desk.plain_user``).
+      openly: users of training say everything in their first message (``tau_bench.plain_user``).
     """
     _, folder = _place(settings, "retail:FOLDER", ("retail",))
     rules = next((folder / name for name in ("wiki.md", "policy.md") if (folder / name).is_file()), None)

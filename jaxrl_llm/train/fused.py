@@ -1,8 +1,8 @@
 """The fused loop: rollout, verifier, advantage, loss and optimiser in one ``lax.scan`` under one ``jit``.
 
-Seeds are an axis of the state: ``run_seeds`` trains all of them in one compiled program (``seeds.over_seeds``). So are
-hyper-parameters that the state holds: ``optax.inject_hyperparams`` keeps a learning rate in ``opt_state``, and numbers
-in ``state.extras`` reach the loss through ``make_estimate(row_extras=...)``.
+Seeds are an axis of the state: ``run_seeds`` trains all of them in one compiled program (``seed_axis.over_seeds``). So
+are hyper-parameters that the state holds: ``optax.inject_hyperparams`` keeps a learning rate in ``opt_state``, and
+numbers in ``state.extras`` reach the loss through ``make_estimate(row_extras=...)``.
 """
 
 from collections.abc import Callable

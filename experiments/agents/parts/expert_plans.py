@@ -122,7 +122,7 @@ def texts(count: int, skill: float, seed: int) -> tuple[Int[np.ndarray, "N P"], 
 
 @lru_cache(maxsize=8)
 def make_draw(count: int, skill: float, seed: int):
-    """The ``draw`` of ``toys.make_base`` from ``texts``."""
+    """The ``draw`` of ``strings.make_base`` from ``texts``."""
     prompts, plans = (jnp.asarray(x) for x in texts(count, skill, seed))
 
     def draw(key: Key, n: int) -> tuple[Array, Array]:

@@ -124,7 +124,7 @@ def make_ledger(skill: Skill = Skill()) -> arenas.Arena:
 
 @lru_cache(maxsize=4)
 def make_played(skill: Skill = Skill(), context: contexts.Context = IMITATED) -> Callable[..., Trajectories]:
-    """What ``arenas.make_base`` imitates: half of the episodes seen as a whole, half with summaries.
+    """What ``arena.make_base`` imitates: half of the episodes seen as a whole, half with summaries.
 
     The total of a summary is right as often as an answer.
     """

@@ -173,7 +173,7 @@ def make_stage(
 
 
 def draw_scribbles(key: Key, rows: int) -> tuple[Array, Array]:
-    """The ``draw`` of ``toys.make_base``: random programs in the contexts that random programs make."""
+    """The ``draw`` of ``strings.make_base``: random programs in the contexts that random programs make."""
     turns = 10
     table = flows.executors(-(-rows // turns), 2)
     found = samples_of(search(flows.scribble, table, key, turns=turns, candidates=1))

@@ -42,7 +42,7 @@ class Web(NamedTuple):
 
 
 def problems(count: int, seed: int, hops: tuple[int, ...]) -> Problems:
-    """``toy_multihop.problems`` with addresses and the order of segments; the prompt leaves out what is asked later."""
+    """``multi_hop.problems`` with addresses and the order of segments; the prompt leaves out what is asked later."""
     plain = multi_hop.problems(count, seed, hops)
     rng = np.random.default_rng(seed + 1000)
     address = np.stack([rng.permutation(ENTITIES) for _ in range(count)])

@@ -34,7 +34,7 @@ def make_split_estimate(
     keep: Callable[[Trajectories, Rewards], Array] = every_rollout,
     **settings: Any,
 ) -> Callable[[Params, dict[str, Any], Trajectories, Rewards], Batch]:
-    """``estimates.make_estimate`` with the sub-trajectories of ``rollout.turns.contexts`` as the rows of the batch.
+    """``builders.make_estimate`` with the sub-trajectories of ``rollout.turns.contexts`` as the rows of the batch.
 
     A rollout in one piece is the same as without: the other rows are padding, and in no sum.
 

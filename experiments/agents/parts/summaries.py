@@ -173,7 +173,7 @@ def make_episodes(
 ) -> Callable[..., Trajectories]:
     """The ``rollout`` slot of an online method whose episodes are longer than the context.
 
-    As ``episodes.make_episodes``, to which it is equal where the context has no limit. ``segment_ids`` number the
+    As ``multi_turn.make_episodes``, to which it is equal where the context has no limit. ``segment_ids`` number the
     sub-trajectories of a row, whose ``positions`` begin again at 0; the mask holds actions and summaries, each where it
     was chosen: the prompt and the summary at the beginning of a sub-trajectory are read. ``extras`` hold the ``Turns``
     (of a dropped turn the tokens are gone, the reward stays) and ``summaries/written``, the tokens of summaries.

@@ -38,7 +38,7 @@ def scheduled(
     An episode that is cut keeps what reward it has. Measurements do not go through these slots: they allow all turns.
 
     Args:
-      rollout: of ``episodes.make_episodes``, whose ``max_turns`` is the longest horizon.
+      rollout: of ``multi_turn.make_episodes``, whose ``max_turns`` is the longest horizon.
     """
 
     def actor(state: TrainState) -> dict[str, Any]:

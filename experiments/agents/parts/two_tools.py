@@ -59,7 +59,7 @@ def needed(state: Sum) -> Int[Array, " 3"]:
 
 
 def no_calculator(expression: Int[Array, " W"]) -> tuple[Int[Array, ""], Bool[Array, ""]]:
-    """In the place of ``toy_calc.calculate``: every expression is an error, and sums are to be done in the head."""
+    """In the place of ``calculator.calculate``: every expression is an error, and sums are to be done in the head."""
     return jnp.zeros((), jnp.int32), jnp.zeros((), bool)
 
 

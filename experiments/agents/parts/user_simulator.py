@@ -115,7 +115,7 @@ def asked(user: User, types: Sequence[str]) -> Problem:
 
 
 def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    """``opened`` of ``host_arenas.make_plan``: users to train on, and a tenth that is held out.
+    """``opened`` of ``multi_turn_plan.make_plan``: users to train on, and a tenth that is held out.
 
     The answers of the problems hold ``kind``, the number of the user's type, and, equal in all rows, the types as
     tokens (``type_tokens``).
@@ -146,7 +146,7 @@ def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Gi
 
 
 def type_tokens(tokenizer: Tokenizer, types: Sequence[str]) -> dict[str, Array]:
-    """``gold`` and ``gold_kind`` ``[V, A]`` of all types, as ``answer_chances.golds``."""
+    """``gold`` and ``gold_kind`` ``[V, A]`` of all types, as ``answer_probability.golds``."""
     rows = [Problem("", "", "", {"value": name}, 0, name) for name in types]
     return {k: jnp.asarray(x) for k, x in answer_probability.golds(tokenizer, rows, before=BELIEVED).items()}
 

@@ -265,7 +265,7 @@ def held_task(problems: Sequence[Problem], validation: int) -> Task:
 
 
 def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
-    """``opened`` of ``host_arenas.make_plan``: rows of the main job as questions for the executor of the settings.
+    """``opened`` of ``multi_turn_plan.make_plan``: rows of the main job as questions for the executor of the settings.
 
     Raises:
       UserError: without an executor, where it does not answer, or where there are too few rows.

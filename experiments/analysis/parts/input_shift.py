@@ -17,7 +17,7 @@ SAMPLES, PROMPTS = 16, 32
 
 
 def draw_behaviour(task: Preferences, key: Key, n: int) -> tuple[Array, Array]:
-    """``toy_preferences.draw_behaviour`` on training prompts; the second token changes nothing of what is good."""
+    """``preference_task.draw_behaviour`` on training prompts; the second token changes nothing of what is good."""
     prompts, responses = task.draw_behaviour(key, n)
     return task.seen(prompts), responses
 

@@ -238,12 +238,12 @@ class Drawn(NamedTuple):
 
 
 def draw_extras(extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
-    """``row_extras`` of ``estimates.make_estimate``: how often each prompt was drawn."""
+    """``row_extras`` of ``builders.make_estimate``: how often each prompt was drawn."""
     return Drawn(draws_of(rows).astype(jnp.float32))._asdict()
 
 
 def draw_figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
-    """``diagnostics`` of ``estimates.make_policy_loss``: ``hints/draws``, the mean number of draws of a prompt."""
+    """``diagnostics`` of ``builders.make_policy_loss``: ``hints/draws``, the mean number of draws of a prompt."""
     return {"hints/draws": jnp.broadcast_to(declared(Drawn, batch.extras).draws[:, None], logp.shape)}
 
 

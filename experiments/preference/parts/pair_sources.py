@@ -66,7 +66,7 @@ def from_strong_plain(key: Key, prompts: Array, own: Array, strong: Array) -> tu
 
 @lru_cache(maxsize=8)
 def make_pairs(task: Preferences, prompts: int, source: Callable) -> Callable[[Params, Key], tuple[toy.Pairs, Array]]:
-    """``make_pairs`` of ``toy_pairs.preference_stage``."""
+    """``make_pairs`` of ``preference_strings.preference_stage``."""
 
     def found(params, key):
         asked = requests.draw_prompts(jax.random.fold_in(key, 0), prompts)

@@ -50,13 +50,13 @@ def remax(calls: Calls, actor: Any, critic: Any, prompts: Any) -> tuple[Any, Any
 class Graph(NamedTuple):
     """The calls of some iterations and who waits for whom."""
 
-    calls: Int[np.ndarray, " N"]  # numbers of ``calls.CALLS``
+    calls: Int[np.ndarray, " N"]  # numbers of ``ppo_calls.CALLS``
     after: Bool[np.ndarray, "N N"]  # ``[i, j]``: ``i`` begins after ``j`` has ended
     iterations: int
 
     @property
     def models(self) -> list[int]:
-        """Whose calls there are, see ``calls.MODELS``."""
+        """Whose calls there are, see ``ppo_calls.MODELS``."""
         return sorted({MODELS[call] for call in self.calls.tolist()})
 
 

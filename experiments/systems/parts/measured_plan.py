@@ -24,7 +24,7 @@ from jaxrl_llm.planning.work import Work
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.types import Batch, Key, Params, TrainState
 
-Plan = tuple[Place, ...]  # of every call of ``calls.CALLS``
+Plan = tuple[Place, ...]  # of every call of ``ppo_calls.CALLS``
 MOVES = ("move_actor", "move_critic")
 
 

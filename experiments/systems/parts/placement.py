@@ -164,7 +164,7 @@ def tables(
     actor: ModelConfig, critic: ModelConfig, chip: Chip, work: Work, transition: MakeTransition, *, count: int,
     units: int, depths: tuple[int, ...] = (1,),
 ) -> Mapping:  # fmt: skip
-    """What every call costs on every block of ``count`` chips in so many units; models as in ``calls.tables``.
+    """What every call costs on every block of ``count`` chips in so many units; models as in ``ppo_calls.tables``.
 
     Args:
       depths: numbers of pipeline stages that actor and critic may have; frozen models have none.
@@ -196,7 +196,7 @@ def tables(
         chosen.append(own)
         (reward,), (reference,) = _fastest(critic, *here, [score]), _fastest(actor, *here, [score])
         values, learning = _fastest(critic, *here, [value, train], depths)
-        by_size[size] = [own.figures[1], reward, reference, values, own.figures[0], learning]  # as ``calls.CALLS``
+        by_size[size] = [own.figures[1], reward, reference, values, own.figures[0], learning]  # as ``ppo_calls.CALLS``
     options = blocks(units)
     figures = np.asarray([by_size[size] for _, size in options], np.float32).transpose(2, 1, 0)
     devices = np.asarray([[first <= u < first + size for u in range(units)] for first, size in options])
@@ -233,7 +233,7 @@ def outcome(found: Tables, choice: Int[Array, " 4"], graph: dataflow.Graph) -> O
     )
 
 
-_STAGES = np.asarray([0, 1, 1, 1, 2, 2])  # of ``calls.CALLS``: generation, preparation, training
+_STAGES = np.asarray([0, 1, 1, 1, 2, 2])  # of ``ppo_calls.CALLS``: generation, preparation, training
 
 
 def by_events(found: Tables, choice: Int[Array, " 4"], graph: dataflow.Graph) -> Float[Array, ""]:

@@ -90,7 +90,7 @@ def make_host_episodes(
     episode_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> HostEpisodes:
-    """As ``episodes.make_episodes``, for a world in Python; ``train.host`` trains on it.
+    """As ``multi_turn.make_episodes``, for a world in Python; ``train.host`` trains on it.
 
     An exception of the world, an invalid answer, or a deadline that passes makes the episode invalid, with a reason;
     the others go on. ``RunStopped`` is no episode's: it is raised here. ``extras`` hold the ``Turns`` of

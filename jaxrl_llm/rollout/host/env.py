@@ -29,7 +29,7 @@ class StepResult(NamedTuple):
     valid: bool = True  # False: the world failed, which says nothing about the policy
     cut: bool = False  # the episode stops here without being over: a limit of the world's own
     reason: str = ""  # of a failure
-    mark: int = 0  # what the method shall know of the turn, in 32 bits: ``episodes.marks_of``
+    mark: int = 0  # what the method shall know of the turn, in 32 bits: ``multi_turn.marks_of``
 
 
 class HostEnv(NamedTuple):

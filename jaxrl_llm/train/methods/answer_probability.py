@@ -99,7 +99,7 @@ class Likely(NamedTuple):
 def with_chances(online: Online) -> Online:
     """A method whose advantages find ``answer_chances`` among the rows' extras: ``Likely``.
 
-    Its problems are of ``host_places.questions`` with ``golds``.
+    Its problems are of ``catalog.questions`` with ``golds``.
     """
 
     def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
