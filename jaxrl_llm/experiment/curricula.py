@@ -20,7 +20,6 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout import rollout_cost
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.online import Online
@@ -83,19 +82,16 @@ def pass_rates(
     found: Bench, by: job.Model, rows: np.ndarray, *, samples: int, max_new_tokens: int, temperature: float = 1.0
 ) -> np.ndarray:
     """Share of right responses of a model of the bench's tokenizer to the given training rows ``[len(rows)]``."""
-    size = min(128, len(rows))  # rows in one call; the last one is filled with repeats
     rollout = jax.jit(
         recipes.rollout_of_model(by, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature)
     )
     score = jax.jit(found.score) if found.score else lambda answers, sampled: found.host_score(sampled)
-    rates = []
-    for begin in range(0, len(rows), size):
-        ids = jnp.asarray([rows[min(k, len(rows) - 1)] for k in range(begin, begin + size)], jnp.int32)
-        keys = sample_keys(jax.random.key(7), 0, ids, samples)
-        sampled = rollout(by.params, found.train.tokens[ids], found.train.valid[ids], keys, ids)
+    rates, key = [], jax.random.key(7)
+    parts = recipes.sample_in_parts(rollout, by.params, found.train, key, samples, rows=rows, chunk=128)
+    for sampled, real in parts:
         rewards = score(jax.tree.map(lambda x, at=sampled.problem_ids: x[at], found.train.answers), sampled)
-        rates.append((np.asarray(rewards.value) > 0.5).reshape(size, samples).mean(axis=1))
-    return np.concatenate(rates)[: len(rows)]
+        rates.append((np.asarray(rewards.value)[:real] > 0.5).reshape(-1, samples).mean(axis=1))
+    return np.concatenate(rates)
 
 
 def make_chosen(rows: np.ndarray, which: str) -> Sampler:

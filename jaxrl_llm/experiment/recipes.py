@@ -1,6 +1,6 @@
 """Parts that several experiments share beside their bench: rollout, online method, arms, held-out measurement."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -329,6 +329,26 @@ def sample_all(rollout: Callable[..., Trajectories], params: Params, problems: P
     return rollout(params, problems.tokens, problems.valid, sample_keys(key, 0, ids, samples), ids)
 
 
+def sample_in_parts(
+    rollout: Callable[..., Trajectories], params: Params, problems: Problems, key: Key, samples: int,
+    *, rows: np.ndarray | None = None, chunk: int = 64,
+) -> Iterator[tuple[Trajectories, int]]:  # fmt: skip
+    """``(responses, how many are real)``: ``samples`` responses to each problem, so many problems at a time.
+
+    The last part is filled with repeats so that one shape serves all; those are behind the real ones.
+
+    Args:
+      rollout: compiled, makes groups of ``samples``.
+      rows: of the table; None: all of them.
+    """
+    rows = np.arange(problems.tokens.shape[0]) if rows is None else rows
+    count, size = len(rows), min(chunk, len(rows))
+    for begin in range(0, count, size or 1):
+        ids = jnp.asarray(rows[np.minimum(np.arange(begin, begin + size), count - 1)], jnp.int32)
+        found = rollout(params, problems.tokens[ids], problems.valid[ids], sample_keys(key, 0, ids, samples), ids)
+        yield hosts.gathered(found), samples * min(size, count - begin)
+
+
 def summary(mask: Array, rewards: Rewards, samples: int) -> dict[str, Array]:
     """Accuracy over samples, unbiased pass@k for k = 2, 4, ... and ``samples``, lengths of right and wrong responses.
 
@@ -371,20 +391,15 @@ def measure_on_host(
       rollout: compiled, makes groups of ``samples``.
       more: ``(responses, rewards) -> metrics`` of all rows, beside the summary.
     """
-    count = problems.tokens.shape[0]
     masks, values, valids, tokens = [], [], [], []
-    for begin in range(0, count, chunk):
-        # the last chunk is filled with repeats so that one shape serves all; the repeats are cut off again
-        ids = jnp.asarray(np.minimum(np.arange(begin, begin + min(chunk, count)), count - 1), jnp.int32)
-        rows = rollout(params, problems.tokens[ids], problems.valid[ids], sample_keys(key, 0, ids, samples), ids)
-        rows = hosts.gathered(rows)
-        rewards, real = score(rows), samples * min(chunk, count - begin)
+    for rows, real in sample_in_parts(rollout, params, problems, key, samples, chunk=chunk):
+        rewards = score(rows)
         tokens.append(np.asarray(rows.tokens)[:real])
         masks.append(np.asarray(rows.mask)[:real])
         values.append(np.asarray(rewards.value)[:real])
         valids.append(np.asarray(rewards.valid)[:real])
     whole = Rewards(jnp.asarray(np.concatenate(values)), jnp.asarray(np.concatenate(valids)))
     mask = jnp.asarray(np.concatenate(masks))
-    ids = jnp.repeat(jnp.arange(count, dtype=jnp.int32), samples)
+    ids = jnp.repeat(jnp.arange(problems.tokens.shape[0], dtype=jnp.int32), samples)
     found = {} if more is None else more(Responses(jnp.asarray(np.concatenate(tokens)), mask, ids), whole)
     return summary(mask, whole, samples) | found

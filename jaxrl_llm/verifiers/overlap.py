@@ -53,7 +53,8 @@ def set_f1(given: Sequence[Any], wanted: Sequence[Any]) -> float:
     return _f1(len(one & other), len(one), len(other))
 
 
-def _aliases(answer: dict[str, Any]) -> list[str]:
+def aliases(answer: dict[str, Any]) -> list[str]:
+    """The right answers as texts: those of a list, or the only one."""
     value = answer["value"]
     return [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]
 
@@ -71,7 +72,7 @@ def answer_f1(given: str, wanted: str) -> float:
 
 def _judged(given: str, answer: dict[str, Any], measure: Callable[[str, str], float]) -> Verdict:
     """The best ``measure`` over the texts in ``answer["value"]``."""
-    best = max((measure(given, alias) for alias in _aliases(answer)), default=0.0)
+    best = max((measure(given, alias) for alias in aliases(answer)), default=0.0)
     return Verdict(best, True, "shares words" if best else f"{given[:40]!r} shares no word with the answer")
 
 

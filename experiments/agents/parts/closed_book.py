@@ -8,16 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from experiments.agents.parts.question_agent import says_yes
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import encode_problems
-from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import catalog, options, parts
 from jaxrl_llm.run.bench import Settings as ModelSettings
 from jaxrl_llm.run.bench import open_model
@@ -25,9 +21,8 @@ from jaxrl_llm.run.parts import Model
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.tools.endpoints import Chat
 from jaxrl_llm.verifiers.answers import final_part
-from jaxrl_llm.verifiers.overlap import words
+from jaxrl_llm.verifiers.overlap import aliases, words
 
-ROWS = 64  # prompts in one call of the sampler
 WORKERS = 16  # questions under way at a judge
 UNSUITABLE = """Question: {question}
 
@@ -44,8 +39,7 @@ def says(response: str, answer: dict[str, Any]) -> bool:
     >>> says("There is no way to know.", {"value": "no"}), says("<answer>No.</answer>", {"value": "no"})
     (False, True)
     """
-    value = answer["value"]
-    wanted = [words(str(one), articles=False) for one in (value if isinstance(value, list | tuple) else [value])]
+    wanted = [words(alias, articles=False) for alias in aliases(answer)]
     said = f" {' '.join(words(response, articles=False))} "
     last = words(final_part(response), articles=False)
     return any(last == one if one in (["yes"], ["no"]) else bool(one) and f" {' '.join(one)} " in said
@@ -99,14 +93,11 @@ def make_answers(model: Model, *, tries: int, max_new_tokens: int) -> Answers:
 
     def answers(problems: Sequence[Problem]) -> list[list[str]]:
         table = encode_problems(tokenizer, problems, chat=tokenizer.chat_template is not None)
-        count, found = len(problems), []
-        for begin in range(0, count, min(ROWS, count)):
-            ids = jnp.asarray(np.minimum(np.arange(begin, begin + min(ROWS, count)), count - 1), jnp.int32)
-            keys = sample_keys(jax.random.key(13), 0, ids, tries)
-            rows = hosts.gathered(rollout(model.params, table.tokens[ids], table.valid[ids], keys, ids))
+        found = []
+        for rows, real in recipes.sample_in_parts(rollout, model.params, table, jax.random.key(13), tries):
             texts = parts.responses(tokenizer, rows)
-            found += [texts[k : k + tries] for k in range(0, len(texts), tries)]
-        return found[:count]
+            found += [texts[k : k + tries] for k in range(0, real, tries)]
+        return found
 
     return answers
 

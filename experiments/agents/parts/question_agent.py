@@ -15,6 +15,7 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.tools.endpoints import Chat
+from jaxrl_llm.verifiers.overlap import aliases
 from jaxrl_llm.verifiers.verdict import Verifier
 
 TRIES = 3  # answers without tools, none of which may be right
@@ -57,21 +58,16 @@ def says_yes(chat: Chat, text: str) -> bool:
     return chat([{"role": "user", "content": text}]).strip().upper().startswith("YES")
 
 
-def _answers(problem: Problem) -> list[str]:
-    value = problem.answer["value"]
-    return [str(x) for x in (value if isinstance(value, list | tuple) else [value])]
-
-
 def refused(problem: Problem, question: str, facts: str, chat: Chat, verify: Verifier) -> str:
     """Why a new question does not count; "" where it does.
 
     From "Beyond Ten Turns" (ASearcher), arXiv:2508.07976, section 3: quality, difficulty, uniqueness of the answer.
     Differs from the paper in that one model makes, checks and answers.
     """
-    answer = _answers(problem)[0]
+    answer = aliases(problem.answer)[0]
     if not question or question == problem.prompt:
         return "nothing new"
-    if any(text.casefold() in question.casefold() for text in _answers(problem)):
+    if any(text.casefold() in question.casefold() for text in aliases(problem.answer)):
         return "names the answer"
     if not says_yes(chat, SOUND.format(question=question, answer=answer)):
         return "unsound"
@@ -95,7 +91,9 @@ def harder(
     for _ in range(rounds):
         known = facts(problem.prompt)[:FACTS]
         inject = rng.random() < 0.5
-        asked = (INJECT if inject else BLUR).format(question=problem.prompt, answer=_answers(problem)[0], facts=known)
+        asked = (INJECT if inject else BLUR).format(
+            question=problem.prompt, answer=aliases(problem.answer)[0], facts=known
+        )
         question = chat([{"role": "user", "content": asked}]).strip()
         reason = refused(problem, question, known, chat, verify)
         said.append(reason or ("injected" if inject else "blurred"))

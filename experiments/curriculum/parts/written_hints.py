@@ -5,7 +5,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
@@ -13,7 +12,6 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.parts import Model
 
@@ -74,13 +72,10 @@ def replies(
     rollout = jax.jit(
         recipes.rollout_of_model(model, group_size=1, max_new_tokens=max_new_tokens, temperature=temperature)
     )
-    size, found = min(at_once, len(fits)), []
-    for begin in range(0, len(fits), size):
-        # the last batch is filled with repeats so that one shape serves all
-        ids = jnp.minimum(jnp.arange(begin, begin + size, dtype=jnp.int32), len(fits) - 1)
-        keys = sample_keys(jax.random.key(salt), 0, ids, 1)
-        found += job.responses(model.tokenizer, rollout(model.params, table.tokens[ids], table.valid[ids], keys, ids))
-    for k, text in zip(fits, found, strict=False):  # the repeats of the last batch are left over
+    found = []
+    for rows, real in recipes.sample_in_parts(rollout, model.params, table, jax.random.key(salt), 1, chunk=at_once):
+        found += job.responses(model.tokenizer, rows)[:real]
+    for k, text in zip(fits, found, strict=True):
         said[k] = text
     return said
 

@@ -17,11 +17,9 @@ from experiments.policy_gradient.parts import critique_task, critique_verifier
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
-from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.bench import is_generated, problem_sets
 from jaxrl_llm.types import Problems, Responses, Rewards, Trajectories
@@ -34,7 +32,6 @@ Here is a proposed solution:
 
 Is it right? Say why, then end with \\conclusion{{T}} if it is right and \\conclusion{{F}} if it is not.
 """
-ROWS = 64  # prompts in one call of the sampler
 Tried = list[tuple[str, bool]]  # candidates of a problem, and which are right
 
 
@@ -76,16 +73,12 @@ def balanced(problems: Sequence[Problem], tried: Sequence[Tried], *, right_share
 
 
 def _sampled(found: Bench, settings: OnlineSettings, problems: Problems, score: Callable) -> list[Tried]:
-    rollout, count, tried = jax.jit(recipes.rollout_of(settings, found)), problems.tokens.shape[0], []
-    size = min(ROWS, count)
-    for begin in range(0, count, size):
-        ids = jnp.asarray(np.minimum(np.arange(begin, begin + size), count - 1), jnp.int32)
-        keys = sample_keys(jax.random.key(11), 0, ids, settings.group_size)
-        rows = hosts.gathered(rollout(found.model.params, problems.tokens[ids], problems.valid[ids], keys, ids))
+    rollout, group, tried = jax.jit(recipes.rollout_of(settings, found)), settings.group_size, []
+    for rows, real in recipes.sample_in_parts(rollout, found.model.params, problems, jax.random.key(11), group):
         texts, right = job.responses(found.model.tokenizer, rows), np.asarray(score(rows).value) > 0.5
         pairs = list(zip(texts, right.tolist(), strict=True))
-        tried += [pairs[k : k + settings.group_size] for k in range(0, len(pairs), settings.group_size)]
-    return tried[:count]
+        tried += [pairs[k : k + group] for k in range(0, real, group)]
+    return tried
 
 
 @lru_cache(maxsize=8)
