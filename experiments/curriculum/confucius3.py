@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts.repeats import repeated_share
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -40,31 +41,13 @@ from jaxrl_llm.types import Rewards, Trajectories
 RUN, REPEATED = 8, 0.2  # tokens of a run, and the share of runs seen before from which on a response fails
 
 
-def repeated_share(tokens: Array, mask: Array, *, run: int = RUN) -> Array:
-    """Share of a response's runs of tokens that stand in it more than once, counted from the second time on ``[B]``.
-
-    Runs are compared by a hash of 32 bits.
-    """
-    width = tokens.shape[1] - run + 1
-    if width < 1:
-        return jnp.zeros(tokens.shape[0], jnp.float32)
-    powers = [pow(1_000_003, k, 2**32) for k in range(run)]
-    code = sum((tokens[:, k : k + width].astype(jnp.uint32) + 1) * jnp.uint32(power) for k, power in enumerate(powers))
-    whole = jnp.all(jnp.stack([mask[:, k : k + width] for k in range(run)]), axis=0)
-    order = jnp.lexsort((code, ~whole), axis=1)
-    code, whole = (jnp.take_along_axis(x, order, axis=1) for x in (code, whole))
-    again = whole[:, 1:] & (code[:, 1:] == code[:, :-1])
-    count = jnp.sum(whole.astype(jnp.float32), axis=1)
-    return jnp.sum(again.astype(jnp.float32), axis=1) / jnp.maximum(count, 1.0)
-
-
 def as_verified(rewards: Rewards, trajectories: Trajectories) -> Rewards:
     return rewards
 
 
 def well_formed(rewards: Rewards, trajectories: Trajectories) -> Rewards:
     """Nothing for a response that was cut off or repeats itself, however right."""
-    fine = ~trajectories.truncated & (repeated_share(trajectories.tokens, trajectories.mask) < REPEATED)
+    fine = ~trajectories.truncated & (repeated_share(trajectories.tokens, trajectories.mask, n=RUN) < REPEATED)
     return rewards._replace(value=jnp.where(fine, rewards.value, 0.0))
 
 

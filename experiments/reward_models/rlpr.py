@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.parts.repeats import repeated_share
 from experiments.reward_models.parts import answer_judges, free_answers, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
@@ -130,7 +131,7 @@ def build(settings: Settings) -> experiment.Plan:
     def estimate(params, extras, rows, rewards):
         value = reward(params, extras, rows, rewards)
         if settings.penalty:
-            value = value - settings.penalty * free_answers.repeated_share(rows.tokens, rows.mask)
+            value = value - settings.penalty * repeated_share(rows.tokens, rows.mask, n=4)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
         usual, step = declared(Spread, extras)
         keep = (spread >= settings.beta * usual) | (step < settings.filter_from)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import confucius3
+from experiments.parts import repeats
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import loop, recipes
 from jaxrl_llm.losses import entropy as entropies
@@ -128,11 +129,11 @@ def test_repeated_runs_against_a_loop_and_who_is_well_formed():
                 again, count = again + (run in seen), count + 1
                 seen.add(run)
         want.append(again / max(count, 1))
-    found = confucius3.repeated_share(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), run=4)
+    found = repeats.repeated_share(jnp.asarray(tokens, jnp.int32), jnp.asarray(mask), n=4)
     close.assert_near(found, want)
     assert 0 < want[0] < 1 and want[3] > 0.4
-    assert not confucius3.repeated_share(
-        jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), bool)
+    assert not repeats.repeated_share(
+        jnp.zeros((2, 5), jnp.int32), jnp.ones((2, 5), bool), n=confucius3.RUN
     ).any()  # shorter than a run
     tokens = np.stack([np.arange(30), np.arange(30), np.tile(np.arange(3), 10)])
     rows = types.SimpleNamespace(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts.repeats import repeated_share
 from experiments.reward_models import rlpr
 from experiments.reward_models.parts import free_answers, step_labels, text_answers
 from jaxrl_llm.errors import UserError
@@ -55,7 +56,7 @@ def test_repeats_against_a_loop():
     rng = np.random.default_rng(3)
     tokens, lengths = rng.integers(0, 3, (6, 12)), rng.integers(0, 13, 6)
     mask = np.arange(12)[None] < lengths[:, None]
-    found = free_answers.repeated_share(jnp.asarray(tokens), jnp.asarray(mask), n=3)
+    found = repeated_share(jnp.asarray(tokens), jnp.asarray(mask), n=3)
     for row, length, share in zip(tokens, lengths, found.tolist(), strict=True):
         grams = [tuple(row[k : k + 3]) for k in range(length - 2)]
         again = sum(gram in grams[:k] for k, gram in enumerate(grams))

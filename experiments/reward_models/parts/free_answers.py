@@ -280,20 +280,3 @@ def with_likelihood(policy: Policy, loss: Callable[..., Any]) -> Callable[..., A
         return value - raised, metrics | {"reference/raised": raised}
 
     return joined
-
-
-def repeated_share(tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, n: int = 4) -> Float[Array, " B"]:
-    """Share of the n-grams of each response that it has said before; 0 for a response that has none.
-
-    >>> row, there = jnp.array([[1, 2, 1, 2, 1]]), jnp.ones((1, 5), bool)
-    >>> float(repeated_share(row, there, n=2)[0])  # 12 21 12 21: the last two
-    0.5
-    """
-    windows = [tokens[:, k : tokens.shape[1] - n + 1 + k] for k in range(n)]
-    whole = jnp.stack([mask[:, k : mask.shape[1] - n + 1 + k] for k in range(n)]).all(axis=0)
-    grams = jnp.stack(windows, axis=2)
-    same = jnp.all(grams[:, :, None, :] == grams[:, None, :, :], axis=3) & whole[:, :, None] & whole[:, None, :]
-    place = jnp.arange(grams.shape[1])
-    before = jnp.any(same & (place[None, None, :] < place[None, :, None]), axis=2)
-    count = jnp.sum(whole.astype(jnp.float32), axis=1)
-    return jnp.sum(before.astype(jnp.float32), axis=1) / jnp.maximum(count, 1.0)
