@@ -75,7 +75,7 @@ class Settings(multi_turn_plan.Settings):
 
 
 EMBEDDED = {"steps": 60, "learning_rate": 1e-3, "prompts_per_step": 8, "minibatches": 2, "kl_bound": 1.0}
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
+SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "minibatches": 2}
 ARMS = {
     "rloo": {"updates_per_rollout": 1, "minibatches": 1}, "loop": {},
     "whole": {"updates_per_rollout": 4, "minibatches": 1}, "per_turn": {"spans": multi_turn.turn_spans},

@@ -144,7 +144,9 @@ def test_two_steps(slug, folder, tmp_path):
     given = [word.format(folder=folder) for word in given]
     arguments = ["--smoke", "--seeds", "1", "--arm", *chosen, "--out", str(tmp_path), "--model", str(folder)]
     sizes = SIZES if slug != "asyncflow" else ["--max-new-tokens", "8", "--eval-problems", "2"]  # it has no episodes
-    found = cli.run(module_of(slug), [*arguments, *sizes, *given])
+    sizes = dict(zip(sizes[::2], sizes[1::2], strict=True))
+    kept = [word for flag, value in sizes.items() if flag not in given for word in (flag, value)]
+    found = cli.run(module_of(slug), [*arguments, *kept, *given])
     for name, arm in found.arms.items():
         assert arm.updates == 0 or np.isfinite(arm.metrics["loss/total"]).all(), name
         assert arm.updates == 0 or arm.metrics.get("world/failed_fraction", [0.0]) == [0.0], name
@@ -156,8 +158,8 @@ def test_two_steps(slug, folder, tmp_path):
 def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
     """In a world that goes on after any answer: two summaries where two are allowed, and three when measured."""
     module = module_of("supo")
-    monkeypatch.setattr(module.host_places, "questions", module.host_places.retries)
-    monkeypatch.setattr(module.host_tools, "figures", lambda *_: {})
+    monkeypatch.setattr(module.catalog, "questions", module.catalog.retries)
+    monkeypatch.setattr(module.tool_question, "figures", lambda *_: {})
     sizes = ["--context-tokens", "100", "--summary-tokens", "3", "--max-turns", "6", "--action-tokens", "4",
              "--observation-tokens", "32", "--max-new-tokens", "1200", "--eval-problems", "2"]  # fmt: skip
     base = ["--smoke", "--seeds", "1", "--out", str(tmp_path), "--model", str(folder), *ROWS[:1]]
