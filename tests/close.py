@@ -103,9 +103,20 @@ def near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> float:
     return _eps(got, want) * ((terms or size) + OPERATIONS) * max(magnitude, largest)
 
 
-def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> None:
+def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0, err_msg: str = "") -> None:
     """Within ``near``, element by element; NaN and infinities are the same."""
-    np.testing.assert_allclose(got, want, rtol=0, atol=near(got, want, terms=terms, magnitude=magnitude))
+    atol = near(got, want, terms=terms, magnitude=magnitude)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=err_msg)
+
+
+def assert_relative(got, want, *, terms: int = 0, err_msg: str = "") -> None:
+    """Each element within ``eps (terms + OPERATIONS)`` of its own size, where nothing cancels; zeros are zeros.
+
+    Products, quotients, powers, and sums whose terms have one sign: their relative errors add, whatever their sizes.
+    """
+    size = max(np.size(got), np.size(want))
+    rtol = _eps(got, want) * ((terms or size) + OPERATIONS)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=0, err_msg=err_msg)
 
 
 def assert_printed(got, want, decimals: int, *, terms: int = 0, magnitude: float = 1.0) -> None:
