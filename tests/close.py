@@ -136,6 +136,20 @@ def of_draws(chance, draws: int, *, comparisons: int = 1):
     return np.minimum(np.sqrt(log / (2 * draws)), bernstein)
 
 
+def of_mean(deviation, draws: int):
+    """How far a mean of ``draws`` with a standard deviation may lie from its expectation: once in a million runs.
+
+    ``sqrt(2 log(2e6) / draws) deviation``: 5.4 standard errors, the bound of a normal mean.
+    """
+    return np.sqrt(2 * np.log(2e6) / draws) * np.asarray(deviation)
+
+
+def assert_mean(found, want, deviation, draws: int) -> None:
+    """Means of ``draws`` within ``of_mean`` of their expectations."""
+    apart, allowed = np.abs(np.asarray(found) - np.asarray(want)), of_mean(deviation, draws) + near(found, want)
+    assert np.all(apart <= allowed), f"{found} of {draws} draws, where {want} is expected: {apart} beyond {allowed}"
+
+
 def assert_share(found, chance, draws: int) -> None:
     """Shares of ``draws`` within ``of_draws`` of their chances."""
     comparisons = max(np.size(found), np.size(chance))
