@@ -103,9 +103,20 @@ def near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> float:
     return _eps(got, want) * ((terms or size) + OPERATIONS) * max(magnitude, largest)
 
 
-def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0) -> None:
+def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0, err_msg: str = "") -> None:
     """Within ``near``, element by element; NaN and infinities are the same."""
-    np.testing.assert_allclose(got, want, rtol=0, atol=near(got, want, terms=terms, magnitude=magnitude))
+    atol = near(got, want, terms=terms, magnitude=magnitude)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=err_msg)
+
+
+def assert_relative(got, want, *, terms: int = 0, err_msg: str = "") -> None:
+    """Each element within ``eps (terms + OPERATIONS)`` of its own size, where nothing cancels; zeros are zeros.
+
+    Products, quotients, powers, and sums whose terms have one sign: their relative errors add, whatever their sizes.
+    """
+    size = max(np.size(got), np.size(want))
+    rtol = _eps(got, want) * ((terms or size) + OPERATIONS)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=0, err_msg=err_msg)
 
 
 def assert_printed(got, want, decimals: int, *, terms: int = 0, magnitude: float = 1.0) -> None:
@@ -123,6 +134,20 @@ def of_draws(chance, draws: int, *, comparisons: int = 1):
     variance = np.asarray(chance) * (1 - np.asarray(chance))
     bernstein = np.sqrt(2 * variance * log / draws) + 2 * log / (3 * draws)
     return np.minimum(np.sqrt(log / (2 * draws)), bernstein)
+
+
+def of_mean(deviation, draws: int):
+    """How far a mean of ``draws`` with a standard deviation may lie from its expectation: once in a million runs.
+
+    ``sqrt(2 log(2e6) / draws) deviation``: 5.4 standard errors, the bound of a normal mean.
+    """
+    return np.sqrt(2 * np.log(2e6) / draws) * np.asarray(deviation)
+
+
+def assert_mean(found, want, deviation, draws: int) -> None:
+    """Means of ``draws`` within ``of_mean`` of their expectations."""
+    apart, allowed = np.abs(np.asarray(found) - np.asarray(want)), of_mean(deviation, draws) + near(found, want)
+    assert np.all(apart <= allowed), f"{found} of {draws} draws, where {want} is expected: {apart} beyond {allowed}"
 
 
 def assert_share(found, chance, draws: int) -> None:

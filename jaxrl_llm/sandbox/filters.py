@@ -40,7 +40,9 @@ _CALLS = {
     "ioperm": (173, None), "modify_ldt": (154, None), "uselib": (134, None), "migrate_pages": (256, 238),
     "move_pages": (279, 239), "setpriority": (141, 140), "sched_setaffinity": (203, 122),
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "ioprio_set": (251, 30),
+    "ioprio_set": (251, 30), "statmount": (457, 457), "listmount": (458, 458),
+    # filters are programs in the kernel; a pair of sockets needs no options
+    "seccomp": (317, 277), "setsockopt": (54, 208),
 }  # fmt: skip
 # what changes a file without opening it, which Landlock lets pass
 _ATTRIBUTES = {
@@ -56,8 +58,13 @@ _MEANINGS = {
     # who gets a signal when a file is ready, or a folder has changed
     "fcntl": ((72, 25), 1, {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_NOTIFY": 1026}),
     "ioctl": ((16, 29), 1, {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "TIOCSTI": 0x5412, "TIOCLINUX": 0x541C,
-                            "TIOCSCTTY": 0x540E}),
-    "prctl": ((157, 167), 0, {"PR_SET_PDEATHSIG": 1, "PR_SCHED_CORE": 62}),  # to outlive the run; other processes
+                            "TIOCSCTTY": 0x540E, "TIOCSWINSZ": 0x5414, "TIOCSETD": 0x5423,  # a signal; a module
+                            # flags of a file that is open for reading alone
+                            "FS_IOC_SETFLAGS": 0x40086602, "FS_IOC32_SETFLAGS": 0x40046602,
+                            "FS_IOC_SETVERSION": 0x40087602, "FS_IOC32_SETVERSION": 0x40047602,
+                            "FS_IOC_FSSETXATTR": 0x401C5820}),
+    # to outlive the run; programs in the kernel; other processes
+    "prctl": ((157, 167), 0, {"PR_SET_PDEATHSIG": 1, "PR_SET_SECCOMP": 22, "PR_SCHED_CORE": 62}),
 }  # fmt: skip
 _SOCKETPAIR, _UNIX, _STREAM, _KINDS = (53, 199), 1, 1, 0xF
 _CLONE, _CLONE3, _KILL, _TKILL, _TGKILL, _PRLIMIT = (56, 220), (435, 435), (62, 129), (200, 130), (234, 131), (302, 261)

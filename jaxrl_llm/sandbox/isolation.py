@@ -8,6 +8,7 @@ them that this machine has.
 import os
 import resource
 import shutil
+import socket
 import stat
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from jaxrl_llm.sandbox.records import Protection
 MEANS = frozenset({"namespaces", "landlock", "seccomp", "other_user", "root"})
 _OTHER_USER = 65534
 _INODES = 4096
+_VSOCK = 40
 
 
 class Isolation:
@@ -27,6 +29,7 @@ class Isolation:
         self.namespaces = ""  # how they were entered: "root" or "user"
         self.rooted = self.tree = False
         self.user: int | None = None  # whom a program runs as, where it is another
+        self.beside = False  # a socket to the machine beside this one can be had: no network namespace holds it
         self.landlock = self.seccomp = False
         self.missing: list[str] = []
         self._mounted = False
@@ -40,8 +43,8 @@ class Isolation:
         # who can write to /proc reaches other processes of its user by their memory
         apart = self.rooted or self.landlock or self.user is not None or filters.others_memory_is_closed()
         promised = {
-            # sockets of the file system are of no network
-            "network": (("network namespace", self.namespaces and self.rooted), seccomp),
+            # sockets of the file system are of no network, nor are those to the machine that runs this one
+            "network": (("network namespace", self.rooted and not self.beside), seccomp),
             "files": (root, landlock),
             "attributes": (root, seccomp),
             "names": (root,),
@@ -76,9 +79,10 @@ class Isolation:
             os.chown(self.private, self.user, self.user)
 
     def new_processes(self) -> None:
-        """The next forks live in a process tree of their own."""
-        if self.tree:
-            kernel.unshare(kernel.NEWPID)
+        """The next forks live in a process tree of their own, and find no segments and queues of those before them."""
+        kernel.unshare(
+            (kernel.NEWPID if self.tree else 0) | (0 if self.seccomp or not self.namespaces else kernel.NEWIPC)
+        )
 
     def drop(self, threads: int) -> None:
         """Becomes the other user, and nobody in particular."""
@@ -152,6 +156,7 @@ def _enter_namespaces(how: Isolation) -> None:
         how.private, how.rooted = _own_root(how.private, how.shown), True
     except OSError as error:
         how.missing.append(f"own root: {error}")
+    how.beside = _answers(lambda: socket.socket(_VSOCK, socket.SOCK_STREAM))
     how.tree = _answers(lambda: kernel.unshare(kernel.NEWPID))
     if not how.tree:
         how.missing.append("process namespace: refused")

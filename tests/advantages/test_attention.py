@@ -8,6 +8,7 @@ import pytest
 from experiments.policy_gradient.parts.attention_maps import attention_maps, attention_weights, rhythm
 from jaxrl_llm.advantages import attention
 from jaxrl_llm.models import attention as model_attention
+from tests import close
 from tests.models_for_tests import dense_rows, small_model
 
 rng = np.random.default_rng(9)
@@ -28,14 +29,14 @@ def test_maps_of_a_model_are_what_its_attention_uses():
     maps = attention_maps(config, params, tokens, positions, segments)
     assert maps.shape == (2, 2, 4, 6, 6)
     assert not np.asarray(jnp.triu(maps[:, 1], 1)).any()
-    np.testing.assert_allclose(maps[:, 1].sum(-1), 1.0, atol=1e-5)
+    close.assert_near(maps[:, 1].sum(-1), 1.0)
     assert not np.asarray(maps[:, 0, :, 1:, 0]).any()
     # the weights applied to the values are the model's attention
     q, k, v = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 6, 4, 4), (2, 2, 6, 4), (2, 2, 6, 4)))
     mask = model_attention.attention_mask(positions, segments, positions, segments)
     spread = jnp.repeat(v, 2, axis=1)
     want = jnp.einsum("bhsc,bhck->bshk", attention_weights(q, k, mask), spread)
-    np.testing.assert_allclose(want[1], model_attention.attend(q, k, v, mask)[1], atol=1e-5)
+    close.assert_near(want[1], model_attention.attend(q, k, v, mask)[1])
 
 
 @pytest.mark.parametrize("most_bytes, queries", [(2**28, 128), (1, 3)])
@@ -52,14 +53,14 @@ def test_the_rhythm_read_in_parts_is_that_of_whole_maps(most_bytes, queries):
     found = rhythm(config, params, tokens, positions, segments, mask, **numbers)
     for mine, other in zip(found, want, strict=True):
         assert float(jnp.max(jnp.abs(other))) > 0.05
-        np.testing.assert_allclose(mine, other, atol=1e-5)
+        close.assert_near(mine, other)
 
 
 def test_response_maps_spans_and_split():
     maps, mask = _maps(), jnp.asarray(MASK)
     inside = attention.response_maps(maps, mask)
     rows = np.asarray(inside.sum(-1))
-    np.testing.assert_allclose(rows[:, MASK.nonzero()[0], :, MASK.nonzero()[1]], 1.0, atol=1e-5)
+    close.assert_near(rows[:, MASK.nonzero()[0], :, MASK.nonzero()[1]], 1.0)
     assert all(not np.asarray(inside[:, b, :, :, s]).any() for b, s in zip(*np.nonzero(~MASK), strict=True))
     spans = attention.attention_spans(inside, mask)
     for layer in range(2):
@@ -68,11 +69,11 @@ def test_response_maps_spans_and_split():
                 sum(float(inside[layer, b, head, t, s]) * (t - s) for s in range(7))
                 for b in range(3) for t in range(7) if MASK[b, t]
             ]  # fmt: skip
-            assert float(spans[layer, head]) == pytest.approx(np.mean(total), abs=1e-5)
+            close.assert_near(spans[layer, head], np.mean(total))
     near, far = attention.local_and_global(inside, mask, fraction=0.25)
     order = np.argsort(np.asarray(spans).ravel())
     for got, k in ((near, order[0]), (far, order[-1])):
-        np.testing.assert_allclose(got, inside[k // 2, :, k % 2], atol=1e-6)
+        close.assert_near(got, inside[k // 2, :, k % 2])
 
 
 def test_influence_and_distance_against_loops():
@@ -82,10 +83,10 @@ def test_influence_and_distance_against_loops():
     for b in range(3):
         for t in range(7):
             want = sum(float(maps[b, t, s]) * min(t - s, 2) for s in range(t + 1)) if MASK[b, t] else 0.0
-            assert float(waad[b, t]) == pytest.approx(want, abs=1e-5)
+            close.assert_near(waad[b, t], want)
             later = [float(maps[b, u, t]) for u in range(t + 1, min(t + 2, 6) + 1) if MASK[b, u]]
             want = np.mean(later) if later and MASK[b, t] else 0.0
-            assert float(fai[b, t]) == pytest.approx(want, abs=1e-5)
+            close.assert_near(fai[b, t], want)
     # a map that looks only at itself reaches nowhere
     identity = jnp.broadcast_to(jnp.eye(7), (3, 7, 7))
     assert not np.asarray(attention.backward_distance(identity, mask)).any()
@@ -108,16 +109,16 @@ def test_coupled_credit():
     waad = jnp.array([[0.0, 1.0, 0.1, 0.9, 1.0, 0.0]])
     got = attention.coupled_credit(preplan, anchors, waad, mask, amplify=1.5, share=0.5)
     # 0: no preplan token before it, keeps all; 2: inside a chunk, hands half to 1; 3: not dominated; 4: preplan itself
-    np.testing.assert_allclose(got[0], [1.5, 1.25, 1.25, 1.5, 1.5, 1.0], atol=1e-6)
+    close.assert_near(got[0], [1.5, 1.25, 1.25, 1.5, 1.5, 1.0])
     # no share: the anchors alone; no amplification: GRPO; many bonuses are capped
     alone = attention.coupled_credit(preplan, anchors, waad, mask, share=0.0)
-    np.testing.assert_allclose(alone, attention.amplified(anchors, mask), atol=1e-6)
+    close.assert_near(alone, attention.amplified(anchors, mask))
     plain = attention.coupled_credit(preplan, anchors, waad, mask, amplify=1.0)
     np.testing.assert_array_equal(plain, jnp.ones((1, 6)))
     many = attention.coupled_credit(
         jnp.arange(6)[None] == 0, jnp.arange(6)[None] > 0, jnp.zeros((1, 6)).at[0, 0].set(9.0), mask, share=1.0
     )
-    np.testing.assert_allclose(many[0], [1.5, 1, 1, 1, 1, 1], atol=1e-6)
+    close.assert_near(many[0], [1.5, 1, 1, 1, 1, 1])
 
 
 def test_refusals_and_no_gradient():

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages import group, off_policy, pools, process, whiten
+from tests import close
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 3.0, 2.0])
 IDS = jnp.array([0, 0, 0, 0, 1, 1, 2, 3])
@@ -36,20 +37,20 @@ def test_grpo_against_float64(ddof):
     rewards, ids = _random()
     want = _loop(rewards, ids, lambda r: (r - r.mean()) / (r.std(ddof=ddof) + 1e-6) if len(r) > 1 else 0 * r)
     got = group.group_normalized_advantages(jnp.asarray(rewards, jnp.float32), jnp.asarray(ids), ddof=ddof)
-    np.testing.assert_allclose(got, want, atol=1e-4)
+    close.assert_near(got, want)
 
 
 def test_rloo_opo_dr_against_float64():
     rewards, ids = _random()
     args = (jnp.asarray(rewards, jnp.float32), jnp.asarray(ids))
     dr = _loop(rewards, ids, lambda r: r - r.mean())
-    np.testing.assert_allclose(group.dr_grpo_advantages(*args), dr, atol=1e-5)
+    close.assert_near(group.dr_grpo_advantages(*args), dr)
     rloo = _loop(rewards, ids, lambda r: (r - (r.sum() - r) / (len(r) - 1)) if len(r) > 1 else 0 * r)
-    np.testing.assert_allclose(group.rloo_advantages(*args), rloo, atol=1e-5)
+    close.assert_near(group.rloo_advantages(*args), rloo)
     lengths = np.arange(1.0, 25)
     baseline = {g: (lengths * rewards)[ids == g].sum() / lengths[ids == g].sum() for g in set(ids.tolist())}
     opo = np.array([0 if (ids == g).sum() == 1 else r - baseline[g] for r, g in zip(rewards, ids, strict=True)])
-    np.testing.assert_allclose(group.opo_advantages(*args, jnp.asarray(lengths, jnp.float32)), opo, atol=1e-5)
+    close.assert_near(group.opo_advantages(*args, jnp.asarray(lengths, jnp.float32)), opo)
 
 
 def test_pass_at_k_against_every_subset():
@@ -62,11 +63,11 @@ def test_pass_at_k_against_every_subset():
     mean, spread = values.mean(), values.std()
     want = [np.mean([(v - mean) / spread for s, v in scores.items() if i in s]) for i in range(5)]
     got = group.pass_at_k_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), k=3, eps=0.0)
-    np.testing.assert_allclose(got, want, atol=1e-5)
+    close.assert_near(got, want)
     # k = 1 is GRPO with the population standard deviation
     one = group.pass_at_k_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), k=1, eps=0.0)
     grpo = group.group_normalized_advantages(jnp.asarray(right, jnp.float32), jnp.zeros(5, jnp.int32), ddof=0, eps=0.0)
-    np.testing.assert_allclose(one, grpo, atol=1e-5)
+    close.assert_near(one, grpo)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -89,7 +90,7 @@ def test_invalid_members_have_no_influence(name):
     with_bad = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0, jnp.nan, 50.0])
     valid = jnp.array([True] * 5 + [False] * 2)
     got = ESTIMATORS[name](with_bad, jnp.array([0, 0, 0, 1, 1, 0, 1]), valid=valid)
-    np.testing.assert_allclose(got[:5], ESTIMATORS[name](rewards, ids), atol=1e-6)
+    close.assert_near(got[:5], ESTIMATORS[name](rewards, ids))
     assert got[5:].tolist() == [0.0, 0.0]
 
 
@@ -99,17 +100,15 @@ def test_permuting_sequences_permutes_advantages(name):
         pytest.skip("its lengths would have to be permuted too")
     order = np.random.default_rng(0).permutation(8)
     got = ESTIMATORS[name](REWARDS[order], IDS[order])
-    np.testing.assert_allclose(got, ESTIMATORS[name](REWARDS, IDS)[order], atol=1e-6)
+    close.assert_near(got, ESTIMATORS[name](REWARDS, IDS)[order])
 
 
 def test_laws():
     shift = group.group_normalized_advantages(REWARDS + 5, IDS)
-    np.testing.assert_allclose(shift, group.group_normalized_advantages(REWARDS, IDS), atol=1e-5)
+    close.assert_near(shift, group.group_normalized_advantages(REWARDS, IDS))
     np.testing.assert_allclose(group.dr_grpo_advantages(3 * REWARDS, IDS), 3 * group.dr_grpo_advantages(REWARDS, IDS))
     # G / (G - 1) relates RLOO to Dr.GRPO
-    np.testing.assert_allclose(
-        group.rloo_advantages(REWARDS, IDS)[:4], 4 / 3 * group.dr_grpo_advantages(REWARDS, IDS)[:4], atol=1e-6
-    )
+    close.assert_near(group.rloo_advantages(REWARDS, IDS)[:4], 4 / 3 * group.dr_grpo_advantages(REWARDS, IDS)[:4])
 
 
 def test_filters_by_the_sheet():
@@ -131,18 +130,18 @@ def test_lite_ppo_against_float64_and_the_other_deviation():
     rewards, ids = _random()
     args = (jnp.asarray(rewards, jnp.float32), jnp.asarray(ids))
     want = _loop(rewards, ids, lambda r: r - r.mean()) / (rewards.std() + 1e-6)
-    np.testing.assert_allclose(group.lite_ppo_advantages(*args), want, atol=1e-5)
+    close.assert_near(group.lite_ppo_advantages(*args), want)
     pair, groups = jnp.array([1.0, 0, 1, 1]), jnp.array([0, 0, 1, 1])
     centred = group.reinforce_pp_baseline_advantages(pair, groups, eps=0.0)
-    np.testing.assert_allclose(centred, [1.4142, -1.4142, 0.0, 0.0], atol=1e-4)
+    close.assert_printed(centred, [1.4142, -1.4142, 0.0, 0.0], 4)
 
 
 def test_what_the_deviation_of_the_group_does():
     """Seven right of eight: the wrong one weighs 2.6 times its own deviation; twice the reward changes nothing."""
     rewards, ids = jnp.array([1.0] * 7 + [0.0]), jnp.zeros(8, jnp.int32)
-    normalised = group.group_normalized_advantages(rewards, ids, ddof=0)
-    assert float(normalised[7]) == pytest.approx(-2.6458, abs=1e-4)
-    np.testing.assert_allclose(group.group_normalized_advantages(2 * rewards, ids, ddof=0), normalised, atol=1e-5)
+    normalised = group.group_normalized_advantages(rewards, ids, ddof=0, eps=0.0)
+    close.assert_printed(normalised[7], -2.6458, 4)
+    close.assert_near(group.group_normalized_advantages(2 * rewards, ids, ddof=0, eps=0.0), normalised)
 
 
 FAR = jnp.array([10000.0, 10001.0, 10003.0, 10000.0, 10002.0, 10007.0, 10001.0])  # exact in float32; their sum is not
@@ -154,7 +153,7 @@ SHIFTED = {name: f for name, f in ESTIMATORS.items() if name != "pass_at_k"}
 def test_rewards_far_from_zero_lose_nothing(name):
     """Near 1e4 a float32 sum is off by 1e-3; advantages are those of the same rewards near 0, to rounding."""
     near, far = SHIFTED[name](FAR - 10000.0, FAR_IDS), SHIFTED[name](FAR, FAR_IDS)
-    np.testing.assert_allclose(far, near, atol=2e-6)
+    close.assert_near(far, near)
     equal = SHIFTED[name](jnp.full((7,), 10000.1), FAR_IDS)
     assert not np.asarray(equal).any()
 
@@ -162,14 +161,14 @@ def test_rewards_far_from_zero_lose_nothing(name):
 def test_whitened_tokens_and_pools_far_from_zero():
     values, mask = FAR.reshape(1, 7), jnp.ones((1, 7), bool).at[0, 6].set(False)
     near = whiten.whitened_tokens(values - 10000.0, mask)
-    np.testing.assert_allclose(whiten.whitened_tokens(values, mask), near, atol=1e-6)
+    close.assert_near(whiten.whitened_tokens(values, mask), near)
     weights = jnp.ones(1)
     far = whiten.reweighted_tokens(values, weights, mask)
-    np.testing.assert_allclose(far, whiten.reweighted_tokens(values - 10000.0, weights, mask), atol=1e-6)
+    close.assert_near(far, whiten.reweighted_tokens(values - 10000.0, weights, mask))
     for std in (False, True):
         found = [pools.pool_advantages(x, mask, std=std) for x in (values, values - 10000.0)]
-        np.testing.assert_allclose(*found, atol=1e-6)
+        close.assert_near(*found)
     found = [process.group_token_normalized(x, jnp.zeros(1, jnp.int32), mask) for x in (values, values - 10000.0)]
-    np.testing.assert_allclose(*found, atol=1e-6)
+    close.assert_near(*found)
     found = [off_policy.opmd_advantages(x, FAR_IDS, tau=0.5) for x in (FAR, FAR - 10000.0)]
-    np.testing.assert_allclose(*found, atol=1e-6)
+    close.assert_near(*found)

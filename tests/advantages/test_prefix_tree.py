@@ -2,9 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm.advantages import group, prefix_tree
+from tests import close
 
 rng = np.random.default_rng(2)
 IDS = np.repeat([0, 4, 8], 4)
@@ -39,12 +39,13 @@ def test_values_and_differences_against_a_loop():
     change = np.asarray(prefix_tree.branch_differences(*arguments, **valid))
     for i in range(12):
         for t in range(6):
-            assert float(values[i, t]) == pytest.approx(_value(i, t), abs=1e-6)
+            close.assert_near(values[i, t], _value(i, t))
             want = _value(i, t) - _value(i, t - 1) if MASK[i, t] else 0.0
-            assert change[i, t] == pytest.approx(want, abs=1e-5) or not VALID[i]
+            if VALID[i]:
+                close.assert_near(change[i, t], want)
         # telescoping: value of the leaf minus the group's mean
         if VALID[i]:
-            assert change[i].sum() == pytest.approx(_value(i, LENGTHS[i]) - _value(i, 0), abs=1e-5)
+            close.assert_near(change[i].sum(), _value(i, LENGTHS[i]) - _value(i, 0))
     assert float(sharing.max()) == 4 and float(sharing[4, 0]) == 3
 
 
@@ -56,19 +57,19 @@ def test_tempo_against_float64():
         mean, std = np.mean(REWARDS[members]), np.std(REWARDS[members], ddof=1)
         for t in range(6):
             want = (REWARDS[i] - mean + 0.7 * (_value(i, t) - _value(i, t - 1))) / (std + 1e-6)
-            assert got[i, t] == pytest.approx(want if MASK[i, t] and VALID[i] else 0.0, abs=1e-4)
+            close.assert_near(got[i, t], want if MASK[i, t] and VALID[i] else 0.0)
 
 
 def test_without_branches_it_is_grpo():
     arguments, valid = _arguments()
     grpo = group.group_normalized_advantages(arguments[2], arguments[3], **valid)
     want = group.per_token(grpo, arguments[1])
-    np.testing.assert_allclose(prefix_tree.tempo_advantages(*arguments, **valid, branch=0.0), want, atol=1e-6)
+    close.assert_near(prefix_tree.tempo_advantages(*arguments, **valid, branch=0.0), want)
     # all different from the first token on: only that token has a difference, and so GRPO's advantage twice
     apart = jnp.asarray(np.tile(np.arange(12)[:, None], (1, 6)), jnp.int32)
     got = prefix_tree.tempo_advantages(apart, *arguments[1:], **valid)
-    np.testing.assert_allclose(got[:, 2:], want[:, 2:], atol=1e-5)
-    np.testing.assert_allclose(got[:, 1], 2 * want[:, 1], atol=1e-5)
+    close.assert_near(got[:, 2:], want[:, 2:])
+    close.assert_near(got[:, 1], 2 * want[:, 1])
     # all the same: no differences (but members that end earlier part there)
     same, full = jnp.ones((12, 6), jnp.int32), jnp.ones((12, 6), bool)
     assert not np.asarray(prefix_tree.branch_differences(same, full, *arguments[2:], **valid)).any()
@@ -86,4 +87,4 @@ def test_the_differences_are_the_exact_advantages_of_an_enumerated_tree():
     strings = jnp.array([[0, 0], [0, 1], [1, 0], [1, 1]])
     rewards, ids = jnp.array([1.0, 0.0, 0.5, 0.5]), jnp.zeros(4, jnp.int32)
     change = prefix_tree.branch_differences(strings, jnp.ones((4, 2), bool), rewards, ids)
-    np.testing.assert_allclose(change, [[0.0, 0.5], [0.0, -0.5], [0.0, 0.0], [0.0, 0.0]], atol=1e-7)
+    close.assert_near(change, [[0.0, 0.5], [0.0, -0.5], [0.0, 0.0], [0.0, 0.0]])

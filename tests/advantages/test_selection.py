@@ -1,9 +1,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm.advantages import selection
+from tests import close
 
 rng = np.random.default_rng(0)
 SCORES = jnp.asarray(rng.normal(size=10), jnp.float32)
@@ -33,7 +33,7 @@ def test_filters_against_loops():
         selection.equal_weights: lambda m: {i: 1 for i in m},
     }
     for function, pick in pairs.items():
-        np.testing.assert_allclose(function(POISONED, IDS, valid=VALID), _loop(pick), atol=1e-6)
+        close.assert_near(function(POISONED, IDS, valid=VALID), _loop(pick))
 
 
 def test_two_of_equals_are_different_members():
@@ -47,9 +47,10 @@ def test_resampling_has_the_expected_counts():
     grid = np.random.default_rng(1).permutation((np.arange(100_000) + 0.5) / 100_000).reshape(-1, 10)
     draw = jax.vmap(lambda u: selection.resampled(weights, u))
     picked = np.bincount(np.asarray(draw(jnp.asarray(grid, jnp.float32))).ravel(), minlength=10) / 10_000
-    np.testing.assert_allclose(selection.expected_counts(weights), picked, atol=5e-3)
+    cells = 2 * 10 / 100_000  # an even grid: what is drawn for a member ends within a cell of either edge of its share
+    np.testing.assert_allclose(selection.expected_counts(weights), picked, atol=cells)
     # no filter: every sequence once on average, so the loss is PPO's
-    np.testing.assert_allclose(selection.expected_counts(jnp.ones(10)), 1.0, atol=1e-6)
+    close.assert_near(selection.expected_counts(jnp.ones(10)), 1.0)
     assert not np.asarray(selection.expected_counts(jnp.zeros(3))).any()
 
 
@@ -58,7 +59,7 @@ def test_reliability_of_what_is_kept():
     weights = jnp.asarray(rng.integers(0, 3, 10), jnp.float32)
     scores, y = (np.repeat(np.asarray(x), np.asarray(weights, int)) for x in (SCORES, truth))
     want = np.corrcoef(scores, y)[0, 1] ** 2
-    assert float(selection.reliability(SCORES, truth, weights)) == pytest.approx(want, abs=1e-5)
+    close.assert_near(selection.reliability(SCORES, truth, weights), want)
     assert float(selection.reliability(SCORES, jnp.ones(10), weights)) == 0.0
     poisoned = selection.reliability(POISONED, truth, weights.at[4].set(0.0))
     assert np.isfinite(poisoned)

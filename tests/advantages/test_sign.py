@@ -11,6 +11,7 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.metrics.intervals import pass_at_k
 from jaxrl_llm.types import Rewards
+from tests import close
 
 REWARDS = jnp.array([1.0, 0.0, 0.0, 0.5, 1.0, 0.0])
 VALID = jnp.array([True, True, True, True, False, False])
@@ -21,7 +22,7 @@ LOGP = jnp.asarray(-rng.random((6, 4)), jnp.float32)
 
 def test_against_a_loop():
     got = sign.signed_advantages(REWARDS, right_weight=0.3, wrong_weight=2.0, valid=VALID)
-    np.testing.assert_allclose(got, [0.3, -2.0, -2.0, 0.0, 0.0, 0.0], atol=1e-7)
+    close.assert_near(got, [0.3, -2.0, -2.0, 0.0, 0.0, 0.0])
     assert sign.right_samples(REWARDS).tolist() == [True, False, False, False, True, False]
     assert sign.wrong_samples(REWARDS, valid=VALID).tolist() == [False, True, True, False, False, False]
     poisoned = jnp.where(VALID, REWARDS, jnp.nan)
@@ -41,18 +42,18 @@ def test_reinforce_is_psr_and_nsr_with_one_denominator():
     both = _gradient(sign.signed_advantages(REWARDS))
     right = _gradient(sign.signed_advantages(REWARDS, wrong_weight=0.0))
     wrong = _gradient(sign.signed_advantages(REWARDS, right_weight=0.0))
-    np.testing.assert_allclose(both, right + wrong, atol=1e-7)
+    close.assert_near(both, right + wrong)
     plain = jax.grad(
         lambda x: reduce.tokens(reinforce_loss(x, group.per_token(2 * REWARDS - 1, MASK), MASK).loss, MASK)
     )(LOGP)
-    np.testing.assert_allclose(both, plain, atol=1e-7)  # reward 1/2 is 0 in both
+    close.assert_near(both, plain)  # reward 1/2 is 0 in both
 
 
 def test_the_subset_has_its_own_denominator():
     advantages = sign.signed_advantages(REWARDS, right_weight=0.0)
     whole, subset = _gradient(advantages), _gradient(advantages, sign.wrong_samples(REWARDS))
     share = float(MASK[sign.wrong_samples(REWARDS)].sum() / MASK.sum())
-    np.testing.assert_allclose(whole, share * subset, atol=1e-7)
+    close.assert_near(whole, share * subset)
     assert float(_loss(LOGP, advantages, jnp.zeros(6, bool))) == 0  # nothing wrong: no update, no NaN
     assert not np.asarray(_gradient(advantages, jnp.zeros(6, bool))).any()
 
@@ -67,18 +68,18 @@ def test_logit_direction(reward, want):
         logp = jax.nn.log_softmax(x)[None, :1]
         return reinforce_loss(logp, advantages[:, None], jnp.array([[True]])).loss[0, 0]
 
-    np.testing.assert_allclose(-jax.grad(loss)(logits), want, atol=1e-6)
+    close.assert_near(-jax.grad(loss)(logits), want)
     # the objective, pi(y) itself, has every entry times pi_0
     objective = jax.grad(lambda x: advantages[0] * jax.nn.softmax(x)[0])(logits)
-    np.testing.assert_allclose(objective, 0.5 * np.asarray(want), atol=1e-6)
+    close.assert_near(objective, 0.5 * np.asarray(want))
 
 
 def test_held_out_pass_at_k():
-    assert float(pass_at_k([3], 10, 5)[0]) == pytest.approx(0.9167, abs=1e-4)
+    close.assert_printed(pass_at_k([3], 10, 5)[0], 0.9167, 4)
     value = np.zeros((3, 8))
     value[0, :3], value[2, :] = 1, 1
     rewards = Rewards(jnp.asarray(value.reshape(-1), jnp.float32), jnp.ones(24, bool))
     found = recipes.summary(jnp.ones((24, 2), bool), rewards, 8)
     assert set(found) >= {"eval/pass@2", "eval/pass@4", "eval/pass@8"} and "eval/pass@1" not in found
     for k in (2, 4, 8):
-        assert float(found[f"eval/pass@{k}"]) == pytest.approx(pass_at_k([3, 0, 8], 8, k).mean(), abs=1e-6)
+        close.assert_near(found[f"eval/pass@{k}"], pass_at_k([3, 0, 8], 8, k).mean())

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.losses import entropy
+from tests import close
 from tests.reference import losses as reference
 
 LOGP = jnp.array([[-0.8, -0.9, -2.1, -0.1], [-1.5, -1.2, -0.35, -1.0]])
@@ -20,10 +21,10 @@ NAN = [jnp.where(MASK, x, jnp.nan) for x in (LOGP, OLD, ADVANTAGES)]
 def test_covariance_against_float64():
     got = entropy.token_covariance(NAN[0], NAN[2], MASK)
     want = reference.covariance(np.asarray(LOGP, np.float64), np.asarray(ADVANTAGES, np.float64), np.asarray(MASK))
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    close.assert_near(got, want)
     # as verl computes it
     verl = [[0.367347, 0.253061, -1.118367, 0.0], [0.32449, 0.067347, -0.661224, -0.104082]]
-    np.testing.assert_allclose(got, verl, atol=1e-6)
+    close.assert_printed(got, verl, 6)
 
 
 def _value_and_gradient(loss):
@@ -40,9 +41,9 @@ def test_kl_cov_loss_as_verl_defines_it():
         lambda x: entropy.kl_cov_loss(x, NAN[1], NAN[2], MASK, fraction=0.3, coefficient=0.5)
     )
     # compute_policy_loss_kl_cov of verl with kl_cov_ratio 0.3 (the 2 largest of 7) and ppo_kl_coef 0.5, token-mean
-    assert value == pytest.approx(-0.1667283, abs=1e-6)
+    close.assert_printed(value, -0.1667283, 7)
     want = [[-0.248248, -0.175442, -0.193894, 0.0], [-0.032228, 0.106559, 0.067945, 0.237151]]
-    np.testing.assert_allclose(gradient, want, atol=1e-6)
+    close.assert_printed(gradient, want, 6)
     assert terms.aux["penalised"].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
 
 
@@ -52,9 +53,9 @@ def test_clip_cov_loss_as_verl_defines_it():
         lambda x: entropy.clip_cov_loss(x, NAN[1], NAN[2], MASK, NOISE, clip_high=0.28, fraction=0.9, low=0.1)
     )
     # compute_policy_loss_clip_cov of verl with clip_cov_ratio 0.9, bounds 0.1 and 5, clip 0.2 and 0.28
-    assert value == pytest.approx(0.0006185, abs=1e-6)
+    close.assert_printed(value, 0.0006185, 7)
     want = [[0.0, 0.0, -0.193894, 0.0], [0.0, 0.106559, 0.067945, 0.237151]]
-    np.testing.assert_allclose(gradient, want, atol=1e-6)
+    close.assert_printed(gradient, want, 6)
     assert terms.aux["dropped"].tolist() == [[0, 1, 0, 0], [0, 0, 0, 0]]
     assert terms.aux["clipped"].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
 
@@ -81,9 +82,7 @@ def test_mask_anchors_dtype_and_jit(name):
     assert np.isfinite(gradients[0]).all() and gradients[0][0, 3] == 0
     assert not np.asarray(gradients[1]).any() and not np.asarray(gradients[2]).any()
     assert LOSSES[name](*(x.astype(jnp.bfloat16) for x in (LOGP, OLD, ADVANTAGES))).loss.dtype == jnp.float32
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), clean, jax.jit(LOSSES[name])(LOGP, OLD, ADVANTAGES)
-    )
+    jax.tree.map(lambda a, b: close.assert_near(a, b), clean, jax.jit(LOSSES[name])(LOGP, OLD, ADVANTAGES))
     for shift in (-50.0, 50.0):
         terms = LOSSES[name](OLD + shift, OLD, ADVANTAGES)
         assert np.isfinite(terms.loss).all()
@@ -91,11 +90,11 @@ def test_mask_anchors_dtype_and_jit(name):
 
 def test_at_ratio_one_kl_cov_is_the_policy_gradient_and_clip_cov_lacks_the_dropped_tokens():
     gradient = jax.grad(lambda x: LOSSES["kl_cov"](x, OLD, ADVANTAGES).loss.sum())(OLD)
-    np.testing.assert_allclose(gradient, jnp.where(MASK, -ADVANTAGES, 0.0), atol=1e-6)
+    close.assert_near(gradient, jnp.where(MASK, -ADVANTAGES, 0.0))
     terms = LOSSES["clip_cov"](OLD, OLD, ADVANTAGES)
     gradient = jax.grad(lambda x: LOSSES["clip_cov"](x, OLD, ADVANTAGES).loss.sum())(OLD)
     kept = MASK & (terms.aux["dropped"] == 0)
-    np.testing.assert_allclose(gradient, jnp.where(kept, -ADVANTAGES, 0.0), atol=1e-6)
+    close.assert_near(gradient, jnp.where(kept, -ADVANTAGES, 0.0))
     assert 0 < float(terms.aux["dropped"].sum()) <= 2
 
 
@@ -109,7 +108,7 @@ def test_bonus_from_logits_has_the_analytic_gradient():
 
     logp = jax.nn.log_softmax(logits[0, 0])
     h = -jnp.sum(jnp.exp(logp) * logp)
-    np.testing.assert_allclose(jax.grad(loss)(logits)[0, 0], jnp.exp(logp) * (logp + h), atol=1e-6)
+    close.assert_near(jax.grad(loss)(logits)[0, 0], jnp.exp(logp) * (logp + h))
     assert not np.asarray(jax.grad(loss)(logits)[0, 1]).any()
 
 

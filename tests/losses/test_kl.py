@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.losses import kl
+from tests import close
 from tests.reference import losses as reference
 
 # log ratios 0.4 -0.2 -0.1 (masked 0.3) and -0.6 0.4 -0.05 1.2
@@ -27,10 +28,10 @@ LITERAL = {
 @pytest.mark.parametrize("name", VALUES)
 def test_values(name):
     got = VALUES[name](LOGP, jnp.where(MASK, REF, jnp.nan), MASK)
-    np.testing.assert_allclose(got, LITERAL[name], atol=2e-6)
+    close.assert_printed(got, LITERAL[name], 6)
     a, b = np.asarray(LOGP, np.float64), np.asarray(REF, np.float64)
     want = reference.each(np.asarray(MASK), lambda i, t: reference.KL[name](a[i, t] - b[i, t]))
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    close.assert_near(got, want)
     assert not np.asarray(VALUES[name](LOGP, LOGP, MASK)).any()
 
 
@@ -40,13 +41,13 @@ def test_gradients_token_by_token():
 
     d = np.where(MASK, LOGP - REF, 0.0)
     # verl's "k3+" form has this gradient too: [[0.4, -0.2, -0.1, 0], [-0.6, 0.4, -0.05, 1.2]]
-    np.testing.assert_allclose(gradient(lambda x: kl.kl_gradient_terms(x, REF, MASK)), d, atol=1e-6)
+    close.assert_near(gradient(lambda x: kl.kl_gradient_terms(x, REF, MASK)), d)
     # verl's k3 in the loss: 1 - e^-d = 0.32968, -0.221403, -0.105171; -0.822119, 0.32968, -0.051271, 0.698806
     want = [[0.32968, -0.221403, -0.105171, 0], [-0.822119, 0.32968, -0.051271, 0.698806]]
-    np.testing.assert_allclose(gradient(lambda x: kl.k3_gradient_terms(x, REF, MASK)), want, atol=2e-6)
+    close.assert_printed(gradient(lambda x: kl.k3_gradient_terms(x, REF, MASK)), want, 6)
     old = LOGP - math.log(2.0)  # every token is now twice as likely as when it was drawn
     got = gradient(lambda x: kl.weighted_kl_gradient_terms(x, old, REF, MASK))
-    np.testing.assert_allclose(got, 2 * d, atol=1e-6)
+    close.assert_near(got, 2 * d)
 
 
 FORMS = {
@@ -80,7 +81,7 @@ def test_a_token_far_from_the_reference_is_still_pulled_back(name, distance):
 def test_in_the_reward():
     rewards = jnp.array([[0.0, 0.0, 1.0, jnp.nan], [0.0, 0.0, 0.0, 2.0]])
     got = kl.kl_in_reward(rewards, LOGP, REF, MASK, coefficient=0.5)
-    np.testing.assert_allclose(got, [[-0.2, 0.1, 1.05, 0.0], [0.3, -0.2, 0.025, 1.4]], atol=1e-6)
+    close.assert_near(got, [[-0.2, 0.1, 1.05, 0.0], [0.3, -0.2, 0.025, 1.4]])
     assert not np.asarray(
         jax.grad(lambda x: kl.kl_in_reward(jnp.zeros((2, 4)), x, REF, MASK, coefficient=0.5).sum())(LOGP)
     ).any()
@@ -92,7 +93,7 @@ def test_values_do_not_saturate(distance):
     logp, ref, mask = jnp.array([[distance - 70.0]]), jnp.array([[-70.0]]), jnp.ones((1, 1), bool)
     want = {"k1": distance, "k2": distance**2 / 2, "absolute": 60.0, "k3": distance - 1 + math.exp(min(-distance, 20))}
     for name, value in want.items():
-        assert float(VALUES[name](logp, ref, mask)[0, 0]) == pytest.approx(value, rel=1e-6), name
+        close.assert_relative(VALUES[name](logp, ref, mask)[0, 0], value, err_msg=name)
     paid = kl.kl_in_reward(jnp.zeros((1, 1)), logp, ref, mask, coefficient=0.5)
     assert float(paid[0, 0]) == pytest.approx(-distance / 2)
 
@@ -130,7 +131,7 @@ GRADIENT_TERMS = {  # terms, what they descend on-policy, whether they do so off
 @pytest.mark.parametrize("name", GRADIENT_TERMS)
 def test_expected_gradients_on_an_enumerated_policy(name):
     terms, wanted, off_policy = GRADIENT_TERMS[name]
-    np.testing.assert_allclose(_expected_gradient(terms, POLICY), wanted, atol=1e-6)
+    close.assert_near(_expected_gradient(terms, POLICY), wanted)
     assert np.abs(REVERSE - FORWARD).max() > 0.05 and np.abs(REVERSE).max() > 0.1
     away = np.abs(_expected_gradient(terms, BEHAVIOUR) - REVERSE).max()
     assert away < 1e-6 if off_policy else away > 0.02
@@ -139,7 +140,7 @@ def test_expected_gradients_on_an_enumerated_policy(name):
 def test_k1_in_a_loss_has_no_expected_gradient():
     """Why the values stop their gradients and the terms have names of their own."""
     naive = _expected_gradient(lambda x, old, ref: x - ref, POLICY)
-    np.testing.assert_allclose(naive, 0.0, atol=1e-6)
+    close.assert_near(naive, 0.0)
     for value in (kl.k1, kl.k2, kl.k3, kl.absolute):
         assert not np.asarray(_expected_gradient(lambda x, old, ref, v=value: v(x, ref, ONES), POLICY)).any()
 
@@ -148,16 +149,16 @@ def test_the_corrected_k3_is_an_unbiased_value_off_policy_and_shares_the_weighte
     chance, x = jax.nn.softmax(BEHAVIOUR), jax.nn.log_softmax(POLICY)[None]
     old, ref = (jax.nn.log_softmax(y)[None] for y in (BEHAVIOUR, REFERENCE))
     value = jnp.sum(chance * kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0])
-    assert float(value) == pytest.approx(float(_divergence(POLICY, REFERENCE)), abs=1e-6)
+    close.assert_near(value, _divergence(POLICY, REFERENCE))
     slopes = [
         jax.grad(lambda y, f=f: f(y, old, ref, ONES).sum())(x)
         for f in (kl.corrected_k3_gradient_terms, kl.weighted_kl_gradient_terms)
     ]
-    np.testing.assert_allclose(*slopes, rtol=1e-6)
+    close.assert_relative(*slopes)
     # the loop: rho k3 at each token, as TRL multiplies per_token_kl by coef_1
     a, b, c = (np.asarray(z, np.float64)[0] for z in (x, old, ref))
     want = [math.exp(p - q) * reference.KL["k3"](p - r) for p, q, r in zip(a, b, c, strict=True)]
-    np.testing.assert_allclose(kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0], want, rtol=1e-5)
+    close.assert_relative(kl.corrected_k3_gradient_terms(x, old, ref, ONES)[0], want)
 
 
 def test_the_adaptive_coefficient():
@@ -165,7 +166,7 @@ def test_the_adaptive_coefficient():
     step = {"target": 6.0, "horizon": 10000.0, "steps": 256.0}
     for seen, want in {12.0: 0.201024, 6.0: 0.2, 6.6: 0.200512, 0.0: 0.198976}.items():
         got = kl.adapted_kl_coefficient(jnp.float32(0.2), jnp.float32(seen), **step)
-        assert float(got) == pytest.approx(want, abs=1e-7)
+        close.assert_printed(got, want, 6)
     for bad in ({"target": 0.0}, {"horizon": -1.0}, {"steps": 60000.0}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
             kl.adapted_kl_coefficient(jnp.float32(0.2), jnp.float32(1.0), **(step | bad))

@@ -11,12 +11,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.advantages import group, returns, whiten
 from jaxrl_llm.losses import correction, distill, entropy, kl, policy, preference, reward, sequence, supervised, value
+from tests import close
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "peers.json").read_text())
 IN = {
@@ -185,8 +185,8 @@ def test_loss(peer, name):
     at, loss = LOSSES[peer][name]
     start = jnp.concatenate([IN["chosen"], IN["rejected"]]) if at == "both" else IN[at]
     got, want = jax.value_and_grad(loss)(start), GOLDEN[peer][name]
-    np.testing.assert_allclose(got[0], want["loss"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(got[1], want["gradient"], rtol=1e-5, atol=2e-6)
+    close.assert_near(got[0], want["loss"])
+    close.assert_near(got[1], want["gradient"])
 
 
 def _rows(values):
@@ -272,7 +272,7 @@ ARRAYS = {
 
 @pytest.mark.parametrize("peer, name", [(p, n) for p, cases in ARRAYS.items() for n in cases])
 def test_array(peer, name):
-    np.testing.assert_allclose(ARRAYS[peer][name], GOLDEN[peer][name], rtol=1e-5, atol=2e-6)
+    close.assert_near(ARRAYS[peer][name], GOLDEN[peer][name])
 
 
 def test_every_stored_value_is_compared():

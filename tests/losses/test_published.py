@@ -8,11 +8,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import policy, sequence
+from tests import close
 
 # ratios 1.4918 0.8187 0.9048 (masked); 0.5488 1.4918 0.9512 3.3201
 LOGP = jnp.array([[-0.8, -0.9, -2.1, -0.1], [-1.5, -1.2, -0.35, -1.0]])
@@ -88,8 +88,8 @@ CASES = {
 def test_value_and_gradient(name):
     loss, mode, value, gradient = CASES[name]
     got = jax.value_and_grad(lambda x: reduce.tokens(loss(x, OLD, ADVANTAGES, MASK).loss, MASK, mode=mode))(LOGP)
-    assert float(got[0]) == pytest.approx(value, abs=2e-6)
-    np.testing.assert_allclose(got[1], gradient, atol=2e-6)
+    close.assert_printed(got[0], value, 7)
+    close.assert_printed(got[1], gradient, 6)
 
 
 def test_clip_fractions():
@@ -100,7 +100,7 @@ def test_clip_fractions():
     """
     for name, want in {"dual_clip_3": 3 / 7, "clip_higher": 2 / 7, "cispo": 3 / 7, "gmpo": 2 / 7, "sapo": 0.0}.items():
         terms = CASES[name][0](LOGP, OLD, ADVANTAGES, MASK)
-        assert float(reduce.tokens(terms.aux["clipped"], MASK)) == pytest.approx(want, abs=1e-6), name
+        close.assert_near(reduce.tokens(terms.aux["clipped"], MASK), want, err_msg=name)
 
 
 TERMS = jnp.array([[1.0, 2.0, 4.0, 9.0], [8.0, 16.0, 32.0, 64.0]])
@@ -117,4 +117,4 @@ TERMS = jnp.array([[1.0, 2.0, 4.0, 9.0], [8.0, 16.0, 32.0, 64.0]])
     ],
 )
 def test_reductions(options, want):
-    assert float(reduce.tokens(TERMS, MASK, **options)) == pytest.approx(want, rel=1e-6)
+    close.assert_relative(reduce.tokens(TERMS, MASK, **options), want)

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import sequence
+from tests import close
 
 # one sequence of two tokens: ratios 2 and 1/2.. geometric mean 1; another: 1.2 and 1.25, mean sqrt(1.5)
 OLD = jnp.log(jnp.array([[0.2, 0.4], [0.5, 0.4]]))
@@ -19,12 +20,12 @@ ROOT = 1.5**0.5  # 1.2247449
 
 def test_gspo_by_hand():
     terms = sequence.gspo_loss(LOGP, OLD, ADVANTAGES, MASK, **WIDE)
-    np.testing.assert_allclose(terms.loss, [[-1.0, -1.0], [-2 * ROOT, -2 * ROOT]], atol=1e-6)
+    close.assert_near(terms.loss, [[-1.0, -1.0], [-2 * ROOT, -2 * ROOT]])
     cut = sequence.gspo_loss(LOGP, OLD, ADVANTAGES, MASK, clip_low=0.2, clip_high=0.2)
-    np.testing.assert_allclose(cut.loss, [[-1.0, -1.0], [-2.4, -2.4]], atol=1e-6)
+    close.assert_near(cut.loss, [[-1.0, -1.0], [-2.4, -2.4]])
     assert cut.aux["clipped"].tolist() == [[0, 0], [1, 1]]
     # reduced by sequences: one surrogate each
-    assert float(reduce.tokens(terms.loss, MASK, mode="seq_mean")) == pytest.approx(-(1 + 2 * ROOT) / 2, abs=1e-6)
+    close.assert_near(reduce.tokens(terms.loss, MASK, mode="seq_mean"), -(1 + 2 * ROOT) / 2)
 
 
 def test_gspo_shares_the_gradient_evenly_and_gspo_token_by_its_own_advantage():
@@ -36,11 +37,11 @@ def test_gspo_shares_the_gradient_evenly_and_gspo_token_by_its_own_advantage():
         )(LOGP)
 
     same = jnp.array([[-0.5, -0.5], [-ROOT, -ROOT]])
-    np.testing.assert_allclose(gradient(sequence.gspo_loss, ADVANTAGES), same, atol=1e-6)
-    np.testing.assert_allclose(gradient(sequence.gspo_token_loss, ADVANTAGES), same, atol=1e-6)
+    close.assert_near(gradient(sequence.gspo_loss, ADVANTAGES), same)
+    close.assert_near(gradient(sequence.gspo_token_loss, ADVANTAGES), same)
     apart = jnp.array([[1.0, 3.0], [0.0, 2.0]])
     got = gradient(sequence.gspo_token_loss, apart)
-    np.testing.assert_allclose(got, [[-0.5, -1.5], [0.0, -ROOT]], atol=1e-6)
+    close.assert_near(got, [[-0.5, -1.5], [0.0, -ROOT]])
 
 
 def test_gspo_token_ratio_is_exact_for_small_log_probabilities():
@@ -53,13 +54,13 @@ def test_gspo_token_ratio_is_exact_for_small_log_probabilities():
 def test_gmpo_by_hand():
     """Log ratios log 2 and -log 2 with A > 0: the first is cut at 0.4, the mean is (0.4 - 0.6931) / 2 = -0.1466."""
     terms = sequence.gmpo_loss(LOGP, OLD, ADVANTAGES, MASK)
-    np.testing.assert_allclose(terms.loss[0], -0.8636622, atol=1e-6)
+    close.assert_printed(terms.loss[0], -0.8636622, 7)
     assert terms.aux["clipped"].tolist() == [[1, 0], [0, 0]]
     gradient = jax.grad(lambda x: sequence.gmpo_loss(x, OLD, ADVANTAGES, MASK).loss[0].sum())(LOGP)
-    np.testing.assert_allclose(gradient[0], [0.0, -0.8636622], atol=1e-6)
+    close.assert_printed(gradient[0], [0.0, -0.8636622], 7)
     # A < 0: the harmful side is the other one
     terms = sequence.gmpo_loss(LOGP, OLD, -ADVANTAGES, MASK)
-    np.testing.assert_allclose(terms.loss[0], np.exp((np.log(2) - 0.4) / 2), atol=1e-6)
+    close.assert_near(terms.loss[0], np.exp((np.log(2) - 0.4) / 2))
     assert terms.aux["clipped"].tolist() == [[0, 1], [0, 0]]
 
 
@@ -79,7 +80,7 @@ def test_packed_gradients_equal_unpacked_ones(loss):
         return reduce.tokens(loss(x, old, advantages, mask).loss, mask, mode="seq_mean")
 
     for a, b in zip(jax.value_and_grad(packed)(logp), jax.value_and_grad(rows)(logp), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6)
+        close.assert_near(a, b)
 
 
 def test_sequence_log_ratio_has_no_gradient_into_the_anchor():
@@ -106,18 +107,18 @@ def test_the_mean_is_held_and_not_its_tokens(loss):
     """Paper, TRL, verl and OpenRLHF: exp(-7.5). A clamp of each token to 20 would say exp(-5), twelve times as much."""
     bounds = {} if loss is sequence.gmpo_loss else {"clip_low": 0.9999, "clip_high": 9.0}
     one, mask = jnp.ones((1, 4)), jnp.ones((1, 4), bool)
-    np.testing.assert_allclose(loss(FAR, 0 * FAR, one, mask, **bounds).aux["ratio"], np.exp(-7.5), rtol=1e-5)
+    close.assert_relative(loss(FAR, 0 * FAR, one, mask, **bounds).aux["ratio"], np.exp(-7.5))
     # far beyond e^20 the mean itself is held, and the loss stays finite
     beyond = loss(4 * FAR, 0 * FAR, one, mask, **bounds)
-    np.testing.assert_allclose(beyond.aux["ratio"], np.exp(-20.0), rtol=1e-5)
+    close.assert_relative(beyond.aux["ratio"], np.exp(-20.0))
 
 
 def test_gmpo_with_unequal_bounds():
     """A > 0 is cut above at clip_high, A < 0 below at clip_low: log ratios log 2 and -log 2."""
     bounds = {"clip_low": 0.1, "clip_high": 0.5}
     up = sequence.gmpo_loss(LOGP, OLD, ADVANTAGES, MASK, **bounds)
-    np.testing.assert_allclose(up.loss[0], -np.exp((0.5 - np.log(2)) / 2), atol=1e-6)
+    close.assert_near(up.loss[0], -np.exp((0.5 - np.log(2)) / 2))
     down = sequence.gmpo_loss(LOGP, OLD, -ADVANTAGES, MASK, **bounds)
-    np.testing.assert_allclose(down.loss[0], np.exp((np.log(2) - 0.1) / 2), atol=1e-6)
+    close.assert_near(down.loss[0], np.exp((np.log(2) - 0.1) / 2))
     with pytest.raises(ValueError, match="clip_high=0"):
         sequence.gmpo_loss(LOGP, OLD, ADVANTAGES, MASK, clip_high=0.0)

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm.losses import correction, entropy, value
 from jaxrl_llm.rewards import shaping
+from tests import close
 
 MASK = jnp.array([[True, True, False], [True, True, True]])
 OLD = jnp.log(jnp.array([[0.4, 0.2, 0.1], [0.1, 0.3, 0.2]]))
@@ -16,17 +17,13 @@ SAMPLER = jnp.log(jnp.array([[0.2, 0.4, 0.5], [0.4, 0.3, 0.1]]))
 def test_mismatch_levels_by_hand():
     nan = jnp.where(MASK, SAMPLER, jnp.nan)
     token = correction.mismatch_ratio(OLD, nan, MASK)
-    np.testing.assert_allclose(token, [[2, 0.5, 0], [0.25, 1, 2]], atol=1e-5)
+    close.assert_near(token, [[2, 0.5, 0], [0.25, 1, 2]])
     product = correction.mismatch_ratio(OLD, nan, MASK, level="sequence")
-    np.testing.assert_allclose(product, [[1, 1, 0], [0.5, 0.5, 0.5]], atol=1e-5)
+    close.assert_near(product, [[1, 1, 0], [0.5, 0.5, 0.5]])
     mean = correction.mismatch_ratio(OLD, nan, MASK, level="geometric")
-    np.testing.assert_allclose(mean, [[1, 1, 0], [0.5 ** (1 / 3)] * 3], atol=1e-5)
-    np.testing.assert_allclose(
-        correction.truncated_weights(token, MASK, cap=1.5), [[1.5, 0.5, 0], [0.25, 1, 1.5]], atol=1e-5
-    )
-    np.testing.assert_allclose(
-        correction.masked_weights(token, MASK, low=0.4, high=1.9), [[0, 0.5, 0], [0, 1, 0]], atol=1e-5
-    )
+    close.assert_near(mean, [[1, 1, 0], [0.5 ** (1 / 3)] * 3])
+    close.assert_near(correction.truncated_weights(token, MASK, cap=1.5), [[1.5, 0.5, 0], [0.25, 1, 1.5]])
+    close.assert_near(correction.masked_weights(token, MASK, low=0.4, high=1.9), [[0, 0.5, 0], [0, 1, 0]])
     assert float(correction.effective_sample_fraction(jnp.ones((2, 3)), MASK)) == pytest.approx(1.0)
     assert not np.asarray(jax.grad(lambda x: correction.mismatch_ratio(x, SAMPLER, MASK).sum())(OLD)).any()
     with pytest.raises(ValueError, match="geometric"):
@@ -43,7 +40,7 @@ def test_packed_correction_equals_unpacked():
         got = correction.mismatch_ratio(
             a.reshape(2, 6), b.reshape(2, 6), mask.reshape(2, 6), level=level, segment_ids=segments
         )
-        np.testing.assert_allclose(got.reshape(4, 3), want, atol=1e-6)
+        close.assert_near(got.reshape(4, 3), want)
 
 
 def test_covariance_selects_the_extreme_tokens():
@@ -51,7 +48,7 @@ def test_covariance_selects_the_extreme_tokens():
     advantages = jnp.array([[2.0, -2.0, 0.0, jnp.nan]])
     mask = jnp.array([[True, True, True, False]])
     cov = entropy.token_covariance(logp, advantages, mask)
-    np.testing.assert_allclose(cov, [[2.0, 2.0, 0.0, 0.0]], atol=1e-6)
+    close.assert_near(cov, [[2.0, 2.0, 0.0, 0.0]])
     noise = jnp.array([[0.9, 0.1, 0.0, 0.0]])
     keep = entropy.clip_cov_keep(cov, mask, noise, fraction=0.34, low=1.0, high=5.0)
     assert keep.tolist() == [[True, False, True, False]]  # one of the two inside, the one with the lower noise
@@ -65,7 +62,7 @@ def test_entropy_terms():
     # enumerated: the expectation of -logp under the distribution is its entropy
     p = jnp.array([[0.5, 0.3, 0.2]])
     estimate = jnp.sum(p * entropy.sampled_entropy(jnp.log(p), jnp.ones((1, 3), bool)))
-    assert float(estimate) == pytest.approx(float(-jnp.sum(p * jnp.log(p))), abs=1e-6)
+    close.assert_near(estimate, -jnp.sum(p * jnp.log(p)))
 
 
 def test_value_losses_by_hand():
@@ -74,7 +71,7 @@ def test_value_losses_by_hand():
     assert value.squared_value_loss(values, target, mask).loss.tolist() == [[2.0, 0.0]]
     # near = 0 + clip(1, 0.2) = 0.2: (0.2 - 3)^2 / 2 = 3.92 is larger than 2
     terms = value.clipped_value_loss(values, old, target, mask, clip=0.2)
-    np.testing.assert_allclose(terms.loss, [[3.92, 0.0]], atol=1e-5)
+    close.assert_near(terms.loss, [[3.92, 0.0]])
     assert terms.aux["value_clipped"].tolist() == [[1.0, 0.0]]
     gradient = jax.grad(lambda v: value.squared_value_loss(v, target, mask).loss.sum())(values)
     assert gradient.tolist() == [[-2.0, 0.0]]
@@ -83,13 +80,13 @@ def test_value_losses_by_hand():
 def test_two_hot_has_the_target_as_mean():
     targets = jnp.array([[-1.0, 0.3, 0.5, 9.0]])
     weights = value.two_hot(targets, low=-1.0, high=1.0, bins=5)
-    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
+    close.assert_near(weights.sum(-1), 1.0)
     centres = jnp.linspace(-1.0, 1.0, 5)
-    np.testing.assert_allclose((weights * centres[None, None, :]).sum(-1), [[-1.0, 0.3, 0.5, 1.0]], atol=1e-6)
+    close.assert_near((weights * centres[None, None, :]).sum(-1), [[-1.0, 0.3, 0.5, 1.0]])
     logits = jnp.log(weights + 1e-9)
     terms = value.categorical_value_loss(logits, targets, jnp.ones((1, 4), bool), low=-1.0, high=1.0)
     best = -(weights * jax.nn.log_softmax(logits)).sum(-1)
-    np.testing.assert_allclose(terms.loss, best, atol=1e-6)
+    close.assert_near(terms.loss, best)
 
 
 def test_length_shaping_by_hand():
@@ -100,7 +97,7 @@ def test_length_shaping_by_hand():
     got = shaping.cosine_length_reward(
         jnp.array([0, 100, 0, 100]), jnp.array([True, True, False, False]), limit_tokens=100
     )
-    np.testing.assert_allclose(got, [2, 1, -10, 0], atol=1e-5)
+    close.assert_near(got, [2, 1, -10, 0])
     assert shaping.clipped_rewards(jnp.array([-3.0, 0.5]), low=-1.0, high=1.0).tolist() == [-1.0, 0.5]
     with pytest.raises(ValueError, match="buffer_tokens=30"):
         shaping.overlong_penalty(lengths, limit_tokens=20, buffer_tokens=30)

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import token_choice
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from tests import close
 
 rng = np.random.default_rng(6)
 OLD = -2 * rng.random((4, 6)) - 0.05
@@ -48,7 +49,7 @@ def test_selected_gradient_is_the_full_one_with_other_advantages_zero():
 
     masked = jax.grad(value)(logp, chosen.astype(jnp.float32), advantages)
     zeroed = jax.grad(value)(logp, jnp.ones(mask.shape), jnp.where(chosen, advantages, 0.0))
-    np.testing.assert_allclose(masked, zeroed, atol=1e-7)
+    close.assert_near(masked, zeroed)
     everything = token_choice.top_tokens(entropy, mask, fraction=1.0)
     np.testing.assert_array_equal(everything, mask)
 
@@ -58,9 +59,9 @@ def test_steer_worked_example():
     p, mask = jnp.array([[0.5, 0.9, 0.1]]), jnp.ones((1, 3), bool)
     advantages, entropy = jnp.array([[1.0, 1.0, -1.0]]), jnp.array([[math.log(2), 0.5, 2.0]])
     change = token_choice.entropy_change(jnp.log(p), jnp.log(p), advantages, entropy, mask)
-    np.testing.assert_allclose(jnp.abs(change)[0], [0, 0.0395, 0.2723], atol=5e-5)
-    np.testing.assert_allclose(token_choice.steer_weights(change, mask)[0], [1, 0.9682, 0.8], atol=5e-5)
-    np.testing.assert_allclose(token_choice.steer_linear_weights(change, mask)[0], [1.2, 1.1421, 0.8], atol=1e-4)
+    close.assert_printed(jnp.abs(change)[0], [0, 0.0395, 0.2723], 4)
+    close.assert_printed(token_choice.steer_weights(change, mask)[0], [1, 0.9682, 0.8], 4)
+    close.assert_printed(token_choice.steer_linear_weights(change, mask)[0], [1.2, 1.1420, 0.8], 4)
 
 
 def test_entropy_change_and_weights_against_float64():
@@ -68,11 +69,11 @@ def test_entropy_change_and_weights_against_float64():
     p, old = np.exp(LOGP), np.exp(OLD)
     want = np.where(MASK, ADVANTAGES / old * p * (1 - p) * (LOGP + ENTROPY), 0.0)
     change = token_choice.entropy_change(*arguments)
-    np.testing.assert_allclose(change, want, atol=1e-5)
+    close.assert_near(change, want)
     size = np.abs(want)
     weights = np.exp(math.log(0.7) / size.max() * size)
     got = token_choice.steer_weights(change, arguments[-1], w_min=0.7)
-    np.testing.assert_allclose(got, np.where(MASK, weights, 0.0), atol=1e-5)
+    close.assert_near(got, np.where(MASK, weights, 0.0))
 
 
 def test_the_sign_of_the_change_is_that_of_the_entropy():
@@ -95,7 +96,7 @@ def test_no_advantage_no_damping_and_small_changes_are_left_alone():
     logp, old, _, entropy, mask = _f32(LOGP, OLD, ADVANTAGES, ENTROPY)
     none = token_choice.entropy_change(logp, old, jnp.zeros(mask.shape), entropy, mask)
     np.testing.assert_array_equal(token_choice.steer_weights(none, mask), mask.astype(jnp.float32))
-    np.testing.assert_allclose(np.asarray(token_choice.steer_linear_weights(none, mask))[MASK], 1.0, atol=1e-6)
+    close.assert_near(np.asarray(token_choice.steer_linear_weights(none, mask))[MASK], 1.0)
     # w_min = 1 is PPO
     change = token_choice.entropy_change(*_f32(LOGP, OLD, ADVANTAGES, ENTROPY))
     np.testing.assert_array_equal(token_choice.steer_weights(change, mask, w_min=1.0), mask.astype(jnp.float32))

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import logprobs
 from jaxrl_llm.losses import policy, valuation
+from tests import close
 from tests.reference.losses import each
 
 rng = np.random.default_rng(8)
@@ -29,7 +30,7 @@ def test_against_float64():
         value = 0.7 * (MEAN - OLD_MEAN)[b, t + 1] if t + 1 < 6 and MASK[b, t + 1] else 0.0
         return (0.7 * (LOGP - OLD)[b, t] - ADVANTAGES[b, t] - 0.5 * value) ** 2
 
-    np.testing.assert_allclose(got.loss, each(MASK, term), atol=1e-5)
+    close.assert_near(got.loss, each(MASK, term))
 
 
 def test_it_starts_as_reinforce_and_only_q_has_a_gradient():
@@ -40,7 +41,7 @@ def test_it_starts_as_reinforce_and_only_q_has_a_gradient():
 
     gradients = jax.grad(loss, (0, 1, 2, 3, 4))(old, old, mean, mean, advantages)
     want = jax.grad(lambda x: jnp.sum(policy.reinforce_loss(x, advantages, mask).loss))(old)
-    np.testing.assert_allclose(gradients[0], 1.4 * want, atol=1e-6)
+    close.assert_near(gradients[0], 1.4 * want)
     assert not any(np.asarray(g).any() for g in gradients[1:])
     assert np.isfinite(gradients[0]).all()
 
@@ -51,11 +52,11 @@ def test_mean_logprobs_against_numpy():
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     want = np.log(probabilities[:, :, :4]).mean(-1)
     got = logprobs.mean_logprobs(jnp.asarray(logits, jnp.float32))
-    np.testing.assert_allclose(got[:, 1:], want[:, :-1], atol=1e-5)
+    close.assert_near(got[:, 1:], want[:, :-1])
     assert not np.asarray(got[:, 0]).any()
     # the worked example: pi = [.5, .25, .25] and [.4, .4, .2]
     pair = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.4, 0.4, 0.2], [1.0, 1.0, 1.0]]]))
-    np.testing.assert_allclose(logprobs.mean_logprobs(pair)[0, 1:], [-1.15525, -1.14734], atol=1e-5)
+    close.assert_printed(logprobs.mean_logprobs(pair)[0, 1:], [-1.15525, -1.14734], 5)
 
 
 def test_uniform_values_by_enumeration():
@@ -65,7 +66,7 @@ def test_uniform_values_by_enumeration():
         for k, path in enumerate(itertools.product(range(3), repeat=depth + 1)):
             below = [r for r, leaf in zip(rewards, itertools.product(range(3), repeat=3), strict=True)
                      if leaf[: depth + 1] == path]  # fmt: skip
-            assert float(q.ravel()[k]) == pytest.approx(np.mean(below), abs=1e-6)
+            close.assert_near(q.ravel()[k], np.mean(below))
     # greedy over Q^U ends at a right leaf
     node = 0
     for q in levels:

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import value
+from tests import close
 from tests.reference import losses as reference
 
 VALUES = jnp.array([[0.9, 0.2, -0.3, 0.5], [1.4, 0.1, 0.6, -0.8]])
@@ -26,20 +27,20 @@ def test_clipped_value_loss_as_verl_and_trl_define_it():
 
     (got, terms), gradient = jax.value_and_grad(loss, has_aux=True)(VALUES)
     # compute_value_loss of verl, token-mean, clip range 0.2
-    assert float(got) == pytest.approx(0.17428571, abs=1e-6)
-    assert float(reduce.tokens(terms.aux["value_clipped"], MASK)) == pytest.approx(1 / 7, abs=1e-6)
+    close.assert_printed(got, 0.17428571, 8)
+    close.assert_near(reduce.tokens(terms.aux["value_clipped"], MASK), 1 / 7)
     want = [[0.0, -0.042857, 0.1, 0.0], [0.157143, -0.028571, -0.057143, -0.085714]]
-    np.testing.assert_allclose(gradient, want, atol=1e-6)
+    close.assert_printed(gradient, want, 6)
     loop = reference.each(
         np.asarray(MASK),
         lambda b, t: reference.clipped_value(float(VALUES[b, t]), float(OLD[b, t]), float(RETURNS[b, t]), 0.2),
     )
-    np.testing.assert_allclose(terms.loss, loop, atol=1e-6)
+    close.assert_near(terms.loss, loop)
 
 
 def test_squared_value_loss_has_the_error_as_gradient():
     gradient = jax.grad(lambda v: value.squared_value_loss(v, RETURNS, MASK).loss.sum())(VALUES)
-    np.testing.assert_allclose(gradient, jnp.where(MASK, VALUES - RETURNS, 0.0), atol=1e-7)
+    close.assert_near(gradient, jnp.where(MASK, VALUES - RETURNS, 0.0))
 
 
 @pytest.mark.parametrize("sigma", [None, 0.2])
@@ -50,8 +51,8 @@ def test_categorical_targets_and_loss_against_float64(sigma):
     for b in range(2):
         for t in range(4):
             target = float(RETURNS[b, t])
-            np.testing.assert_allclose(two[b, t], reference.two_hot(target, LOW, HIGH, BINS), atol=1e-6)
-            np.testing.assert_allclose(gauss[b, t], reference.hl_gauss(target, LOW, HIGH, BINS, width), atol=2e-6)
+            close.assert_near(two[b, t], reference.two_hot(target, LOW, HIGH, BINS))
+            close.assert_near(gauss[b, t], reference.hl_gauss(target, LOW, HIGH, BINS, width))
     for make, targets in ((value.two_hot, two), (partial(value.hl_gauss, sigma=sigma), gauss)):
         terms = value.categorical_value_loss(LOGITS, RETURNS, MASK, low=LOW, high=HIGH, targets=make)
         loop = reference.each(
@@ -60,23 +61,21 @@ def test_categorical_targets_and_loss_against_float64(sigma):
                 np.asarray(p[b, t], np.float64), np.asarray(LOGITS[b, t], np.float64)
             ),
         )
-        np.testing.assert_allclose(terms.loss, loop, atol=1e-5)
+        close.assert_near(terms.loss, loop)
 
 
 def test_hl_gauss_by_hand():
     # bins at 0, 1, 2 with sigma 1: mass of N(1, 1) within 0.5 of the mean is 0.3829, then 0.2417 on each side
     got = value.hl_gauss(jnp.array([[1.0]]), low=0.0, high=2.0, bins=3, sigma=1.0)
     total = 0.3829249 + 2 * 0.2417303
-    np.testing.assert_allclose(got, [[[0.2417303 / total, 0.3829249 / total, 0.2417303 / total]]], atol=1e-5)
+    close.assert_printed(got, [[[0.2417303 / total, 0.3829249 / total, 0.2417303 / total]]], 7)
 
 
 def test_hl_gauss_has_the_target_as_mean_away_from_the_ends():
     targets = jnp.linspace(-5.0, 5.0, 12)[None, :]
     weights = value.hl_gauss(targets, low=-10.0, high=10.0, bins=41)
-    np.testing.assert_allclose(weights.sum(-1), 1.0, atol=1e-6)
-    np.testing.assert_allclose(
-        value.expected_values(jnp.log(weights + 1e-30), low=-10.0, high=10.0), targets, atol=1e-3
-    )
+    close.assert_near(weights.sum(-1), 1.0)
+    close.assert_near(value.expected_values(jnp.log(weights + 1e-30), low=-10.0, high=10.0), targets)
     far = value.hl_gauss(jnp.array([[99.0]]), low=-1.0, high=1.0, bins=5)
     assert np.isfinite(far).all() and int(far.argmax()) == 4
 
@@ -86,7 +85,7 @@ def test_cross_entropy_gradient_is_probability_minus_target(make):
     loss = partial(value.categorical_value_loss, low=LOW, high=HIGH, targets=make)
     gradient = jax.grad(lambda x: loss(x, RETURNS, MASK).loss.sum())(LOGITS)
     want = jax.nn.softmax(LOGITS) - make(RETURNS, low=LOW, high=HIGH, bins=BINS)
-    np.testing.assert_allclose(gradient, jnp.where(MASK[..., None], want, 0.0), atol=1e-6)
+    close.assert_near(gradient, jnp.where(MASK[..., None], want, 0.0))
     assert not np.asarray(jax.grad(lambda r: loss(LOGITS, r, MASK).loss.sum())(RETURNS)).any()
 
 
@@ -110,7 +109,7 @@ def test_mask_dtype_and_anchors(name):
         low = LOSSES[name](*(x.astype(jnp.bfloat16) for x in (VALUES, OLD, RETURNS)))
         assert low.loss.dtype == jnp.float32
     jitted = jax.jit(LOSSES[name])(VALUES, OLD, RETURNS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), clean, jitted)
+    jax.tree.map(lambda a, b: close.assert_near(a, b), clean, jitted)
 
 
 def test_impossible_bins_do_not_poison_the_loss():

@@ -145,6 +145,7 @@ NETWORK = {
     "the_metadata_service": "import socket\nescaped_if(lambda: socket.create_connection(('169.254.169.254', 80), 1))",
     "the_container_engine": "import socket\nescaped_if(lambda: socket.socket(socket.AF_UNIX).connect('/var/run/docker.sock') is None)",
     "io_uring": "escaped_if(lambda: call(425, 8, bytes(120)) >= 0)",
+    "a_socket_to_the_machine_beside": "import socket\nescaped_if(lambda: socket.socket(40, socket.SOCK_STREAM).fileno() >= 0)",
 }
 
 _HOSTS = "'{OUTSIDE}/bait'"
@@ -169,6 +170,14 @@ ATTRIBUTES = {
         "value = ctypes.create_string_buffer(b'x')\nrecord = (ctypes.c_uint64 * 2)(ctypes.addressof(value), 1)\n"
         f"escaped_if(lambda: call(463, -100, {_HOSTS}.encode(), 0, b'user.escaped', record, 16) == 0)"
     ),
+    "set_flags": (
+        f"def f():\n    d = os.open({_HOSTS}, os.O_RDONLY)\n"
+        "    return _libc.ioctl(d, 0x40086602, (ctypes.c_long * 1)(0x80)) == 0\nescaped_if(f)"
+    ),
+    "set_more_flags": (
+        f"def f():\n    d = os.open({_HOSTS}, os.O_RDONLY)\n"
+        "    return _libc.ioctl(d, 0x401C5820, (ctypes.c_char * 28)()) == 0\nescaped_if(f)"
+    ),
 }
 NAMES = {
     "exists": "escaped_if(lambda: os.path.exists('/etc/passwd') or os.path.exists('{REPO}/README.md'))",
@@ -182,7 +191,15 @@ NAMES = {
     "watch_a_folder": "escaped_if(lambda: _libc.inotify_add_watch(_libc.inotify_init1(0), b'{OUTSIDE}', 0xFFF) >= 0)",
 }
 
+_FILTER = (
+    "import struct\nins = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7FFF0000))\n"
+    "prog = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', 1, ctypes.addressof(ins)))\n"
+)
 PROCESSES = {
+    "window_of_a_terminal": (  # who sits before it gets a signal
+        "def f():\n    m = os.open('/dev/ptmx', os.O_RDWR)\n"
+        "    return _libc.ioctl(m, 0x5414, (ctypes.c_short * 4)(1, 1, 1, 1)) == 0\nescaped_if(f)"
+    ),
     "own_a_pipe_by_the_host": (
         "import fcntl\ndef f():\n    r, w = os.pipe()\n    fcntl.fcntl(r, fcntl.F_SETOWN, {HOST}); "
         "fcntl.fcntl(r, 10, 28)\n    fcntl.fcntl(r, fcntl.F_SETFL, os.O_ASYNC); os.write(w, b'x')\n"
@@ -260,6 +277,15 @@ CALLS = {
     "gain_capabilities": "escaped_if(lambda: _libc.unshare(0x10000000) == 0)",
     "enter_namespaces": "escaped_if(lambda: _libc.setns(0, 0) == 0)",
     "load_a_kernel_program": "escaped_if(lambda: call(321, 0, bytes(120), 120) >= 0)",
+    "filter_a_socket": _FILTER
+    + "import socket\na, b = socket.socketpair()\nescaped_if(lambda: a.setsockopt(1, 26, bytes(prog)[:16]) is None)",
+    "filter_calls": _FILTER + "escaped_if(lambda: call(317 if x86 else 277, 1, 0, prog) == 0)",
+    "filter_calls_by_prctl": _FILTER + "escaped_if(lambda: _libc.prctl(22, 2, prog, 0, 0) == 0)",
+    "line_discipline": (  # the kernel loads the module of one that it does not have
+        "def f():\n    m = os.open('/dev/ptmx', os.O_RDWR)\n"
+        "    return _libc.ioctl(m, 0x5423, (ctypes.c_int * 1)(0)) == 0\nescaped_if(f)"
+    ),
+    "list_mounts": "escaped_if(lambda: call(458, (ctypes.c_uint64 * 3)(24, 2 ** 64 - 1, 0), (ctypes.c_uint64 * 64)(), 64, 0) > 0)",
     "kernel_keys": "escaped_if(lambda: call(248, b'user', b'x', b'y', 1, -3) >= 0)",
     "shared_memory_segment": "escaped_if(lambda: _libc.shmget(4711, 4096, 0o1666) >= 0)",
     "outlive_the_run": "escaped_if(lambda: _libc.prctl(1, 0, 0, 0, 0) == 0)",
