@@ -208,7 +208,8 @@ def test_a_pilot_looks_at_the_judges_of_the_bed(place, tmp_path, monkeypatch):
 def test_a_pilot_of_a_claim_of_no_difference_asks_for_its_margin(place, tmp_path, monkeypatch):
     def alike(within):
         def claim(found):
-            return experiment.conclude("", experiment.close(found, "eval/accuracy", "method", "baseline", within=within))
+            part = experiment.close(found, "eval/accuracy", "method", "baseline", within=within)
+            return experiment.conclude("", part)
 
         return made_module(claim=claim)
 
