@@ -71,7 +71,8 @@ def test_each_role_has_its_own_baseline_by_a_loop():
         mean, spread = values.sum() / len(own), np.sqrt(((values - values.mean()) ** 2).sum() / len(own))
         for (i, t), value in zip(own, values, strict=True):
             assert abs(got[i, t] - (value - mean) / spread) < 1e-4
-        close.assert_near([sum(got[at] for at in own)], [0.0])
+        each = np.asarray([got[at] for at in own])
+        close.assert_near(each.sum(), 0.0, terms=len(own), magnitude=np.abs(each).sum())
     assert not got[~mask].any()
 
 
@@ -316,7 +317,7 @@ def test_figures_and_the_rows_that_train(played):
         assert int(rewards.valid.sum()) == counted
         assert int(batch.mask.sum()) == int(rows.mask[np.asarray(rewards.valid)].sum())
         own = batch.advantages[1::3][batch.mask[1::3]]  # the first answer earned more than the second
-        close.assert_near(float(own.sum()), 0.0)
+        close.assert_near(own.sum(), 0.0, terms=own.size, magnitude=float(jnp.abs(own).sum()))
         assert float(batch.advantages[1, -16]) > 0 > float(batch.advantages[4, -16])
         seen = {name: float(x) for name, x in three_roles.figures(batch, {}).items()}
         assert abs(seen["solver/reward"] - (0.5 * 7 / 9 + 0.75) / 2) < 1e-6 and abs(seen["solver/spread"] - 1) < 1e-4
