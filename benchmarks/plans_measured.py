@@ -28,6 +28,7 @@ import itertools
 import json
 import os
 import pathlib
+import sys
 import time
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # papers are of the checkout, and not installed
 
 from experiments.systems.parts import measured_plan, placement_search, ppo_calls
 from experiments.systems.parts.measured_plan import Job, Plan, mesh_of, moved

@@ -19,11 +19,14 @@ import json
 import os
 import pathlib
 import platform
+import sys
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))  # papers are of the checkout, and not installed
 
 from experiments.agents.parts import retail
 from experiments.parts import strings

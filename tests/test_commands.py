@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 import sys
+import types
 
 import pyarrow
 import pyarrow.parquet
@@ -31,12 +32,27 @@ JOBS = {  # the front door's: sizes, and the rows that take the place of FILE.js
     "reward-model": (ROWS, "pairs.jsonl"),
     **dict.fromkeys(("distil", "online-dpo", "ppo"), ([*TINY, "--steps", "2", "--eval-every", "2"], "rows.jsonl")),
 }
+SMALLER = ["--max-new-tokens", "16", "--prompts-per-step", "2", "--arm"]
+PAPERS = {  # over rows of one's own: sizes, and the rows that take the place of FILE; all arms: test_own_rows
+    "experiments.preference.rpo": (
+        ["--max-new-tokens", "16", "--pairs-per-step", "4", "--arm", "rpo"],
+        "dialogues.jsonl",
+    ),
+    "experiments.reward_models.judgelrm": ([*SMALLER, "judgelrm"], "pairs.jsonl"),
+    "experiments.analysis.math_beyond": ([*SMALLER, "grpo"], "published.jsonl"),
+}
 NOT_HERE = {  # what another test runs whole, and why it is not run here
     ("bash", "launch/test.sh"): "it is this suite",
     ("python", "-m", "experiments.pretrain_base"): "tests/test_base_models.py: an hour",
     ("python", "-m", "experiments.agents."): "tests/experiments/test_own_world.py: each with a world made for it",
     ("python", "-m", "experiments.FAMILY.SLUG"): "tests/experiment/test_standard.py: tuning, registration, looks",
     ("python", "-m", "jaxrl_llm.experiment", "pilot"): "tests/experiment/test_standard.py",
+    (
+        "python",
+        "-m",
+        "jaxrl_llm.experiment",
+        "certify",
+    ): "tests/experiment/test_controls.py: every dose of a bed, hours",
     ("python", "-m", "jaxrl_llm.experiment", "pages"): "tests/experiment/test_pages.py: it writes pages of docs",
     ("python", "docs/make_plans.py"): "tests/planning/test_plan.py compares its page",
     ("python", "docs/make_reasoning_gym.py"): "tests/verifiers/test_gym.py compares its page",
@@ -85,8 +101,9 @@ def own(tmp_path_factory):
 
 
 def _filled(words, own):
-    kind = JOBS[words[1]][1] if words[1] in JOBS else "published.jsonl" if "gsm8k" in words else "rows.jsonl"
-    names = {"FILE.jsonl": kind, "train.parquet": "train.parquet", "RUN_DIR": "run"}
+    kind = "published.jsonl" if "gsm8k" in words else "rows.jsonl"
+    kind = JOBS[words[1]][1] if words[1] in JOBS else PAPERS.get(words[2], ((), kind))[1]
+    names = {"FILE.jsonl": kind, "FILE": kind, "train.parquet": "train.parquet", "RUN_DIR": "run"}
     names |= dict.fromkeys(("DIR", "STUDENT", "TEACHER"), "model")
     words = ["run" if word.startswith("runs/") else word for word in words]
     return [str(own / names.get(word, word)) if word in names or word == "run" else word for word in words]
@@ -98,6 +115,12 @@ def _job(words, own, tmp_path):
         return front.main([*words, "--steps", "3"])
     out = tmp_path if (own / "run").exists() else own
     return front.main([*words, *SMALL, "--out", str(out / "run")])
+
+
+def _without(words, sizes):
+    """The words of a page but for the flags that ``sizes`` gives, each with its value."""
+    here = [at for at, word in enumerate(words) if word.startswith("--") and word in sizes]
+    return [word for at, word in enumerate(words) if at not in here and at - 1 not in here]
 
 
 def _run(words, own, tmp_path, monkeypatch):
@@ -124,8 +147,17 @@ def _run(words, own, tmp_path, monkeypatch):
         case ["python", "-m", "jaxrl_llm.experiment", "compare", family, *rest]:
             small = ["--smoke", "--methods", "dr_grpo", "--out", str(tmp_path)]
             return papers.main(["compare", family, *rest, *small])
+        case ["python", "-m", "jaxrl_llm.experiment", "doctor", _]:
+            return papers.main(["doctor", "experiments/policy_gradient/dr_grpo.py"])
         case ["python", "-m", "jaxrl_llm.experiment", *rest]:
             return papers.main([*rest, "--smoke", "--seeds", "1", "--out", str(tmp_path)])
+        case ["python", "-m", module, *rest] if module in PAPERS:
+            monkeypatch.setitem(
+                sys.modules, "mine", types.SimpleNamespace(score=lambda prompt, response: len(response))
+            )
+            sizes = ["--smoke", "--seeds", "1", "--steps", "2", *PAPERS[module][0], "--out", str(tmp_path)]
+            cli.run(importlib.import_module(module), [*_without(rest, sizes), *sizes])
+            return 0
         case ["python", "-m", module, *rest] if module.startswith("experiments."):
             own_rows = [*TINY, "--steps", "2"] if "--data" in rest else []
             smoke = [] if "--smoke" in rest else ["--smoke"]

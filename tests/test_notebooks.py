@@ -17,7 +17,7 @@ def test_notebook_runs(path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")  # one device, as a reader has
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=400, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     )
     client.execute(env=dict(os.environ))
 

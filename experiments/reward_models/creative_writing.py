@@ -8,10 +8,13 @@ Equations: adversarial: 12 rounds of 4 replies with one flaw each (fooled: the d
            generator avoids the flaw) and of 4 labelled replies (the detector adds or drops rules), at most 10 of 50
            rules; reward: the share of its rules that a reply keeps, by what a fitted reader sees of its qualities.
            no_reflection: without the labelled ones; fixed: the two first rules. rm_multi: Bradley-Terry on pairs
-           labelled good in every respect, 5 % wrong; rm_single: on lenient labels, 20 % wrong. GRPO, k3 of weight 0.02.
-Left out:  language models in all roles, retrieval, debates; the binary verdict (the share of rules is its scaled form).
+           labelled good in every respect, 5 % wrong; rm_single: on lenient labels, 20 % wrong. rm_debate: labels of
+           agents that err in reading: the four most similar of 64 labelled references are looked up, in six rounds a
+           critic charges the worst quality and an advocate reads it again, a judge rules, a lone charge is checked;
+           no_retrieval: without the references; one_reading: no rounds. GRPO, k3 of weight 0.02.
+Left out:  language models in all roles; the binary verdict (the share of rules is its scaled form).
 Expect:    eval/utility adversarial > fixed, adversarial > rm_multi and rm_multi > rm_single; judge/agreement with the
-           truth adversarial > fixed and adversarial > no_reflection.
+           truth adversarial > fixed and adversarial > no_reflection; rm_debate > one_reading as a secondary figure.
 Measure:   true utility and qualities of replies to fresh prompts; each seed plays its own games; equal rollouts; labels
            used: 48 by the judge's reflection and 256 by its reader, 1024 pairs by a reward model.
 Run:       python -m experiments.reward_models.creative_writing
@@ -44,7 +47,9 @@ class Settings(recipes.Settings):
     fit_steps: int = 200
     rounds: int = 12  # of play; 0: the first rules stay
     examples: int = 4  # labelled replies of each round
-    labels: str = ""  # multi or single: a reward model in place of the judge
+    labels: str = ""  # multi, single or debate: a reward model in place of the judge
+    arguments: int = 6  # rounds of a debate; 0: the first reading counts
+    trust: float = 0.2  # weight of the retrieved references in a first opinion
     kl_weight: float = 0.02
 
 
@@ -55,6 +60,9 @@ ARMS = {
     "rm_multi": {"labels": "multi"},
     "fixed": {"rounds": 0},
     "no_reflection": {"examples": 0},
+    "rm_debate": {"labels": "debate"},
+    "no_retrieval": {"labels": "debate", "trust": 0.0},
+    "one_reading": {"labels": "debate", "arguments": 0},
 }
 METRICS = ("eval/utility", "judge/agreement", "eval/varied", "eval/safe", "eval/proxy")
 CURVES = ("eval/utility", "eval/varied", "eval/safe", "eval/length", "kl/ref")
@@ -76,8 +84,12 @@ def make_agreement(proxy):
 def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     """The arm's reward, found by play or fitted to labels, then GRPO on it."""
     if settings.labels:
-        error, strict = {"multi": (0.05, True), "single": (0.2, False)}[settings.labels]
-        pairs = partial(adversarial_rules.draw_labelled_pairs, error_rate=error, strict=strict)
+        if settings.labels == "debate":
+            sizes = {"rounds": settings.arguments, "trust": settings.trust}
+            pairs = partial(adversarial_rules.draw_debated_pairs, **sizes)
+        else:
+            error, strict = {"multi": (0.05, True), "single": (0.2, False)}[settings.labels]
+            pairs = partial(adversarial_rules.draw_labelled_pairs, error_rate=error, strict=strict)
         stages = [attribute_rewards.fit_stage(task, pairs, attribute_rewards.preference_loss, steps=settings.fit_steps)]
         proxy = attribute_rewards.first_output
     else:

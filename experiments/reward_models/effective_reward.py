@@ -6,10 +6,12 @@ Claim:     adding the scores of a process reward model to the success reward mak
 Equations: at the end of step k: naive alpha s_k; clip alpha min(s_k - eta, 0); delta alpha (s_k - s_{k+1}), last step
            alpha s_k; clip_delta: delta of the clipped scores; orm: alpha min_k s_k at the end; length: - alpha of the
            share of the tokens used, at the end. In all arms 1 for a right answer at the end. PPO with a value head,
-           gamma = lambda = 1.
-Left out:  a learned process reward model: s_k is 1 for a step that the reference has, also when it was said before (the
-           weakness that is exploited), else 0; KL; alpha is 0.2, for short solutions, in place of 0.02.
-Expect:    eval/repeated_steps and eval/steps naive > success; eval/accuracy clip_delta >= success and > naive.
+           gamma = lambda = 1. s_k is 1 for a step that the reference has, also when it was said before (the weakness
+           that is exploited), else 0; learned, learned_naive: clip_delta and naive with s_k of a process reward model,
+           a head on the base model's hidden states fitted to such labels of the taught model's samples.
+Left out:  KL; a process reward model of its own backbone; alpha is 0.2, for short solutions, in place of 0.02.
+Expect:    eval/repeated_steps and eval/steps naive > success; eval/accuracy clip_delta >= success and > naive; as
+           secondary figures the same of the learned arms.
 Measure:   held-out chains of 2 and 3 operations; the model is first taught to repeat its last step 0 to 2 times;
            8 seeds, equal rollouts.
 Run:       python -m experiments.reward_models.effective_reward
@@ -17,13 +19,15 @@ Run:       python -m experiments.reward_models.effective_reward
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from experiments.reward_models.parts import step_labels
+from experiments.reward_models.parts import progress_verifier, step_labels
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process, returns
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.types import declared
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -50,6 +54,7 @@ class Settings(recipes.OnlineSettings):
     orm: float = 0.0  # weight of an outcome score
     length: float = 0.0  # weight of an explicit price of length
     warm_steps: int = 0
+    learned_from: int = 0  # prompts whose labelled samples teach a process reward model; 0: the labels themselves
 
 
 EMBEDDED = {
@@ -68,9 +73,17 @@ ARMS = {
     "delta": {"shape": process.delta_steps},
     "orm": {"shape": nothing, "orm": 0.2},
     "length": {"shape": nothing, "length": 0.2},
+    "learned": {"learned_from": 256},
+    "learned_naive": {"shape": process.plain_steps, "learned_from": 256},
 }
 METRICS = ("eval/accuracy", "eval/steps", "eval/repeated_steps", "eval/right_steps", "eval/tokens")
 CURVES = ("eval/accuracy", "eval/steps", "eval/repeated_steps", "eval/tokens", "reward/mean")
+
+
+class Judged(NamedTuple):
+    """Extras of a state: the learned process reward model."""
+
+    step_model: Any
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -80,6 +93,9 @@ def build(settings: Settings) -> experiment.Plan:
 
     def token_rewards(params, extras, rows, rewards):
         steps, scores, valid = step_labels.step_scores(stepped, rows, most=most)
+        if settings.learned_from:
+            model = declared(Judged, extras).step_model
+            scores, _, valid = progress_verifier.step_success(found, model, rows, steps, most=most)
         used = jnp.sum(rows.mask.astype(jnp.float32), axis=1) / settings.max_new_tokens
         end = rewards.value + settings.orm * weakest(scores, valid) - settings.length * used
         paid = returns.at_last_token(end, rows.mask & rewards.valid[:, None])
@@ -87,7 +103,11 @@ def build(settings: Settings) -> experiment.Plan:
 
     online = step_labels.make_ppo(settings, found, token_rewards)
     warm = step_labels.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps)
-    stages = [warm._replace(method=step_labels.of_model(warm.method)), experiment.Stage(online, settings.steps)]
+    train = experiment.Stage(online, settings.steps)
+    if settings.learned_from:
+        fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)
+        train = train._replace(extras=lambda params, key: Judged(fit(params["model"], key))._asdict())
+    stages = [warm._replace(method=step_labels.of_model(warm.method)), train]
     plan = step_labels.make_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)
 

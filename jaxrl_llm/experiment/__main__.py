@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
                 print(USAGE)
                 print(compare.usage() if command == "compare" else sweep.usage())
                 return 0
-            case ["--help" | "-h"]:
+            case ["--help" | "-h"] | ["doctor" | "pilot" | "certify" | "atlas" | "rejudge" | "pages", "--help" | "-h"]:
                 print(USAGE)
                 return 0
         first = USAGE.splitlines()[0]

@@ -1,9 +1,10 @@
-"""Makes derived.json: what TRL, verl and OpenRLHF compute for one literal batch, where none of them can be run here.
+"""Makes derived.json: what TRL, verl, OpenRLHF and papers compute for one literal batch, where none can be run here.
 
 Run:  python -m tests.golden.make_derived   (NumPy alone)
 Each function follows the definition in the peer's source at the commit below, with the peer's own order of clamps and
-normalisations, in float64 and without any of this library; gradients are central differences. ``make_peers`` calls the
-peers themselves, where torch and trl are installed.
+normalisations, in float64 and without any of this library; gradients are central differences. What no peer has follows
+the paper's equation, or its released code, named beside it. ``make_peers`` calls the peers themselves, where torch and
+trl are installed.
 """
 
 import json
@@ -23,6 +24,7 @@ PAIR = (X["rejected"], X["ref_chosen"], X["ref_rejected"])
 # other arrays of one place each, shaped by the inputs
 COLLISION = np.exp(0.5 * REF)
 GOLD_MEAN = np.asarray([-1.0, -0.5, -2.0, -0.25])
+CHOSEN_KL, REJECTED_KL = np.asarray([0.5, 2.0, 0.1, 6.0]), np.asarray([1.5, 0.25, 0.8, 4.0])
 UNTIED = np.asarray([0.0, 0.0, 0.1, 0.0])  # sorting has no derivative at a tie
 
 
@@ -89,6 +91,14 @@ def _dpo(name, chosen):  # noqa: PLR0911 - a table
         return -log_sigmoid(beta * (np.exp(-0.05 * won) - np.exp(-0.05 * lost)) / -0.05)
     if name == "xpo":
         return -log_sigmoid(beta * delta) + 0.01 * np.where(np.arange(4) % 2 == 0, chosen, rejected)
+    if name == "dpop":  # arXiv:2402.13228, eq. 3
+        return -log_sigmoid(beta * (delta - 5.0 * np.maximum(0, ref_chosen - chosen)))
+    if name == "tdpo1":  # arXiv:2404.11999, eq. 15
+        return -log_sigmoid(beta * delta - (beta * REJECTED_KL - beta * CHOSEN_KL))
+    if name == "tdpo2":  # eq. 18
+        return -log_sigmoid(beta * delta - 0.7 * (beta * REJECTED_KL - beta * CHOSEN_KL))
+    if name == "cal_dpo":  # arXiv:2412.14516, eq. 12: DPO without its beta, and both rewards regressed to +-1/2
+        return -log_sigmoid(delta) + (won - 1 / (2 * beta)) ** 2 + (lost + 1 / (2 * beta)) ** 2
     raise KeyError(name)
 
 
@@ -108,7 +118,7 @@ def _reference_free(name, chosen):
 
 def pairs():
     names = ("exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "discopop", "sigmoid_norm",
-             "forward_kl", "js_divergence", "alpha_divergence", "xpo")  # fmt: skip
+             "forward_kl", "js_divergence", "alpha_divergence", "xpo", "dpop", "tdpo1", "tdpo2", "cal_dpo")  # fmt: skip
     for name in names:
         yield name, lambda x, n=name: _dpo(n, x).mean(), X["chosen"]
     for name in ("simpo_smoothed", "cpo_smoothed", "alphapo", "tpo_l"):
@@ -174,7 +184,69 @@ def geo_mean(logp):
     return (-A[:, 0] * ratio).mean()
 
 
-TOKENS = (vespo, bias_corrected_kl, a2po, nash_md, iw_opd, self_distillation_sampled, geo_mean)
+# --- papers whose losses of tokens no peer has
+
+
+def topr(logp):
+    """arXiv:2503.14286, section 3: the ratio of the response, cut to [0, 1], for negative ones alone."""
+    ratio = np.exp(((LOGP - OLD) * MASK).sum(1, keepdims=True))
+    weight = np.where(A > 0, 1.0, np.clip(ratio, 0.0, 1.0))
+    return (-weight * A * logp * MASK).sum() / MASK.sum()
+
+
+def ce_gppo(logp):
+    """arXiv:2509.20712, its four cases: gradients beta (1 - eps) and beta (1 + eps) beyond the bounds."""
+    total = 0.0
+    for b, t in zip(*np.nonzero(MASK), strict=True):
+        ratio, at, a = np.exp(logp[b, t] - OLD[b, t]), np.exp(LOGP[b, t] - OLD[b, t]), A[b, 0]
+        if at < 0.8 and a < 0:
+            ratio = 0.75 * 0.8 / at * ratio
+        elif at > 1.28 and a > 0:
+            ratio = 0.5 * 1.28 / at * ratio
+        total -= ratio * a
+    return total / MASK.sum()
+
+
+def gvpo(logp):
+    """arXiv:2504.19599, section 3: the square of both sides' distances from their means, by G - 1; mean of groups."""
+    log, losses = ((logp - OLD) * MASK).sum(1), []
+    for g in (0, 1):
+        rows = X["group_ids"] == g
+        gap = 0.3 * (log[rows] - log[rows].mean()) - (X["rewards"][rows] - X["rewards"][rows].mean())
+        losses.append(0.5 * (gap**2).sum() / (rows.sum() - 1))
+    return np.mean(losses)
+
+
+def _clipped(logp, low, high):
+    ratio = np.exp(logp - OLD)
+    return (np.maximum(-A * ratio, -A * np.clip(ratio, low, high)) * MASK).sum() / MASK.sum()
+
+
+def dcpo(logp):
+    """arXiv:2509.02333, section 3.1: |p - q| p <= eps q^2, solved for p / q."""
+    q = np.exp(OLD)
+    low = [[(x + math.sqrt(max(x * x - 4 * 0.16 * x, 0.0))) / (2 * x) for x in row] for row in q]
+    high = [[min((x + math.sqrt(x * x + 4 * 0.2 * x)) / (2 * x), 10.0) for x in row] for row in q]
+    return _clipped(logp, np.asarray(low), np.asarray(high))
+
+
+def _bapo_search():
+    """arXiv:2510.18927, its algorithm: bounds widen until positive tokens have their share."""
+    ratio, low, high = np.exp(LOGP - OLD), 0.6, 1.2
+    while True:
+        good = (np.minimum(ratio, high) * A * MASK)[np.broadcast_to(A > 0, MASK.shape)].sum()
+        bad = -(np.maximum(ratio, low) * A * MASK)[np.broadcast_to(A < 0, MASK.shape)].sum()
+        if good >= 0.84 * bad or high >= 3.0 - 1e-9:
+            return low, high
+        low, high = (low + 0.05, high) if low < 0.9 - 1e-9 else (low, high + 0.05)
+
+
+def bapo(logp):
+    return _clipped(logp, *_bapo_search())
+
+
+TOKENS = (vespo, bias_corrected_kl, a2po, nash_md, iw_opd, self_distillation_sampled, geo_mean, topr, ce_gppo, gvpo,
+          dcpo, bapo)  # fmt: skip
 
 
 # --- TRL's self-distillation and GOLD: of logits [B, T, V]
@@ -344,7 +416,57 @@ def adaptive():
     return kl + out
 
 
+def self_normalised():
+    """Mahmood et al. 2014, eq. 2, over the sequences of a group."""
+    ratio, out = np.exp(((OLD - SAMPLER) * MASK).sum(1)), np.zeros(6)
+    for g in (0, 1):
+        rows = X["group_ids"] == g
+        out[rows] = ratio[rows] * rows.sum() / ratio[rows].sum()
+    return out[:, None] * MASK
+
+
+def vapo():
+    """arXiv:2504.05118, sections 3.1 and 3.2: lambda by length for the policy, 1 for the critic; alpha 0.4."""
+    out = np.zeros((2, 6, 4))
+    for b in range(6):
+        place = np.flatnonzero(MASK[b])
+        reward = np.where(np.arange(len(place)) == len(place) - 1, X["rewards"][b], 0.0)
+        value = np.append(X["values"][b, place], 0.0)
+        delta = reward + value[1:] - value[:-1]
+        lam = max(1 - 1 / (0.4 * len(place)), 0.0)
+        for k, t in enumerate(place):
+            out[0, b, t] = sum(lam ** (j - k) * delta[j] for j in range(k, len(place)))
+            out[1, b, t] = reward[k:].sum()
+    return out
+
+
+def dcpo_advantages():
+    """arXiv:2509.02333, section 3.2: two steps of one prompt's rewards; the second's advantages."""
+    steps = np.stack([X["rewards"][:3], X["rewards"][3:]])
+    means, spreads = steps.mean(1), steps.std(1, ddof=1)
+    both = math.sqrt((spreads**2).mean() + (means[1] - means[0]) ** 2 / 4)
+    new, whole = (steps[1] - means[1]) / spreads[1], (steps[1] - means.mean()) / both
+    first, second = (new + whole) / 2, (new + whole) / 2
+    return np.where(np.abs(first) < np.abs(second), first, second)
+
+
+def dcpo_third():
+    """The same with the first step counted twice before: blends of a third and two thirds."""
+    steps = np.stack([X["rewards"][:3], X["rewards"][:3], X["rewards"][3:]])
+    mean, variance = steps[0].mean(), steps[0].var(ddof=1)
+    new_mean, new_variance = steps[2].mean(), steps[2].var(ddof=1)
+    both = math.sqrt((2 * variance + new_variance + 2 / 3 * (new_mean - mean) ** 2) / 3)
+    new, whole = (steps[2] - new_mean) / math.sqrt(new_variance), (steps[2] - (2 * mean + new_mean) / 3) / both
+    first, second = (2 * new + whole) / 3, (new + 2 * whole) / 3
+    return np.where(np.abs(first) < np.abs(second), first, second)
+
+
 ARRAYS = {
+    "self_normalised": self_normalised,
+    "vapo": vapo,
+    "bapo_bounds": _bapo_search,
+    "dcpo_advantages": dcpo_advantages,
+    "dcpo_third": dcpo_third,
     "optimal_token_baseline": lambda: optimal_token_baseline(MASK, False),
     "tir_optimal_token_baseline": lambda: optimal_token_baseline(X["hole_mask"], True),
     "grpo_passk": grpo_passk,

@@ -1,4 +1,4 @@
-"""Agreement with TRL, verl and OpenRLHF where they are not installed: numbers of tests/golden/derived.json.
+"""Agreement with TRL, verl, OpenRLHF and papers, none of them installed: numbers of tests/golden/derived.json.
 
 Every stored value appears here, value and gradient (the stored gradients are differences, without autodiff).
 """
@@ -15,9 +15,9 @@ import pytest
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import baseline, group, returns
 from jaxrl_llm.data.pieces import agreed_pieces
-from jaxrl_llm.losses import correction, distill, entropy, kl, off_policy, preference, ranking, sequence
+from jaxrl_llm.losses import correction, distill, entropy, kl, off_policy, policy, preference, ranking, sequence
 from tests import close
-from tests.golden.make_derived import COLLISION, GOLD_MEAN, OTHER, OWN, UNTIED
+from tests.golden.make_derived import CHOSEN_KL, COLLISION, GOLD_MEAN, OTHER, OWN, REJECTED_KL, UNTIED
 from tests.losses.test_peers import GOLDEN as _PEERS
 from tests.losses.test_peers import IN, LOGP, MASK, OLD, REF, SAMPLER, A
 
@@ -100,6 +100,9 @@ def _gold_of_pieces(student, teacher, mask):
 
 TOP_TAIL = partial(distill.top_k_distillation_loss, k=2, tail=True)
 SHIFT = 0.1 * jnp.sum(IN["chosen"] - IN["ref_chosen"]) / 4
+KLS = {
+    "chosen_kl": jnp.asarray(CHOSEN_KL, jnp.float32), "rejected_kl": jnp.asarray(REJECTED_KL, jnp.float32)
+}  # fmt: skip
 CHANCE = jax.nn.sigmoid(REWARDS)
 LOSSES = {
     "exo_pair": _pairs(preference.exo_loss, label_smoothing=0.1),
@@ -126,6 +129,10 @@ LOSSES = {
         preference.f_dpo_loss, slope=partial(preference.alpha_divergence_slope, alpha=0.95)
     ),
     "xpo": ("chosen", _from_reference),
+    "dpop": _pairs(preference.dpop_loss, beta=0.1, penalty=5.0),
+    "tdpo1": _pairs(preference.tdpo1_loss, **KLS),
+    "tdpo2": _pairs(preference.tdpo2_loss, **KLS, alpha=0.7),
+    "cal_dpo": _pairs(preference.cal_dpo_loss),
     "simpo_smoothed": _free(preference.simpo_loss, beta=0.3, gamma=0.6, label_smoothing=0.2),
     "cpo_smoothed": _free(preference.cpo_loss, beta=0.3, likelihood_weight=0.0, label_smoothing=0.2),
     "alphapo": _free(preference.alphapo_loss, beta=2.0, gamma=0.5, alpha=0.25),
@@ -156,6 +163,11 @@ LOSSES = {
     "geo_mean": _tokens(
         lambda x: sequence.gmpo_loss(x, OLD, A, MASK, clip_low=0.1, clip_high=0.27).loss, "seq_mean"
     ),
+    "topr": _tokens(lambda x: off_policy.topr_loss(x, OLD, A, MASK).loss),
+    "ce_gppo": _tokens(lambda x: policy.ce_gppo_loss(x, OLD, A, MASK, clip_high=0.28, high_weight=0.5).loss),
+    "gvpo": _tokens(lambda x: off_policy.gvpo_loss(x, OLD, REWARDS, IDS, MASK, beta=0.3).loss, "seq_mean"),
+    "dcpo": _tokens(lambda x: policy.dcpo_loss(x, OLD, A, MASK).loss),
+    "bapo": _tokens(lambda x: policy.bapo_loss(x, OLD, A, MASK, target=0.84).loss),
     "sdpo_reverse": _distill(distill.sdpo_loss),
     "sdft_jsd": _distill(distill.sdft_loss),
     "sdft_top_2": _distill(distill.sdft_loss, k=2),
@@ -196,7 +208,19 @@ def _adaptive():
     return jnp.stack(out)
 
 
+def _smoothed(steps):
+    """The second group's rewards as those of one prompt, which had the first group's before."""
+    mean, deviation = (jnp.full(3, f(IN["rewards"][:3])) for f in (jnp.mean, partial(jnp.std, ddof=1)))
+    earlier = group.RewardStatistics(jnp.full(3, float(steps)), mean, deviation)
+    return group.smoothed_advantages(REWARDS[3:], jnp.zeros(3, jnp.int32), earlier)[0]
+
+
 ARRAYS = {
+    "self_normalised": lambda: correction.self_normalised_weights(RATIO(level="sequence"), IDS, MASK),
+    "vapo": lambda: returns.length_adaptive_gae_advantages(SCORES, IN["values"], jnp.zeros(6), MASK, alpha=0.4),
+    "bapo_bounds": lambda: policy.bapo_bounds(jnp.exp(LOGP - OLD), A, MASK, target=0.84),
+    "dcpo_advantages": lambda: _smoothed(1),
+    "dcpo_third": lambda: _smoothed(2),
     "optimal_token_baseline": lambda: _optimal(baseline.optimal_token_advantages, MASK),
     "tir_optimal_token_baseline": lambda: _optimal(baseline.optimal_trained_token_advantages, HOLE),
     "grpo_passk": lambda: group.best_minus_second_advantages(REWARDS, IDS),

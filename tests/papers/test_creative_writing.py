@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import creative_writing
 from experiments.reward_models.parts import adversarial_rules as rules
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
@@ -80,3 +81,76 @@ def test_labels_order_pairs():
     pairs = rules.draw_labelled_pairs(text.LANGUAGE, jax.random.key(0), 400, error_rate=0.0, strict=True)
     first, second = (rules.strict_label(text.attributes(pairs.prompts, x)) for x in (pairs.first, pairs.second))
     assert not (second & ~first).any() and (first & ~second).any()
+
+
+# --- labels of agents that look up and debate
+
+
+def test_worked_retrieval_and_debate():
+    known = jnp.array([[0.0] * 5, [0.5] * 5, [1.0] * 5])
+    close.assert_near(rules.retrieved(jnp.array([[0.1, 0.9, 0.8]]), known, nearest=2), [[0.75] * 5])
+    first = jnp.array([[0.9, 0.9, 0.1, 0.9, 0.3]])
+    again = jnp.broadcast_to(jnp.array([0.9, 0.9, 0.6, 0.9, 0.0]), (1, 4, 5))
+    # charged: the third (0.35), the fifth (0.15), the fifth again (0.1, settled), the third again (1.3 / 3, settled)
+    stands, argued = rules.debated(first, again)
+    assert stands.tolist() == [[False, False, False, False, True]] and argued.tolist() == [[0, 0, 2, 0, 2]]
+    none, nobody = rules.debated(first, again[:, :0])
+    assert none.tolist() == [[False, False, True, False, False]] and not nobody.any()
+
+
+def test_a_debate_is_a_running_mean_of_what_was_argued():
+    rng = np.random.default_rng(0)
+    opinions, readings = rng.random((30, 5)), rng.random((30, 12, 5))
+    stands, argued = rules.debated(jnp.asarray(opinions, jnp.float32), jnp.asarray(readings, jnp.float32), level=0.4)
+    for row in range(30):
+        heard = [[x] for x in opinions[row]]
+        for reading in readings[row]:
+            still = [k for k in range(5) if len(heard[k]) < 3]
+            if still:
+                worst = min(still, key=lambda k: np.mean(heard[k]))
+                heard[worst].append(reading[worst])
+        assert argued[row].tolist() == [len(x) - 1 for x in heard] == [2] * 5  # ten rounds settle all of them
+        assert stands[row].tolist() == [bool(np.mean(x) < 0.4) for x in heard]
+
+
+def test_similarity_is_the_cosine_of_counts():
+    _, replies = text.draw_behaviour(jax.random.key(3), 12)
+    found = np.asarray(rules.similarity(text.LANGUAGE, replies, replies[:5]))
+    said = [[t for t in row if t != text.END] for row in np.asarray(replies).tolist()]
+    counts = np.array([[row.count(t) for t in range(text.VOCABULARY)] for row in said], float)
+    norm = np.linalg.norm(counts, axis=1)
+    np.testing.assert_allclose(found, (counts @ counts[:5].T) / (norm[:, None] * norm[None, :5]), atol=1e-5)
+    empty = jnp.full((1, text.RESPONSE_TOKENS), text.END)
+    assert not rules.similarity(text.LANGUAGE, empty, replies).any()
+
+
+def test_debates_err_less_than_first_readings():
+    prompts, replies = text.draw_behaviour(jax.random.key(0), 2000)
+    asked, known = text.draw_behaviour(jax.random.key(1), 64)
+    store = known, text.attributes(asked, known)
+    true = rules.strict_label(text.attributes(prompts, replies))
+
+    def errors(**sizes):
+        said = rules.debated_label(text.LANGUAGE, jax.random.key(2), prompts, replies, store, **sizes)
+        return float((said != true).mean())
+
+    many, none, exact = errors(rounds=6), errors(rounds=0), errors(noise=0.0, trust=0.0)
+    assert exact == 0.0 < many < none - 0.02
+
+
+def test_rounds_of_play_are_one_loop_of_the_program():
+    def equations(rounds):
+        traced = jax.make_jaxpr(lambda key: rules.play(text.LANGUAGE, key, (2, 12), rounds=rounds).rules)
+        return len(traced(jax.random.key(0)).eqns)
+
+    assert equations(3) == equations(30)
+
+
+def test_every_kind_of_labels_orders_its_pairs_otherwise():
+    def first(arm):
+        settings = creative_writing.Settings(**creative_writing.ARMS[arm])
+        sizes = {"rounds": settings.arguments, "trust": settings.trust}
+        return np.asarray(rules.draw_debated_pairs(text.LANGUAGE, jax.random.key(0), 200, **sizes).first)
+
+    arms = [first(arm) for arm in ("rm_debate", "no_retrieval", "one_reading")]
+    assert all((arms[i] != arms[j]).any() for i in range(3) for j in range(i))

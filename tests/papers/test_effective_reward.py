@@ -1,9 +1,15 @@
 """Clip and Delta: bounded rewards of steps, by the paper's numbers."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from experiments.reward_models import effective_reward
+from experiments.reward_models.parts import progress_verifier, step_labels
 from jaxrl_llm.advantages import process
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.verifiers import steps as reader
 from tests import close
 
 SCORES = jnp.array([[0.9, 0.7, 0.8, 0.6]])
@@ -43,3 +49,39 @@ def test_returns_are_bounded_and_nothing_leaks_from_missing_steps():
     close.assert_near(_returns(both), np.where(valid, np.minimum(scores - 0.5, 0), 0))
     none = process.delta_steps(SCORES, jnp.zeros((1, 4), bool))
     assert not none.any()
+
+
+def test_a_head_fits_labels_as_a_regression_in_numpy_does():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(60, 3))
+    labels = (features @ [1.0, -2.0, 0.5] + 3 * rng.normal(size=60) > 0.3).astype(float)
+    weight = (rng.random(60) < 0.7).astype(float)
+    found = progress_verifier.fit_head(*(jnp.asarray(x, jnp.float32) for x in (features, labels, weight)))
+    wide, theta = np.c_[features, np.ones(60)], np.zeros(4)
+    for _ in range(50):  # Newton's steps to the optimum
+        chance = 1 / (1 + np.exp(-wide @ theta))
+        hessian = (wide * (weight * chance * (1 - chance))[:, None]).T @ wide
+        theta += np.linalg.solve(hessian, wide.T @ (weight * (labels - chance)))
+    np.testing.assert_allclose(np.r_[found.weight, found.bias], theta, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_learned_step_model_tells_right_steps_of_new_samples_from_wrong_ones():
+    settings = recipes.OnlineSettings(levels=(2,), train_problems=192, eval_problems=4, max_new_tokens=24)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
+    fit = jax.jit(progress_verifier.make_step_model(settings, prompts=128, most=3))
+    model = fit(found.model.params, jax.random.key(0))
+    rows, _ = progress_verifier.sampled_rows(found, settings, found.model.params, jax.random.key(9), prompts=192)
+    steps, right = step_labels.label(stepped, rows)
+    labels, valid = reader.per_step(right.astype(jnp.float32), steps, most=3)
+    scores, _, there = progress_verifier.step_success(found, model, rows, steps, most=3)
+    assert (valid == there).all()
+    said, true = np.asarray(scores)[valid], np.asarray(labels)[valid] > 0.5
+    pairs = said[true][:, None] > said[~true][None, :]
+    assert true.any() and (~true).any() and pairs.mean() > 0.65  # the area under its curve; of chance 0.5
+
+
+def test_the_learned_arms_differ_in_their_scores_alone():
+    base = effective_reward.Settings()
+    assert base.learned_from == 0 and effective_reward.ARMS["learned"] == {"learned_from": 256}
+    assert effective_reward.ARMS["learned_naive"]["shape"] is effective_reward.ARMS["naive"]["shape"]

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models.parts import progress_verifier
+from experiments.reward_models.parts import progress_verifier, step_labels
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.verifiers import steps as reader
 from tests import close
 
 
@@ -47,6 +48,87 @@ def test_soft_labels():
     weight = jnp.array([1.0, 1.0, 0.0])
     slope = jax.grad(progress_verifier.soft_label_loss)(logits, rates, weight)
     close.assert_near(slope, [0.125, 0.0, 0.0])  # (sigmoid - rate) / count
+
+
+def test_worked_pits():
+    rates = jnp.array([[0.5, 0.0, 0.25], [0.5, 0.5, 0.5], [0.0, 0.0, 0.0]])
+    there = jnp.array([[True, True, True], [True, True, False], [True, False, False]])
+    pit = progress_verifier.first_pit(rates, there)
+    assert pit.tolist() == [1, 1, 0]
+    more = jnp.array([[1.0, 0.5], [0.0, 0.25], [1.0, 1.0]])
+    found, weight = progress_verifier.covered(rates, there, pit, more, first=2, added=2)
+    # of four completions three, of four one; at the prompt all six: (0 + 2 + 2) / 6
+    close.assert_near(found, [[0.75, 0.25, 0.25], [0.25, 0.375, 0.5], [4 / 6, 0.0, 0.0]])
+    close.assert_near(weight, [[1, 1, 0], [1, 1, 0], [1, 0, 0]])
+
+
+def test_coverage_is_the_rate_of_all_completions():
+    rng = np.random.default_rng(1)
+    first, added = 3, 5
+    hits = rng.integers(0, first + 1, (40, 5))
+    count = rng.integers(1, 6, 40)  # prefixes of each response
+    there = np.arange(5)[None, :] < count[:, None]
+    extra = rng.integers(0, added + 1, (40, 2))
+    pit = progress_verifier.first_pit(jnp.asarray(hits / first, jnp.float32), jnp.asarray(there))
+    found, weight = progress_verifier.covered(
+        jnp.asarray(hits / first, jnp.float32), jnp.asarray(there), pit, jnp.asarray(extra / added, jnp.float32),
+        first=first, added=added,
+    )  # fmt: skip
+    for b in range(40):
+        zeros = [k for k in range(count[b]) if hits[b, k] == 0]
+        at = zeros[0] if zeros else count[b] - 1
+        assert int(pit[b]) == at
+        done, of = hits[b].astype(float), np.full(5, float(first))
+        for k, place in enumerate((max(at - 1, 0), at)):
+            done[place] += extra[b, k]
+            of[place] += added
+        close.assert_near(found[b], done / of)
+        assert np.asarray(weight[b]).tolist() == [float(k <= at) for k in range(5)]
+
+
+def test_the_state_behind_a_step():
+    steps = reader.Steps(
+        jnp.array([[0, 0, 0, 0, 1, 1]]), None, jnp.array([[False, False, False, True, False, True]]), None, None
+    )
+    hidden = jnp.arange(6, dtype=jnp.float32)[None, :, None] * jnp.ones((1, 1, 2))
+    at = [progress_verifier.behind_steps(hidden, steps, k, 1)[0, 0].item() for k in range(3)]
+    assert at == [1.0, 3.0, 5.0]  # the prompt ends at 1
+    assert progress_verifier.behind_steps(hidden, steps, jnp.array([2]), 1)[0].tolist() == [5.0, 5.0]
+
+
+def test_no_more_completions_are_spent_around_pits():
+    there = jnp.array([[True, True, True, False]])
+    spent = []
+
+    def measured(count, number, drawn):
+        spent.append((count, np.asarray(number).tolist()))
+        return jnp.array([0.0 if number == 2 else 0.5])
+
+    rates, weights = progress_verifier.around_pits(measured, there, 7)
+    # three at each of four prefixes; the pit is behind two steps: eight there, eight one step before
+    assert spent == [(3, 0), (3, 1), (3, 2), (3, 3), (8, [1]), (8, [2])] and 12 + 16 <= 4 * 7
+    close.assert_near(rates, [[0.5, 0.5, 0.0, 0.5]])
+    assert weights.tolist() == [[1.0, 1.0, 1.0, 0.0]]
+    with pytest.raises(ValueError, match="completions=1 must be at least 2"):
+        progress_verifier.around_pits(measured, there, 1)
+
+
+@pytest.mark.slow
+def test_a_verifier_of_pits_tells_lost_prefixes_from_open_ones():
+    """Its chance is higher behind right first steps than behind wrong ones, and nothing behind a pit was weighed."""
+    settings = recipes.OnlineSettings(levels=(2,), train_problems=64, eval_problems=4, max_new_tokens=24)
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
+    fit = progress_verifier.make_verifier(
+        settings, prompts=48, completions=6, most=2, spend=progress_verifier.around_pits
+    )
+    verifier = jax.jit(fit)(jax.random.key(0))
+    rows, _ = progress_verifier.sampled_rows(found, settings, found.model.params, jax.random.key(9), prompts=64)
+    steps, right = step_labels.label(stepped, rows)
+    after, before, valid = progress_verifier.step_success(found, verifier, rows, steps, most=2)
+    labels, _ = reader.per_step(right.astype(jnp.float32), steps, most=2)
+    first, good = np.asarray(after[:, 0])[valid[:, 0]], np.asarray(labels[:, 0])[valid[:, 0]] > 0.5
+    assert good.any() and (~good).any() and first[good].mean() > first[~good].mean() + 0.1
+    assert np.isfinite(float(verifier.loss))
 
 
 @pytest.mark.slow

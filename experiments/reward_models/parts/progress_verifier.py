@@ -1,7 +1,8 @@
-"""A process verifier that predicts how likely a prover is to finish a partial solution, and rewards for progress.
+"""Process verifiers on the base model's hidden states: a prover's chance of success, and whether a step is right.
 
 The prover is the base model, a hotter or a taught one. Its chance of success at a prefix is measured by completions,
-learnt by a head on the base model's hidden states, and read off by that head while a policy trains.
+learnt by a head on the base model's hidden states, and read off by that head while a policy trains. The right steps
+of a policy's own samples teach another such head, a process reward model.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from experiments.reward_models.parts import step_labels
 from jaxrl_llm.advantages import process
@@ -89,51 +90,156 @@ def measured_success(
     return jnp.sum(right.reshape(-1, completions).astype(jnp.float32), axis=1) / completions
 
 
+def sampled_rows(
+    found: Bench, settings: OnlineSettings, params: Params, key: Key, *, prompts: int
+) -> tuple[Trajectories, Float[Array, "B T D"]]:
+    """Two responses of a model to each of some training prompts, and the base model's hidden states of them."""
+    roll = recipes.rollout_of(settings, found, group_size=2)
+    count = found.train.tokens.shape[0]
+    ids = jax.random.permutation(jax.random.fold_in(key, 0), count)[:prompts].astype(jnp.int32)
+    rows = roll(params, found.train.tokens[ids], found.train.valid[ids], sample_keys(key, 0, ids, 2), ids)
+    return rows, step_labels.final_hidden(found.model.policy, found.model.params, rows)
+
+
+def behind_steps(
+    hidden: Float[Array, "B T D"], steps: reader.Steps, kept: Array | int, start: int
+) -> Float[Array, "B D"]:
+    """The hidden state at the end of step ``kept`` (1 is the first; one number, or one a row), at 0 of the prompt."""
+    kept = jnp.broadcast_to(jnp.asarray(kept, jnp.int32), hidden.shape[:1])
+    end = jnp.argmax(steps.ends & (steps.ids == kept[:, None] - 1), axis=1)
+    at = jnp.where(kept == 0, start, end)
+    return jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
+
+
+def first_pit(rates: Float[Array, "B K"], there: Bool[Array, "B K"]) -> Int[Array, " B"]:
+    """The first prefix that no completion finished rightly; the last one there is, where all were finished.
+
+    Args:
+      rates: measured chances of success behind 0, 1, 2 ... steps.
+      there: which of these prefixes a response has; it always has the first, the prompt alone.
+
+    From "Rewarding Progress: Scaling Automated Process Verifiers for LLM Reasoning", arXiv:2410.08146, appendix D.
+
+    >>> import jax.numpy as jnp
+    >>> first_pit(jnp.array([[0.5, 0.0, 0.25], [0.5, 0.5, 0.0]]), jnp.array([[True] * 3, [True, True, False]])).tolist()
+    [1, 1]
+    """
+    pit = (rates <= 0) & there
+    last = jnp.sum(there.astype(jnp.int32), axis=1) - 1
+    return jnp.where(jnp.any(pit, axis=1), jnp.argmax(pit, axis=1), last).astype(jnp.int32)
+
+
+def covered(
+    rates: Float[Array, "B K"], there: Bool[Array, "B K"], pit: Int[Array, " B"], more: Float[Array, "B 2"],
+    *, first: int, added: int,
+) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:  # fmt: skip
+    """``(rates, weights)`` once ``added`` completions were spent on the pit and on the prefix before it.
+
+    A prefix's rate is that of all its completions, of which ``first`` were there; prefixes behind the pit have weight
+    0. ``more`` holds the added completions' rates before the pit and at it; a pit at the prompt has both.
+
+    From "Rewarding Progress", arXiv:2410.08146, appendix D: a long solution beyond its first mistake says little.
+    Differs from the paper in that the coverage is spent evenly on two prefixes.
+
+    >>> import jax.numpy as jnp
+    >>> given = jnp.array([[0.5, 0.0, 0.25]]), jnp.ones((1, 3), bool), jnp.array([1]), jnp.array([[1.0, 0.5]])
+    >>> [x[0].tolist() for x in covered(*given, first=2, added=2)]
+    [[0.75, 0.25, 0.25], [1.0, 1.0, 0.0]]
+    """
+    place = jnp.arange(rates.shape[1], dtype=jnp.int32)[None, :]
+    total, count = rates * first, jnp.full(rates.shape, first, jnp.float32)
+    for k, at in enumerate((jnp.maximum(pit - 1, 0), pit)):
+        here = place == at[:, None]
+        total = total + jnp.where(here, more[:, k : k + 1] * added, 0.0)
+        count = count + jnp.where(here, float(added), 0.0)
+    return total / count, (there & (place <= pit[:, None])).astype(jnp.float32)
+
+
+Measured = Callable[[int, Array | int, int], Float[Array, " B"]]  # (completions, steps kept, of the draw) -> rates
+
+
+def everywhere(measured: Measured, there: Bool[Array, "B K"], completions: int) -> tuple[Array, Array]:
+    """``(rates, weights)`` of all prefixes of 0, 1, 2 ... steps, each by as many completions."""
+    rates = jnp.stack([measured(completions, k, k) for k in range(there.shape[1])], axis=1)
+    return rates, there.astype(jnp.float32)
+
+
+def around_pits(measured: Measured, there: Bool[Array, "B K"], completions: int) -> tuple[Array, Array]:
+    """``everywhere`` with half of the completions, which look for each ``first_pit``; the others are spent around it.
+
+    Prefixes behind it have weight 0. In all there are no more completions.
+
+    Raises:
+      ValueError: for fewer than two completions.
+    """
+    if completions < 2:
+        raise ValueError(f"completions={completions} must be at least 2: half of them look for the first mistake")
+    width, first = there.shape[1], completions // 2
+    rates, _ = everywhere(measured, there, first)
+    added, pit = (completions - first) * width // 2, first_pit(rates, there)
+    around = (jnp.maximum(pit - 1, 0), pit)
+    more = jnp.stack([measured(added, k, width + n) for n, k in enumerate(around)], axis=1)
+    return covered(rates, there, pit, more, first=first, added=added)
+
+
 def make_verifier(
-    settings: OnlineSettings, *, prompts: int, completions: int, most: int, prover: Prover = BASE
-) -> Callable[[Key], Verifier]:
+    settings: OnlineSettings, *, prompts: int, completions: int, most: int, prover: Prover = BASE,
+    spend: Callable[[Measured, Array, int], tuple[Array, Array]] = everywhere,
+) -> Callable[[Key], Verifier]:  # fmt: skip
     """``fit(key)``: completions of the prefixes of two responses to each of some training prompts, then the head.
 
     The key is the seed's own: every seed has its own prefixes, completions and head.
 
     Args:
       most: steps of a response whose ends are prefixes; the prompt alone is one, too.
+      spend: which prefixes are completed how often, ``everywhere`` or ``around_pits``.
     """
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
-    roll = recipes.rollout_of(settings, found, group_size=2)
     own = settings.temperature * prover.temperature
 
     def examples(params, key):
-        count = found.train.tokens.shape[0]
-        ids = jax.random.permutation(jax.random.fold_in(key, 0), count)[:prompts].astype(jnp.int32)
-        tokens, valid = found.train.tokens[ids], found.train.valid[ids]
-        rows = roll(found.model.params, tokens, valid, sample_keys(key, 0, ids, 2), ids)
+        rows, hidden = sampled_rows(found, settings, found.model.params, key, prompts=prompts)
         steps, _ = step_labels.label(stepped, rows)
-        hidden = step_labels.final_hidden(found.model.policy, found.model.params, rows)
-        features, rates, weights = [], [], []
-        for k in range(most + 1):  # k steps are kept
-            keep = rows.mask & steps.inside & (steps.ids < k)
-            there = steps.count >= k
-            at = jnp.where(k == 0, tokens.shape[1] - 1, jnp.argmax(steps.ends & (steps.ids == k - 1), axis=1))
-            features.append(jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0])
-            rates.append(
-                measured_success(
-                    found,
-                    settings,
-                    rows,
-                    keep,
-                    completions=completions,
-                    params=params,
-                    temperature=own,
-                    key=jax.random.fold_in(key, 100 + k),
-                )  # fmt: skip
-            )
-            weights.append(there.astype(jnp.float32))
-        return jnp.concatenate(features), jnp.concatenate(rates), jnp.concatenate(weights)
+
+        def measured(count, number, drawn):
+            keep = rows.mask & steps.inside & (steps.ids < jnp.asarray(number, jnp.int32).reshape(-1, 1))
+            return measured_success(
+                found, settings, rows, keep, completions=count, params=params, temperature=own,
+                key=jax.random.fold_in(key, 100 + drawn),
+            )  # fmt: skip
+
+        start = found.train.tokens.shape[1] - 1
+        features = jnp.stack([behind_steps(hidden, steps, k, start) for k in range(most + 1)], axis=1)
+        there = steps.count[:, None] >= jnp.arange(most + 1, dtype=jnp.int32)[None, :]
+        rates, weights = spend(measured, there, completions)
+        return features.reshape(-1, features.shape[-1]), rates.reshape(-1), weights.reshape(-1)
 
     def fit(key):
         params = prover_params(found, settings, prover, jax.random.fold_in(key, 1))
         return fit_head(*examples(params, jax.random.fold_in(key, 2)))
+
+    return fit
+
+
+def make_step_model(settings: OnlineSettings, *, prompts: int, most: int) -> Callable[[Params, Key], Verifier]:
+    """``fit(params, key)``: a head that tells from the base model's hidden states whether the step that ends is right.
+
+    Its examples are the first ``most`` steps of two responses of ``params`` to each of some training prompts, with the
+    labels of the reference, by which a repeated right step is right: what the head learns pays for repeating, too.
+
+    From "On Designing Effective RL Reward at Training Time for LLM Reasoning", arXiv:2410.15115, section 3: a process
+    reward model is a classifier of steps. Differs from the paper, whose labels are success rates of completions and
+    whose model is one of language.
+    """
+    found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
+
+    def fit(params, key):
+        rows, hidden = sampled_rows(found, settings, params, key, prompts=prompts)
+        steps, right = step_labels.label(stepped, rows)
+        labels, valid = reader.per_step(right.astype(jnp.float32), steps, most=most)
+        features = jnp.stack([behind_steps(hidden, steps, k + 1, 0) for k in range(most)], axis=1)
+        flat = features.reshape(-1, features.shape[-1]), labels.reshape(-1), valid.astype(jnp.float32).reshape(-1)
+        return fit_head(*flat)
 
     return fit
 
