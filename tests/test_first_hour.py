@@ -49,6 +49,11 @@ def test_help_needs_no_family_and_no_file(command, words, capsys):
     assert all(word in text for word in words) and "parts" not in text.splitlines()[-1]
 
 
+@pytest.mark.parametrize("command", ["doctor", "pilot", "certify", "atlas", "rejudge", "pages"])
+def test_help_is_no_file(command, capsys):
+    assert commands.main([command, "--help"]) == 0 and f"  {command} " in capsys.readouterr().out
+
+
 def test_a_mesh_without_devices_says_how_to_simulate_them():
     with pytest.raises(UserError, match="XLA_FLAGS=--xla_force_host_platform_device_count=16 simulates that many"):
         meshes.parse_mesh("data=4,fsdp=4")

@@ -24,6 +24,12 @@ def main(arguments: list[str]) -> int:
     quiet.quieten()
     try:
         match arguments:
+            case ["--help" | "-h"] | [
+                "doctor" | "pilot" | "certify" | "atlas" | "rejudge" | "pages" | "systems",
+                "--help" | "-h",
+            ]:
+                print(USAGE)
+                return 0
             case ["doctor", path]:
                 return doctor.doctor(path)
             case ["pilot", path, *rest] if not path.startswith("-"):
@@ -53,9 +59,6 @@ def main(arguments: list[str]) -> int:
             case ["compare" | "sweep" as command, "--help" | "-h", *_]:
                 print(USAGE)
                 print(compare.usage() if command == "compare" else sweep.usage())
-                return 0
-            case ["--help" | "-h"] | ["doctor" | "pilot" | "certify" | "atlas" | "rejudge" | "pages", "--help" | "-h"]:
-                print(USAGE)
                 return 0
         first = USAGE.splitlines()[0]
         raise UserError(f"cannot read {' '.join(arguments)!r}; {first}; --help lists them" if arguments else first)

@@ -172,6 +172,53 @@ def test_a_record_of_the_old_instrument_counts_as_a_try():
     assert provenance.first_seed({"instrument": {"registered": "b", "tries": 2}}, "a") == (300, 3)
 
 
+def piloted(monkeypatch, tmp_path, module, judge):
+    """A pilot of made-up seeds: problems, and the arms that it trained."""
+    curve = {0: [0.2, 0.2], 1: [0.3, 0.3], 2: [0.5, 0.5]}
+    trained = {}
+
+    def run_arms(options, resolved, built, identities, seeds, folder, **more):
+        trained.update(resolved)
+        found = {name: arm([0.5, 0.51], curve=curve) for name in resolved}
+        for one in found.values():
+            one.metrics["rm/accuracy"] = judge
+        return results.Results(found)
+
+    monkeypatch.setattr(store, "run_arms", run_arms)
+    monkeypatch.setattr(store, "identities", lambda *a, **k: {})
+    monkeypatch.setattr(pilot, "_iterations", lambda *a: None)
+    own = {name: tiny.Settings(**changes) for name, changes in tiny.ARMS.items()}
+    built = {name: tiny.build(one) for name, one in own.items()}
+    first = module.claim(made(baseline=[0.2] * 4, method=[0.3, 0.4] * 2, warm=[0.2] * 4))
+    return pilot.pilot(module, own, built, first, tmp_path), list(trained)
+
+
+def test_a_pilot_looks_at_the_judges_of_the_bed(place, tmp_path, monkeypatch):
+    """A judge of an arm that the primary part does not compare is trained and looked at, too."""
+    judged = made_module()
+    judged.BED = experiment.Bed(judges=(("warm", "rm/accuracy", 0.6),))
+    found, trained = piloted(monkeypatch, tmp_path, judged, [0.57, 0.59])
+    assert trained == ["method", "baseline", "warm"] and found["judges"] == {"rm/accuracy of warm": pytest.approx(0.58)}
+    assert found["problems"] == ["rm/accuracy of warm is 0.58, below 0.6: too near chance to judge by"]
+    found, _ = piloted(monkeypatch, tmp_path, judged, [0.57, 0.67])
+    assert found["problems"] == []
+    found, trained = piloted(monkeypatch, tmp_path, made_module(), [0.57, 0.59])
+    assert (found["problems"], found["judges"], trained) == ([], {}, ["method", "baseline"])
+
+
+def test_a_pilot_of_a_claim_of_no_difference_asks_for_its_margin(place, tmp_path, monkeypatch):
+    def alike(within):
+        def claim(found):
+            part = experiment.close(found, "eval/accuracy", "method", "baseline", within=within)
+            return experiment.conclude("", part)
+
+        return made_module(claim=claim)
+
+    assert piloted(monkeypatch, tmp_path, alike(0.03), [])[0]["problems"] == []
+    (problem,) = piloted(monkeypatch, tmp_path, alike(0.002), [])[0]["problems"]
+    assert "8 seeds give an interval of" in problem and "wider than the margin 0.002" in problem
+
+
 def test_a_run_that_was_seen_and_not_kept_counts_as_a_try(tmp_path):
     assert provenance.withheld(tmp_path) == {}
     (tmp_path / "results").mkdir()

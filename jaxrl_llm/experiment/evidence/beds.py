@@ -67,10 +67,16 @@ def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str
         found = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=learns)
         found = [f"{metric} of {baseline}: {x}" for x in found]
         found += _controls(results, metric, baseline, bed)
+    return found + judges_at_chance(results, bed)
+
+
+def judges_at_chance(results: Results, bed: Bed) -> list[str]:
+    """The judges of a bed whose mean over the seeds is below what the file asks of them."""
+    found = []
     for arm, name, least in bed.judges:
-        values = results.values(arm, name)
-        if not float(np.nanmean(values)) >= least:
-            found.append(f"{name} of {arm} is {np.nanmean(values):.3g}, below {least:g}: too near chance to judge by")
+        mean = float(np.nanmean(results.values(arm, name)))
+        if not mean >= least:
+            found.append(f"{name} of {arm} is {mean:.3g}, below {least:g}: too near chance to judge by")
     return found
 
 

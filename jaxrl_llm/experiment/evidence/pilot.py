@@ -127,11 +127,12 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     method, baseline = compared(module, claim)
     bed = getattr(module, "BED", None) or beds.Bed()
     healthy = bed.baseline or baseline  # a file whose baseline is sick by design says on which arm the bed is judged
-    pair = {name: resolved[name] for name in dict.fromkeys((method, baseline, healthy))}
+    judging = [arm for arm, _, _ in bed.judges]  # a judge at chance is known here, not after the record
+    pair = {name: resolved[name] for name in dict.fromkeys((method, baseline, healthy, *judging))}
     identities = store.identities(module, pair, built)
     found: dict[str, Any] = {"method": method, "baseline": baseline, "metric": claim.primary.metric}
     problems: list[str] = []
-    ends = {name: _iterations(built[name], 3) for name in pair}
+    ends = {name: _iterations(built[name], 3) for name in dict.fromkeys((method, baseline))}
     if all(x is not None for x in ends.values()) and method != baseline:
         (start, right, _), (_, left, acts) = ends[baseline], ends[method]
         found["update_difference"] = update_difference(left, right, start)
@@ -161,6 +162,8 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
         problems += [f"{metric} of {learner}: {x}" for x in said if "standard errors" not in x]  # of two seeds
         if not ends_at[-1] > ends_at[0]:
             problems.append(f"{metric} of {learner} does not rise: {ends_at[0]:.3g} to {ends_at[-1]:.3g}")
+    found["judges"] = {f"{name} of {arm}": float(np.nanmean(ran.values(arm, name))) for arm, name, _ in bed.judges}
+    problems += beds.judges_at_chance(ran, bed)
     stated = getattr(module, "D_STAR", {}).get(claim.primary.metric)
     d_star = stated if stated is not None else rule(ran, claim.primary.metric, baseline)
     noise, seen, source = paired_noise(module, claim.primary, ran)
@@ -170,8 +173,10 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
               "evaluations": loop.evaluations(built[healthy], resolved[healthy].eval_every)}  # fmt: skip
     last = verdicts.LOOKS[-1]
     found["seen_before"] = seen
-    if math.isfinite(noise) and math.isfinite(d_star) and widths[last] > d_star and not abs(seen) > widths[last]:
-        problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than d* {d_star:.3g}")
+    same = claim.primary.kind == "same"  # then the whole interval must fit into the margin of the claim
+    least, what = (claim.primary.by, "the margin") if same else (d_star, "d*")
+    if math.isfinite(noise) and math.isfinite(least) and widths[last] > least and not abs(seen) > widths[last]:
+        problems.append(f"{last} seeds give an interval of +-{widths[last]:.3g}, wider than {what} {least:.3g}")
     return results.plain(found) | {"problems": problems}
 
 
