@@ -39,13 +39,17 @@ def attention_sums(rows: int, columns: int, head_dim: int, queries_per_key: int)
     return 2 * (head_dim + 2 * columns) + head_dim + rows * queries_per_key
 
 
-def assert_same_forward(got, want, family: str = "qwen3", *, temperature: float = 1.0, columns: int = 0) -> None:
-    """Logits or log-probabilities ``[rows, columns, ...]`` of ``models_for_tests.small_model(family)``.
+def assert_same_forward(
+    got, want, model: str | ModelConfig = "qwen3", *, temperature: float = 1.0, columns: int = 0
+) -> None:
+    """Logits or log-probabilities ``[rows, columns, ...]`` of a decoder.
 
     Args:
+      model: its configuration, or the family of a ``models_for_tests.small_model``.
       temperature: that divided the logits, the lowest of several.
     """
-    sums = forward_sums(small_config(family), columns or np.shape(want)[1])
+    config = small_config(model) if isinstance(model, str) else model
+    sums = forward_sums(config, columns or np.shape(want)[1])
     assert_same_sums(got, want, sums, magnitude=float(np.abs(np.asarray(want)).max()) / min(temperature, 1.0))
 
 

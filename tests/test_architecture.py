@@ -284,3 +284,29 @@ def test_public_names_are_the_words_of_the_field():
             words = {word.lower() for word in re.findall("[A-Z]?[a-z0-9]+", name)}
             found |= {full} if words & OTHER_WORDS and not name.startswith("_") else set()
     assert found == NAMED
+
+
+TOLERANCES = {"atol", "rtol", "abs", "rel", "abs_tol", "rel_tol", "decimal", "significant"}
+# arguments that are compared; what follows them is a tolerance
+COMPARED = {"allclose": 2, "assert_allclose": 2, "assert_almost_equal": 2, "isclose": 2, "approx": 1}
+
+
+def _is_number(node):
+    """A number in digits that is not 0, which says "exactly", and nothing that says where it comes from."""
+    try:
+        return isinstance(value := eval(ast.unparse(node), {"__builtins__": {}}), int | float) and value != 0
+    except NameError:
+        return False
+
+
+def test_no_tolerance_is_a_bare_number():
+    """It is derived, or follows from digits written down or from draws (``tests/close.py``), or its name says why."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
+                given += node.args[COMPARED[name] :] if name in COMPARED else []
+                found += [f"{path.relative_to(ROOT)}:{node.lineno}" for value in given if _is_number(value)]
+    assert not found, f"compare by tests/close.py: {found}"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs
+from tests import close
 
 
 def _reference(logits, tokens, temperature):
@@ -28,7 +29,7 @@ def test_by_hand():
     # p(token 1 | first) = 3/4, then p(token 0 | ...) = 1/2
     logits = jnp.log(jnp.array([[[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]]]))
     out = logprobs.token_logprobs(logits, jnp.array([[0, 1, 0]]))
-    np.testing.assert_allclose(out, [[0.0, np.log(0.75), np.log(0.5)]], atol=1e-6)
+    close.assert_near(out, [[0.0, np.log(0.75), np.log(0.5)]])
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -36,9 +37,9 @@ def test_against_float64(temperature):
     logits, tokens = _case()
     logp, entropy = _reference(logits, tokens, temperature)
     got = logprobs.token_logprobs(jnp.asarray(logits), jnp.asarray(tokens), temperature=temperature)
-    np.testing.assert_allclose(got, logp, atol=2e-6)
+    close.assert_near(got, logp)
     got = logprobs.token_entropy(jnp.asarray(logits), temperature=temperature)
-    np.testing.assert_allclose(got, entropy, atol=5e-6)
+    close.assert_near(got, entropy)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 6, 100])
@@ -55,12 +56,12 @@ def test_chunked_equals_full_in_value_and_gradient(chunk):
         return logprobs.chunked(h, lambda x: x @ w, tokens, chunk=chunk)
 
     for a, b in zip(full(hidden, weight), parts(hidden, weight), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
+        close.assert_near(a, b)
     grads = [
         jax.grad(lambda h, w, f=f: f(h, w)[0].sum() + f(h, w)[1].sum(), (0, 1))(hidden, weight) for f in (full, parts)
     ]
     for a, b in zip(*grads, strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4)
+        close.assert_near(a, b)
 
 
 def test_chunked_never_forms_the_vocabulary_cube():
@@ -87,7 +88,7 @@ def test_padded_vocabulary_changes_nothing():
     logits, tokens = _case()
     wide = np.pad(logits, ((0, 0), (0, 0), (0, 5)), constant_values=-np.inf)
     for function in (lambda x: logprobs.token_logprobs(x, jnp.asarray(tokens)), logprobs.token_entropy):
-        np.testing.assert_allclose(function(jnp.asarray(wide)), function(jnp.asarray(logits)), atol=1e-6)
+        close.assert_near(function(jnp.asarray(wide)), function(jnp.asarray(logits)))
         gradient = jax.grad(lambda x, f=function: f(x).sum())(jnp.asarray(wide))
         assert np.isfinite(gradient).all()
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards import episodic_memory
+from tests import close
 
 rng = np.random.default_rng(13)
 
@@ -42,7 +43,8 @@ def test_against_a_list_of_lists():
         held = [s for s in slots if s is not None]
         nearest = max(held, key=lambda s: float(keys[s[0]] @ keys[asked]))
         want = max(float(probe[0] @ r) for r in nearest[1][-3:])
-        assert bool(found[0]) and float(near[0]) == pytest.approx(want, abs=1e-5)
+        assert bool(found[0])
+        close.assert_near(near[0], want, terms=probe.size)
     assert int(got.opened) == opened
 
 
@@ -56,11 +58,12 @@ def test_worked_example_of_rewards():
     responses = jnp.array([[0.6, 0.8], [1.0, 0.0], [0.7071068, 0.7071068]])
     queries, ids = jnp.repeat(key, 3, axis=0), jnp.zeros(3, jnp.int32)
     near, _ = episodic_memory.closeness(full, queries, responses)
-    np.testing.assert_allclose(near, [0.8, 1.0, 0.7071], atol=1e-4)
+    half = np.sqrt(0.5)
+    close.assert_near(near, [0.8, 1.0, half])
     got = episodic_memory.memory_rewards(full, empty, queries, responses, ids, resemble=1.0)
-    np.testing.assert_allclose(got, [(0.8 - 0.70711) / 0.29289, 1.0, 0.0], atol=1e-3)
+    close.assert_near(got, [(0.8 - half) / (1 - half), 1.0, 0.0])
     got = episodic_memory.memory_rewards(empty, full, queries, responses, ids, avoid=1.0)
-    np.testing.assert_allclose(got, [(0.70711 - 0.8) / -0.29289 * -1 + 1, 0.0, 1.0], atol=1e-3)
+    close.assert_near(got, [1 - (0.8 - half) / (1 - half), 0.0, 1.0])
     # nothing remembered: GRPO's rewards are left alone
     assert not np.asarray(episodic_memory.memory_rewards(empty, empty, queries, responses, ids)).any()
     assert not np.asarray(episodic_memory.group_min_max(jnp.full(3, 0.3), ids)).any()
@@ -70,12 +73,12 @@ def test_embedding_counts_ngrams():
     tokens = jnp.array([[5, 6, 7, 5, 6], [9, 9, 5, 6, 7], [5, 6, 7, 5, 6]], jnp.int32)
     mask = jnp.array([[True] * 5, [False, False, True, True, True], [True, False, False, False, False]])
     got = episodic_memory.ngram_embedding(tokens, mask, width=512)
-    np.testing.assert_allclose(jnp.sum(got**2, axis=1), [1.0, 1.0, 0.0], atol=1e-5)
+    close.assert_near(jnp.sum(got**2, axis=1), [1.0, 1.0, 0.0])
     # (5,6) twice, (6,7), (7,5) against (5,6), (6,7): cosine 3 / sqrt(6 * 2)
-    assert float(got[0] @ got[1]) == pytest.approx(3 / np.sqrt(12), abs=1e-4)
+    close.assert_near(got[0] @ got[1], 3 / np.sqrt(12))
     # where the text stands in the row does not matter
     shifted = episodic_memory.ngram_embedding(tokens[1:2, 2:], jnp.ones((1, 3), bool), width=512)
-    np.testing.assert_allclose(shifted[0], got[1], atol=1e-6)
+    close.assert_near(shifted[0], got[1])
 
 
 def test_refusals():

@@ -7,6 +7,7 @@ import pytest
 
 from experiments.preference.parts import surgery
 from jaxrl_llm.metrics import probes
+from tests import close
 
 RNG = np.random.default_rng(5)
 
@@ -24,8 +25,10 @@ def test_fit_against_gradient_descent():
     y = RNG.random(60) < 1 / (1 + np.exp(-(2 * x[:, 0] - x[:, 1] + 0.5)))
     w, b = _descent(x, y, 0.05)
     found = probes.fit(jnp.asarray(x, jnp.float32), jnp.asarray(y), ridge=0.05)
-    np.testing.assert_allclose(found.direction, w, atol=2e-3)
-    assert float(found.bias) == pytest.approx(b, abs=2e-3)
+    # a slope that is off by the rounding of 60 terms moves the minimum by that over the curvature, which is the ridge's
+    over = {"terms": 60, "magnitude": float(np.abs(x).max()) / 0.05}
+    close.assert_near(found.direction, w, **over)
+    close.assert_near(found.bias, b, **over)
 
 
 def test_rows_left_out_do_not_matter():
@@ -35,7 +38,7 @@ def test_rows_left_out_do_not_matter():
         probes.fit(jnp.asarray(np.where(used[:, None], x, junk), jnp.float32), jnp.asarray(y), jnp.asarray(used))
         for junk in (0.0, 7.0)
     ]
-    np.testing.assert_allclose(both[0].direction, both[1].direction, atol=1e-5)
+    close.assert_near(both[0].direction, both[1].direction)
     with pytest.raises(ValueError, match="ridge"):
         probes.fit(jnp.asarray(x, jnp.float32), jnp.asarray(y), ridge=0.0)
 
@@ -44,7 +47,8 @@ def test_separability_of_equal_and_of_shifted_classes():
     y = jnp.arange(400) % 2 == 0
     fold = (jnp.arange(400) // 2) % 5
     same = jnp.asarray(RNG.normal(size=(400, 4)), jnp.float32)
-    assert float(probes.separability(same, y, fold)) == pytest.approx(0.5, abs=0.08)
+    deviation = np.sqrt((400 + 1) / (12 * 200 * 200))  # of a rank sum of 200 among 400 equals
+    assert abs(float(probes.separability(same, y, fold)) - 0.5) < 3 * deviation
     apart = same.at[:, 0].add(jnp.where(y, 9.0, -9.0))
     assert float(probes.separability(apart, y, fold)) == 1.0
 
@@ -64,9 +68,9 @@ def test_one_row_is_edited():
 def test_rows_over_all_layers_and_lengths_that_do_not_matter():
     gate, v = jnp.asarray(RNG.normal(size=(3, 5, 8)), jnp.float32), jnp.asarray(RNG.normal(size=5), jnp.float32)
     cosine = np.einsum("ldf,d->lf", gate, v) / np.linalg.norm(gate, axis=1) / np.linalg.norm(v)
-    np.testing.assert_allclose(surgery.alignment(gate, v), cosine, atol=1e-5)
+    close.assert_near(surgery.alignment(gate, v), cosine)
     scaled = gate * jnp.asarray(RNG.uniform(0.1, 5, (3, 1, 8)), jnp.float32)
-    np.testing.assert_allclose(surgery.alignment(scaled, v), cosine, atol=1e-5)
+    close.assert_near(surgery.alignment(scaled, v), cosine)
     edited = surgery.operate({"layers": {"gate": gate}}, v, alpha=0.7, rows=4)["layers"]["gate"]
     changed = np.asarray(jnp.any(edited != gate, axis=1))
     assert changed.sum() == 4 and set(zip(*np.nonzero(changed), strict=True)) == {

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import reduce
+from tests import close
 
 TERMS = jnp.array([[1.0, 3.0, 7.0], [5.0, 9.0, 2.0], [4.0, 4.0, 4.0]])
 MASK = jnp.array([[True, True, False], [True, False, False], [False, False, False]])
@@ -25,12 +26,12 @@ def test_micro_batches_and_devices_add_up(mode):
     parts = [
         reduce.tokens(terms[i : i + 1], mask[i : i + 1], mode=mode, total=total, length_tokens=5) for i in range(8)
     ]
-    assert float(sum(parts)) == pytest.approx(float(whole), abs=1e-6)
+    close.assert_near(sum(parts), whole)
     mesh = jax.make_mesh((8,), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     placed = jax.device_put((terms, mask), sharding)
     sharded = jax.jit(lambda a, b: reduce.tokens(a, b, mode=mode, length_tokens=5))(*placed)
-    assert float(sharded) == pytest.approx(float(reduce.tokens(terms, mask, mode=mode, length_tokens=5)), abs=1e-6)
+    close.assert_near(sharded, reduce.tokens(terms, mask, mode=mode, length_tokens=5))
 
 
 @pytest.mark.parametrize("mode", reduce.MODES)

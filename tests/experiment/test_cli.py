@@ -2,12 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import Results, arms, cli, main, results
 from jaxrl_llm.experiment.evidence import beds, records, standard
+from tests import close
 from tests.experiment import tiny
 from tests.experiment.made import arm as one_arm
 from tests.experiment.made import results as made
@@ -154,7 +154,7 @@ def test_a_finished_arm_is_taken_up_again(smoke, capsys):
     assert lost.is_file() and lost.with_name("1.json").read_text() == trained
     for name in tiny.ARMS:
         for metric, values in found.arms[name].metrics.items():
-            np.testing.assert_allclose(again.arms[name].metrics[metric], values, rtol=1e-5, atol=1e-6, err_msg=metric)
+            close.assert_near(again.arms[name].metrics[metric], values, err_msg=metric)
 
 
 def test_fresh_and_other_settings_run_again_and_more_seeds_only_the_new_ones(smoke, capsys):
@@ -173,7 +173,7 @@ def test_the_first_seeds_are_the_same_however_many_run(tmp_path, smoke):
     more = cli.run(tiny, ["--smoke", "--seeds", "3", "--arm", "method", "--out", str(tmp_path)])
     assert more.arms["method"].seeds == [0, 1, 2]
     two, three = (r.values("method", "eval/accuracy") for r in (found, more))
-    np.testing.assert_allclose(three[:2], two, rtol=1e-5)
+    close.assert_relative(three[:2], two)
 
 
 def test_claims_are_judged_only_on_whole_runs():

@@ -12,6 +12,7 @@ from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.envs import webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, multi_turn_plan
+from tests import close
 from tests.models_for_tests import byte_model, byte_tokenizer
 from tests.shop_for_tests import first_products, forty_mugs
 
@@ -77,7 +78,7 @@ def test_two_steps_in_a_shop(shop, tmp_path):
     divided = ["--arm", "grpo", "--mesh", "data=2,fsdp=2", "--microbatches", "2", "--out", str(tmp_path / "mesh")]
     split = cli.run(gigpo, ["--smoke", "--seeds", "1", *divided, *arguments]).arms["grpo"].metrics
     for name in ("reward/mean", "policy/entropy", "length/mean_tokens"):
-        np.testing.assert_allclose(split[name], found.arms["grpo"].metrics[name], rtol=1e-3, err_msg=name)
+        close.assert_relative(split[name], found.arms["grpo"].metrics[name], err_msg=name)
     with pytest.raises(UserError, match="prompts and --max-new-tokens 600 need"):
         more = {"--max-new-tokens": "600", "--max-turns": "99"}
         cli.run(gigpo, [*chosen, *(more.get(flag, word) for flag, word in pairwise(["", *arguments]))])

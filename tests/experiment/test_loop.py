@@ -9,6 +9,7 @@ import pytest
 from jaxrl_llm.experiment import Stage, loop
 from jaxrl_llm.experiment.durable import Keeping, SeedRun
 from jaxrl_llm.run.stop import Stop
+from tests import close
 from tests.experiment import tiny
 
 SETTINGS = tiny.Settings(steps=6, eval_every=3, warm_steps=2)
@@ -23,7 +24,7 @@ def _equal(left, right):
     assert set(left.curves) == set(right.curves)
     for name, curve in left.curves.items():
         assert curve["step"] == right.curves[name]["step"]
-        np.testing.assert_allclose(curve["values"], right.curves[name]["values"], rtol=1e-4, atol=1e-5, err_msg=name)
+        close.assert_near(curve["values"], right.curves[name]["values"], err_msg=name)
     assert (left.tokens, left.rollouts, left.updates) == (right.tokens, right.rollouts, right.updates)
 
 
@@ -45,9 +46,7 @@ def test_a_python_verifier_gives_the_same_as_its_twin_on_the_device():
     found = loop.run_arm(plan._replace(on_host=True, host_score=host_score), SETTINGS, [0])
     assert len(calls) == 6
     for name, curve in found.curves.items():
-        np.testing.assert_allclose(
-            curve["values"], fused().curves[name]["values"][:1], rtol=1e-4, atol=1e-5, err_msg=name
-        )
+        close.assert_near(curve["values"], fused().curves[name]["values"][:1], err_msg=name)
 
 
 def test_stages_follow_each_other_in_one_count_of_steps():

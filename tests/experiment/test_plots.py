@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.experiment import Results, plots
+from tests import close
 from tests.experiment.made import arm
 
 NAN = math.nan
@@ -14,7 +15,7 @@ NAN = math.nan
 def test_bands_are_t_intervals_of_the_finite_seeds():
     mean, half = plots._band(np.array([[0.1, 1.0, NAN], [0.2, NAN, NAN], [0.3, NAN, NAN]]))
     np.testing.assert_allclose(mean, [0.2, 1.0, NAN])
-    np.testing.assert_allclose(half, [0.248434, NAN, NAN], atol=1e-6)
+    close.assert_printed(half, [0.248434, NAN, NAN], 6)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +49,8 @@ def test_rows_of_a_comparison_are_sorted_below_the_baseline(tmp_path, monkeypatc
     plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
     assert [names for _, names in drawn] == [["base", "better", "worse", "failed", "lacks"]] * 3
     paired = drawn[1][0]
-    np.testing.assert_allclose(paired["better"], [0.3, 0.0], atol=1e-9)
-    np.testing.assert_allclose(paired["worse"], [-0.1, -0.05], atol=1e-9)
+    close.assert_near(paired["better"], [0.3, 0.0])
+    close.assert_near(paired["worse"], [-0.1, -0.05])
     assert paired["base"].tolist() == [0.0, 0.0] and paired["lacks"].size == 0
     monkeypatch.undo()
     plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")

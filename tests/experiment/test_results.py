@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import Results, results
+from tests import close
 from tests.experiment.made import arm
 from tests.experiment.made import results as made
 
@@ -45,7 +46,8 @@ def test_plain_is_json_with_six_digits():
 def test_intervals_leave_undefined_seeds_out():
     # 0.1, 0.2, 0.3: sd 0.1, t(2) = 4.303, half width 0.248434
     found = results.interval([0.1, math.nan, 0.2, math.inf, 0.3])
-    assert found.n == 3 and found == pytest.approx((0.2, -0.048434, 0.448434, 3), abs=1e-6)
+    assert found.n == 3
+    close.assert_printed(found[:3], (0.2, -0.048434, 0.448434), 6)
     assert results.interval([0.5])[3] == 1
     nothing = results.interval([math.nan])
     assert nothing.n == 0 and math.isnan(nothing.mean)

@@ -12,6 +12,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, loop, results
 from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
 from jaxrl_llm.run import bench
+from tests import close
 from tests.experiment import tiny
 from tests.experiment.made import arm, made_module
 from tests.experiment.made import results as made
@@ -49,9 +50,9 @@ def test_a_record_from_pilot_to_verdict(place, capsys):
     assert len(read.arms["warm"].seeds) == 4 and len(read.arms["method"].seeds) in (4, 8)
     assert read.looks == (4, 8) and record["d_star"]["eval/accuracy"] >= 0.02
     last = read.curve("method", "eval/accuracy")[1][:, -3:].mean(1)
-    np.testing.assert_allclose(read.values("method", "eval/accuracy"), last, rtol=1e-5)
+    close.assert_relative(read.values("method", "eval/accuracy"), last)
     level = verdicts.level_at(len(found.arms["method"].seeds), (4, 8))
-    assert record["claim"]["primary"]["level"] == pytest.approx(level, rel=1e-4)
+    close.assert_relative(record["claim"]["primary"]["level"], level)
     assert "learning rates tuned equally" in records.caption(record) and records.OLD not in records.title(record)
 
 
@@ -260,7 +261,7 @@ def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "run_arm", loop_run)
     alone = loop.run_arm(plan, settings, [0, 1, 2, 3])
     for name, values in alone.metrics.items():
-        np.testing.assert_allclose(found.metrics[name], values, rtol=1e-4, atol=1e-5, err_msg=name)
+        close.assert_near(found.metrics[name], values, err_msg=name)
     assert found.seeds == [0, 1, 2, 3] and found.rollouts == alone.rollouts and found.tokens == alone.tokens
 
 

@@ -14,6 +14,7 @@ from jaxrl_llm.experiment import loop
 from jaxrl_llm.experiment.evidence import standard, tuning
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
+from tests import close
 from tests.experiment import tiny
 from tests.experiment.made import made_module
 
@@ -45,7 +46,7 @@ def test_rows_held_out_are_not_trained_on_and_their_loss_is_seen():
     np.testing.assert_allclose(values[:, 0], 9.0)  # before the first update: (0 - 3)^2
     # it goes to the mean of the rows that train: 1, for those that want 3 are not among them
     np.testing.assert_allclose(values[:, 2:], 4.0)
-    np.testing.assert_allclose(np.asarray(found.curves["loss/total"]["values"])[:, 2:], 0.0, atol=1e-6)
+    close.assert_near(np.asarray(found.curves["loss/total"]["values"])[:, 2:], 0.0)
 
 
 def test_parts_of_a_batch_show_the_same_loss_of_held_out_rows():
@@ -55,7 +56,7 @@ def test_parts_of_a_batch_show_the_same_loss_of_held_out_rows():
         own = plan(0.1)._replace(stages=(Stage(tuning.held_out(method._replace(microbatches=parts)), 4),))
         found = loop.run_arm(own, tiny.Settings(steps=4, eval_every=1), [0])
         seen.append(found.curves[tuning.HELD]["values"])
-    np.testing.assert_allclose(*seen, rtol=1e-5)
+    close.assert_relative(*seen)
 
 
 def test_too_few_rows_and_streams_are_refused():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.experiment.evidence import verdicts
+from tests import close
 
 D_STAR = 0.02
 NOISE = (0.0105, 0.0184)  # sd of a paired difference of one seed: on 512 and on 64 held-out problems
@@ -62,7 +63,8 @@ def test_levels_add_up_whatever_the_looks():
 
 def test_bounds_are_the_t_interval_and_open_without_two_values():
     found = verdicts.bounds([0.1, 0.2, 0.3, 0.2], level=0.05)
-    assert (found.low, found.high) == pytest.approx((0.2 - 3.18245 * 0.0408248, 0.2 + 3.18245 * 0.0408248), abs=1e-5)
+    half = 3.18245 * 0.0408248
+    close.assert_printed((found.low, found.high), (0.2 - half, 0.2 + half), 6)
     narrow, wide = (verdicts.bounds([0.1, 0.2, 0.3, 0.2], level=x) for x in (0.2, 0.01))
     assert wide.low < found.low < narrow.low and wide.p == narrow.p == found.p < 0.05
     for few in ([], [0.3]):

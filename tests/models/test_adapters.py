@@ -10,6 +10,7 @@ from flax import nnx
 from jaxrl_llm import logprobs
 from jaxrl_llm.models.adapters import policy_from_forward, policy_from_nnx
 from jaxrl_llm.rollout.generate import generate
+from tests import close
 from tests.models_for_tests import dense_rows, small_model
 
 VOCAB, WIDTH = 11, 8
@@ -93,7 +94,7 @@ def test_generator_and_scorer_agree(kind):
     logp = logprobs.token_logprobs(logits, out.tokens)
     mask = np.asarray(out.mask)
     assert mask.any(axis=1).all()
-    np.testing.assert_allclose(np.asarray(logp)[mask], np.asarray(out.sampler_logp)[mask], atol=1e-5)
+    close.assert_near(np.asarray(logp)[mask], np.asarray(out.sampler_logp)[mask])
 
 
 @pytest.mark.parametrize("kind", POLICIES)
@@ -127,7 +128,7 @@ def test_decoder_through_the_adapter_equals_its_own_cache():
         generate(p, params, prompts, valid, keys, group_size=2, max_new_tokens=6, eos_ids=(2,)) for p in (own, foreign)
     )
     np.testing.assert_array_equal(a.tokens, b.tokens)
-    np.testing.assert_allclose(a.sampler_logp, b.sampler_logp, atol=1e-5)
+    close.assert_same_forward(a.sampler_logp, b.sampler_logp)
 
 
 def test_logits_of_another_shape_are_refused():

@@ -78,7 +78,7 @@ def test_remat_changes_neither_value_nor_gradient(remat):
         return lambda p: logprobs.token_logprobs(_logits(policy, p, tokens, positions, segments), tokens).sum()
 
     a, b = (jax.value_and_grad(loss(policy))(params) for policy in (plain, recomputed))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), a, b)
+    close.assert_same_sums(b, a, close.gradient_sums(config, 2, 5))
 
 
 def test_what_is_kept_beside_kernels_goes_into_no_stack():
@@ -103,7 +103,7 @@ def test_what_is_kept_beside_kernels_goes_into_no_stack():
     kept, again, plain = run(**kernels), run(**kernels, remat=True), run()
     assert "while" not in kept.as_text() and "while" in again.as_text() and "while" in plain.as_text()
     want = again.compile()(params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), kept.compile()(params), want)
+    close.assert_same_sums(kept.compile()(params), want, close.gradient_sums(config, *tokens.shape))
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_padded_vocabulary_rows_cannot_be_drawn():
     assert logits.shape[-1] == 32 and bool(jnp.all(logits[..., 24:] == -jnp.inf))
     cut = dict(params, embed=params["embed"][:24])
     plain = _logits(make_policy(small_config()), cut, _tokens((1, 3)), positions, segments)
-    np.testing.assert_allclose(logits[..., :24], plain, atol=1e-6)
+    close.assert_same_forward(logits[..., :24], plain, config)
 
 
 def test_bfloat16_compute_keeps_float32_logits_close():
@@ -187,7 +187,7 @@ def test_repeated_cache_continues_every_copy_alike():
     )
     one, _ = step(2, cache)
     many, _ = step(6, policy.repeat_cache(cache, 3))
-    np.testing.assert_allclose(many, jnp.repeat(one, 3, axis=0), atol=1e-6)
+    close.assert_same_forward(many, jnp.repeat(one, 3, axis=0), columns=5)
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_embedding_gradient_of_bfloat16_compute_adds_up_in_float32():
         loss = lambda p: policy.hidden(p, tokens, positions, segments)[..., 0].astype(jnp.float32).sum()  # noqa: E731
         return jax.grad(loss)(params)["embed"][5]
 
-    np.testing.assert_allclose(gradient(512), gradient(1) * 512, rtol=1e-3)
+    close.assert_relative(gradient(512), gradient(1) * 512, terms=2 * 512)
 
 
 @pytest.mark.parametrize("filler", [2, 60])
@@ -222,7 +222,7 @@ def test_what_padding_holds_does_not_matter(filler):
         np.asarray(_logits(policy, params, t, p, segments)) for t, p in ((tokens, positions), (other, moved))
     )
     assert np.isfinite(changed).all()
-    np.testing.assert_allclose(changed[np.asarray(real)], plain[np.asarray(real)], atol=1e-6)
+    close.assert_same_forward(changed[np.asarray(real)], plain[np.asarray(real)], columns=6)
 
 
 @pytest.mark.parametrize("layers", [2, 7])  # beside each other, stacked

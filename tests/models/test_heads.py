@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import heads
+from tests import close
 from tests.models_for_tests import dense_rows, small_model
 
 HEAD = {"weight": jnp.array([[1.0], [10.0]]), "bias": jnp.array([0.5])}
@@ -49,7 +50,7 @@ def test_reward_does_not_depend_on_padding():
         return heads.sequence_rewards(head, hidden, pad(segments, 0))
 
     for left, right in ((2, 0), (0, 3), (1, 2)):
-        np.testing.assert_allclose(reward(left, right), reward(0, 0), atol=1e-5)
+        close.assert_same_forward(reward(left, right), reward(0, 0), config, columns=5 + left + right)
 
 
 def test_fresh_head_is_zero_and_learns():

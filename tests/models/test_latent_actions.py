@@ -11,7 +11,8 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Rewards, Trajectories
-from tests.models_for_tests import dense_rows, small_model
+from tests import close
+from tests.models_for_tests import dense_rows, small_config, small_model
 
 K = 5
 rng = np.random.default_rng(2)
@@ -34,10 +35,10 @@ def test_straight_through_is_hard_forward_and_soft_backward():
     logits, noise = (jnp.asarray(rng.normal(size=(2, 3, K)), jnp.float32) for _ in range(2))
     weights = jnp.asarray(rng.normal(size=(2, 3, K)), jnp.float32)
     got = latent.straight_through(logits, noise)
-    np.testing.assert_allclose(got, jax.nn.one_hot(jnp.argmax(logits + noise, -1), K), atol=1e-6)
+    close.assert_near(got, jax.nn.one_hot(jnp.argmax(logits + noise, -1), K))
     gradient = jax.grad(lambda x: jnp.sum(weights * latent.straight_through(x, noise)))(logits)
     want = jax.grad(lambda x: jnp.sum(weights * jax.nn.softmax((x + noise) / 2.0, axis=-1)))(logits)
-    np.testing.assert_allclose(gradient, want, atol=1e-6)
+    close.assert_near(gradient, want)
     with pytest.raises(ValueError, match="temperature=0"):
         latent.straight_through(logits, noise, temperature=0.0)
 
@@ -45,10 +46,10 @@ def test_straight_through_is_hard_forward_and_soft_backward():
 def test_usage_is_least_for_even_codes():
     """K = 64 even codes: -log 64."""
     even = latent.code_usage(jnp.zeros((1, 1, 64)))
-    assert float(even[0, 0]) == pytest.approx(-np.log(64), abs=1e-5)
+    close.assert_near(even[0, 0], -np.log(64))
     other = latent.code_usage(jnp.asarray(rng.normal(size=(1, 9, 64)), jnp.float32))
     assert (other > even[0, 0]).all()
-    assert float(latent.code_usage(100 * jax.nn.one_hot(jnp.array([[3]]), 64))[0, 0]) == pytest.approx(0, abs=1e-5)
+    close.assert_near(latent.code_usage(100 * jax.nn.one_hot(jnp.array([[3]]), 64))[0, 0], 0)
 
 
 def test_the_inverse_model_looks_at_the_token_and_the_policy_does_not():
@@ -77,7 +78,7 @@ def test_tokens_are_drawn_as_by_a_code_and_then_its_token():
         action = jnp.broadcast_to(params["codes"][k], hidden.shape)
         state = latent.merged(params, hidden, action)
         want = want + chances[..., k, None] * jax.nn.softmax(2.0 * policy.unembed(params["model"], state), axis=-1)
-    np.testing.assert_allclose(got, want, atol=1e-5)
+    close.assert_near(got, want, terms=close.forward_sums(small_config(), 6))
     with pytest.raises(ValueError, match="codes=1"):
         latent.init_latent({}, 4, jax.random.key(0), codes=1)
 
@@ -136,10 +137,11 @@ def test_codes_drawn_behind_their_tokens_follow_the_posterior():
         want[:, :, k] = chances[:, :, k] * np.asarray(likelihood, np.float64)
     marginal = np.exp(np.asarray(latent.token_logits(policy, params, before, sharpness=2.0)))
     picked = np.take_along_axis(marginal, np.asarray(rows.tokens)[:, :, None], axis=-1)[:, :, 0]
-    np.testing.assert_allclose(want.sum(-1), picked, rtol=1e-3)  # together they are the chance of the token
+    sums = 2 * close.forward_sums(small_config(), 6)
+    close.assert_relative(want.sum(-1), picked, terms=sums)  # together they are the chance of the token
     want /= want.sum(-1, keepdims=True)
     assert np.abs(want - chances).max() > 0.05, "the token says something about the code"
-    np.testing.assert_allclose(seen, want, atol=0.035)
+    close.assert_share(seen, want, 4000)
 
 
 def test_the_gradient_is_that_of_the_drawn_code():
@@ -161,7 +163,7 @@ def test_the_gradient_is_that_of_the_drawn_code():
         return -0.7 * jnp.sum(jnp.where(rows.mask, logp, 0.0)) / jnp.sum(rows.mask, dtype=jnp.float32)
 
     want = jax.grad(direct)(params["policy"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient["policy"], want)
+    close.assert_same_sums(gradient["policy"], want, close.gradient_sums(small_config(), 2, 6))
     used = slots["loss"](params, batch)[1]["codes/used"]
     assert 1 / K < float(used) <= 1.0
     held = learning.make_code_slots(

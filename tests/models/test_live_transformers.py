@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from jaxrl_llm.models.io import weights  # noqa: E402
 from jaxrl_llm.rollout.generate import generate  # noqa: E402
+from tests import close  # noqa: E402
 from tests.models_for_tests import ALL_FAMILIES, small_config  # noqa: E402
 
 SHAPE = {
@@ -114,7 +115,7 @@ def test_logits_greedy_tokens_and_the_way_back(tmp_path, case):
     tokens, valid = _rows()
     want, keep = _theirs(model, tokens, valid), valid > 0
     for cuts in ((), (8, 9, 10, 11)):
-        np.testing.assert_allclose(_ours(policy, params, tokens, valid, cuts)[keep], want[keep], atol=1e-4)
+        close.assert_same_forward(_ours(policy, params, tokens, valid, cuts)[keep], want[keep], config, columns=LENGTH)
 
     rows = tokens[:2].copy()  # dense and left-padded in one batch
     out = generate(
@@ -142,10 +143,10 @@ def test_a_bfloat16_folder_of_transformers(tmp_path, case):
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16().float())
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(tmp_path)
-    policy, params, _ = weights.pretrained(tmp_path)
+    policy, params, config = weights.pretrained(tmp_path)
     tokens, valid = _rows()
     want, keep = _theirs(model, tokens, valid), valid > 0
-    np.testing.assert_allclose(_ours(policy, params, tokens, valid, ())[keep], want[keep], atol=1e-4)
+    close.assert_same_forward(_ours(policy, params, tokens, valid, ())[keep], want[keep], config, columns=LENGTH)
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -157,7 +158,8 @@ def test_transformers_loads_a_folder_written_here(tmp_path, family, dtype):
     model = _loaded_cleanly(tmp_path, dtype="float32")
     tokens, valid = _rows()
     got = _ours(policy, weights.load(tmp_path, config), tokens, valid, ())
-    np.testing.assert_allclose(got[valid > 0], _theirs(model, tokens, valid)[valid > 0], atol=1e-4)
+    want = _theirs(model, tokens, valid)
+    close.assert_same_forward(got[valid > 0], want[valid > 0], config, columns=LENGTH)
 
 
 def test_bundled_model_is_a_transformers_model():
@@ -166,5 +168,6 @@ def test_bundled_model_is_a_transformers_model():
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     tokens, valid = _rows()
     got = _ours(policy, params, tokens, valid, ())
-    np.testing.assert_allclose(got[valid > 0], _theirs(model, tokens, valid)[valid > 0], atol=1e-4)
+    want = _theirs(model, tokens, valid)
+    close.assert_same_forward(got[valid > 0], want[valid > 0], config, columns=LENGTH)
     assert json.loads((folder / "config.json").read_text())["vocab_size"] == config.vocab_size

@@ -14,6 +14,7 @@ import safetensors.numpy
 from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.rollout.generate import generate
+from tests import close
 from tests.golden import make_transformers as golden
 
 STORED = json.loads(golden.PATH.read_text())
@@ -32,13 +33,13 @@ def test_stored_cases_are_those_of_the_script():
 
 @pytest.mark.parametrize("case", golden.CASES)
 def test_logits_on_ragged_rows(case):
-    policy, params, _ = _model(case)
+    policy, params, config = _model(case)
     valid = jnp.asarray(STORED["valid"], jnp.int32)
     positions = jnp.maximum(jnp.cumsum(valid, axis=1) - 1, 0)
     hidden = policy.hidden(params, jnp.asarray(STORED["rows"], jnp.int32), positions, valid)
     got, keep = np.asarray(policy.unembed(params, hidden)), np.asarray(valid, bool)
     want = np.asarray(STORED["cases"][case]["logits"])
-    np.testing.assert_allclose(got[keep], want[keep], atol=1e-4)
+    close.assert_same_forward(got[keep], want[keep], config, columns=valid.shape[1])
 
 
 @pytest.mark.parametrize("case", golden.CASES)

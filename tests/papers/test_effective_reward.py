@@ -62,7 +62,8 @@ def test_a_head_fits_labels_as_a_regression_in_numpy_does():
         chance = 1 / (1 + np.exp(-wide @ theta))
         hessian = (wide * (weight * chance * (1 - chance))[:, None]).T @ wide
         theta += np.linalg.solve(hessian, wide.T @ (weight * (labels - chance)))
-    np.testing.assert_allclose(np.r_[found.weight, found.bias], theta, atol=0.02)
+    left = 0.02  # of coefficients of about 1, after 300 steps of Adam, which ends near the optimum and not on it
+    np.testing.assert_allclose(np.r_[found.weight, found.bias], theta, rtol=0, atol=left)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import TrainState, Trajectories
+from tests import close
 from tests.models_for_tests import byte_model
 
 SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=24, eval_problems=8, max_new_tokens=16)
@@ -27,17 +28,15 @@ SETTINGS = recipes.OnlineSettings(levels=(2,), train_problems=24, eval_problems=
 def test_a_worked_example_of_all_three_roles():
     scores = jnp.array([8.0, 6.0, 8.0, jnp.nan])
     quality = role_rewards.normalised(scores)
-    np.testing.assert_allclose(quality, [0.777778, 0.555556, 0.777778, 0.5], atol=1e-6)
+    close.assert_printed(quality, [0.777778, 0.555556, 0.777778, 0.5], 6)
     solved, form, asked = jnp.full(4, 0.4), jnp.array([1.0, 1.0, 0.5, 1.0]), jnp.array([True, True, True, False])
     got = role_rewards.proposer_rewards(quality, solved, form, asked)
-    np.testing.assert_allclose(got, [0.792593, 0.518519, 0.625926, 0.0], atol=1e-6)
+    close.assert_printed(got, [0.792593, 0.518519, 0.625926, 0.0], 6)
     assert role_rewards.accepted(quality, asked, threshold=0.7).tolist() == [True, False, True, False]
     unpaid = role_rewards.proposer_rewards(quality, solved, form, asked, difficulty=role_rewards.no_hardness)
-    np.testing.assert_allclose(unpaid, [0.592593, 0.518519, 0.425926, 0.0], atol=1e-6)
+    close.assert_printed(unpaid, [0.592593, 0.518519, 0.425926, 0.0], 6)
     # a judge that forgets its form still pays a quarter, and the form half
-    np.testing.assert_allclose(
-        role_rewards.solver_rewards(quality, form), [0.888889, 0.777778, 0.638889, 0.75], atol=1e-6
-    )
+    close.assert_printed(role_rewards.solver_rewards(quality, form), [0.888889, 0.777778, 0.638889, 0.75], 6)
 
 
 def test_proposer_rewards_by_a_loop():
@@ -52,7 +51,7 @@ def test_proposer_rewards_by_a_loop():
         wanted.append((q + hard + float(shape)) / 3 if there else 0.0)
     quality = role_rewards.normalised(jnp.asarray(scores))
     got = role_rewards.proposer_rewards(quality, *map(jnp.asarray, (solved, form, asked)), threshold=bar)
-    np.testing.assert_allclose(got, wanted, atol=1e-6)
+    close.assert_near(got, wanted)
 
 
 def _roles_batch(seed=1):
@@ -72,7 +71,8 @@ def test_each_role_has_its_own_baseline_by_a_loop():
         mean, spread = values.sum() / len(own), np.sqrt(((values - values.mean()) ** 2).sum() / len(own))
         for (i, t), value in zip(own, values, strict=True):
             assert abs(got[i, t] - (value - mean) / spread) < 1e-4
-        np.testing.assert_allclose([sum(got[at] for at in own)], [0.0], atol=1e-4)
+        each = np.asarray([got[at] for at in own])
+        close.assert_near(each.sum(), 0.0, terms=len(own), magnitude=np.abs(each).sum())
     assert not got[~mask].any()
 
 
@@ -90,8 +90,8 @@ def test_the_update_does_not_know_how_much_a_role_earns_unless_the_baseline_is_o
         return np.asarray(jax.grad(loss)(logp))
 
     own = role_rewards.by_role(rewards, roles, mask)
-    np.testing.assert_allclose(gradient(own), np.where(mask, -np.asarray(own) / int(mask.sum()), 0.0), atol=1e-6)
-    np.testing.assert_allclose(gradient(own), gradient(role_rewards.by_role(scaled, roles, mask)), atol=1e-5)
+    close.assert_near(gradient(own), np.where(mask, -np.asarray(own) / int(mask.sum()), 0.0))
+    close.assert_near(gradient(own), gradient(role_rewards.by_role(scaled, roles, mask)))
     shared = [gradient(role_rewards.batch_wide(x, roles, mask)) for x in (rewards, scaled)]
     assert np.abs(shared[0] - shared[1]).max() > 0.005
     # and the role that earns more is then above the mean with every token
@@ -102,7 +102,7 @@ def test_the_update_does_not_know_how_much_a_role_earns_unless_the_baseline_is_o
 def test_verdicts_of_arms():
     judged, truth = jnp.array([0.1, 0.9, 0.4, 0.7]), jnp.array([1.0, jnp.nan, 0.0, 1.0])
     key = jax.random.key(0)
-    np.testing.assert_allclose(role_rewards.true_answers(judged, truth, key), [1.0, 0.9, 0.0, 1.0], atol=1e-6)
+    close.assert_near(role_rewards.true_answers(judged, truth, key), [1.0, 0.9, 0.0, 1.0])
     assert role_rewards.as_judged(judged, truth, key) is judged
     many = jnp.arange(512.0)
     assert sorted(role_rewards.permuted(many, many, key).tolist()) == many.tolist()
@@ -252,7 +252,7 @@ def test_rows_earn_what_their_text_says(played):
     first = (8 / 9 + 7 / 9 + 1) / 3, 0.5 * 7 / 9 + 0.5, 1.0
     # place 1: quality 1/9 keeps the bonus out, the answer has no form and an unreadable judgement pays 1/2
     second = (1 / 9 + 1) / 3, 0.25, 0.0
-    np.testing.assert_allclose(told["earned"], [*first, *second], atol=1e-6)
+    close.assert_near(told["earned"], [*first, *second])
     assert told["joins"][::3].tolist() == [True, False] and told["sound"][::3].tolist() == [1.0, 0.0]
     assert told["answer"][::3].tolist() == [1.0, 0.0] and told["solved"][::3].tolist() == [0.0, 0.0]
     assert told["unread"][::3].tolist() == [0.0, 1.0]
@@ -276,11 +276,11 @@ def test_arms_pay_otherwise(played):
         }.items()
     }  # fmt: skip
     # the truth: the first answer is right, the second wrong, none to a proposal is right
-    np.testing.assert_allclose(earned["oracle"][:, 1], [1.0, 0.0], atol=1e-6)
-    np.testing.assert_allclose(earned["oracle"][0, 0], (8 / 9 + 1 + 1) / 3, atol=1e-6)
-    np.testing.assert_allclose(earned["no_difficulty"][0, 0], (8 / 9 + 1) / 3, atol=1e-6)
-    np.testing.assert_allclose(earned["no_filter"][1, 0], (1 / 9 + 0 + 1) / 3, atol=1e-6)  # judged solvable: 10 of 10
-    np.testing.assert_allclose(earned["no_filter"][:, 1:], earned["mae"][:, 1:], atol=1e-6)
+    close.assert_near(earned["oracle"][:, 1], [1.0, 0.0])
+    close.assert_near(earned["oracle"][0, 0], (8 / 9 + 1 + 1) / 3)
+    close.assert_near(earned["no_difficulty"][0, 0], (8 / 9 + 1) / 3)
+    close.assert_near(earned["no_filter"][1, 0], (1 / 9 + 0 + 1) / 3)  # judged solvable: 10 of 10
+    close.assert_near(earned["no_filter"][:, 1:], earned["mae"][:, 1:])
     assert np.asarray(play(threshold=0.0).extras["joins"])[::3].tolist() == [True, True]
     assert not np.asarray(play(threshold=2.0).extras["joins"]).any()
 
@@ -317,7 +317,7 @@ def test_figures_and_the_rows_that_train(played):
         assert int(rewards.valid.sum()) == counted
         assert int(batch.mask.sum()) == int(rows.mask[np.asarray(rewards.valid)].sum())
         own = batch.advantages[1::3][batch.mask[1::3]]  # the first answer earned more than the second
-        np.testing.assert_allclose(float(own.sum()), 0.0, atol=1e-4)
+        close.assert_near(own.sum(), 0.0, terms=own.size, magnitude=float(jnp.abs(own).sum()))
         assert float(batch.advantages[1, -16]) > 0 > float(batch.advantages[4, -16])
         seen = {name: float(x) for name, x in three_roles.figures(batch, {}).items()}
         assert abs(seen["solver/reward"] - (0.5 * 7 / 9 + 0.75) / 2) < 1e-6 and abs(seen["solver/spread"] - 1) < 1e-4

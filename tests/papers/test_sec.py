@@ -110,10 +110,10 @@ def test_progress_against_a_loop_and_leave_one_out_by_counting():
             gain = abs(rewards[mine].mean() - last[c]) if mine.any() else 0.0
             worth[c] = 0.5 * gain + 0.5 * worth[c]
             last[c] = rewards[mine].mean() if mine.any() else last[c]
-        np.testing.assert_allclose(state[0], worth, atol=1e-5)
-        np.testing.assert_allclose(arms.probs(state), np.exp(worth / 0.4) / np.exp(worth / 0.4).sum(), atol=1e-5)
+        close.assert_near(state[0], worth)
+        close.assert_near(arms.probs(state), np.exp(worth / 0.4) / np.exp(worth / 0.4).sum())
     for right in range(9):
         rewards = np.array([1.0] * right + [0.0] * (8 - right))
         away = np.mean([abs(r - (rewards.sum() - r) / 7) for r in rewards])
         found = sec.leave_one_out_advantage(jnp.asarray([right / 8]), 8)
-        assert float(found[0]) == pytest.approx(away, abs=1e-6)
+        close.assert_near(found[0], away)

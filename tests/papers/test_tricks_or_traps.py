@@ -10,6 +10,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import refill
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
+from tests import close
 
 RNG = np.random.default_rng(0)
 RIGHT = (RNG.random(24) < 0.4).astype(np.float64)
@@ -20,7 +21,7 @@ VALID = {"valid": jnp.ones((24,), bool)}
 
 def test_advantages_of_the_whole_batch_against_a_loop():
     found = tricks.batch_mean_advantages(*GIVEN, **VALID)
-    np.testing.assert_allclose(found, (RIGHT - RIGHT.mean()) / RIGHT.std(), atol=1e-5)
+    close.assert_near(found, (RIGHT - RIGHT.mean()) / RIGHT.std())
 
 
 def test_only_advantages_without_a_deviation_see_the_scale_of_rewards():
@@ -31,7 +32,7 @@ def test_only_advantages_without_a_deviation_see_the_scale_of_rewards():
         (group.dr_grpo_advantages, 2.0),
     ):  # fmt: skip
         once, twice = (np.asarray(estimate(x, GIVEN[1], **VALID)) for x in (GIVEN[0], doubled))
-        np.testing.assert_allclose(twice, factor * once, atol=1e-3)
+        close.assert_near(twice, factor * once)
         assert np.abs(once).max() > 0.1
 
 
@@ -39,7 +40,7 @@ def test_the_soft_penalty_begins_at_three_quarters():
     lengths = np.array([1, 15, 16, 18, 20])
     rows = types.SimpleNamespace(mask=jnp.asarray(np.arange(30)[None, :] < lengths[:, None]), truncated=lengths == 20)
     found = tricks.punished(jnp.ones((5,)), rows, limit_tokens=20)
-    np.testing.assert_allclose(found, 1.0 + np.minimum(0.0, (15 - lengths) / 5), atol=1e-6)
+    close.assert_near(found, 1.0 + np.minimum(0.0, (15 - lengths) / 5))
     rewards = types.SimpleNamespace(valid=jnp.asarray([True, False, True, True, True]))
     assert tricks.keep_ended(types.SimpleNamespace(truncated=jnp.asarray(lengths == 20)), rewards).tolist() == [
         True, False, True, True, False,

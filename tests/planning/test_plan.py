@@ -28,8 +28,12 @@ from jaxrl_llm.run.settings import Settings
 from jaxrl_llm.train import packing
 from jaxrl_llm.train.methods.prefixes import prefix_trees
 from jaxrl_llm.train.packing import packed_rows
+from tests import close
 from tests.models_for_tests import small_config
 
+OF_PEAKS = 0.15  # the promise of docs/plans.md: a closed form is not the compiler's buffer assignment
+OF_ARGUMENTS = 0.05  # arguments have known shapes: only the compiler's padding and alignment are left
+OF_TOKENS = 0.01  # the rows of token numbers, beside the state of the optimiser
 PARAMETERS = {
     "Qwen3-0.6B": 596_049_920, "Qwen3-1.7B": 1_720_574_976, "Qwen3-4B": 4_022_468_096, "Qwen3-8B": 8_190_735_360,
     "Qwen3-14B": 14_768_307_200, "Qwen3-32B": 32_762_123_264, "Qwen3-30B-A3B": 30_532_122_624,
@@ -106,8 +110,8 @@ def test_closed_form_against_the_compiler(case, phase):
                     "compute_dtype": jnp.float32} | changes))  # fmt: skip
     found = compiled.of_step(config, train, rollout, work, jax.devices(), names=(phase,))[phase]
     guess = estimate.memory(config, train, rollout, work)[phase]
-    assert guess.arguments == pytest.approx(found.arguments, rel=0.05)
-    assert guess.peak == pytest.approx(found.peak, rel=0.15), (guess, found)
+    assert guess.arguments == pytest.approx(found.arguments, rel=OF_ARGUMENTS)
+    assert guess.peak == pytest.approx(found.peak, rel=OF_PEAKS), (guess, found)
 
 
 RECORD = json.loads((pathlib.Path(__file__).resolve().parents[2] / "results/benchmarks/tpu_schedule.json").read_text())
@@ -122,7 +126,7 @@ def test_closed_form_of_a_mixture_against_the_tpus_compiler(name, phase):
     train, rollout = (Sizes(**parse_sizes(cell[key])) for key in ("mesh", "rollout_mesh"))
     work = dataclasses.replace(WORK, scores=1, **parts)
     found = estimate.memory(shapes.shape_of(model), train, rollout, work, kernels=True)[phase]
-    assert found.peak / 2**30 == pytest.approx(cell["gib"][phase], rel=0.15)
+    assert found.peak / 2**30 == pytest.approx(cell["gib"][phase], rel=OF_PEAKS)
 
 
 def test_rows_in_a_layout_are_planned_as_they_run():
@@ -161,7 +165,10 @@ def test_the_loop_adds_what_lies_there_meanwhile():
 
 
 def test_active_parameters_of_a_mixture():
-    assert cost.active_parameters(shapes.shape_of("Qwen3-30B-A3B")) == pytest.approx(3.03e9, rel=0.02)
+    """48 layers: 18.9 M for attention, 8 experts of 4.7 M and 0.3 M that choose them, and 311 M for the vocabulary."""
+    by_hand = 48 * (2 * 2048 * (32 + 4) * 128 + 8 * 3 * 2048 * 768 + 2048 * 128) + 151936 * 2048
+    norms = 48 * (2 * 2048 + 2 * 128) + 2048
+    assert cost.active_parameters(shapes.shape_of("Qwen3-30B-A3B")) == by_hand + norms
     tied = shapes.shape_of("Qwen3-0.6B")
     assert cost.active_parameters(tied) == tied.num_parameters
 
@@ -191,7 +198,8 @@ def test_meetings_are_counted_where_they_are_known():
             cost.step_seconds(config, kind, size, Sizes(tensor=size.tensor, data=size.fsdp), work) for kind in kinds
         )
         for phase, meetings in want.items():
-            assert met[phase] - plain[phase] == pytest.approx(100 * meetings, rel=1e-3), (size, phase)
+            apart = plain[phase] / (100 * meetings)  # what one phase takes for other things, which a meeting may hide
+            assert met[phase] - plain[phase] == pytest.approx(100 * meetings, rel=apart), (size, phase)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
@@ -242,7 +250,7 @@ def test_gpus_are_planned_by_the_same_roofline(capsys):
     work = Work(1024, 1024, 64, 64, group=8)
     best = search.plans(config, eight, work, train=Sizes(fsdp=8), rollout=Sizes(data=8))[0]
     read = 2 * config.num_parameters + 8 * 2 * 2 * 36 * 8 * 128 * (1024 + 512)
-    assert best.seconds["decode"] == pytest.approx(1024 * read / 3.35e12, rel=1e-6)
+    close.assert_relative(best.seconds["decode"], 1024 * read / 3.35e12)
     assert best.peaks["decode"] - best.peaks["reshard"] != 0 and best.peak < eight.chip.hbm
     alone = estimate.decode(config, Sizes(data=8), work)
     masters = sum(estimate.of_the_loop(config, Sizes(fsdp=8), {"decode": 0.0}, work).values())
@@ -262,7 +270,8 @@ def test_rows_of_many_tokens_are_cut_along_context(capsys):
     best = search.plans(config, topology, work)[0]
     assert best.train.context > 1 and best.train.chips == 64 and best.peak <= search.MARGIN * topology.chip.hbm
     one, cut = (estimate.update(config, Sizes(fsdp=8, context=n), work, kernels=True) for n in (1, 8))
-    assert cut.working < 0.5 * one.working and cut.arguments == pytest.approx(one.arguments, rel=0.01)
+    assert cut.working < 0.5 * one.working
+    assert cut.arguments == pytest.approx(one.arguments, rel=OF_TOKENS)
     long = ["--positions", "131072", "--prompt", "3072", "--response", "128000", "--prompts", "8"]
     assert cli.cli(["--model", "Qwen3-8B", "--topology", topology.name, "--estimate", "--show", "1", *long]) == 0
     assert f"train {best.train.spec} in" in capsys.readouterr().out
@@ -412,4 +421,4 @@ def test_gradients_are_summed_over_data():
     config, work = shapes.shape_of("Llama-3.2-1B"), Work(256, 256, 4, 4, remat=False, scores=1)
     kind = chips.CHIPS["v6e"]._replace(flops=1e30)
     found = cost.step_seconds(config, kind, Sizes(data=2), Sizes(data=2), work)
-    assert found["update"] == pytest.approx(2 * config.num_parameters / (2 * kind.link), rel=1e-6)
+    close.assert_relative(found["update"], 2 * config.num_parameters / (2 * kind.link))

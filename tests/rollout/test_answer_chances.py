@@ -9,7 +9,8 @@ from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.train.methods.builders import score_tokens
 from jaxrl_llm.types import Trajectories
-from tests.models_for_tests import byte_tokenizer, small_model
+from tests import close
+from tests.models_for_tests import byte_tokenizer, small_config, small_model
 
 PROMPT, FIRST, SEEN, SECOND = [5, 6], [7, 8, 2], [9, 10], [11, 2]  # of the second row, the first has a shorter prompt
 GOLD = {"gold": jnp.asarray([[3, 12, 13], [3, 14, 0]]), "gold_kind": jnp.asarray([[1, 2, 2], [1, 2, 0]])}
@@ -60,7 +61,7 @@ def test_chances_are_those_of_the_answer_in_place_of_the_action():
         [_alone(score, [*PROMPT, 3, 12, 13], 2), _alone(score, [*PROMPT, *FIRST, *SEEN, 3, 12, 13], 2), 0.0],
         [_alone(score, [6, 3, 14], 1), 0.0, 0.0],
     ]
-    np.testing.assert_allclose(np.asarray(found), want, rtol=2e-5)
+    close.assert_near(np.asarray(found), want, terms=close.forward_sums(small_config(), WIDTH))
 
 
 def test_an_episode_is_read_once_whatever_the_turns_and_the_answers():
@@ -80,11 +81,10 @@ def test_an_episode_is_read_once_whatever_the_turns_and_the_answers():
     found = answer_probability.answer_chances(watched, params, _rows(), both)
     assert widths == [9, 3], "one row of 9 tokens and one answer of 3, within a loop"
     assert found.shape == (2, 3, 2)
-    np.testing.assert_allclose(
-        found[:, :, 0], answer_probability.answer_chances(policy, params, _rows(), GOLD), rtol=1e-5
-    )
+    sums = close.forward_sums(small_config(), 12)
+    close.assert_near(found[:, :, 0], answer_probability.answer_chances(policy, params, _rows(), GOLD), terms=sums)
     one_row = answer_probability.answer_chances(policy, params, _rows(), both, most_bytes=1)
-    np.testing.assert_allclose(one_row, found, rtol=1e-5)
+    close.assert_near(one_row, found, terms=sums)
 
 
 def test_golds_are_the_first_right_answer_behind_its_tag(tmp_path):

@@ -14,6 +14,7 @@ from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods.builders import score_tokens
+from tests import close
 from tests.models_for_tests import chain_table, nano
 
 NEW = 12
@@ -46,7 +47,7 @@ def test_sampled_responses_given_again_are_the_same_rollout():
 @pytest.mark.slow
 def test_a_prefix_and_its_rest_joined_are_the_rollout():
     rows = _rollout()
-    policy, params, _, tokenizer = nano()
+    policy, params, config, tokenizer = nano()
     length = jnp.asarray([0, 1, 2, 3, 4, 0, 2, 1], jnp.int32)
     keep = given_responses.prefix(rows.mask, length)
     np.testing.assert_array_equal(keep.sum(1), jnp.minimum(length, rows.mask.sum(1)))
@@ -59,7 +60,7 @@ def test_a_prefix_and_its_rest_joined_are_the_rollout():
     np.testing.assert_array_equal(kept.sum(1), keep.sum(1))
     # the log-probabilities that were recorded in two rollouts are those of one pass over the whole
     logp, _ = score_tokens(policy, params, got)
-    np.testing.assert_allclose(jnp.where(got.mask, logp, 0.0), got.sampler_logp, atol=2e-4)
+    close.assert_same_forward(jnp.where(got.mask, logp, 0.0), got.sampler_logp, config)
     # rows without a prefix are the continuation itself
     assert int(length[0]) == 0
     np.testing.assert_array_equal(got.tokens[0, -NEW:], rest.tokens[0, -NEW:])
@@ -81,7 +82,7 @@ def test_demonstrations_are_right_and_scored_by_the_actor():
     rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers), rows)
     assert (rewards.value[1::2] == 1).all() and recipes.last_members(8, 2).tolist() == [False, True] * 4
     logp, _ = score_tokens(found.model.policy, found.model.params, rows)
-    np.testing.assert_allclose(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, atol=2e-4)
+    close.assert_same_forward(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, found.model.config)
 
 
 def test_too_long_a_response_is_refused():

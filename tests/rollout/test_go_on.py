@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.rollout.generate import generate, go_on
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods.builders import score_tokens
+from tests import close
 from tests.models_for_tests import small_model
 
 EOS = (3, 7, 11)
@@ -29,7 +30,7 @@ def test_parts_under_the_same_weights_are_the_whole_and_later_ones_follow_the_ne
     found = later(params, begun, keys)
     for name in ("tokens", "mask", "segment_ids", "positions", "truncated", "group_ids", "problem_ids"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name), err_msg=name)
-    np.testing.assert_allclose(found.sampler_logp, whole.sampler_logp, atol=1e-5)
+    close.assert_same_forward(found.sampler_logp, whole.sampler_logp)
 
     mixed = later(other, begun, keys)
     np.testing.assert_array_equal(mixed.tokens[:, :7], begun.tokens)
@@ -38,6 +39,6 @@ def test_parts_under_the_same_weights_are_the_whole_and_later_ones_follow_the_ne
     old, new = (np.asarray(logp(p, mixed)) for p in (params, other))
     mask = np.asarray(mixed.mask)
     want = np.where(np.arange(12)[None] < 7, old, new)
-    np.testing.assert_allclose(np.where(mask, mixed.sampler_logp, 0), np.where(mask, want, 0), atol=1e-5)
+    close.assert_same_forward(np.where(mask, mixed.sampler_logp, 0), np.where(mask, want, 0))
     with pytest.raises(ValueError, match="done=7 must lie in 1 .. 6"):
         go_on(policy, params, begun, keys, done=7, max_new_tokens=5, eos_ids=EOS)

@@ -8,7 +8,8 @@ import pytest
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
-from tests.models_for_tests import small_model
+from tests import close
+from tests.models_for_tests import small_config, small_model
 
 END = 2
 TEXTS = [(5, 6), (5, 7, 8), (5,), (9, 9)]
@@ -36,12 +37,12 @@ def test_the_trainer_scores_what_was_drawn_in_chunks_of_any_size(drawn):
     policy, params, found, rows = drawn
     for chunk in (1, 3, 128):
         logp, entropy = jax.jit(grammars.score_legal(found, chunk=chunk), static_argnums=0)(policy, params, rows)
-        np.testing.assert_allclose(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp, atol=1e-5)
+        close.assert_same_forward(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp)
         assert float(jnp.max(jnp.where(rows.mask, entropy, 0.0))) <= np.log(3) + 1e-5  # three may follow the 5
     whole = jnp.exp(jnp.sum(jnp.where(rows.mask, logp, 0.0), axis=1))
     first = {tuple(np.asarray(t)[np.asarray(m)]): float(w) for t, m, w in
              zip(rows.tokens[:64], rows.mask[:64], whole[:64], strict=True)}  # fmt: skip
-    assert sum(first.values()) == pytest.approx(1.0, abs=1e-4)
+    close.assert_near(sum(first.values()), 1.0, terms=5 * close.forward_sums(small_config(), 8))
 
 
 def test_the_slope_is_that_of_the_shares_of_what_is_allowed(drawn):
@@ -62,9 +63,9 @@ def test_the_slope_is_that_of_the_shares_of_what_is_allowed(drawn):
             value += jax.nn.log_softmax(logits[b, t - 1, ids])[np.flatnonzero(ids == int(few.tokens[b, t]))[0]]
         return value
 
-    for a, b in zip(jax.tree.leaves(jax.grad(total)(params)), jax.tree.leaves(jax.grad(plain)(params)), strict=True):
-        assert np.isfinite(np.asarray(a)).all()
-        np.testing.assert_allclose(a, b, atol=1e-4)
+    got, want = jax.grad(total)(params), jax.grad(plain)(params)
+    assert all(np.isfinite(np.asarray(x)).all() for x in jax.tree.leaves(got))
+    close.assert_same_sums(got, want, close.gradient_sums(small_config(), 2, 8))
 
 
 def test_what_is_no_grammar():

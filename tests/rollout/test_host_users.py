@@ -16,7 +16,8 @@ from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import answer_probability
 from jaxrl_llm.types import Problems, Rewards
-from tests.models_for_tests import byte_tokenizer, small_model
+from tests import close
+from tests.models_for_tests import byte_tokenizer, small_config, small_model
 from tests.rollout.test_answer_chances import _rows
 
 TYPES = ("Boxing", "Yoga")
@@ -82,10 +83,9 @@ def test_beliefs_are_the_chances_of_the_types_made_to_sum_to_one():
         chances.append(np.asarray(answer_probability.answer_chances(policy, params, rows, mine), np.float64))
     wanted = np.stack(chances, axis=2)
     taken = np.asarray(turns_of(rows).taken)
-    np.testing.assert_allclose(
-        np.asarray(before)[taken], (wanted / np.maximum(wanted.sum(2, keepdims=True), 1e-30))[taken], rtol=1e-4
-    )
-    np.testing.assert_allclose(before.sum(2), 1.0, rtol=1e-5)
+    wanted = wanted / np.maximum(wanted.sum(2, keepdims=True), 1e-30)
+    close.assert_near(np.asarray(before)[taken], wanted[taken], terms=2 * close.forward_sums(small_config(), 12))
+    close.assert_relative(before.sum(2), 1.0)
     # a reply moves the belief; behind the last turn nothing is said
     np.testing.assert_array_equal(after[0, 0], before[0, 1])
     np.testing.assert_array_equal(after[0, 1], before[0, 1])

@@ -13,6 +13,7 @@ from jaxrl_llm.train.methods.builders import make_estimate, make_policy_loss, sc
 from jaxrl_llm.train.methods.shared_prompt import share_prompts
 from jaxrl_llm.train.step import accumulate
 from jaxrl_llm.types import Rewards
+from tests import close
 from tests.models_for_tests import ALL_FAMILIES, small_model
 
 PROMPTS = jnp.array([[0, 0, 7, 8], [9, 3, 1, 6], [0, 4, 4, 1]], jnp.int32)
@@ -48,8 +49,10 @@ def test_tokens_are_those_of_the_cached_rollout_and_of_the_scored_distribution()
     )
     cached = jax.jit(lambda p: generate(policy, p, PROMPTS, PROMPTS > 0, KEYS, **SETTINGS))(params)
     np.testing.assert_array_equal(strict.tokens, cached.tokens)
-    np.testing.assert_allclose(strict.sampler_logp, cached.sampler_logp, atol=1e-5)
+    close.assert_same_forward(strict.sampler_logp, cached.sampler_logp, temperature=0.9)
     logits = policy.unembed(params, policy.hidden(params, strict.tokens, strict.positions, strict.segment_ids))
     want = logprobs.token_logprobs(logits, strict.tokens, temperature=0.9, segment_ids=strict.segment_ids)
     keep = np.asarray(strict.mask)
-    np.testing.assert_allclose(np.asarray(strict.sampler_logp)[keep], np.asarray(want)[keep], atol=1e-6)
+    close.assert_same_forward(
+        np.asarray(strict.sampler_logp)[keep], np.asarray(want)[keep], temperature=0.9, columns=keep.shape[1]
+    )

@@ -24,6 +24,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.run.records import transcripts, view
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.train.online import Online, init_state
+from tests import close
 
 HOSTILE = "</script><script>document.title='taken'</script><b>&amp;"
 
@@ -80,7 +81,7 @@ def test_records_hold_what_was_sampled_and_judged(played):
         assert "".join(record["tokens"]) == text and record["reward"] == float(rewards.value[b])
         mask = np.asarray(rows.mask[b])[columns]
         np.testing.assert_array_equal(record["mask"], mask)
-        np.testing.assert_allclose(np.asarray(record["logp"])[mask], logp[b, columns][mask], rtol=1e-3)
+        close.assert_printed(logp[b, columns][mask], np.asarray(record["logp"])[mask], 3)
         assert not np.asarray(record["sampler_logp"])[~mask].any()
         assert len(record["turn_rewards"]) == int(np.asarray(rows.extras["turns/taken"][b]).sum())
     assert any(0 in r["mask"][r["mask"].index(1) :] for r in records), "observations are outside the mask"

@@ -1,12 +1,12 @@
 """Trap 3, off-by-one shift: a model of three tokens, enumerated by hand."""
 
 import itertools
-import math
 
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import logprobs
+from tests import close
 from tests.traps.tables import table_policy
 
 TABLE = np.log(np.array([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.25, 0.5, 0.25]]))
@@ -21,7 +21,7 @@ def test_every_sequence_of_three_tokens():
     for row, got, spread in zip(rows, logp, entropy, strict=True):
         assert got[0] == 0.0 and spread[0] == 0.0
         for t in (1, 2):
-            np.testing.assert_allclose(got[t], TABLE[row[t - 1], row[t]], atol=1e-6)
+            close.assert_near(got[t], TABLE[row[t - 1], row[t]])
             p = np.exp(TABLE[row[t - 1]])
-            np.testing.assert_allclose(spread[t], -(p * np.log(p)).sum(), atol=1e-6)
-    assert math.isclose(np.exp(logp.sum(1)).sum(), 1.0, abs_tol=1e-6)
+            close.assert_near(spread[t], -(p * np.log(p)).sum())
+    close.assert_near(np.exp(logp.sum(1)).sum(), 1.0, terms=9)

@@ -9,11 +9,12 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods.builders import make_policy_loss, sampler_anchor
 from jaxrl_llm.train.step import accumulate
+from tests import close
 from tests.traps.tables import params, random_batch, table_policy
 
 
 def _close(left, right):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), left, right)
+    jax.tree.map(lambda a, b: close.assert_near(a, b), left, right)
 
 
 @pytest.mark.parametrize("mode", reduce.MODES)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages import group
+from tests import close
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1 / 3, 0.7, 1e-8, 16777217.0, -2.3])
@@ -29,7 +30,7 @@ def test_ddof_and_eps_are_parameters_with_documented_defaults():
     rewards, ids = jnp.array([1.0, 0.0]), jnp.array([0, 0])
     sample = group.group_normalized_advantages(rewards, ids, ddof=1, eps=0.0)
     population = group.group_normalized_advantages(rewards, ids, ddof=0, eps=0.0)
-    np.testing.assert_allclose(population / sample, np.sqrt(2), rtol=1e-6)
+    close.assert_relative(population / sample, np.sqrt(2))
     defaults = inspect.signature(group.group_normalized_advantages).parameters
     assert defaults["ddof"].default == 1 and defaults["eps"].default == 1e-6
 

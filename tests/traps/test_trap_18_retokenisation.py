@@ -11,6 +11,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods.builders import make_estimate, score_tokens
 from jaxrl_llm.types import Rewards
+from tests import close
 from tests.models_for_tests import nano
 from tests.traps.tables import advantages, params, problems, rollout, score, table_policy
 
@@ -88,4 +89,4 @@ def test_in_episodes_what_the_world_says_is_read_and_never_trained():
         assert text.replace("xx", "x") == "x54x54x"  # three actions of one or two tokens, two observations between
     logp, _ = score_tokens(table_policy(), params(), out)
     keep = np.asarray(out.mask)
-    np.testing.assert_allclose(np.asarray(logp)[keep], np.asarray(out.sampler_logp)[keep], atol=1e-5)
+    close.assert_near(np.asarray(logp)[keep], np.asarray(out.sampler_logp)[keep])

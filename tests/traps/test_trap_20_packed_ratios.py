@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.losses import correction, sequence
+from tests import close
 
 LENGTHS = (3, 5, 4)
 rng = np.random.default_rng(0)
@@ -42,9 +43,9 @@ def test_packed_equals_alone(loss):
 
     want, gradient = jax.value_and_grad(alone)(_alone(LOGP))
     got, packed_gradient = jax.value_and_grad(packed)(_pack(LOGP))
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    close.assert_near(got, want)
     for row, (where, length) in enumerate(zip(WHERE, LENGTHS, strict=True)):
-        np.testing.assert_allclose(packed_gradient[0, where], gradient[row, :length], atol=1e-6)
+        close.assert_near(packed_gradient[0, where], gradient[row, :length])
 
 
 @pytest.mark.parametrize("level", correction.LEVELS)
@@ -52,4 +53,4 @@ def test_mismatch_ratios_too(level):
     want = correction.mismatch_ratio(_alone(LOGP), _alone(OLD), MASK, level=level)
     got = correction.mismatch_ratio(_pack(LOGP), _pack(OLD), PACKED_MASK, level=level, segment_ids=SEGMENTS)
     for row, (where, length) in enumerate(zip(WHERE, LENGTHS, strict=True)):
-        np.testing.assert_allclose(got[0, where], want[row, :length], rtol=1e-5)
+        close.assert_relative(got[0, where], want[row, :length])

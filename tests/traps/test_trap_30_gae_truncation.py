@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.advantages.returns import gae_advantages
+from tests import close
 
 REWARDS, VALUES = [0.0, 0.0, 1.0], [0.5, 0.4, 0.8]
 GAMMA, LAM = 0.9, 0.5
@@ -26,8 +27,8 @@ def test_by_hand_under_any_padding(left, right, bootstrap, want):
     advantages, returns = gae_advantages(
         _row(REWARDS, left, right), _row(VALUES, left, right), jnp.array([bootstrap]), mask, gamma=GAMMA, lam=LAM
     )
-    np.testing.assert_allclose(advantages[0, left : left + 3], want, atol=1e-6)
-    np.testing.assert_allclose(returns[0, left : left + 3], np.add(want, VALUES), atol=1e-6)
+    close.assert_near(advantages[0, left : left + 3], want)
+    close.assert_near(returns[0, left : left + 3], np.add(want, VALUES))
     assert not np.asarray(advantages)[~np.asarray(mask)].any()
 
 
@@ -36,4 +37,4 @@ def test_a_hole_in_the_mask_is_stepped_over():
     rewards, values = jnp.array([[0.0, 9.0, 0.0, 9.0, 1.0]]), jnp.array([[0.5, 7.0, 0.4, 7.0, 0.8]])
     mask = jnp.array([[True, False, True, False, True]])
     advantages, _ = gae_advantages(rewards, values, jnp.array([2.0]), mask, gamma=GAMMA, lam=LAM)
-    np.testing.assert_allclose(advantages[0, ::2], CUT, atol=1e-6)
+    close.assert_near(advantages[0, ::2], CUT)

@@ -8,6 +8,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages.returns import at_last_token
 from jaxrl_llm.losses import value as value_losses
 from jaxrl_llm.models import heads
+from tests import close
 from tests.models_for_tests import small_model
 
 MASK = jnp.array(
@@ -41,7 +42,7 @@ def test_a_reward_model_reads_the_last_real_token_on_either_side_of_the_padding(
         pad = ((0, 0), (left, 3 - left))
         positions = jnp.pad(jnp.arange(4, dtype=jnp.int32)[None], pad)
         scores.append(score(jnp.pad(tokens, pad, constant_values=5), positions, jnp.pad(jnp.ones_like(tokens), pad)))
-    np.testing.assert_allclose(scores, scores[0], atol=1e-5)
+    close.assert_same_forward(np.asarray(scores), np.full(3, scores[0]), columns=7)
 
 
 def test_the_value_of_a_token_is_of_the_state_before_it_and_pads_have_none():
@@ -49,7 +50,7 @@ def test_the_value_of_a_token_is_of_the_state_before_it_and_pads_have_none():
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(1, 5, 3)), jnp.float32)
     segments = jnp.array([[1, 1, 2, 2, 0]])
     after, before = heads.token_values(head, hidden), heads.state_values(head, hidden, segments)
-    np.testing.assert_allclose(before[0], [0.0, after[0, 0], 0.0, after[0, 2], 0.0], atol=1e-6)
+    close.assert_near(before[0], [0.0, after[0, 0], 0.0, after[0, 2], 0.0])
 
 
 def test_pads_do_not_train_the_value():
