@@ -7,11 +7,12 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            (r - mean) / std over these G; each gradient is that under the prompt its rollout had. No hint at test time.
            nurl: hints in the second half of training, nurl_start: all the time, always: for every group, answer: the
            hint is the solution, partial: its first half. grpo: failed groups are drawn again without any hint (equal
-           rollouts). The model writes the hints itself before training, from its explanation of the known answer;
-           --writer FOLDER: a teacher does.
+           rollouts). plateau: hints from where the reward of validation problems, asked beside those that train,
+           no longer rises (curriculum.plateau). The model writes the hints itself before training, from its
+           explanation of the known answer; --writer FOLDER: a teacher does.
 Left out:  embedded, hints that are written: the cue is the first pair of operands without its result, from the
-           reference, as the small model has no words; a switch by a plateau of the validation reward (here at half
-           time); the un-hinted member is a failed first response, not a fresh one.
+           reference, as the small model has no words; the switch of all arms but plateau is at half time; the
+           un-hinted member is a failed first response, not a fresh one.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
            prompt in every arm (hints/draws), which the columns rollouts and tokens count.
@@ -21,9 +22,15 @@ Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FI
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
+from jaxtyping import Array, Bool
+
 from experiments.curriculum.parts import hints, written_hints
 from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import plateau
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.types import Params, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +44,10 @@ class Settings(recipes.OnlineSettings):
     hint_tokens: int = 64  # at most, of a written hint
     halves: tuple[int, ...] = (2,)  # of the run, first and second, in which hints are given
     needs: Callable[..., object] = hints.all_wrong
+    validation: int = 0  # prompts of validation in each step, which do not train; 0: halves decide
+    validation_rows: int = 64  # training problems held back for them
+    window: int = 8  # steps whose mean is one validation reward
+    patience: int = 1  # rewards in a row without a rise that bring the hints
 
 
 EMBEDDED = {
@@ -46,7 +57,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 16,
+    "eval_problems": 8, "eval_samples": 16, "validation_rows": 4,
 }  # fmt: skip
 ARMS = {
     "grpo": {"halves": ()},
@@ -55,6 +66,7 @@ ARMS = {
     "always": {"halves": (1, 2), "needs": hints.everyone},
     "answer": {"halves": (1, 2), "hint": hints.whole_solution},
     "partial": {"hint": hints.make_prefix_hint(0.5)},
+    "plateau": {"validation": 4},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction")
@@ -67,6 +79,8 @@ def build(settings: Settings) -> experiment.Plan:
     rollout, hint = recipes.rollout_of(settings, found), settings.hint
     if hint is None and settings.halves:
         hint = written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
+    if settings.validation:
+        return curricula.make_plan(settings, found, [until_plateau(settings, found, problems, rollout, hint)])
     stages = []
     for half in (1, 2):
         hinted = half in settings.halves
@@ -85,6 +99,43 @@ def build(settings: Settings) -> experiment.Plan:
         )
         stages.append(experiment.Stage(online, settings.steps))
     return curricula.make_plan(settings, found, stages)
+
+
+def hinted_after(state: TrainState) -> tuple[Params, Bool[Array, ""]]:
+    """Whose samples train, and whether the validation reward has been flat: the ``actor`` slot."""
+    return state.params, state.sampler.stage > 0
+
+
+def until_plateau(settings: Settings, found: recipes.Bench, problems, rollout, hint) -> experiment.Stage:
+    """Both halves in one stage: failed groups are drawn again plain, and with the hint from the plateau on."""
+    size = found.train.tokens.shape[0]
+    try:
+        held = plateau.held_rows(size, settings.validation_rows)
+        numbers = {"count": settings.validation, "window": settings.window, "patience": settings.patience}
+        sampler = plateau.make_validated([np.ones(size, bool)], held, **numbers)
+    except ValueError as error:
+        raise UserError(f"--validation {settings.validation}: {error}; give more --train-problems") from error
+    slots = hints.make_switched_rollout(
+        rollout,
+        curricula.train_score(found),
+        found.train.answers,
+        hints.encode_hints(found.model, problems, (hints.no_hint, hints.no_hint, hint), chat=settings.chat),
+        group_size=settings.group_size,
+        unhinted=1,
+        needs=settings.needs,
+    )
+    online = curricula.make_grpo(
+        settings,
+        found,
+        sampler=sampler,
+        prompts_per_step=settings.prompts_per_step + settings.validation,
+        actor=hinted_after,
+        keep=lambda rows, rewards: plateau.not_validation(held, rows.problem_ids),
+        row_extras=hints.switched_extras,
+        diagnostics=hints.draw_figures,
+        **slots,
+    )
+    return experiment.Stage(online, 2 * settings.steps)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -8,8 +8,9 @@ Equations: pass rates p of a small, a medium and a large model; level 1: 0 < p_s
            p_medium > 0) or (0 < p_small < 1 and 0 < p_medium < 1); level 3: p_large = 0 and half of the others. GRPO;
            every stage starts from the parameters of the one before with a new optimiser. both, maths, code: staged,
            half, none or all of a step's prompts programs (levels of the same rule), right when they pass all tests in
-           the sandbox; the three begin with one copy that has read solutions of both.
-Left out:  the reference model (no KL here), stages that end by a validation score.
+           the sandbox; the three begin with one copy that has read solutions of both. validated: a stage ends where
+           the reward of validation problems, asked beside those that train, no longer rises (curriculum.plateau).
+Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage.
 Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse.
 Measure:   held-out Countdown with 2 to 4 numbers; the ladder is nano, tiny, and tiny at temperature 0.5; 8 seeds, three
            stages with equal rollouts and updates in every arm.
@@ -26,6 +27,7 @@ import numpy as np
 
 from experiments.curriculum.parts import domains
 from jaxrl_llm import experiment
+from jaxrl_llm.curriculum import plateau
 from jaxrl_llm.curriculum.subset import ladder_levels
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
@@ -45,6 +47,10 @@ class Settings(recipes.OnlineSettings):
     code_levels: tuple[int, ...] = ()  # difficulties of generated programs
     code_share: float = 0.5  # of a step's prompts
     warm_steps: int = 0  # of fine-tuning on solutions of both domains before the first stage
+    validation: int = 0  # prompts of validation in each step, which do not train; 0: stages of equal length
+    validation_rows: int = 64  # training problems held back for them
+    window: int = 6  # steps whose mean is one validation score
+    patience: int = 1  # scores in a row without a rise that end a stage
 
 
 EMBEDDED = {
@@ -56,7 +62,7 @@ EMBEDDED = {
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 48, "eval_problems": 8,
     "eval_samples": 8, "max_new_tokens": 14, "ladder": ("nano", "nano", "nano"), "ladder_samples": 4,
-    "ladder_temperatures": (1.0, 0.6, 0.3), "warm_steps": 4,
+    "ladder_temperatures": (1.0, 0.6, 0.3), "warm_steps": 4, "validation_rows": 8,
 }  # fmt: skip
 CODE = {"code": "programs", "code_levels": (1, 2)}
 ARMS = {
@@ -69,6 +75,7 @@ ARMS = {
     "both": CODE,
     "maths": CODE | {"code_share": 0.0},
     "code": CODE | {"code_share": 1.0},
+    "validated": {"validation": 4},
 }
 METHOD = "staged"
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "eval/pass@8")
@@ -106,9 +113,13 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
 def build(settings: Settings) -> experiment.Plan:
     """One online stage for each level of the arm's order, GRPO throughout."""
     if settings.code:
+        if settings.validation:
+            raise UserError(f"--validation {settings.validation} does not go with --code {settings.code}: drop one")
         return build_domains(settings)
     found = recipes.bench(settings)
     rows = level_rows(settings, found, settings)
+    if settings.validation:
+        return curricula.make_plan(settings, found, [validated(settings, found, rows)], more=curricula.by_level)
     stages = [
         experiment.Stage(
             curricula.make_grpo(settings, found, sampler=curricula.make_chosen(rows[level], f"of level {level}")),
@@ -117,6 +128,29 @@ def build(settings: Settings) -> experiment.Plan:
         for level in settings.stages
     ]
     return curricula.make_plan(settings, found, stages, more=curricula.by_level)
+
+
+def validated(settings: Settings, found: recipes.Bench, rows: list[np.ndarray]) -> experiment.Stage:
+    """All levels of the arm's order in one stage of the run; each ends where the validation score stops rising."""
+    try:
+        held = plateau.held_rows(rows[0].size, settings.validation_rows)
+        sampler = plateau.make_validated(
+            [rows[level] for level in settings.stages],
+            held,
+            count=settings.validation,
+            window=settings.window,
+            patience=settings.patience,
+        )
+    except ValueError as error:
+        raise UserError(f"--validation {settings.validation}: {error}; give more --train-problems") from error
+    online = curricula.make_grpo(
+        settings,
+        found,
+        sampler=sampler,
+        prompts_per_step=settings.prompts_per_step + settings.validation,
+        keep=lambda rows, rewards: plateau.not_validation(held, rows.problem_ids),
+    )
+    return experiment.Stage(online, settings.steps * len(settings.stages))
 
 
 def build_domains(settings: Settings) -> experiment.Plan:

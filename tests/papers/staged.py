@@ -22,11 +22,11 @@ def table(stages: int, problems: int, lengths=(0, 1, 2, 3)) -> hints.Hints:
     return hints.Hints(jnp.asarray(tokens), jnp.asarray(valid), length)
 
 
-def scripted(outcomes, *, group_size: int, **options):
+def scripted(outcomes, *, group_size: int, make=hints.make_staged_rollout, lengths=(0, 1, 2, 3), **options):
     """Slots of a staged rollout where ``outcomes[stage][problem]`` are the rewards of a group; the call's rows too."""
     outcomes = jnp.asarray(outcomes, jnp.float32)
     stages, problems = outcomes.shape[:2]
-    asked = table(stages, problems)
+    asked = table(stages, problems, lengths)
 
     def rollout(params, tokens, valid, keys, ids):
         rows = ids.shape[0] * group_size
@@ -53,15 +53,15 @@ def scripted(outcomes, *, group_size: int, **options):
         return Rewards(rows.tokens[:, -1].astype(jnp.float32), jnp.ones(rows.tokens.shape[0], bool))
 
     answers = {"value": jnp.arange(problems)}
-    slots = hints.make_staged_rollout(rollout, judge, answers, asked, group_size=group_size, **options)
+    slots = make(rollout, judge, answers, asked, group_size=group_size, **options)
     return slots, asked
 
 
-def run(slots, problems: int, group_size: int):
+def run(slots, problems: int, group_size: int, params=None):
     """One call of the rollout on all problems."""
     keys = jax.random.split(jax.random.key(0), problems * group_size)
     ids = jnp.arange(problems, dtype=jnp.int32)
-    return slots["rollout"](None, None, None, keys, ids)
+    return slots["rollout"](params, None, None, keys, ids)
 
 
 def problem(prompt: str, solution: str) -> Problem:

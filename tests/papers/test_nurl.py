@@ -1,13 +1,19 @@
 """NuRL: hints where a whole group fails, one member without, gradients under the hinted prompt."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import nurl
 from experiments.curriculum.parts import hints, written_hints
 from jaxrl_llm.advantages import group
+from jaxrl_llm.curriculum import plateau
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.train import online
+from jaxrl_llm.train import plan as plans
 from tests import close
 from tests.papers import staged
 
@@ -110,6 +116,47 @@ def test_a_model_writes_hints_and_prompts_beyond_its_context_get_none():
     problems = [staged.problem("1+2", "3"), staged.problem("1+2" * model.config.max_positions, "3")]
     said = written_hints.replies(model, problems, chat=False, max_new_tokens=4, temperature=1.0, salt=1, at_once=2)
     assert len(said) == 2 and said[0] and said[1] == ""
+
+
+def test_failed_groups_are_drawn_again_plain_until_the_switch_and_hinted_behind_it():
+    outcomes = [[[0, 0, 0], [0, 1, 0]], [[0, 1, 0], [1, 1, 1]], [[1, 1, 1], [1, 1, 1]]]
+    options = {"group_size": 3, "unhinted": 1, "make": hints.make_switched_rollout}
+    slots, asked = staged.scripted(outcomes, **options, lengths=(0, 1, 2))
+    for hinted, rewards, stages in (
+        (False, [0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0]),
+        (True, [0, 1, 1, 0, 1, 0], [0, 2, 2, 0, 0, 0]),
+    ):
+        rows = jax.jit(lambda flag: staged.run(slots, 2, 3, (None, flag)))(jnp.asarray(hinted))
+        assert slots["score"](None, rows).value.tolist() == rewards
+        assert hints.stage_of(rows).tolist() == stages
+        assert hints.switched_extras({}, rows, slots["score"](None, rows))["draws"].tolist() == [2, 2, 2, 1, 1, 1]
+        added = hints.with_hint(rows, asked).mask.sum(1) - rows.mask.sum(1)
+        assert added.tolist() == stages, "the verifier reads the hint of the stage the row was drawn at"
+    with pytest.raises(ValueError, match="2 stages"):
+        staged.scripted(outcomes[:2], **options)
+
+
+@pytest.mark.slow
+def test_hints_begin_where_the_validation_reward_is_flat_and_validation_never_trains():
+    settings = dataclasses.replace(
+        nurl.Settings(), **nurl.EMBEDDED | nurl.SMOKE | {"validation": 2, "window": 2, "steps": 3},
+    )  # fmt: skip
+    plan = nurl.build(settings)
+    (stage,) = plan.stages
+    state = jax.tree.map(jnp.copy, plans.start(stage, plan.init(jax.random.key(0)), jax.random.key(1)))
+    held = plateau.held_rows(16, settings.validation_rows)
+    step, seen = jax.jit(lambda s: (online.begin(stage.method, s).trajectories, online.iterate(stage.method, s)[0])), []
+    for _ in range(2 * settings.steps):
+        hinted = bool(nurl.hinted_after(state)[1])
+        rows, state = step(state)
+        seen.append(hinted)
+        latest = int(hints.stage_of(rows).max())
+        assert latest in ((0, 2) if hinted else (0, 1))
+        rewards = stage.method.score(online.answers_of(stage.method, rows), rows)
+        mask = stage.method.estimate(state.params, state.extras, rows, rewards).mask
+        outside = held[np.asarray(rows.problem_ids)]
+        assert outside.sum() == 2 * settings.group_size and not np.asarray(mask)[outside].any()
+    assert seen[:4] == [False] * 4 and seen[-1], "windows of two: the second that does not rise brings the hints"
 
 
 @pytest.mark.slow

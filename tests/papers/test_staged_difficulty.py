@@ -1,5 +1,6 @@
 """Staged difficulty: levels from a ladder of models, draws from a level only."""
 
+import dataclasses
 import json
 
 import jax
@@ -7,9 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import staged_difficulty
 from experiments.curriculum.parts import domains
+from jaxrl_llm.curriculum import plateau
 from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.train import fused, online
+from jaxrl_llm.train import plan as plans
 from tests import close
 from tests.verifiers.test_labels import _rows
 
@@ -97,3 +102,89 @@ def test_programs_of_ones_own_whose_solution_fails_do_not_train(tmp_path):
     kept, problems = domains.solvable(code), recipes.solved_problems(code)
     assert kept.tolist() == [int(p.prompt.split("Give ")[1].split(".")[0]) % 2 == 0 for p in problems]
     assert 0 < kept.sum() < len(problems)
+
+
+def _stages(scores, *, window, patience, least):
+    """The rule written out over a list of scores, one a step; None where no answer was valid."""
+    stage, best, waited, opened, found = 0, None, 0, [], []
+    for k, score in enumerate(scores):
+        opened.append(score)
+        if (k + 1) % window == 0:
+            known = [x for x in opened if x is not None]
+            opened = []
+            if known:
+                mean = np.mean(known)
+                if best is None or mean > best + least:
+                    best, waited = mean, 0
+                else:
+                    waited += 1
+                if waited == patience:
+                    stage, best, waited = stage + 1, None, 0
+        found.append(stage)
+    return found
+
+
+@pytest.mark.parametrize(("window", "patience", "least"), [(1, 1, 0.0), (3, 2, 0.0), (2, 1, 0.125), (4, 3, 0.0)])
+def test_stages_end_by_the_rule_written_out(window, patience, least):
+    rng = np.random.default_rng(window)
+    scores = [None if rng.random() < 0.2 else float(rng.integers(0, 9)) / 8 for _ in range(60)]
+    state, found = plateau.first_stage(), []
+    for score in scores:
+        shown = jnp.array([0.5 if score is None else score, 7.0])  # the second is never valid
+        valid = jnp.array([score is not None, False])
+        state = plateau.past_plateau(state, shown, valid, window=window, patience=patience, least=least)
+        found.append(int(state.stage))
+    assert found == _stages(scores, window=window, patience=patience, least=least)
+    assert found[-1] > 1
+
+
+def test_worked_plateau():
+    """Windows of two steps: .2, .4, .4 and the stage ends; then .1 is a new stage's first and best."""
+    state, stages = plateau.first_stage(), []
+    for score in (0.1, 0.3, 0.4, 0.4, 0.3, 0.5, 0.1, 0.1):
+        state = plateau.past_plateau(state, jnp.array([score]), jnp.array([True]), window=2)
+        stages.append(int(state.stage))
+    assert stages == [0, 0, 0, 0, 0, 1, 1, 1] and np.isclose(float(state.best), 0.1)
+
+
+def test_a_sampler_moves_on_where_only_the_validation_score_is_flat():
+    rows = np.arange(12)
+    held = plateau.held_rows(12, 3)
+    stages = [rows < 6, rows >= 6]
+    sampler = plateau.make_validated(stages, held, count=2, window=1)
+    state, seen = sampler.init(12), []
+    # what trains rises without end, what validates stays: the stage is over at the second step
+    for step in range(3):
+        ids, state = sampler.draw(state, jax.random.key(step), 8)
+        ids = np.asarray(ids)
+        assert held[ids[:2]].all() and not held[ids[2:]].any()
+        seen.append({bool(x) for x in ids[2:] < 6})
+        scores = jnp.where(jnp.asarray(held)[ids], 0.5, 0.1 * step)
+        state = sampler.update(state, jnp.asarray(ids), scores, jnp.ones(8, bool))
+    assert seen == [{True}, {True}, {False}] and int(state.stage) == 1
+    ids, _ = sampler.draw(state, jax.random.key(9), 8)
+    assert (np.asarray(ids)[2:] >= 6).all(), "the last stage goes on"
+    with pytest.raises(ValueError, match="each needs at least one"):
+        plateau.make_validated([held], held, count=1, window=1)
+    with pytest.raises(ValueError, match="count=8"):
+        plateau.make_validated(stages, held, count=8, window=1).draw(state, jax.random.key(0), 8)
+
+
+@pytest.mark.slow
+def test_a_run_goes_through_its_levels_and_leaves_validation_out_of_the_loss():
+    settings = dataclasses.replace(
+        staged_difficulty.Settings(), **staged_difficulty.EMBEDDED | staged_difficulty.SMOKE | {
+            "validation": 2, "window": 1, "steps": 4, "prompts_per_step": 4, "stages": (0, 0),
+        },
+    )  # fmt: skip
+    plan = staged_difficulty.build(settings)
+    (stage,) = plan.stages
+    assert stage.steps == 8
+    state = plans.start(stage, plan.init(jax.random.key(0)), jax.random.key(1))
+    state, metrics = fused.run(stage.method, jax.tree.map(jnp.copy, state), 8)
+    assert int(state.sampler.stage) >= 1
+    rows = jax.jit(lambda s: online.begin(stage.method, s))(state)
+    held = np.asarray(plateau.held_rows(48, settings.validation_rows))[np.asarray(rows.trajectories.problem_ids)]
+    rewards = stage.method.score(online.answers_of(stage.method, rows.trajectories), rows.trajectories)
+    batch = stage.method.estimate(state.params, state.extras, rows.trajectories, rewards)
+    assert held.sum() == 4 and not np.asarray(batch.mask)[held].any() and np.asarray(batch.mask)[~held].any()

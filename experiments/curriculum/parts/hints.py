@@ -231,6 +231,42 @@ def make_staged_rollout(
     return {"rollout": staged, "score": lambda given, rows: judge(given, with_hint(rows, hints))}
 
 
+def make_switched_rollout(
+    rollout: Callable[..., Trajectories],
+    judge: Callable[[Any, Trajectories], Rewards],
+    answers: Any,
+    hints: Hints,
+    *,
+    group_size: int,
+    unhinted: int = 0,
+    needs: Callable[[Array], Array] = all_wrong,
+) -> dict[str, Callable]:
+    """``make_staged_rollout`` of one further stage, plain until a switch that the state of the run turns.
+
+    In the place of parameters the rollout takes ``(parameters, hinted)``, which an ``actor`` slot makes of the state.
+
+    Args:
+      hints: three stages: ``no_hint``, ``no_hint`` and the hint; a row that was drawn again is of the second or the
+        third.
+
+    Raises:
+      ValueError: for another number of stages.
+    """
+    if hints.tokens.shape[0] != 3:
+        raise ValueError(f"hints has {hints.tokens.shape[0]} stages; give no_hint, no_hint and the hint")
+
+    def switched(acting, prompt_tokens, prompt_valid, keys, problem_ids):
+        params, hinted = acting
+        second = jnp.where(hinted, 2, 1)
+        shown = jax.tree.map(lambda x: jnp.stack([x[0], x[second]]), hints)
+        options = {"group_size": group_size, "unhinted": unhinted, "needs": needs}
+        staged = make_staged_rollout(rollout, judge, answers, shown, **options)["rollout"]
+        rows = staged(params, prompt_tokens, prompt_valid, keys, problem_ids)
+        return rows._replace(tokens=rows.tokens.at[:, 0].set(jnp.where(stage_of(rows) > 0, second, 0)))
+
+    return {"rollout": switched, "score": lambda given, rows: judge(given, with_hint(rows, hints))}
+
+
 class Drawn(NamedTuple):
     """Extras of a batch: how often the prompt of each row was drawn."""
 
@@ -240,6 +276,11 @@ class Drawn(NamedTuple):
 def draw_extras(extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     """``row_extras`` of ``builders.make_estimate``: how often each prompt was drawn."""
     return Drawn(draws_of(rows).astype(jnp.float32))._asdict()
+
+
+def switched_extras(extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``draw_extras`` of ``make_switched_rollout``, whose second and third stage are both the second draw."""
+    return Drawn(jnp.minimum(draws_of(rows), 2).astype(jnp.float32))._asdict()
 
 
 def draw_figures(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
