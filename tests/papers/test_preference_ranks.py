@@ -188,7 +188,7 @@ def test_weights_and_ascent():
 
 
 def test_the_stopping_rule_on_literal_values():
-    """Linear J = -2 th and log pi = (-th, 3 th) at th = 0: values -(-2)(-1) = -2 and -(-2)(3) = 6; then none is left."""
+    """Linear J = -2 th and log pi = (-th, 3 th) at th = 0: values -2 and 6; then none."""
     gain, zero = jnp.asarray(-2.0), jnp.asarray(0.0)
     values = negatives.marginal_values(lambda t: jnp.stack([-t, 3 * t]), zero, gain)
     assert values.tolist() == [-2.0, 6.0] and float(negatives.while_worth(values)) == 1.0
