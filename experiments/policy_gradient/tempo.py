@@ -5,8 +5,9 @@ Claim:     the responses of a group share prefixes; the mean reward of those tha
            the difference of values at each branch to GRPO's advantage beats GRPO and PPO at the same cost.
 Equations: A_it = (r_i - mean + V(s_t+1) - V(s_t)) / std, V(s) the mean reward of the members that begin with s; the
            difference is 0 but where members part. td_only: without r_i - mean; half, double: half and
-           twice the difference; ppo: a value head, GAE with lambda 0.95.
-Left out:  the KL term, values of shared prefixes in place of outcomes, the exact advantage by enumeration.
+           twice the difference; ppo: a value head, GAE with lambda 0.95; prefix: (V(s_t+1) - mean) / std, the value
+           of the shared prefix in place of the outcome.
+Left out:  the KL term, the exact advantage by enumeration.
 Expect:    eval/accuracy: tempo > grpo - 0.01 and tempo > td_only.
 Measure:   held-out arithmetic chains, whose responses share long prefixes; 8 seeds, equal rollouts and updates.
            tree/branch: share of trained tokens at which members part.
@@ -14,11 +15,12 @@ Run:       python -m experiments.policy_gradient.tempo
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages.prefix_tree import branch_differences, tempo_advantages
@@ -26,6 +28,27 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.types import declared
+
+
+def token_by_token(values: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """The advantages as they are."""
+    return values
+
+
+def of_prefix(values: Float[Array, "B T"], mask: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    """``A_it = sum_{u <= t} D_iu = (V(s_{t+1}) - mean) / std`` of differences ``D_iu = (V(s_{u+1}) - V(s_u)) / std``.
+
+    A token has the Monte-Carlo value of the prefix it ends, over all members of the group that share it, less the
+    group's mean; where no other member shares the prefix that is GRPO's advantage.
+
+    From "Exploiting Tree Structure for Credit Assignment in RL Training of LLMs", arXiv:2509.18314, section 3: the
+    value estimate of its prefix tree without the temporal difference.
+
+    >>> import jax.numpy as jnp
+    >>> of_prefix(jnp.array([[0.5, 9.0, -1.0]]), jnp.array([[True, False, True]])).tolist()
+    [[0.5, 0.0, -0.5]]
+    """
+    return jnp.where(mask, jnp.cumsum(jnp.where(mask, values, 0.0), axis=1), 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +59,7 @@ class Settings(recipes.OnlineSettings):
     outcome: float = 1.0  # weight of the response's own advantage
     branch: float = 1.0  # weight of the differences; 0 is GRPO
     credit: str = "tree"  # tree, or critic: PPO
+    spread: Callable[..., Array] = token_by_token  # (advantages, mask) -> those that train
 
 
 EMBEDDED = {
@@ -53,6 +77,7 @@ ARMS = {
     "half": {"branch": 0.5},
     "double": {"branch": 2.0},
     "ppo": {"credit": "critic"},
+    "prefix": {"outcome": 0.0, "spread": of_prefix},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "tree/branch", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "grad/norm")
@@ -97,7 +122,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def advantages(rows, rewards):
         arguments, valid = tree(rows, rewards)
-        return tempo_advantages(*arguments, **valid, **weights)
+        return settings.spread(tempo_advantages(*arguments, **valid, **weights), rows.mask)
 
     def branches(extras, rows, rewards):
         arguments, valid = tree(rows, rewards)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.policy_gradient import tempo
 from jaxrl_llm.advantages import group, prefix_tree
 from tests import close
 
@@ -88,3 +89,27 @@ def test_the_differences_are_the_exact_advantages_of_an_enumerated_tree():
     rewards, ids = jnp.array([1.0, 0.0, 0.5, 0.5]), jnp.zeros(4, jnp.int32)
     change = prefix_tree.branch_differences(strings, jnp.ones((4, 2), bool), rewards, ids)
     close.assert_near(change, [[0.0, 0.5], [0.0, -0.5], [0.0, 0.0], [0.0, 0.0]])
+
+
+def test_values_of_prefixes_in_the_place_of_outcomes():
+    """[a b], [a c], [d e], [d f] with r = 1, 0, 0, 0: V(a) = 1/2, V(d) = 0, mean 1/4, std sqrt(3)/4; then a loop."""
+    tokens, mask = jnp.array([[1, 2], [1, 3], [4, 5], [4, 6]]), jnp.ones((4, 2), bool)
+    numbers = (tokens, mask, jnp.array([1.0, 0, 0, 0]), jnp.zeros(4, jnp.int32))
+    found = tempo.of_prefix(prefix_tree.tempo_advantages(*numbers, outcome=0.0, ddof=0, eps=0.0), mask)
+    third = 3**-0.5
+    close.assert_near(found, [[third, 3 * third], [third, -third], [-third, -third], [-third, -third]])
+
+    rng = np.random.default_rng(5)
+    tokens, lengths = rng.integers(0, 2, (12, 5)), rng.integers(1, 6, 12)
+    mask, rewards, ids = np.arange(5) < lengths[:, None], rng.random(12).astype(np.float32), np.repeat([0, 1], 6)
+    numbers = (jnp.asarray(tokens), jnp.asarray(mask), jnp.asarray(rewards), jnp.asarray(ids, jnp.int32))
+    found = tempo.of_prefix(prefix_tree.tempo_advantages(*numbers, outcome=0.0), jnp.asarray(mask))
+    wanted = np.zeros((12, 5))
+    for i in range(12):
+        group = [j for j in range(12) if ids[j] == ids[i]]
+        spread = rewards[group].std(ddof=1) + 1e-6
+        for t in range(5):
+            shared = [j for j in group if lengths[j] > t and (tokens[j, : t + 1] == tokens[i, : t + 1]).all()]
+            value = rewards[shared].mean() - rewards[group].mean() if mask[i, t] else 0.0
+            wanted[i, t] = value / spread
+    close.assert_near(found, wanted)

@@ -144,7 +144,8 @@ def test_worked_plateau():
     for score in (0.1, 0.3, 0.4, 0.4, 0.3, 0.5, 0.1, 0.1):
         state = plateau.past_plateau(state, jnp.array([score]), jnp.array([True]), window=2)
         stages.append(int(state.stage))
-    assert stages == [0, 0, 0, 0, 0, 1, 1, 1] and np.isclose(float(state.best), 0.1)
+    assert stages == [0, 0, 0, 0, 0, 1, 1, 1]
+    close.assert_near(state.best, 0.1)
 
 
 def test_a_sampler_moves_on_where_only_the_validation_score_is_flat():
