@@ -426,20 +426,11 @@ def measure_text(task: Preferences, params: dict[str, Params], key: Key) -> Metr
     return measure_parts(task, params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
 
 
-def reward_gradient(
-    task: Preferences, policy: Params, key: Key, *, samples: int, reference: Params | None = None, price: float = 0.0
-) -> Params:
-    """Gradient of the mean true reward, by its score function with the batch's mean as baseline.
-
-    With a reference of ``E[r] - price KL(policy | reference)``: the reward of a response is less by
-    ``price (log policy - log reference)``.
-    """
+def reward_gradient(task: Preferences, policy: Params, key: Key, *, samples: int) -> Params:
+    """Gradient of the mean true reward, by its score function with the batch's mean as baseline."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), samples)
     drawn = strings.sample(task.world, policy, prompts, jax.random.fold_in(key, 1))
     reward = task.gold_reward(prompts, drawn)
-    if reference is not None:
-        now, then = (strings.sum_logp(task.world, p, prompts, drawn) for p in (policy, reference))
-        reward = reward - price * (now - then)
     weight = reward - reduce.scalars(reward)
     return jax.grad(lambda p: reduce.scalars(weight * strings.sum_logp(task.world, p, prompts, drawn)))(policy)
 

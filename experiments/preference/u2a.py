@@ -5,9 +5,7 @@ Claim:     negatives differ widely in worth; chosen and weighted by their effect
 Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J, grad log pi(y_i)>, J the true reward
            (implicit: with (H + 0.1)^-1 grad J); top: the 16 of highest positive value, weight 1; u2a: w <- clip(w +
            eta (value / largest - gamma), 0, 1). random: any 16; all: all; npo: -2/beta log sig(-beta log pi/ref).
-           stopping: u2a whose round is made only while max_i value_i > 0, J less 0.1 KL(pi | start) (unlearn/worth).
-Left out:  a learned reward (J uses the true one of 256 samples). A round that stopping leaves out is followed by new
-           negatives, so a later one may go on.
+Left out:  the paper's stopping rule; a learned reward (J uses the true one of 256 samples).
 Expect:    eval/gold at eval/kl 1.5: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
            npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
 Measure:   true reward on fresh prompts, perplexity of the behaviour's text; 256 negatives, half of them harmless text
@@ -43,9 +41,7 @@ def implicit(task, policy, prompts, kept, gain):
 
 def unlearning(settings, task, loss, **sizes):
     """Ascent on weighted negatives."""
-    rows = make_rows(
-        task, settings.pool, settings.keep, settings.weigh, settings.gain, settings.until, settings.kl_price
-    )
+    rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.gain)
     return strings.table_stage(rows, loss, **sizes)
 
 
@@ -68,8 +64,6 @@ class Settings(recipes.Settings):
     keep: int = 16
     weigh: Callable = negatives.priced
     gain: Callable = explicit  # what a change of the parameters is worth
-    until: Callable = negatives.always  # whether a round is made
-    kl_price: float = 0.0  # of a nat of KL(pi | start) in J
     bounded: float = 0.0  # beta of NPO; 0: plain ascent
     retain: float = 1.0
     learn: Callable[..., experiment.Stage] = unlearning
@@ -84,29 +78,24 @@ ARMS = {
     "implicit": {"gain": implicit},
     "npo": {"weigh": negatives.uniform, "bounded": 0.1},
     "dpo": {"learn": from_pairs},
-    "stopping": {"until": negatives.while_worth, "kl_price": 0.1},
 }
 METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used")
-CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/drift", "unlearn/worth")
+CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/drift")
 
 
 @lru_cache(maxsize=16)
-def make_rows(
-    task: Preferences, pool: int, keep: int, weigh: Callable, worth: Callable, until: Callable, price: float
-) -> Callable:
+def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: Callable):
     """Negatives with weights from the policy of the moment, and text to retain."""
 
     def rows(params, key):
         policy, keys = params["policy"], jax.random.split(key, 4)
         prompts, bad = task.draw_negatives(keys[0], pool)
         kept = task.draw_responses(keys[1], prompts)
-        anchor = {"reference": params["reference"], "price": price} if price else {}
-        gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool, **anchor)
+        gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool)
         gain = worth(task, policy, prompts, kept, gain)
         values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
         ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
-        made = jnp.broadcast_to(until(values), values.shape)
-        return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref, made
+        return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref
 
     return rows
 
@@ -115,16 +104,14 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """Rounds: score, choose, unlearn."""
 
     def loss(params, extras, batch):
-        prompts, bad, kept, weights, ref, made = batch
+        prompts, bad, kept, weights, ref = batch
         logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
         terms = supervised.ascent_loss(down, weights)
         if settings.bounded:
             terms = supervised.npo_loss(down, ref, beta=settings.bounded)
         value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(retained)
-        worth = reduce.scalars(made)  # of the whole round: 1, or 0 where it is left out
-        return worth * value / task.world.response_tokens, {
-            "unlearn/worth": worth,
+        return value / task.world.response_tokens, {
             "unlearn/used": reduce.scalars((weights > 0).astype(jnp.float32)),
             "unlearn/drift": reduce.scalars(down - ref),
             "tokens/trained": jnp.asarray(2.0 * bad.size, jnp.float32),

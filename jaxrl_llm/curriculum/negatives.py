@@ -71,24 +71,3 @@ def priced(
     """
     share = values / jnp.maximum(jnp.max(values), 1e-12) - price
     return best(values, key, keep) * jnp.clip(0.5 + steps * rate * share, 0.0, 1.0)
-
-
-# Whether a round of unlearning is made at all: ``(values [N]) -> scalar``, 1 or 0.
-
-
-def always(values: Float[Array, " N"]) -> Float[Array, ""]:
-    """1: only the number of rounds ends the run."""
-    return jnp.ones((), jnp.float32)
-
-
-def while_worth(values: Float[Array, " N"]) -> Float[Array, ""]:
-    """``1[max_i value_i > 0]``: unlearning ends where no example is worth it.
-
-    From "Bridging the Gap Between Preference Alignment and Machine Unlearning" (U2A), arXiv:2504.06659, section 4.
-    Differs from the paper in the constant, which it does not give: here 0, where the objective begins to fall.
-
-    >>> import jax.numpy as jnp
-    >>> [float(while_worth(jnp.array(v))) for v in ([-1.0, 0.2], [-1.0, 0.0])]
-    [1.0, 0.0]
-    """
-    return jnp.any(values > 0).astype(jnp.float32)

@@ -1,6 +1,5 @@
 """Pairwise judges, levels and rankings, negatives and steps: their equations on literal numbers, and their toys."""
 
-import dataclasses
 import math
 
 import jax
@@ -8,15 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.parts import preference_strings
 from experiments.parts import preference_task as toy
-from experiments.preference import mpo, u2a
+from experiments.preference import mpo
 from experiments.preference.parts import noisy_ranker, pair_judges, requests
 from experiments.preference.parts import spurious_steps as sums
 from jaxrl_llm.curriculum import negatives, pairs
 from jaxrl_llm.losses import preference, ranking, supervised
-from jaxrl_llm.train import offline
-from jaxrl_llm.train import plan as plans
 from tests import close
 
 RNG = np.random.default_rng(11)
@@ -185,52 +181,6 @@ def test_weights_and_ascent():
     slope = jax.grad(lambda x: supervised.npo_loss(x, jnp.zeros(2), beta=0.5).loss.sum())
     assert slope(jnp.zeros(2)).tolist() == pytest.approx([1.0, 1.0])
     assert float(slope(jnp.asarray([-40.0, 0.0]))[0]) < 1e-6
-
-
-def test_the_stopping_rule_on_literal_values():
-    """Linear J = -2 th and log pi = (-th, 3 th) at th = 0: values -2 and 6; then none."""
-    gain, zero = jnp.asarray(-2.0), jnp.asarray(0.0)
-    values = negatives.marginal_values(lambda t: jnp.stack([-t, 3 * t]), zero, gain)
-    assert values.tolist() == [-2.0, 6.0] and float(negatives.while_worth(values)) == 1.0
-    assert float(negatives.while_worth(values[:1])) == 0.0 and float(negatives.always(values[:1])) == 1.0
-
-
-def _nothing_is_worth_it(values):
-    return negatives.while_worth(-jnp.abs(values))
-
-
-@pytest.mark.slow
-def test_a_round_without_worth_changes_no_parameter():
-    """Neither the ascent on negatives nor the descent on retained text; the other arms' round changes them."""
-    small = u2a.SMOKE | {"steps": 3}
-    for until, moves in ((_nothing_is_worth_it, False), (negatives.while_worth, True)):
-        plan = u2a.build(dataclasses.replace(u2a.Settings(), **small | {"until": until, "kl_price": 0.1}))
-        (stage,) = plan.stages
-        first = plan.init(jax.random.key(0))
-        state = plans.start(stage, jax.tree.map(jnp.copy, first), jax.random.key(1))
-        state, metrics = offline.make_run(stage.method, 3)(state)
-        assert metrics["unlearn/worth"].tolist() == [float(moves)] * 3
-        same = jax.tree.map(lambda a, b: bool((a == b).all()), first["policy"], state.params["policy"])
-        assert all(jax.tree.leaves(same)) != moves
-
-
-@pytest.mark.slow
-def test_the_price_of_divergence_in_the_reward_gradient():
-    """At the reference it has no gradient in mean: that of one batch is the plain one; away from it, another."""
-    params = u2a.build(dataclasses.replace(u2a.Settings(), **u2a.SMOKE)).init(jax.random.key(0))
-    task, ref, key = toy.STRINGS, params["reference"], jax.random.key(2)
-    away = jax.tree.map(lambda x: 1.1 * x, ref)
-
-    def gradient(policy, **anchor):
-        found = preference_strings.reward_gradient(task, policy, key, samples=16, **anchor)
-        return np.concatenate([np.ravel(x) for x in jax.tree.leaves(found)])
-
-    np.testing.assert_array_equal(gradient(ref), gradient(ref, reference=ref, price=0.5))
-    plain, one, two = (gradient(away, reference=ref, price=p) for p in (0.0, 0.1, 0.2))
-    np.testing.assert_array_equal(plain, gradient(away))
-    # linear in the price: the same sums over all tokens of all responses, through what mixes a state
-    close.assert_same_sums(two, 2 * one - plain, 16 * task.world.response_tokens * 32)
-    assert np.abs(one - plain).max() > close.bound(16 * task.world.response_tokens * 32, float(np.abs(one).max()))
 
 
 def test_half_of_the_negatives_are_bad_and_some_are_copies():
