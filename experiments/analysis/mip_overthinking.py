@@ -53,7 +53,7 @@ METRICS = (
     "mip/tokens_after_doubt", "mip/step_similarity",
 )  # fmt: skip
 KINDS = ("delete", "formula", "swap")
-D_STAR = {"mip/length_ratio": 0.1}  # a tenth of an answer; reasoning models of the paper write a multiple
+D_STAR = {"mip/length_ratio": 0.1}  # a tenth of an answer: the smallest change of its length that is worth telling
 BED = experiment.Bed(metric="well/accuracy", baseline="rl")  # imitation of short answers is no arm that a reward raises
 CURVES = (*METRICS, *(f"{kind}/{name}" for kind in KINDS for name in ("length_ratio", "abstain")), "policy/entropy")
 
