@@ -102,7 +102,7 @@ def own(tmp_path_factory):
 
 def _filled(words, own):
     kind = "published.jsonl" if "gsm8k" in words else "rows.jsonl"
-    kind = JOBS[words[1]][1] if words[1] in JOBS else PAPERS.get(words[2], ((), kind))[1]
+    kind = JOBS[words[1]][1] if words[1] in JOBS else PAPERS.get("".join(words[2:3]), ((), kind))[1]
     names = {"FILE.jsonl": kind, "FILE": kind, "train.parquet": "train.parquet", "RUN_DIR": "run"}
     names |= dict.fromkeys(("DIR", "STUDENT", "TEACHER"), "model")
     words = ["run" if word.startswith("runs/") else word for word in words]
