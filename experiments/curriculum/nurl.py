@@ -25,10 +25,8 @@ from collections.abc import Callable
 import numpy as np
 from jaxtyping import Array, Bool
 
-from experiments.curriculum.parts import hints, written_hints
+from experiments.curriculum.parts import hints, validation, written_hints
 from jaxrl_llm import experiment
-from jaxrl_llm.curriculum import plateau
-from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.types import Params, TrainState
 
@@ -108,13 +106,7 @@ def hinted_after(state: TrainState) -> tuple[Params, Bool[Array, ""]]:
 
 def until_plateau(settings: Settings, found: recipes.Bench, problems, rollout, hint) -> experiment.Stage:
     """Both halves in one stage: failed groups are drawn again plain, and with the hint from the plateau on."""
-    size = found.train.tokens.shape[0]
-    try:
-        held = plateau.held_rows(size, settings.validation_rows)
-        numbers = {"count": settings.validation, "window": settings.window, "patience": settings.patience}
-        sampler = plateau.make_validated([np.ones(size, bool)], held, **numbers)
-    except ValueError as error:
-        raise UserError(f"--validation {settings.validation}: {error}; give more --train-problems") from error
+    everything = np.ones(found.train.tokens.shape[0], bool)
     slots = hints.make_switched_rollout(
         rollout,
         curricula.train_score(found),
@@ -127,13 +119,10 @@ def until_plateau(settings: Settings, found: recipes.Bench, problems, rollout, h
     online = curricula.make_grpo(
         settings,
         found,
-        sampler=sampler,
-        prompts_per_step=settings.prompts_per_step + settings.validation,
         actor=hinted_after,
-        keep=lambda rows, rewards: plateau.not_validation(held, rows.problem_ids),
         row_extras=hints.switched_extras,
         diagnostics=hints.draw_figures,
-        **slots,
+        **slots | validation.until_flat(settings, [everything]),
     )
     return experiment.Stage(online, 2 * settings.steps)
 

@@ -25,9 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.curriculum.parts import domains
+from experiments.curriculum.parts import domains, validation
 from jaxrl_llm import experiment
-from jaxrl_llm.curriculum import plateau
 from jaxrl_llm.curriculum.subset import ladder_levels
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
@@ -132,24 +131,8 @@ def build(settings: Settings) -> experiment.Plan:
 
 def validated(settings: Settings, found: recipes.Bench, rows: list[np.ndarray]) -> experiment.Stage:
     """All levels of the arm's order in one stage of the run; each ends where the validation score stops rising."""
-    try:
-        held = plateau.held_rows(rows[0].size, settings.validation_rows)
-        sampler = plateau.make_validated(
-            [rows[level] for level in settings.stages],
-            held,
-            count=settings.validation,
-            window=settings.window,
-            patience=settings.patience,
-        )
-    except ValueError as error:
-        raise UserError(f"--validation {settings.validation}: {error}; give more --train-problems") from error
-    online = curricula.make_grpo(
-        settings,
-        found,
-        sampler=sampler,
-        prompts_per_step=settings.prompts_per_step + settings.validation,
-        keep=lambda rows, rewards: plateau.not_validation(held, rows.problem_ids),
-    )
+    slots = validation.until_flat(settings, [rows[level] for level in settings.stages])
+    online = curricula.make_grpo(settings, found, **slots)
     return experiment.Stage(online, settings.steps * len(settings.stages))
 
 
