@@ -123,7 +123,7 @@ def mean_logprobs(
     """Mean over the vocabulary of the log-probabilities from which the token at each index was chosen; column 0 is 0.
 
     ``out[b, t] = mean_v log softmax(logits[b, t-1] / temperature)[v]`` over tokens with finite logits: under a
-    *uniform* policy the expected log-probability (``losses.valuation``).
+    *uniform* policy the expected log-probability (``losses.bellman``).
     """
     _check_temperature(temperature)
     return _aligned(mean_logprob(_scaled(logits[:, :-1], temperature)), segment_ids)

@@ -26,8 +26,8 @@ from jaxtyping import Array
 from jaxrl_llm import experiment, logprobs, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.losses.bellman import rover_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.losses.valuation import rover_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import declared

@@ -8,10 +8,13 @@ jax and jaxtyping are all that it needs.
 
 from jaxrl_llm.losses.bellman import (
     first_tokens,
+    next_values,
+    rover_loss,
     soft_policy_loss,
     soft_value_loss,
     starts_after,
     sums_from,
+    uniform_policy_values,
 )
 from jaxrl_llm.losses.contrastive import (
     capped_infonce_loss,
@@ -198,11 +201,6 @@ from jaxrl_llm.losses.token_choice import (
     steer_linear_weights,
     steer_weights,
     top_tokens,
-)
-from jaxrl_llm.losses.valuation import (
-    next_values,
-    rover_loss,
-    uniform_policy_values,
 )
 from jaxrl_llm.losses.value import (
     categorical_value_loss,

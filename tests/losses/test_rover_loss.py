@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import logprobs
-from jaxrl_llm.losses import policy, valuation
+from jaxrl_llm.losses import bellman, policy
 from tests import close
 from tests.reference.losses import each
 
@@ -24,7 +24,7 @@ def _f32(*arrays):
 
 
 def test_against_float64():
-    got = valuation.rover_loss(*_f32(LOGP, OLD, MEAN, OLD_MEAN, ADVANTAGES), rho=0.7, bootstrap=0.5)
+    got = bellman.rover_loss(*_f32(LOGP, OLD, MEAN, OLD_MEAN, ADVANTAGES), rho=0.7, bootstrap=0.5)
 
     def term(b, t):
         value = 0.7 * (MEAN - OLD_MEAN)[b, t + 1] if t + 1 < 6 and MASK[b, t + 1] else 0.0
@@ -37,7 +37,7 @@ def test_it_starts_as_reinforce_and_only_q_has_a_gradient():
     _, old, mean, _, advantages, mask = _f32(LOGP, OLD, MEAN, OLD_MEAN, ADVANTAGES)
 
     def loss(logp, old_logp, now, before, a):
-        return jnp.sum(valuation.rover_loss(logp, old_logp, now, before, a, mask, rho=0.7).loss)
+        return jnp.sum(bellman.rover_loss(logp, old_logp, now, before, a, mask, rho=0.7).loss)
 
     gradients = jax.grad(loss, (0, 1, 2, 3, 4))(old, old, mean, mean, advantages)
     want = jax.grad(lambda x: jnp.sum(policy.reinforce_loss(x, advantages, mask).loss))(old)
@@ -61,7 +61,7 @@ def test_mean_logprobs_against_numpy():
 
 def test_uniform_values_by_enumeration():
     rewards = rng.integers(0, 2, 27)
-    levels = valuation.uniform_policy_values(jnp.asarray(rewards, jnp.float32), 3)
+    levels = bellman.uniform_policy_values(jnp.asarray(rewards, jnp.float32), 3)
     for depth, q in enumerate(levels):
         for k, path in enumerate(itertools.product(range(3), repeat=depth + 1)):
             below = [r for r, leaf in zip(rewards, itertools.product(range(3), repeat=3), strict=True)
@@ -73,9 +73,9 @@ def test_uniform_values_by_enumeration():
         node = node * 3 + int(jnp.argmax(q[node]))
     assert rewards[node] == 1
     with pytest.raises(ValueError, match="no power"):
-        valuation.uniform_policy_values(jnp.ones(6), 2)
+        bellman.uniform_policy_values(jnp.ones(6), 2)
 
 
 def test_refusal():
     with pytest.raises(ValueError, match="rho=0"):
-        valuation.rover_loss(*_f32(LOGP, OLD, MEAN, OLD_MEAN, ADVANTAGES), rho=0.0)
+        bellman.rover_loss(*_f32(LOGP, OLD, MEAN, OLD_MEAN, ADVANTAGES), rho=0.0)
