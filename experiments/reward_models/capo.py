@@ -93,13 +93,13 @@ def oracle(settings, rows, right, valid):
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: GRPO on rewards of tokens."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
-    most, slots, extras = settings.max_new_tokens // 4, {}, None
+    most, slots, begins = settings.max_new_tokens // 4, {}, {}
     if settings.critic_prompts:
         critic = step_labels.make_critic(settings, found, most=most)
         fit = step_labels.make_critic_fit(
             settings, critic, prompts=settings.critic_prompts, steps=settings.critic_steps, most=most
         )
-        extras = lambda params, key: Criticised(fit(key))._asdict()  # noqa: E731
+        begins["extras"] = lambda params, key: Criticised(fit(key))._asdict()
         slots["shows"] = lambda extras, rows: Criticised(declared(Criticised, extras).critic)._asdict()
 
     def criticised(rows, right, valid):
@@ -123,7 +123,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature, **slots)
     online = curricula.make_grpo(settings, found, estimate=estimate)
-    return step_labels.make_plan(settings, found, [experiment.Stage(online, settings.steps, extras)])
+    return step_labels.make_plan(settings, found, [experiment.Stage(online, settings.steps, **begins)])
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

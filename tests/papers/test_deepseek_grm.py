@@ -124,11 +124,11 @@ def test_pairs_without_a_right_sample_are_tried_again_with_a_hint():
     draw = partial(task.draw_principled, hints=0.5)
     params = jax.jit(report_judges.make_start(task.SUMS, steps=300, draw=draw))(jax.random.key(0))
     gold = partial(task.principled_scores, task.SUMS)
-    sizes = {"steps": 1, "prompts": 64, "samples": 3, "gold": gold}
+    sizes = {"steps": 1, "prompts": 256, "samples": 3, "gold": gold}
     plain = jax.jit(report_judges.rejection_stage(task.SUMS, **sizes).extras)(params, jax.random.key(1))["rows"]
     both = jax.jit(report_judges.rejection_stage(task.SUMS, hints=3, **sizes).extras)(params, jax.random.key(1))["rows"]
-    assert all((x[: 64 * 3] == y).all() for x, y in zip(both, plain, strict=True))
-    prompts, said, weight = (np.asarray(x[64 * 3 :]) for x in both)
+    assert all((x[: 256 * 3] == y).all() for x, y in zip(both, plain, strict=True))
+    prompts, said, weight = (np.asarray(x[256 * 3 :]) for x in both)
     assert prompts.max() < task.HINTED, "the hint is in no prompt that is learnt"
     asked, first, _ = (np.asarray(x) for x in plain)
     scores = [np.asarray(task.read_report(task.SUMS, jnp.asarray(x))[2]) for x in (first, said)]
@@ -137,7 +137,9 @@ def test_pairs_without_a_right_sample_are_tried_again_with_a_hint():
     def right(found):  # independently: the better one alone has the higher score
         return np.sign(found[:, 0] - found[:, 1]) * np.sign(true[:, 0] - true[:, 1]) > 0
 
-    failed = np.repeat(~right(scores[0]).reshape(64, 3).any(1), 3)
+    failed = np.repeat(~right(scores[0]).reshape(256, 3).any(1), 3)
     np.testing.assert_array_equal(weight > 0, failed & right(scores[1]))
     apart = failed & (true[:, 0] != true[:, 1])
-    assert apart.any() and weight[apart].mean() > 0.3, "a hint helps where nothing did"
+    again = task.SUMS.world, params["judge"], jnp.asarray(asked), jax.random.key(5)
+    unhinted = right(np.asarray(task.read_report(task.SUMS, report_judges.strings.sample(*again))[2]))
+    assert apart.sum() > 30 and weight[apart].mean() > unhinted[apart].mean() + 0.05, "a hint helps where nothing did"
