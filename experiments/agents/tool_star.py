@@ -7,8 +7,9 @@ Claim:     after a cold start, RL with a hierarchical reward that pays for the j
 Equations: R = -1 malformed; 0 wrong; Acc + r_M where right with both tools; Acc where else right; GRPO. The critic:
            best against worst of the policy's own episodes by R, DPO at beta = 0.1. accuracy: r_M = 0 and no critic;
            no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder; sft: the cold start goes on for as many
-           updates; single_tool: no calculator, in the cold start, training and measurement.
-Left out:  the synthesis of data, inference-time tools, the web, the KL term; one critic in the middle of GRPO.
+           updates; single_tool: no calculator, in the cold start, training and measurement; two_critics: GRPO in
+           thirds with half of the critic's updates after each of the first two.
+Left out:  the synthesis of data, inference-time tools, the web, the KL term; tool_star has one critic, amid GRPO.
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   sums over two entries of a hidden table; 8 seeds, equal updates; the critic plays as many episodes as the
            GRPO steps in its place. eval/both: share of episodes that call both tools.
@@ -46,14 +47,31 @@ def more_grpo(settings, arena, online: Stage, **played) -> Stage:
     return online._replace(steps=settings.critic_steps)
 
 
-def halves(settings, arena) -> tuple[Stage, ...]:
+def halves(settings, arena, half: Stage, **played) -> tuple[Stage, ...]:
     """GRPO, what stands between, GRPO."""
-    online = episode_methods.make_grpo(arena, settings, score=two_tools.score_by_conduct(bonus=settings.bonus))
-    half = Stage(online, settings.steps)
-    return half, settings.between(settings, arena, half), half
+    return half, settings.between(settings, arena, half, **played), half
 
 
-def imitated(settings, arena) -> tuple[Stage, ...]:
+def rounds(settings, arena, half: Stage, *, critics: int, **played) -> tuple[Stage, ...]:
+    """GRPO and what stands between in turns, so many times, GRPO at the end; as many updates of each as ``halves``.
+
+    Every critic plays with the policy of then, which is also its reference.
+
+    From "Tool-Star", arXiv:2505.16410, algorithm 1: RL and self-critic alternate.
+    """
+
+    def share(updates, parts):  # the last one takes what is left
+        return [updates // parts] * (parts - 1) + [updates - updates // parts * (parts - 1)]
+
+    grpo = [half._replace(steps=steps) for steps in share(2 * settings.steps, critics + 1)]
+    stages = [grpo[0]]
+    for steps, online in zip(share(settings.critic_steps, critics), grpo[1:], strict=True):
+        own = dataclasses.replace(settings, critic_steps=steps)
+        stages += [settings.between(own, arena, half, **played), online]
+    return tuple(stages)
+
+
+def imitated(settings, arena, half: Stage, **played) -> tuple[Stage, ...]:
     """The cold start goes on, for as many updates."""
     updates = 2 * settings.steps + settings.critic_steps
     return (imitation.behaviour_stage(arena, steps=updates, learning_rate=settings.learning_rate),)
@@ -93,6 +111,7 @@ ARMS = {
     "no_cold_start": {"base_steps": 0},
     "sft": {"then": imitated},
     "single_tool": {"calculate": two_tools.no_calculator, "diligence": 0.0},
+    "two_critics": {"then": partial(rounds, critics=2)},
 }
 METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
@@ -103,21 +122,22 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         if settings.base_steps == 0 or settings.then is imitated or settings.diligence == 0:
             raise UserError("arms no_cold_start, sft and single_tool are of the embedded world; "
-                            "give --arm accuracy tool_star no_bonus no_critic")  # fmt: skip
+                            "give --arm accuracy tool_star no_bonus no_critic two_critics")  # fmt: skip
         method = partial(
             episode_methods.make_grpo, settings=settings, score=tool_question.make_multi_score(bonus=settings.bonus)
         )
 
         def stages(half, hosted):
             played = {"rollout": hosted.rollout, "rows_at_once": settings.critic_rows}
-            return half, settings.between(settings, hosted.place, half, **played), half
+            return settings.then(settings, hosted.place, half, **played)
 
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
     arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence)
     measure = strings.bound(arenas.measure, arena, samples=8, more=two_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
-    return Plan(start, settings.then(settings, arena), measure)
+    online = episode_methods.make_grpo(arena, settings, score=two_tools.score_by_conduct(bonus=settings.bonus))
+    return Plan(start, settings.then(settings, arena, Stage(online, settings.steps)), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

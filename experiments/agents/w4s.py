@@ -6,11 +6,13 @@ Claim:     a small model that writes a workflow, reads its validation accuracy a
 Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0; L = mean_n exp(r_n / tau) NLL_n of the
            last turn (arm rlao). Each turn has m candidates: the best goes on, all of them train. sft_best: weight 1 for
            r = 1 and 0 else; no_best: the first candidate goes on; untrained; archive: untrained, reads workflows at
-           random of all so far (as ADAS) instead of the last three.
-Left out:  analysis and turns to repair; data are collected once. Three turns are read (paper: five; at scale all, and
-           candidates are searches of their own), workflows drawn at temperature 1 (paper: 0.5). The best in validation
-           counts at the end (released code: in test). Embedded training is short: all arms still rise at its end; and
-           the untrained one writes much the same whatever it reads, so that an archive can hardly help it.
+           random of all so far (as ADAS) instead of the last three; repaired: rlao, where a program that cannot be run
+           is shown and written anew up to three times before it counts.
+Left out:  analysis before a program, at scale turns to repair; data are collected once. Three turns are read (paper:
+           five; at scale all, and candidates are searches of their own), workflows drawn at temperature 1 (paper:
+           0.5). The best in validation counts at the end (released code: in test). Embedded training is short: all
+           arms still rise at its end; and the untrained one writes much the same whatever it reads, so that an archive
+           can hardly help it.
 Expect:    eval/test@10: rlao > sft_best (what imitating the best programs brings), rlao > archive, rlao > untrained.
 Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
            held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
@@ -49,7 +51,7 @@ def regression(settings, hosted=None) -> tuple[Stage, ...]:
     many, weigh = (settings.searches, settings.candidates), partial(settings.weigh, tau=settings.tau)
     if hosted is not None:
         return (workflow_programs.regression_stage(hosted, weigh, searches=many[0], candidates=many[1], **how),)
-    rows = meta_agent.make_rows(many[0], settings.turns, many[1], settings.choose)
+    rows = meta_agent.make_rows(many[0], settings.turns, many[1], settings.choose, settings.repairs)
     return (meta_agent.make_stage(rows, weigh, **how),)
 
 
@@ -83,6 +85,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     weigh: Callable[[Array, float], Array] = exponential
     choose: Callable[[Array], Array] = meta_agent.best_of
     window: Callable[..., Array] = meta_agent.latest
+    repairs: int = 0  # how often a program that cannot be run is written anew before it counts
     teach: Callable[..., tuple[Stage, ...]] = regression
 
 
@@ -94,6 +97,7 @@ ARMS = {
     "sft_best": {"weigh": best_only},
     "no_best": {"choose": meta_agent.first_of},
     "archive": {"teach": nothing, "window": meta_agent.archive},
+    "repaired": {"repairs": 3},
 }
 METRICS = ("eval/test@10", "eval/test@2", "eval/seed", "eval/runs", "eval/better")
 CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/better", "grad/norm")
@@ -102,8 +106,10 @@ CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/bette
 def build(settings: Settings) -> Plan:
     """A base that scribbles workflows, then the arm's teaching; measured by searches of its own."""
     if settings.data:
-        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
-            raise UserError("arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best")
+        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest or settings.repairs:
+            raise UserError(
+                "arms no_best, archive and repaired are of the embedded world; give --arm untrained rlao sft_best"
+            )
         more = {
             "opened": workflow_programs.workflows,
             "more": workflow_programs.figures,
@@ -114,7 +120,7 @@ def build(settings: Settings) -> Plan:
             settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more
         )
     base = strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
-    measure = strings.bound(meta_agent.measure, window=settings.window)
+    measure = strings.bound(meta_agent.measure, window=settings.window, repairs=settings.repairs)
     return Plan(base, settings.teach(settings), measure)
 
 

@@ -6,13 +6,15 @@ Claim:     a recurrent agent trained without a model holds a plan in its memory:
            it thinks; what is written there with a probe's own vectors is what the agent does.
 Equations: cells c' = f c + i g + alpha w, h' = o tanh(c') of D layers, K ticks a step; C_A, C_B: by which action the
            agent next steps on, the box is next pushed off a square, or never; probes: softmax(c_yx W), no bias;
-           written: alpha w_action on another square beside the agent, alpha w_never on the one it would go to.
+           written: alpha w_action on another square beside the agent, alpha w_never on the one it would go to; or on
+           the first three squares of a shortest solution around that one (route).
            feedforward: nothing stays from step to step; one_tick: K = 1; untrained: fresh weights.
 Left out:  boards of 8 x 8 with four boxes, DRC(3, 3), 3 x 3 probes, V-trace over a quarter of a billion frames: here a
-           solver is imitated first. Routes are their first squares.
+           solver is imitated first.
 Expect:    probe/agent_gain and probe/box_gain (macro F1 of memory less that of the board) above 0; plan/rise (F1 after
            ticks without a move less that of the first) above 0; steer/gain (first steps on the square that was written
-           less those with random vectors of equal length) above 0; probe/agent drc > feedforward.
+           less those with random vectors of equal length) above 0; probe/agent drc > feedforward; as a secondary
+           figure steer/route_gain, the same of whole routes, walked in order and without the erased square.
 Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps. think/gain: share solved
            after five steps of standing still less that without.
 Run:       python -m experiments.analysis.drc_planning; on boards of one's own --data FILE
@@ -77,6 +79,7 @@ class Settings(recipes.Settings):
     probed: int = 128  # boards that probes are fitted on
     probe_steps: int = 200
     alpha: float = 4.0
+    route: int = 3  # squares of a written route
     learn: Callable[..., tuple[experiment.Stage, ...]] = trained
 
 
@@ -92,7 +95,7 @@ ARMS = {
 }
 METRICS = (
     "eval/solved", "think/gain", "probe/agent", "probe/agent_gain", "probe/box", "probe/box_gain", "plan/rise",
-    "steer/written", "steer/gain",
+    "steer/written", "steer/gain", "steer/route", "steer/route_gain",
 )  # fmt: skip
 CURVES = ("eval/solved", "probe/agent", "probe/box", "think/gain")
 D_STAR = {"probe/agent_gain": 0.02, "probe/box_gain": 0.02, "plan/rise": 0.02, "steer/gain": 0.05, "probe/agent": 0.02}
@@ -221,6 +224,19 @@ def steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Gam
     return game.agents[1] == after[action], jnp.any(free) & (first > 0)
 
 
+def routed(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key):
+    """``(the written route was walked, there is one)``: the first squares of a solution around where it would go."""
+    side, length = settings.side, settings.route
+    erase = own.agents[1]
+    route, actions, there = sokoban.detour(level, erase, side=side, most=3 * settings.moves, length=length)
+    towards = plan_probes.route_steering(
+        weights, actions, route, erase, layer=settings.depth - 1, depth=settings.depth, side=side, alpha=settings.alpha
+    )
+    game = playing(settings)(params, level, key, plan_probes.greedy, steering=towards)
+    walked = jnp.all(game.agents[1 : length + 1] == route) & ~jnp.any(game.agents == erase)
+    return walked, there & (own.actions[0] > 0)
+
+
 @lru_cache(maxsize=8)
 def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
     """Everything that is asked of an agent, on boards that it has not trained on."""
@@ -238,15 +254,17 @@ def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
         random = jax.random.normal(key, weights.shape, jnp.float32)
         size = jnp.sqrt(jnp.sum(weights**2, axis=0) / jnp.sum(random**2, axis=0))
         rates = []
-        for vectors in (weights, random * size[None, :]):
-            done, there = jax.vmap(lambda one, own, v=vectors: steered(settings, params, one, own, v, key))(
-                held, tested
-            )
-            rates.append(reduce.scalars(done.astype(jnp.float32), there))
+        for how in (steered, routed):
+            for vectors in (weights, random * size[None, :]):
+                done, there = jax.vmap(lambda one, own, v=vectors, how=how: how(settings, params, one, own, v, key))(
+                    held, tested
+                )
+                rates.append(reduce.scalars(done.astype(jnp.float32), there))
         solved, later = (reduce.scalars(x.solved.astype(jnp.float32)) for x in (tested, thought))
         return found | {
             "eval/solved": solved, "think/gain": later - solved, "plan/rise": by_tick[-1] - by_tick[0],
             "steer/written": rates[0], "steer/gain": rates[0] - rates[1],
+            "steer/route": rates[2], "steer/route_gain": rates[2] - rates[3],
         }  # fmt: skip
 
     return measure

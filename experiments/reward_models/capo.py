@@ -5,19 +5,21 @@ Claim:     critics that name the wrong steps of a solution, put to a vote, turn 
            alone; voting makes up for critics that err; the outcome must weigh more than the penalty.
 Equations: r_t = C 1[right] - P w(step of t), C = 2, P = 1; w from V = 4 critiques: majority, unanimous, average; A_t =
            (r_t - mean) / std over all tokens of the group. outcome: P = 0. single: V = 1. equal: C = P = 1.
-           process_only: C = 0. careful: critics that never err. Of all critiques one in ten cannot be read and has no
-           vote (outspoken: none).
-Left out:  language models as critics: an oracle of the steps whose every verdict is turned round with chance 0.2; C, P
-           and V are recalled from the paper, not read. Of --data the steps are lines, right by
-           the results of the worked solutions.
+           process_only: C = 0. careful: critics that never err. These critics are an oracle of the steps whose every
+           verdict is turned round with chance 0.2; one critique in ten cannot be read and has no vote (outspoken:
+           none). generative, generative_single: the critic is a language model, the base taught critiques of its own
+           labelled samples, which reads problem and solution and writes its verdicts, drawn V times.
+Left out:  a critic larger than the policy that is asked as it is; C, P and V are recalled from the paper, not read. Of
+           --data the steps are lines, right by the results of the worked solutions.
 Expect:    eval/accuracy majority > outcome, majority > single, careful >= majority; process_only lowest, by answers
-           with few steps.
+           with few steps; as a secondary figure generative > generative_single.
 Measure:   held-out chains of 3 and 4 operations; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.reward_models.capo
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import declared
 from jaxrl_llm.verifiers import steps as reader
 
 
@@ -41,6 +44,8 @@ class Settings(recipes.OnlineSettings):
     abstains: float = 0.1  # chance that a critique cannot be read and has no vote
     outcome: float = 2.0
     penalty: float = 1.0
+    critic_prompts: int = 0  # whose labelled samples teach a critic that writes; 0: the oracle that errs
+    critic_steps: int = 200
 
 
 EMBEDDED = {
@@ -49,7 +54,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 2,
+    "eval_problems": 8, "eval_samples": 2, "critic_steps": 2,
 }  # fmt: skip
 ARMS = {
     "outcome": {"penalty": 0.0},
@@ -61,26 +66,52 @@ ARMS = {
     "outspoken": {"abstains": 0.0},
     "equal": {"outcome": 1.0},
     "process_only": {"outcome": 0.0},
+    "generative": {"critic_prompts": 512},
+    "generative_single": {"critic_prompts": 512, "critics": 1},
 }
 METHOD = "majority"
 METRICS = ("eval/accuracy", "eval/right_steps", "eval/right_steps_of_right", "eval/steps", "eval/tokens")
 CURVES = ("eval/accuracy", "eval/right_steps", "eval/steps", "reward/mean", "policy/entropy")
 
 
+class Criticised(NamedTuple):
+    """Extras of a state: the critic that writes; and of trajectories: the critic of then."""
+
+    critic: Any
+
+
+def oracle(settings, rows, right, valid):
+    """``(wrong, spoke)`` of critics whose every verdict is turned round now and then; some say nothing."""
+    # their errors are drawn from the responses themselves
+    key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
+    shape = (right.shape[0], settings.critics, right.shape[1])
+    errs = jax.random.uniform(key, shape) < settings.error_rate
+    wrong = ((right < 0.5) & valid)[:, None, :] ^ (errs & valid[:, None, :])
+    return wrong, jax.random.uniform(jax.random.fold_in(key, 1), shape[:2]) >= settings.abstains
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: GRPO on rewards of tokens."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
-    most = settings.max_new_tokens // 4
+    most, slots, begins = settings.max_new_tokens // 4, {}, {}
+    if settings.critic_prompts:
+        critic = step_labels.make_critic(settings, found, most=most)
+        fit = step_labels.make_critic_fit(
+            settings, critic, prompts=settings.critic_prompts, steps=settings.critic_steps, most=most
+        )
+        begins["extras"] = lambda params, key: Criticised(fit(key))._asdict()
+        slots["shows"] = lambda extras, rows: Criticised(declared(Criticised, extras).critic)._asdict()
+
+    def criticised(rows, right, valid):
+        if not settings.critic_prompts:
+            return oracle(settings, rows, right, valid)
+        key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
+        params = declared(Criticised, rows.extras).critic
+        return step_labels.critiques(critic, params, rows, valid, key, votes=settings.critics)
 
     def advantages(rows, rewards):
         steps, right, valid = step_labels.step_scores(stepped, rows, most=most)
-        # the critics' errors are drawn from the responses themselves
-        key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
-        shape = (right.shape[0], settings.critics, most)
-        errs = jax.random.uniform(key, shape) < settings.error_rate
-        wrong = ((right < 0.5) & valid)[:, None, :] ^ (errs & valid[:, None, :])
-        spoke = jax.random.uniform(jax.random.fold_in(key, 1), shape[:2]) >= settings.abstains
-        flaws = settings.vote(wrong, spoke)
+        flaws = settings.vote(*criticised(rows, right, valid))
         paid = process.credited(
             (rewards.value > 0.5) & rewards.valid,
             reader.over_steps(flaws, steps),
@@ -90,10 +121,9 @@ def build(settings: Settings) -> experiment.Plan:
         )
         return process.group_token_normalized(paid, rows.group_ids, rows.mask & rewards.valid[:, None])
 
-    estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
+    estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature, **slots)
     online = curricula.make_grpo(settings, found, estimate=estimate)
-    stages = [experiment.Stage(online, settings.steps)]
-    return step_labels.make_plan(settings, found, stages)
+    return step_labels.make_plan(settings, found, [experiment.Stage(online, settings.steps, **begins)])
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

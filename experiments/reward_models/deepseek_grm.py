@@ -9,9 +9,10 @@ Equations: a report names its principle (reasoning or looks, by the question), c
            rejective: own correct reports on pairs of which not all 3 samples are correct; RL: +1 or -1, GRPO with G = 4
            and k3 of weight 0.08; vote: sum of k scores, every other sample with the answers swapped; meta: the sum of
            the k / 2 with the highest p(correct). base: none of it; rejected: the first alone; no_rejection: RL alone;
-           direct: both, without a critique; no_principles: both, without the name. Every arm trains a meta model on
-           its own samples.
-Left out:  principles in free words, one and four answers, hinted samples.
+           direct: both, without a critique; no_principles: both, without the name; hinted, unhinted: both, from a base
+           that has read hints which answer is the best; in hinted a pair without a right sample gets 3 more with a
+           hint, which are learnt without it. Every arm trains a meta model on its own samples.
+Left out:  principles in free words, one and four answers.
 Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_gain (32 votes less 1) rl > base;
            eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0.
 Measure:   fresh pairs of worked sums with a best answer, in both orders; votes of k = 1, 2, 4, 8, 16 and 32; equal
@@ -71,6 +72,7 @@ class Settings(recipes.Settings):
     base_steps: int = 600
     reports: Callable = toy.draw_principled
     rejection_steps: int = 100
+    hints: int = 0  # samples with a hint of a pair that had no right one
     meta_steps: int = 150
     prompts_per_step: int = 16
     group_size: int = 4
@@ -85,6 +87,8 @@ ARMS = {
     "no_rejection": {"rejection_steps": 0},
     "direct": {"reports": partial(toy.draw_principled, named=False, reasons=False)},
     "no_principles": {"reports": partial(toy.draw_principled, named=False)},
+    "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
+    "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
 }
 METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
 CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
@@ -134,8 +138,11 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     if settings.rejection_steps:
         stages.append(
             report_judges.rejection_stage(
-                task, steps=settings.rejection_steps, gold=strings.bound(toy.principled_scores, task)
-            )
+                task,
+                steps=settings.rejection_steps,
+                gold=strings.bound(toy.principled_scores, task),
+                hints=settings.hints,
+            )  # fmt: skip
         )
     stages += settings.then(task, settings)
     stages.append(

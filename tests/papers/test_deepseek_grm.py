@@ -1,5 +1,7 @@
 """DeepSeek-GRM: what is correct, votes over samples and orders, and the judge of judgements."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,3 +100,46 @@ def test_rejection_keeps_right_reports_on_pairs_that_are_not_too_easy():
     # by hand: a right report on a pair whose other sample is wrong counts, one of three right ones does not
     value, figures = stage.method.loss(params, {}, (prompts, said, jnp.zeros(48)))
     assert float(value) == 0.0 and float(figures["tokens/trained"]) == 0.0
+
+
+def test_a_hint_names_the_best_and_changes_nothing_else():
+    prompts = task.draw_prompts(jax.random.key(3), 300)
+    best = jnp.argmax(task.principled_scores(task.SUMS, prompts), axis=1).astype(jnp.int32)
+    told = task.hinted(prompts, best)
+    changed = np.asarray(told != prompts)
+    assert (changed.sum(1) == 1).all() and (changed.argmax(1) == 7 + 4 * np.asarray(best)).all()
+    for read in (task.right_steps, task.flawed, task.principle, task.gold_scores):
+        assert (read(told) == read(prompts)).all()
+    # a judge of hints is right wherever there is one, and as careless as ever elsewhere
+    shown, said = task.draw_principled(task.SUMS, jax.random.key(4), 2000, hints=0.5)
+    there = np.asarray((shown >= task.HINTED).any(1))
+    right = np.asarray(judgements.picks_best(task.read_report(task.SUMS, said)[2],
+                                             task.principled_scores(task.SUMS, shown)))  # fmt: skip
+    assert 0.4 < there.mean() < 0.6 and right[there].all() and right[~there].mean() < 0.9
+
+
+@pytest.mark.slow
+def test_pairs_without_a_right_sample_are_tried_again_with_a_hint():
+    """A judge trained on hints is right on most hinted prompts; only pairs that failed get them, learnt without."""
+    draw = partial(task.draw_principled, hints=0.5)
+    params = jax.jit(report_judges.make_start(task.SUMS, steps=300, draw=draw))(jax.random.key(0))
+    gold = partial(task.principled_scores, task.SUMS)
+    sizes = {"steps": 1, "prompts": 256, "samples": 3, "gold": gold}
+    plain = jax.jit(report_judges.rejection_stage(task.SUMS, **sizes).extras)(params, jax.random.key(1))["rows"]
+    both = jax.jit(report_judges.rejection_stage(task.SUMS, hints=3, **sizes).extras)(params, jax.random.key(1))["rows"]
+    assert all((x[: 256 * 3] == y).all() for x, y in zip(both, plain, strict=True))
+    prompts, said, weight = (np.asarray(x[256 * 3 :]) for x in both)
+    assert prompts.max() < task.HINTED, "the hint is in no prompt that is learnt"
+    asked, first, _ = (np.asarray(x) for x in plain)
+    scores = [np.asarray(task.read_report(task.SUMS, jnp.asarray(x))[2]) for x in (first, said)]
+    true = np.asarray(gold(jnp.asarray(asked)))
+
+    def right(found):  # independently: the better one alone has the higher score
+        return np.sign(found[:, 0] - found[:, 1]) * np.sign(true[:, 0] - true[:, 1]) > 0
+
+    failed = np.repeat(~right(scores[0]).reshape(256, 3).any(1), 3)
+    np.testing.assert_array_equal(weight > 0, failed & right(scores[1]))
+    apart = failed & (true[:, 0] != true[:, 1])
+    again = task.SUMS.world, params["judge"], jnp.asarray(asked), jax.random.key(5)
+    unhinted = right(np.asarray(task.read_report(task.SUMS, report_judges.strings.sample(*again))[2]))
+    assert apart.sum() > 30 and weight[apart].mean() > unhinted[apart].mean() + 0.05, "a hint helps where nothing did"

@@ -170,6 +170,46 @@ def test_vectors_of_the_probe_stand_on_their_squares_until_the_first_is_reached(
     np.testing.assert_array_equal(np.asarray(found.before).reshape(2, CELLS, 3), want)
 
 
+def test_a_detour_is_a_shortest_solution_without_its_square():
+    train, _ = sokoban.levels(16, SIDE, shortest=3, longest=9)
+    found = 0
+    for k in range(16):
+        level = jax.tree.map(lambda x, k=k: x[k], train)
+        walls, agent, box = np.asarray(level.walls).copy(), int(level.agent), int(level.box)
+        own = jax.jit(lambda one: sokoban.detour(one, jnp.int32(CELLS - 1), side=SIDE, most=40, length=1))
+        shut = next(c for c in range(CELLS) if c not in (agent, box, int(level.goal)) and not walls[c])
+        squares, actions, there = jax.jit(
+            lambda one, c: sokoban.detour(one, c, side=SIDE, most=40, length=4)
+        )(level, jnp.int32(shut))  # fmt: skip
+        walls[shut] = True
+        want = _steps(walls, int(level.goal), agent, box)
+        assert bool(there) == (want is not None)
+        if want is None:
+            continue
+        found += 1
+        for step in range(4):
+            agent, box = _moved(walls, agent, box, int(actions[step]))
+            assert agent == int(squares[step]) != shut
+            left = _steps(walls, int(level.goal), agent, box)
+            assert left == max(want - step - 1, 0)
+        assert bool(own(level._replace(agent=jnp.int32(CELLS - 1)))[2]) is False  # it stands there itself
+    assert found > 4
+
+
+def test_a_route_is_written_square_by_square():
+    weights = jnp.arange(15.0, dtype=jnp.float32).reshape(3, 5)
+    route, actions = jnp.array([6, 7, 6]), jnp.array([3, 4, 1])  # the first is entered twice
+    found = plan_probes.route_steering(
+        weights, actions, route, jnp.int32(9), layer=0, depth=2, side=SIDE, alpha=0.5
+    )  # fmt: skip
+    want = np.zeros((2, CELLS, 3), np.float32)
+    want[0, 9] = 0.5 * np.asarray(weights[:, 0])
+    np.testing.assert_array_equal(np.asarray(found.after).reshape(2, CELLS, 3), want)
+    want[0, 6], want[0, 7] = 0.5 * np.asarray(weights[:, 3]), 0.5 * np.asarray(weights[:, 4])
+    np.testing.assert_array_equal(np.asarray(found.before).reshape(2, CELLS, 3), want)
+    assert int(found.square) == 6
+
+
 def test_probes_read_what_is_there():
     rng = np.random.default_rng(0)
     wanted = rng.integers(0, 5, 400)

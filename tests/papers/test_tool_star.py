@@ -1,5 +1,6 @@
 """Tool-Star: the reward in steps, pairs of a policy's own episodes, and a world that needs two tools."""
 
+import dataclasses
 from functools import lru_cache
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import tool_star
 from experiments.agents.parts import arena, calculator, imitation, self_critic, two_tools
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train.plan import Stage
 from jaxrl_llm.types import Rewards
 from tests import close
 
@@ -63,6 +66,24 @@ def test_without_a_calculator_every_expression_is_an_error():
     )
     shown, last = (single.step(state, jnp.full((3,), int(x), jnp.int32), jnp.int32(1)) for x in (looked, right))
     assert _text(shown.tokens) == f"{int(task['table'][asked])}=" and float(last.reward) == 1.0 and bool(last.done)
+
+
+def test_critics_take_turns_with_grpo_in_as_many_updates():
+    settings = tool_star.Settings(**tool_star.EMBEDDED)
+    half, made = Stage(None, settings.steps), []
+
+    def between(own, arena, online, **played):
+        assert online is half and played == {"rollout": "theirs"}
+        made.append(own)
+        return Stage("critic", own.critic_steps)
+
+    settings = dataclasses.replace(settings, between=between)
+    for critics, grpo, dpo in ((1, [32, 32], [16]), (2, [21, 21, 22], [8, 8]), (3, [16] * 4, [5, 5, 6])):
+        found = tool_star.rounds(settings, ARENA, half, critics=critics, rollout="theirs")
+        assert [x.steps for x in found[::2]] == grpo and [x.steps for x in found[1::2]] == dpo
+        assert {x.method for x in found[1::2]} == {"critic"} and {x.method for x in found[::2]} == {None}
+    assert found[::2] != tool_star.halves(settings, ARENA, half, rollout="theirs")[::2]
+    assert {own.prompts_per_step for own in made} == {settings.prompts_per_step}
 
 
 @pytest.mark.slow

@@ -155,6 +155,42 @@ def test_searches_show_what_was_chosen_and_pay_every_candidate():
         assert all(len(x) == min(count, flows.WINDOW) and (np.diff(x) > 0).all() and (x < count).all() for x in shown)
 
 
+def test_only_what_cannot_be_run_is_written_anew():
+    """By hand: the first runs at once, the second at its second repair, the third never."""
+    table = jax.tree.map(lambda x: jnp.stack([x] * 3), _executor(limit=4))
+    first = jnp.asarray([flows.encode(x) for x in ("ds", "dcsw", "wW")], jnp.int32)
+    drafts = [("c", "dW", "WW"), ("w", "cs", "W"), ("v", "w", "WWW")]
+    read = []
+
+    def propose(contexts, key, samples):
+        assert samples == 1
+        read.append(["".join(flows.ALPHABET[int(t)] for t in row) for row in contexts])
+        return jnp.asarray([flows.encode(x) for x in drafts[len(read) - 1]], jnp.int32)
+
+    seed = flows.told(jnp.asarray([flows.encode("s")] * 3, jnp.int32), jnp.full(3, 0.4), jnp.full(3, 0.4))
+    contexts = flows.contexts(table, jnp.stack([jnp.zeros_like(seed)] * 2 + [seed], axis=1))
+    given = contexts, first, jnp.array([0.4, 0.4, 0.0]), jax.random.key(0)
+    found = meta_agent.repaired(propose, table, *given, repairs=3)
+    said = ["".join(flows.ALPHABET[int(t)] for t in row).rstrip(".") for row in found]
+    assert said == ["ds", "cs", "WWW"] and len(read) == 3
+    # the broken attempts stand at the end of what is read, with nothing scored: it fell, or there was nothing before
+    assert read[0][1] == "44:" + "_" * 8 + "s.....4=" + "dcsw..0-" and read[0][2][-8:] == "wW....0="
+    assert read[1][1] == "44:" + "s.....4=" + "dcsw..0-" + "dW....0-"
+    assert (meta_agent.repaired(propose, table, *given, repairs=0) == first).all() and len(read) == 3
+
+
+def test_more_programs_run_where_they_may_be_repaired():
+    table = flows.executors(64, 5)
+
+    def runs(repairs):
+        play = {"turns": 2, "candidates": 2, "repairs": repairs}
+        found = jax.jit(lambda key: meta_agent.search(flows.scribble, table, key, **play))(jax.random.key(0))
+        fine = jax.vmap(jax.vmap(lambda p: flows.can_run(table, p), in_axes=1))(found.programs)
+        return float(fine.mean())
+
+    assert runs(3) > runs(0) + 0.1
+
+
 def test_context_as_text():
     entry = flows.told(jnp.asarray([flows.encode("dcs")], jnp.int32), jnp.array([0.65]), jnp.array([0.4]))
     table = jax.tree.map(lambda x: x[None], _executor())

@@ -66,6 +66,29 @@ def proposer(params: Params) -> Propose:
     return lambda contexts, key, samples: strings.sample(flows.WORLD, params, contexts, key, samples=samples)
 
 
+def repaired(
+    propose: Propose, table: flows.Executor, contexts: Int[Array, "N P"], programs: Int[Array, "N A"],
+    last: Float[Array, " N"], key: Key, *, repairs: int,
+) -> Int[Array, "N A"]:  # fmt: skip
+    """The programs, those that cannot be run written anew up to ``repairs`` times before they count.
+
+    Whoever repairs reads the context with the broken program behind it, told as a score of 0; the oldest entry goes.
+
+    From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3: a program
+    that raises gets up to three turns of self-correction. Differs from the paper in what is trained on: the program
+    that counts, behind the context without its broken attempts.
+    """
+    none = jnp.zeros(programs.shape[:1], jnp.float32)
+    for k in range(repairs):
+        broken = ~flows.can_run(table, programs)
+        shown = jnp.concatenate(
+            [contexts[:, :3], contexts[:, 3 + flows.ENTRY :], flows.told(programs, none, last)], axis=1
+        )
+        again = propose(shown, jax.random.fold_in(key, k), 1).astype(jnp.int32)
+        programs, contexts = jnp.where(broken[:, None], again, programs), jnp.where(broken[:, None], shown, contexts)
+    return programs
+
+
 class _At(NamedTuple):
     """Where searches stand."""
 
@@ -83,11 +106,13 @@ def search(
     candidates: int,
     choose: Callable[[Array], Array] = best_of,
     window: Callable[..., Array] = latest,
+    repairs: int = 0,
 ) -> Search:
     """Searches on all executors of a table, side by side, from the workflow that only solves.
 
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3. Differs
-    from the paper in one seed, in no analysis before a program and no turns to correct what cannot be run.
+    from the paper in one seed and in no analysis before a program; a program that cannot be run is written anew up to
+    ``repairs`` times before it counts.
     """
     count = table.steps.shape[0]
     wide = jax.tree.map(lambda x: jnp.repeat(x, candidates, axis=0), table)
@@ -101,6 +126,10 @@ def search(
         shown = jnp.take_along_axis(at.entries, jnp.maximum(places, 0)[:, :, None], axis=1)
         contexts = flows.contexts(table, jnp.where(places[:, :, None] < 0, 0, shown))
         programs = propose(contexts, write, candidates).astype(jnp.int32)
+        if repairs:
+            read, last = (jnp.repeat(x, candidates, axis=0) for x in (contexts, at.last))
+            mend = jax.random.fold_in(write, 1)
+            programs = repaired(propose, wide, read, programs, last, mend, repairs=repairs)
         scores = flows.accuracies(wide, programs, run, items=VALIDATION)
         before = [jnp.repeat(x, candidates, axis=0) for x in (at.last, at.best)]
         rewards = improvement_rewards(scores, *before)
@@ -146,12 +175,13 @@ def regression(params: Params, batch: Samples, weigh: Callable[[Array], Array]) 
 
 
 @lru_cache(maxsize=8)
-def make_rows(searches: int, turns: int, candidates: int, choose: Callable[[Array], Array]):
+def make_rows(searches: int, turns: int, candidates: int, choose: Callable[[Array], Array], repairs: int = 0):
     """The data of a stage, ``(params, key) -> Samples``: arms that collect in the same way share it."""
     table = flows.executors(searches, 0)
 
     def rows(params: Params, key: Key) -> Samples:
-        return samples_of(search(proposer(params), table, key, turns=turns, candidates=candidates, choose=choose))
+        sizes = {"turns": turns, "candidates": candidates, "repairs": repairs}
+        return samples_of(search(proposer(params), table, key, choose=choose, **sizes))
 
     return rows
 
@@ -181,8 +211,9 @@ def draw_scribbles(key: Key, rows: int) -> tuple[Array, Array]:
 
 
 def measure(
-    params: Params, key: Key, *, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest
-) -> dict[str, Array]:
+    params: Params, key: Key, *, turns: int = 10, searches: int = 4, window: Callable[..., Array] = latest,
+    repairs: int = 0,
+) -> dict[str, Array]:  # fmt: skip
     """Searches with one candidate a turn on 64 executors that are not trained on.
 
     ``eval/test@k``: accuracy on fresh items of the program with the best validation accuracy after ``k`` turns, the
@@ -193,7 +224,7 @@ def measure(
         held = jax.tree.map(lambda x: jnp.repeat(x, searches, axis=0), flows.executors(64, 1))
     marks = tuple(sorted({1, 2, min(5, turns), turns}))
     look, last = jax.random.split(key)
-    found = search(proposer(params), held, look, turns=turns, candidates=1, window=window)
+    found = search(proposer(params), held, look, turns=turns, candidates=1, window=window, repairs=repairs)
     seed = jnp.broadcast_to(jnp.asarray(flows.encode(SEEDS[0]), jnp.int32), found.programs[0, :, 0].shape)
     programs = jnp.concatenate([seed[None], found.programs[:, :, 0]])
     scores = jnp.concatenate([found.start[None], found.scores[:, :, 0]])

@@ -134,16 +134,27 @@ def steering(
     weights: Float[Array, "C 5"], action: Array, write: Array, erase: Array, *, layer: int, depth: int, side: int,
     alpha: float,
 ) -> Steering:  # fmt: skip
-    """``alpha w_action`` on the square to go to, ``alpha w_never`` on the one to stay away from, in one layer.
+    """``route_steering`` of a route of one square."""
+    return route_steering(weights, action[None], write[None], erase, layer=layer, depth=depth, side=side, alpha=alpha)
 
-    When the agent has stepped on the first, only the second stays. From arXiv:2504.01871, section 5.
+
+def route_steering(
+    weights: Float[Array, "C 5"], actions: Int[Array, " L"], route: Int[Array, " L"], erase: Array, *, layer: int,
+    depth: int, side: int, alpha: float,
+) -> Steering:  # fmt: skip
+    """``alpha w_action`` on the squares of a route, ``alpha w_never`` on the one to stay away from, in one layer.
+
+    A square that the route enters twice has the action of the first time. When the agent has stepped on the last square
+    only ``w_never`` stays. From arXiv:2504.01871, section 5.
     """
     place = jnp.arange(side * side, dtype=jnp.int32)[:, None]
-    towards = jnp.where(place == write, weights[:, action][None, :], 0.0)
+    here = place == route[None, :]
+    first = here & (jnp.cumsum(here.astype(jnp.int32), axis=1) == 1)
+    towards = jnp.sum(jnp.where(first[:, :, None], weights[:, actions].T[None], 0.0), axis=1)
     away = jnp.where(place == erase, weights[:, 0][None, :], 0.0)
 
     def in_layer(added: Array) -> Array:
         board = alpha * added.reshape(side, side, -1)
         return jnp.zeros((depth, *board.shape), jnp.float32).at[layer].set(board)
 
-    return Steering(in_layer(towards + away), in_layer(away), write)
+    return Steering(in_layer(towards + away), in_layer(away), route[-1])

@@ -83,6 +83,23 @@ def best_action(found: Int[Array, "N N"], walls: Bool[Array, " N"], agent: Array
     return jnp.where(jnp.any(nearer), jnp.argmax(nearer), 0).astype(jnp.int32)
 
 
+def detour(level: Level, shut: Array, *, side: int, most: int, length: int) -> tuple[Array, Array, Array]:
+    """``(squares [length], actions [length], there is one)``: how a shortest solution around a square begins.
+
+    A solution that is over sooner stays where it ends.
+    """
+    walls = level.walls.at[shut].set(True)
+    far = distances(walls, level.goal, side=side, most=most)
+
+    def step(at: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        action = best_action(far, walls, *at, side=side)
+        after = move(walls, *at, action, side=side)
+        return after, (after[0], action)
+
+    _, (squares, actions) = jax.lax.scan(step, (level.agent, level.box), None, length)
+    return squares, actions, (far[level.agent, level.box] < FAR) & (shut != level.agent)
+
+
 @lru_cache(maxsize=8)
 def levels(count: int, side: int, *, seed: int = 0, shortest: int = 4, longest: int = 16) -> tuple[Level, Level]:
     """``(train, heldout)``: ``count`` and a quarter as many different levels whose shortest solution is as long.

@@ -20,7 +20,8 @@ BASE, STEPS = 4, 3
 FLAW, CLEAN, OK, BAD, OPEN, CLOSE, ANSWER, WAIT = 4, 5, 6, 7, 8, 9, 10, 11
 SCORE, END = 12, 23  # scores 0 .. 10 are tokens 12 .. 22
 STRICT = 24  # the principle that errors of reasoning weigh most; 25: that looks do
-VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 26, 12, 23
+HINTED = 26  # an answer that a hint calls the best is marked so if it is clean, 27 if it has a flaw
+VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 28, 12, 23
 MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
 WEIGHTS = ((2, 3), (1, 5))  # of a principle: a step that is not reached rightly, a visible flaw
 
@@ -33,7 +34,7 @@ def truth(questions: Int[Array, "N 4"]) -> Int[Array, "N 3"]:
 def parts(prompts: Int[Array, "N 12"]) -> tuple[Int[Array, "N 4"], Int[Array, "N 2 3"], Bool[Array, "N 2"]]:
     """Question, the steps of both answers, and whether each has a visible flaw."""
     answers = prompts[:, 4:].reshape(-1, 2, 4)
-    return prompts[:, :4], answers[:, :, :3], answers[:, :, 3] == FLAW
+    return prompts[:, :4], answers[:, :, :3], (answers[:, :, 3] == FLAW) | (answers[:, :, 3] == HINTED + 1)
 
 
 def right_steps(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2 3"]:
@@ -80,6 +81,20 @@ def swapped(prompts: Int[Array, "N 12"]) -> Int[Array, "N 12"]:
     return jnp.concatenate([prompts[:, :4], prompts[:, 8:], prompts[:, 4:8]], axis=1)
 
 
+def hinted(prompts: Int[Array, "N 12"], best: Int[Array, " N"]) -> Int[Array, "N 12"]:
+    """The same with a hint, which answer is the best.
+
+    >>> import jax.numpy as jnp
+    >>> asked = jnp.array([[1, 2, 3, 0, 3, 2, 2, CLEAN, 3, 1, 1, FLAW]])
+    >>> told = hinted(asked, jnp.array([1]))
+    >>> told[0, 7::4].tolist() == [CLEAN, HINTED + 1], gold_scores(told).tolist() == gold_scores(asked).tolist()
+    (True, True)
+    """
+    place = 7 + 4 * best[:, None]
+    here = jnp.arange(prompts.shape[1], dtype=jnp.int32)[None, :] == place
+    return jnp.where(here, HINTED + (prompts == FLAW).astype(jnp.int32), prompts)
+
+
 def reasoned(prompts: Int[Array, "N 12"]) -> Bool[Array, " N"]:
     """Whether the answers look alike on the surface, so that only their steps tell them apart."""
     flawed = parts(prompts)[2]
@@ -122,6 +137,7 @@ class Reports(NamedTuple):
     gold_scores: Callable[[Array], Array]
     swapped: Callable[[Array], Array]
     reasoned: Callable[[Array], Array]
+    hinted: Callable[[Array, Array], Array]  # may be wider: its prompts are read, and never trained on
 
 
 SUMS = Reports(
@@ -129,7 +145,7 @@ SUMS = Reports(
     long=strings.make_world(VOCABULARY, PROMPT_TOKENS, LONG_REPORT, end=END, width=48, layers=2, heads=3),
     words=Words(OK, BAD, OPEN, CLOSE, ANSWER, WAIT, SCORE, STRICT, END), draw_prompts=draw_prompts,
     right_steps=right_steps, flawed=flawed, principle=principle, gold_scores=gold_scores, swapped=swapped,
-    reasoned=reasoned,
+    reasoned=reasoned, hinted=hinted,
 )  # fmt: skip
 
 
@@ -191,18 +207,28 @@ def draw_principled(
     mistaken: float = 0.25,
     named: bool = True,
     reasons: bool = True,
+    hints: float = 0.0,
 ) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
     """Prompts and reports of a careless judge of principles: in ``mistaken`` of them it goes by the wrong one.
 
     Args:
       named: whether the principle is written before the checks; the scores follow from it either way.
+      hints: share of the prompts with a hint, on which the judge is right, so that it knows what a hint is; a model
+        that was loaded knows by itself, and gets none.
     """
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), n)
     checked = task.right_steps(prompts) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate)
     wrong = jax.random.bernoulli(jax.random.fold_in(key, 2), mistaken, (n,))
     chosen = jnp.where(wrong, 1 - task.principle(prompts), task.principle(prompts))
+    shown = prompts
+    if hints and task.world.start is None:
+        told = jax.random.bernoulli(jax.random.fold_in(key, 3), hints, (n,))
+        best = jnp.argmax(principled_scores(task, prompts), axis=1).astype(jnp.int32)
+        shown = jnp.where(told[:, None], task.hinted(prompts, best), prompts)
+        checked = jnp.where(told[:, None, None], task.right_steps(prompts), checked)
+        chosen = jnp.where(told, task.principle(prompts), chosen)
     scores = scores_of(task, checked, prompts, chosen)
-    return prompts, report(task, [checked] if reasons else [], scores, named=chosen if named else None)
+    return shown, report(task, [checked] if reasons else [], scores, named=chosen if named else None)
 
 
 def draw_reports(

@@ -137,13 +137,25 @@ def figures(task: Reports, params: Params, key: Key, *, pairs: int = 256) -> dic
 def rejection_stage(
     task: Reports,
     *, steps: int, prompts: int = 1024, samples: int = 3, rows_per_step: int = 64, learning_rate: float = 1e-3,
-    gold: Callable[[Array], Array] | None = None,
+    gold: Callable[[Array], Array] | None = None, hints: int = 0,
 ) -> Stage:  # fmt: skip
     """Rejective fine-tuning of ``params["judge"]``: its own right reports on pairs that are not too easy (all right).
 
-    From "Inference-Time Scaling for Generalist Reward Modeling" (SPCT), arXiv:2504.02495, section 3.2. Differs from the
-    paper in that pairs without a right sample are not tried again with a hint.
+    From "Inference-Time Scaling for Generalist Reward Modeling" (SPCT), arXiv:2504.02495, section 3.2.
+
+    Args:
+      hints: samples of a pair that had no right one, drawn with a hint which answer is the best; the right ones are
+        learnt behind the prompt without it.
     """
+
+    def judged_with_hints(judge, asked, failed, true, key):
+        told = task.hinted(asked, jnp.argmax(true, axis=1).astype(jnp.int32))
+        world = task.world._replace(prompt_tokens=told.shape[1])
+        said = strings.sample(world, judge, told, key, samples=hints)
+        _, scored, scores = toy.read_report(task, said)
+        asked, true, failed = (jnp.repeat(x, hints, axis=0) for x in (asked, true, failed))
+        right = scored & judgements.picks_best(scores, true) & failed & (true[:, 0] != true[:, 1])
+        return asked, said, right.astype(jnp.float32)
 
     def extras(params, key):
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
@@ -153,7 +165,13 @@ def rejection_stage(
         true = (gold or task.gold_scores)(asked)
         right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
         easy = jnp.repeat(jnp.all(right.reshape(-1, samples), axis=1), samples)
-        return {"rows": (asked, said, (right & ~easy).astype(jnp.float32))}
+        rows = asked, said, (right & ~easy).astype(jnp.float32)
+        if not hints:
+            return {"rows": rows}
+        failed = ~jnp.any(right.reshape(-1, samples), axis=1)
+        alone, best = asked[::samples], true[::samples]
+        more = judged_with_hints(params["judge"], alone, failed, best, jax.random.fold_in(key, 2))
+        return {"rows": tuple(jnp.concatenate(x) for x in zip(rows, more, strict=True))}
 
     def loss(params, extras, batch):
         asked, said, weight = batch

@@ -1,4 +1,7 @@
-"""Arithmetic chains with labels for every written step: the tables, the figures, and a model that likes to repeat."""
+"""Arithmetic chains with labels for every written step: the tables, the figures, and a model that likes to repeat.
+
+A critic is a language model: it starts as the loaded model, reads problem and solution, and writes one verdict a step.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -8,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts import strings
 from experiments.reward_models.parts import text_lines
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
@@ -19,12 +23,15 @@ from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts
+from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import actor_critic, supervised
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Params, Policy, Responses, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, Policy, Responses, Rewards, Trajectories
 from jaxrl_llm.verifiers import steps as reader
 from jaxrl_llm.verifiers.steps import Steps
 
@@ -198,3 +205,105 @@ def of_model(method: Offline) -> Offline:
 def final_hidden(policy: Policy, params: Params, rows: Trajectories) -> Float[Array, "B T D"]:
     """Hidden states at every token, for a head of a process reward."""
     return jax.lax.stop_gradient(policy.hidden(params, rows.tokens, rows.positions, rows.segment_ids))
+
+
+# --- critics that are language models
+
+
+class Critic(NamedTuple):
+    """A critic's world, and its words: a step is right, is wrong, and what stands between solution and verdicts."""
+
+    world: strings.World
+    right: int
+    wrong: int
+    cue: int
+
+
+def make_critic(settings: OnlineSettings, found: Bench, *, most: int) -> Critic:
+    """The critic of solutions of a bench, with the loaded model's vocabulary and weights to start from.
+
+    Raises:
+      UserError: where problem, solution and verdicts are more than the model's context.
+    """
+    model = found.model
+    width = found.train.tokens.shape[1] + settings.max_new_tokens + 1
+    if width + most + 1 > model.config.max_positions:
+        raise UserError(
+            f"a critic reads and writes {width + most + 1} tokens, the model's context has "
+            f"{model.config.max_positions}; lower --max-new-tokens, or take another --model"
+        )
+    wrong, right, cue = (model.tokenizer.encode(text)[-1] for text in ("1", "0", "#"))
+    world = strings.World(
+        model.policy, width, most + 1, model.tokenizer.eos_ids[0], start=lambda: model.params,
+        rate=0.0 if settings.data == "chain" else settings.learning_rate, ends=tuple(model.tokenizer.eos_ids),
+    )  # fmt: skip
+    return Critic(world, right, wrong, cue)
+
+
+def shown_to_critic(critic: Critic, rows: Trajectories) -> Int[Array, "B P"]:
+    """Problem, solution and cue, filled up on the left."""
+    tokens, _ = given_responses.left_padded(rows.tokens, rows.segment_ids > 0, pad_id=strings.PAD)
+    return jnp.concatenate([tokens, jnp.full((tokens.shape[0], 1), critic.cue, jnp.int32)], axis=1)
+
+
+def written_critique(critic: Critic, right: Float[Array, "B K"], valid: Bool[Array, "B K"]) -> Int[Array, "B W"]:
+    """The critique of somebody who knows which steps are right: one word a step, then the end."""
+    words = jnp.where(right > 0.5, critic.right, critic.wrong)
+    return jnp.pad(jnp.where(valid, words, critic.world.end), ((0, 0), (0, 1)), constant_values=critic.world.end)
+
+
+def read_critiques(
+    critic: Critic, said: Int[Array, "B V W"], valid: Bool[Array, "B K"]
+) -> tuple[Bool[Array, "B V K"], Bool[Array, "B V"]]:
+    """``(wrong, spoke)``: the verdicts of each critique, which cannot be read unless it has one word a step, then ends.
+
+    From "CAPO: Towards Enhancing LLM Reasoning through Generative Credit Assignment", arXiv:2508.02298, section 3: one
+    pass names the wrong steps; what cannot be read abstains. Differs from the paper in the form, a verdict for each
+    step in the place of the numbers of the wrong ones.
+
+    >>> import jax.numpy as jnp
+    >>> critic = Critic(strings.make_world(4, 1, 3, end=3), right=0, wrong=1, cue=2)
+    >>> said = jnp.array([[[0, 1, 3], [1, 3, 3], [0, 0, 1], [2, 1, 3]]])  # of two steps: one word is few, three many
+    >>> [x[0].tolist() for x in read_critiques(critic, said, jnp.array([[True, True]]))]
+    [[[False, True], [False, False], [False, False], [False, False]], [True, False, False, False]]
+    """
+    words = said[:, :, :-1]
+    known = (words == critic.right) | (words == critic.wrong)
+    count = jnp.sum(valid.astype(jnp.int32), axis=1)
+    after = jnp.take_along_axis(said, jnp.broadcast_to(count[:, None, None], (*said.shape[:2], 1)), axis=2)[:, :, 0]
+    spoke = jnp.all(known | ~valid[:, None, :], axis=2) & (after == critic.world.end)
+    return (words == critic.wrong) & valid[:, None, :] & spoke[:, :, None], spoke
+
+
+def make_critic_fit(
+    settings: OnlineSettings, critic: Critic, *, prompts: int, steps: int, most: int, rows_per_step: int = 32
+) -> Callable[[Key], Params]:
+    """``fit(key)``: the loaded model, taught the critiques of labelled samples of its own.
+
+    Two responses to each of some training prompts. The paper's critic is a larger model that is asked as it is.
+    """
+    found, stepped = recipes.bench(settings), make_stepped(settings)
+    roll = recipes.rollout_of(settings, found, group_size=2)
+    method = strings.make_supervised(critic.world, rows_per_step, 1e-3)
+
+    def fit(key):
+        first, play, run = jax.random.split(key, 3)
+        ids = jax.random.permutation(first, found.train.tokens.shape[0])[:prompts].astype(jnp.int32)
+        rows = roll(
+            found.model.params, found.train.tokens[ids], found.train.valid[ids], sample_keys(play, 0, ids, 2), ids
+        )
+        _, right, valid = step_scores(stepped, rows, most=most)
+        table = {"rows": (shown_to_critic(critic, rows), written_critique(critic, right, valid))}
+        state = offline.init_state(method, strings.first_params(critic.world, run), run, extras=table)
+        return offline.scan_steps(method, state, steps)[0].params
+
+    return fit
+
+
+def critiques(
+    critic: Critic, params: Params, rows: Trajectories, valid: Bool[Array, "B K"], key: Key, *, votes: int
+) -> tuple[Bool[Array, "B V K"], Bool[Array, "B V"]]:
+    """``read_critiques`` of so many critiques of each solution, drawn at temperature 1."""
+    said = strings.sample(critic.world, params, shown_to_critic(critic, rows), key, samples=votes)
+    wrong, spoke = read_critiques(critic, said.reshape(valid.shape[0], votes, -1), valid)
+    return jax.lax.stop_gradient(wrong), jax.lax.stop_gradient(spoke)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from experiments.parts import strings, text_rows
 from experiments.reward_models.parts.judge_pairs import LONG_REPORT, REPORT_TOKENS, Reports, Words
 from jaxrl_llm.experiment.own_rows.tasks import Opened
+from jaxrl_llm.rollout import given_responses
 
 Settings = text_rows.Settings
 WORDS = ("ok", "bad", "open", "close", "answer", "wait", "strict", "lenient")  # two names of principles at the end
@@ -84,11 +85,19 @@ def reports(rows: text_rows.Rows, settings: Any) -> Reports:
     def reasoned(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
         return ~longer[number_of(prompts) % pairs]
 
+    told = [model.tokenizer.encode(f"Better: {word}.\n") for word in ("first", "second")]
+    widest = max(map(len, told))
+    hints = jnp.asarray([[strings.PAD] * (widest - len(x)) + x for x in told], jnp.int32)
+
+    def hinted(prompts: Int[Array, "N P"], best: Int[Array, " N"]) -> Int[Array, "N Q"]:
+        whole = jnp.concatenate([hints[best], prompts], axis=1)
+        return given_responses.left_padded(whole, whole != strings.PAD, pad_id=strings.PAD)[0]
+
     make_world = text_rows.world_maker(rows, settings)
     return Reports(
         world=make_world(size, every.shape[1], REPORT_TOKENS), long=make_world(size, every.shape[1], LONG_REPORT),
         words=Words(**words, score=first + len(WORDS), end=model.tokenizer.eos_ids[0]), draw_prompts=draw_prompts,
         right_steps=right_steps, flawed=lambda prompts: jnp.zeros((prompts.shape[0], 2), bool),
         principle=lambda prompts: jnp.zeros(prompts.shape[:1], jnp.int32), gold_scores=gold_scores, swapped=swapped,
-        reasoned=reasoned,
+        reasoned=reasoned, hinted=hinted,
     )  # fmt: skip
