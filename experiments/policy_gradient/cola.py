@@ -35,6 +35,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import Params
 
 
 def trained(plan):
@@ -110,6 +111,11 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy", "codes/used", "grad/norm")
 SOURCES = ((countdown, (3,)), (chain, (1, 2)))  # what codes are learned from; the second earns no reward
 
 
+def all_of(params: Params) -> Params:
+    """The policy over codes reads every part of its parameters."""
+    return params
+
+
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; the arm says over what."""
     sharpness = settings.sharpness if settings.codes else 0.0
@@ -122,7 +128,8 @@ def build(settings: Settings) -> experiment.Plan:
         return codes.learned_codes(settings, SOURCES, **numbers)
 
     slots, more = settings.learn(settings, found, sharpness)
-    online = recipes.make_online(settings, found, tx=optax.adam(settings.learning_rate), **slots)
+    tx = optax.adam(settings.learning_rate)
+    online = recipes.make_online(settings, found, tx=tx, model_of=all_of, **slots)  # codes are read by the policy, too
     plan = recipes.one_stage(settings, found, online, **more)
     measure = codes.measure_of_codes(settings, SOURCES[1:], sharpness=sharpness)
     return settings.then(plan._replace(init=init, measure=measure))

@@ -512,7 +512,7 @@ def main(name: str, arguments: list[str] | None = None) -> None:
     seeds.use_all_cores()
     words = "stopped; the same command goes on"
     try:
-        with stop.interruptible(words):
+        with stop.interruptible(words), record.resumable(pathlib.Path("the run"), "give the same command"):
             run(sys.modules[name], sys.argv[1:] if arguments is None else arguments)
     except (Stopped, KeyboardInterrupt) as stopped:
         print(stopped if isinstance(stopped, Stopped) else words, file=sys.stderr)

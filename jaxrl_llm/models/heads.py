@@ -12,6 +12,11 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.types import Key, Params
 
 
+def width_of(model: Params) -> int:
+    """The size of a decoder's hidden states, read off its weights; with an adapter those of ``{"base", "lora"}``."""
+    return model.get("base", model)["final_norm"].shape[0]
+
+
 def init_head(width: int, key: Key, *, outputs: int = 1, scale: float = 0.0) -> Params:
     """Draws a head of ``outputs`` numbers: normal(0, scale) weights, zero bias.
 

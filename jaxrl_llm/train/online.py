@@ -29,6 +29,11 @@ def current_params(state: TrainState) -> Params:
     return state.params
 
 
+def model_part(params: Params) -> Params:
+    """The model's own weights, of parameters that may hold heads beside it (``{"model": ..., ...}``)."""
+    return params["model"] if isinstance(params, dict) and "model" in params else params
+
+
 class Online(NamedTuple):
     """The slots of an online method; every one is a function or a number that the experiment chose."""
 
@@ -59,6 +64,7 @@ class Online(NamedTuple):
     divisor: Callable[[Array], Array] | None = None
     # (metrics of an update) -> bool: the update is not made, nor any other on this rollout
     enough: Callable[[Metrics], Array] | None = None
+    model_of: Callable[[Params], Params] = model_part  # what ``policy`` reads of the parameters that train
 
 
 class Drawn(NamedTuple):

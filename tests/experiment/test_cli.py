@@ -1,5 +1,6 @@
 """The command line: mistakes are one line, runs are written, resumed and repeatable."""
 
+import errno
 import json
 
 import pytest
@@ -256,3 +257,17 @@ def test_every_chosen_arm_is_read_before_the_first_runs(tmp_path, monkeypatch, c
     with pytest.raises(UserError, match="arm 'warm' sets 'warm_step', which is no setting; did you mean 'warm_steps'"):
         cli.run(tiny, ["--out", str(tmp_path)])
     assert capsys.readouterr().out == ""
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(monkeypatch, capsys):
+    def full(module, arguments):
+        raise OSError(errno.EROFS, "Read-only file system", "seeds/grpo/seed_0/episodes.jsonl")
+
+    monkeypatch.setattr(cli, "run", full)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(__name__, [])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: cannot write seeds/grpo/seed_0/episodes.jsonl: Read-only file system; free space or fix the folder, "
+        "then give the same command\n"
+    )

@@ -211,7 +211,13 @@ def named(quality: int | Array, wanted: int | Array, rows: int) -> Int[Array, "N
 
 
 def score(
-    task: Replies, params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED
+    task: Replies,
+    params: Params,
+    prompts: Array,
+    responses: Array,
+    *,
+    quality: int | Array,
+    wanted: int | Array = WANTED,
 ) -> Array:
     """The ``Proxy`` of one principle: the log-odds of yes."""
     yes, no = verdict_logits(task, params["reader"], named(quality, wanted, prompts.shape[0]), prompts, responses)
@@ -239,7 +245,13 @@ def matched(
 
 
 def matched_score(
-    task: Replies, params: Params, prompts: Array, responses: Array, *, quality: int, wanted: int = WANTED
+    task: Replies,
+    params: Params,
+    prompts: Array,
+    responses: Array,
+    *,
+    quality: int | Array,
+    wanted: int | Array = WANTED,
 ) -> Array:
     """The ``Proxy`` of ``matched``."""
     return matched(task, params, named(quality, wanted, prompts.shape[0]), prompts, responses)

@@ -56,15 +56,19 @@ def how_to_resume(run: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def resumable(run: pathlib.Path) -> Iterator[None]:
-    """A full or unwritable disk is one clear line that says how to go on; what was written stays."""
+def resumable(run: pathlib.Path, how: str = "") -> Iterator[None]:
+    """A full or unwritable disk is one clear line that says how to go on; what was written stays.
+
+    Args:
+      how: to go on, of a run that has no ``--resume``.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO):
             raise
         what = f"cannot write {error.filename or run}: {error.strerror}"
-        raise UserError(f"{what}; free space or fix the folder, then {how_to_resume(run)}") from error
+        raise UserError(f"{what}; free space or fix the folder, then {how or how_to_resume(run)}") from error
 
 
 def _finite(value: Any) -> Any:
