@@ -12,9 +12,13 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.types import Key, Params
 
 
-def width_of(model: Params) -> int:
-    """The size of a decoder's hidden states, read off its weights; with an adapter those of ``{"base", "lora"}``."""
-    return model.get("base", model)["final_norm"].shape[0]
+def width_of(hidden: Callable[..., Array], params: Params) -> int:
+    """The size of the hidden states that ``hidden(params, tokens, positions, segment_ids)`` gives; nothing is computed.
+
+    Read off what the policy returns: with an adapter its parameters hold no weight of that size.
+    """
+    one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    return jax.eval_shape(hidden, params, one, one, one).shape[-1]
 
 
 def init_head(width: int, key: Key, *, outputs: int = 1, scale: float = 0.0) -> Params:

@@ -39,7 +39,7 @@ def init_reward(task: Replies, key: Key, *, outputs: int) -> Params:
     """A reward model of the policy's shape with a head of so many numbers."""
     first, second = jax.random.split(key)
     model = task.world.policy.init(first)
-    width = heads.width_of(model)
+    width = heads.width_of(task.world.policy.hidden, model)
     return {"model": model, "head": heads.init_head(width, second, outputs=outputs, scale=width**-0.5)}
 
 
@@ -59,7 +59,7 @@ def make_start(task: Replies, *, base_steps: int, outputs: int) -> Callable[[Key
 
     def init(key):
         model = base(key)
-        value = heads.init_head(heads.width_of(model), key)
+        value = heads.init_head(heads.width_of(task.world.policy.hidden, model), key)
         return {
             "model": model,
             "value": value,

@@ -188,7 +188,7 @@ def init_meta(task: Reports, key: Key) -> Params:
     """A judge of judgements: a decoder with one number behind the whole report."""
     first, second = jax.random.split(key)
     model = task.world.policy.init(first)
-    return {"model": model, "head": heads.init_head(heads.width_of(model), second)}
+    return {"model": model, "head": heads.init_head(heads.width_of(task.world.policy.hidden, model), second)}
 
 
 def meta_logits(
