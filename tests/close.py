@@ -10,6 +10,7 @@ order, and stays within the same bound.
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxrl_llm.models.config import ModelConfig
 from tests.models_for_tests import small_config
@@ -111,6 +112,18 @@ def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0, err_msg: s
     """Within ``near``, element by element; NaN and infinities are the same."""
     atol = near(got, want, terms=terms, magnitude=magnitude)
     np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=err_msg)
+
+
+def doubles(want, *, terms: int = 0, magnitude: float = 1.0):
+    """Equals all within ``near`` of a number, or of each of a tuple or a dictionary, that double precision has made."""
+    numbers = np.asarray(list(want.values()) if isinstance(want, dict) else want, np.float64)
+    return pytest.approx(want, rel=0, abs=near(numbers, numbers, terms=terms, magnitude=magnitude), nan_ok=True)
+
+
+def singles(want, *, terms: int = 0, magnitude: float = 1.0):
+    """As ``doubles``, of single precision: what went through an array of float32."""
+    numbers = np.asarray(list(want.values()) if isinstance(want, dict) else want, np.float32)
+    return pytest.approx(want, rel=0, abs=near(numbers, numbers, terms=terms, magnitude=magnitude), nan_ok=True)
 
 
 def assert_relative(got, want, *, terms: int = 0, err_msg: str = "") -> None:

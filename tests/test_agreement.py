@@ -21,7 +21,7 @@ def _clusters(values, answered=None, ids=None):
 
 def test_three_of_a_kind():
     rewards = agreement.empo_rewards(*_clusters([5, 5, 5, 2]))
-    np.testing.assert_allclose(rewards, [0.75, 0.75, 0.75, 0.25])
+    np.testing.assert_array_equal(rewards, [0.75, 0.75, 0.75, 0.25])
     for ddof, want in ((0, [0.5774, 0.5774, 0.5774, -1.7321]), (1, [0.5, 0.5, 0.5, -1.5])):
         close.assert_printed(group_normalized_advantages(rewards, ONE, ddof=ddof, eps=0.0), want, 4)
 
@@ -60,7 +60,7 @@ def test_against_a_loop_with_an_equivalence_that_is_not_transitive():
 def test_permuting_the_rollouts_permutes_the_rewards():
     values, order = np.array([3, 1, 3, 2, 1, 3]), np.array([4, 2, 0, 5, 3, 1])
     straight, mixed = (agreement.empo_rewards(*_clusters(v)) for v in (values, values[order]))
-    np.testing.assert_allclose(mixed, np.asarray(straight)[order])
+    np.testing.assert_array_equal(mixed, np.asarray(straight)[order])
 
 
 def test_majority_and_its_tie():
@@ -72,7 +72,7 @@ def test_majority_and_its_tie():
 def test_groups_do_not_mix_and_the_filter_is_strict():
     clusters, ids, told = _clusters([5, 5, 5, 5], ids=jnp.array([0, 0, 2, 2]))
     assert clusters.tolist() == [0, 0, 2, 2]
-    np.testing.assert_allclose(agreement.empo_rewards(clusters, ids, told), 1.0)
+    np.testing.assert_array_equal(agreement.empo_rewards(clusters, ids, told), 1.0)
     assert not bool(jnp.any(agreement.entropy_within(clusters, ids, low=0.0, high=2.0)))
     with pytest.raises(ValueError, match="low=1.0"):
         agreement.entropy_within(clusters, ids, low=1.0, high=0.5)

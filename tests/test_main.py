@@ -230,7 +230,8 @@ def test_a_cache_of_a_byte_shows_its_gap(tmp_path):
         run = tmp_path / (name or "whole")
         assert cli([*SMALL, "--data", "chain", "--out", str(run), "--slots", "5", *more]) == 0
         gaps.append(json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["kl/sampler_max"])
-    assert gaps[0] < 1e-4 < min(gaps[1:]) and max(gaps[1:]) < 0.5
+    seen = 1e-4  # of a log-probability: what eight bits lose, and float32 does not
+    assert gaps[0] < seen < min(gaps[1:]) and max(gaps[1:]) < 0.5
 
 
 @pytest.mark.slow

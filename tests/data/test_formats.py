@@ -8,6 +8,7 @@ from jaxrl_llm.data import formats
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.run import parts
 from jaxrl_llm.run.parts import VERIFIERS
+from tests.close import doubles
 
 
 def _file(tmp_path, *rows):
@@ -190,7 +191,7 @@ def test_answers_in_words(tmp_path):
     several = _only(tmp_path, {"question": "?", "answer": ["b d", "c"]}, "nq")
     assert several.answer["value"] == ["b d", "c"] and several.solution == "b d"
     assert _only(tmp_path, {"question": "?", "answer": "b d"}, "nq").answer["value"] == ["b d"]
-    assert VERIFIERS["f1"](several.answer, "<answer>b</answer>").value == pytest.approx(2 / 3)
+    assert VERIFIERS["f1"](several.answer, "<answer>b</answer>").value == doubles(2 / 3)
 
 
 @pytest.mark.parametrize("found", [[], [""], None, [3]])

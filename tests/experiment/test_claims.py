@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm.experiment import Results, at, claims, close, conclude, gains_more, greater, smaller, steadier, up_to
 from jaxrl_llm.experiment.evidence import beds, verdicts
+from tests.close import doubles
 from tests.experiment.made import arm, results
 
 NAN = math.nan
@@ -70,9 +71,9 @@ def test_nothing_beyond_d_star_is_no_practical_effect():
 def test_d_star_is_a_quarter_of_what_the_baseline_gains():
     base = arm([0.5, 0.6], curve={0: [0.1, 0.2], 9: [0.5, 0.6]})
     found = Results({"base": base, "method": arm([0.5, 0.6])})
-    assert claims.rule(found, "eval/accuracy", "base") == pytest.approx(0.1)
+    assert claims.rule(found, "eval/accuracy", "base") == doubles(0.1)
     long = Results({"base": arm([10.0, 12.0], metric="eval/tokens", curve={0: [20.0, 22.0], 9: [10.0, 12.0]})})
-    assert claims.rule(long, "eval/tokens", "base") == pytest.approx(2.5)
+    assert claims.rule(long, "eval/tokens", "base") == doubles(2.5)
     unknown = Results({"base": arm([10.0, 12.0], metric="eval/tokens"), "m": arm([9.0, 9.0], metric="eval/tokens")})
     part = greater(unknown, "eval/tokens", "m", "base")
     assert math.isnan(part.d_star) and judged(part).verdict == "undecided", "no interval is narrow without d*"
@@ -83,35 +84,35 @@ def test_looks_widen_the_interval():
     plain = conclude("it", greater(eight, "eval/accuracy", "method", "base"))
     looked = dataclasses.replace(eight, looks=verdicts.LOOKS)
     spent = conclude("it", greater(looked, "eval/accuracy", "method", "base"))
-    assert plain.primary.level == 0.05 and spent.primary.level == pytest.approx(verdicts.levels()[0])
+    assert plain.primary.level == 0.05 and spent.primary.level == doubles(verdicts.levels()[0])
     assert spent.primary.low < plain.primary.low and "99 % interval" in str(spent.primary)
 
 
 def test_seeds_without_a_value_are_left_out_in_pairs():
     found = results(base=[NAN, 0.1, 0.2, 0.3, 0.4, 0.5], method=[0.9, 0.2, 0.4, 0.6, 0.6, math.inf])
     part = greater(found, "eval/accuracy", "method", "base")
-    assert part.values == pytest.approx((0.1, 0.2, 0.3, 0.2)) and part.planned == 6
+    assert part.values == doubles((0.1, 0.2, 0.3, 0.2)) and part.planned == 6
 
 
 def test_a_diverged_seed_is_a_failure_and_not_a_gap():
     whole = results(base=[0.5] * 4, method=[0.6, 0.61, 0.59, NAN])
     whole.arms["method"].metrics["loss/total"] = [0.1, 0.1, 0.1, NAN]
     part = greater(whole, "eval/accuracy", "method", "base")
-    assert part.diverged == 1 and part.values == pytest.approx((0.1, 0.11, 0.09, -0.5))
+    assert part.diverged == 1 and part.values == doubles((0.1, 0.11, 0.09, -0.5))
     assert judged(part).verdict == "undecided" and "1 diverged" in str(judged(part))
     # a finite number after a divergence does not hide it
     whole.arms["method"].metrics["eval/accuracy"][3] = 0.62
-    assert greater(whole, "eval/accuracy", "method", "base").values[3] == pytest.approx(-0.5)
+    assert greater(whole, "eval/accuracy", "method", "base").values[3] == doubles(-0.5)
     # of a metric where less is better the worst is the largest
     tokens = Results({n: arm([9.0, 8.0], metric="eval/tokens") for n in ("base", "method")})
     tokens.arms["method"].metrics["grad/norm"] = [1.0, math.inf]
-    assert smaller(tokens, "eval/tokens", "method", "base").values == pytest.approx((0.0, 1.0))
+    assert smaller(tokens, "eval/tokens", "method", "base").values == doubles((0.0, 1.0))
 
 
 def test_arms_are_paired_by_seed_and_not_by_place():
     left, right = arm([0.1, 0.2, 0.3]), dataclasses.replace(arm([0.3, 0.5]), seeds=[2, 1])
     part = greater(Results({"a": left, "b": right}), "eval/accuracy", "b", "a")
-    assert part.values == pytest.approx((0.0, 0.3)) and part.planned == 2
+    assert part.values == doubles((0.0, 0.3)) and part.planned == 2
 
 
 @pytest.mark.parametrize("kept", [[NAN, NAN, NAN], [0.9, NAN, NAN]])
@@ -125,9 +126,9 @@ def test_curves_are_compared_at_a_step_or_at_two():
     b = arm([0.5, 0.5], curve={0: [0.0, 0.1], 20: [0.2, 0.3]})
     found = Results({"a": a, "b": b})
     first = greater(found, "eval/accuracy", "a", "b", step=0)
-    assert first.text == "eval/accuracy at step 0, a - b > 0" and first.values == pytest.approx((0.0, -0.1))
+    assert first.text == "eval/accuracy at step 0, a - b > 0" and first.values == doubles((0.0, -0.1))
     both = greater(found, "eval/accuracy", "a", "b", step=(10, 20))
-    assert "at steps 10 and 20, a - b > 0" in both.text and both.values == pytest.approx((0.3, 0.4))
+    assert "at steps 10 and 20, a - b > 0" in both.text and both.values == doubles((0.3, 0.4))
     assert "at step 0" in close(found, "eval/accuracy", "a", "b", within=1.0, step=0).text
     with pytest.raises(ValueError, match="10"):
         greater(found, "eval/accuracy", "b", "a", step=10)
@@ -151,7 +152,7 @@ def test_one_arm_against_a_number():
 
 def test_rises_are_compared_seed_by_seed():
     found = claims.grows_more(RISES, "eval/accuracy", "method", "base", start=1)
-    assert found.values == pytest.approx((0.3, 0.3, 0.3))
+    assert found.values == doubles((0.3, 0.3, 0.3))
     assert judged(claims.grows_more(RISES, "eval/accuracy", "base", "method", start=1)).verdict == "contradicted"
 
 
@@ -175,7 +176,7 @@ def test_secondary_parts_are_corrected_together():
     assert conclude("it", weak, weak).secondary[0].verdict == "supported here"
     others = [made([0.01, -0.05, 0.03, -0.1])] * 4
     assert conclude("it", weak, weak, *others).secondary[0].verdict == "undecided"
-    assert conclude("it", weak, weak, *others).secondary[0].level == pytest.approx(0.01)
+    assert conclude("it", weak, weak, *others).secondary[0].level == doubles(0.01)
 
 
 def test_not_worse_by_is_no_headline():
@@ -236,11 +237,11 @@ def test_parts_at_a_budget_and_along_it():
     both = Results({name: made(name) for name in spent})
     part = greater(both, "eval/gold", "method", "base", step=at("eval/kl", 3.0))
     # base: halfway from 2 to 9; three quarters of 1 to 5. method: never there, its last; three eighths of 1 to 9
-    assert part.values == pytest.approx((6.0 - 5.5, 4.0 - 4.0))
+    assert part.values == doubles((6.0 - 5.5, 4.0 - 4.0))
     assert part.text == "eval/gold at eval/kl 3, method - base > 0"
     assert part.short == 1 and "1 of 4 runs end before that, at their last value" in str(judged(part))
     whole = greater(both, "eval/gold", "method", "base", step=up_to("eval/kl", 2.0))
-    assert whole.values == pytest.approx((0.5 * (2.5 + 5.0) - 1.5, 2.0 - 2.0))
+    assert whole.values == doubles((0.5 * (2.5 + 5.0) - 1.5, 2.0 - 2.0))
     assert whole.text == "eval/gold over eval/kl up to 2, method - base > 0"
     assert whole.short == 0 and "end before" not in str(judged(whole))
     assert greater(both, "eval/gold", "method", "base", step=at("eval/kl", 0.0)).values == (0.0, 0.0)
@@ -252,7 +253,7 @@ def test_a_spread_is_a_part():
     """Distances to the own median: base .1, .4, .8, .9 -> .5, .2, .2, .3; method .5, .6, .6, .7 -> .1, 0, 0, .1."""
     both = results(base=[0.1, 0.4, 0.8, 0.9], method=[0.5, 0.6, 0.6, 0.7])
     part = steadier(both, "eval/accuracy", "method", "base")
-    assert part.values == pytest.approx((-0.4, -0.2, -0.2, -0.2)) and part.sign == -1
+    assert part.values == doubles((-0.4, -0.2, -0.2, -0.2)) and part.sign == -1
     assert judged(part).verdict == "supported here"
     assert judged(steadier(both, "eval/accuracy", "base", "method")).verdict == "contradicted"
 
@@ -265,5 +266,5 @@ def test_a_gain_beyond_that_of_another_metric():
         for name in one
     })  # fmt: skip
     part = gains_more(both, "eval/hard", "eval/easy", "method", "base")
-    assert part.values == pytest.approx((0.1, 0.0))
+    assert part.values == doubles((0.1, 0.0))
     assert part.text == "eval/hard, (method - base) less that of eval/easy > 0"

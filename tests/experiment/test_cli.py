@@ -8,6 +8,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import Results, arms, cli, main, results
 from jaxrl_llm.experiment.evidence import beds, records, standard
 from tests import close
+from tests.close import doubles
 from tests.experiment import tiny
 from tests.experiment.made import arm as one_arm
 from tests.experiment.made import results as made
@@ -197,7 +198,7 @@ def test_a_record_lies_beside_its_plot(tmp_path, monkeypatch):
     assert record["command"] == f"python -m {NAME} --seeds 3"
     assert tiny.claim(read).verdict == record["claim"]["verdict"] == "supported here"
     kept = records.read_claim(record).primary
-    assert kept.text == "eval/accuracy, method - baseline > 0" and kept.mean == pytest.approx(0.2)
+    assert kept.text == "eval/accuracy, method - baseline > 0" and kept.mean == doubles(0.2)
     assert (tmp_path / "results" / "experiment" / "tiny.png").is_file()
 
 

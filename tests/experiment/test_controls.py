@@ -17,6 +17,7 @@ from jaxrl_llm.experiment import arms, cli, loop, recipes
 from jaxrl_llm.experiment.evidence import beds, certificates, controls, verdicts
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, Trajectories
+from tests import close
 from tests.experiment import tiny
 from tests.experiment.made import made_module
 
@@ -174,10 +175,12 @@ def test_a_record_looks_at_its_controls_first(tmp_path, monkeypatch, capsys):
 def test_the_same_answer_meets_the_same_verdict_and_a_fifth_is_turned():
     ids = jnp.arange(20000, dtype=jnp.int32)
     luck = np.asarray(rare_answers.share(1, ids, ids * 7))
-    assert abs(np.mean(luck < 0.2) - 0.2) < 0.01 and 0 <= luck.min() and luck.max() < 1
+    close.assert_share(np.mean(luck < 0.2), 0.2, 20000)
+    assert 0 <= luck.min() and luck.max() < 1
     np.testing.assert_array_equal(luck, rare_answers.share(1, ids, ids * 7))
     other = np.asarray(rare_answers.share(2, ids, ids * 7))
-    assert abs(np.corrcoef(luck, other)[0, 1]) < 0.03 and abs(np.corrcoef(luck[:-1], luck[1:])[0, 1]) < 0.03
+    for a, b in ((luck, other), (luck[:-1], luck[1:])):
+        close.assert_mean(np.corrcoef(a, b)[0, 1], 0.0, 1.0, len(a))  # a mean of products of unit variance
 
 
 @pytest.mark.parametrize("module", BEDS, ids=lambda m: m.__name__.split(".")[-1])

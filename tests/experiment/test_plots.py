@@ -14,7 +14,7 @@ NAN = math.nan
 
 def test_bands_are_t_intervals_of_the_finite_seeds():
     mean, half = plots._band(np.array([[0.1, 1.0, NAN], [0.2, NAN, NAN], [0.3, NAN, NAN]]))
-    np.testing.assert_allclose(mean, [0.2, 1.0, NAN])
+    close.assert_near(mean, [0.2, 1.0, NAN])
     close.assert_printed(half, [0.248434, NAN, NAN], 6)
 
 

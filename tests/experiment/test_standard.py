@@ -13,6 +13,7 @@ from jaxrl_llm.experiment import arms, cli, doctor, loop, results
 from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
 from jaxrl_llm.run import bench
 from tests import close
+from tests.close import doubles
 from tests.experiment import tiny
 from tests.experiment.made import arm, made_module
 from tests.experiment.made import results as made
@@ -129,7 +130,7 @@ def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"arms": results.plain(kept)}))
     noise, seen, source = pilot.paired_noise(tiny, part, made())
-    assert noise == pytest.approx(np.std(values, ddof=1)) and seen == pytest.approx(0.35)
+    assert noise == doubles(np.std(values, ddof=1)) and seen == doubles(0.35)
     assert source == "the committed record"
 
 
@@ -154,13 +155,13 @@ def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):
     place.write_text(json.dumps({"arms": results.plain({k: dataclasses.asdict(v) for k, v in kept.items()})}))
     differences = np.subtract(gold["method"], gold["baseline"])
     noise, seen, source = pilot.paired_noise(module, part, made())
-    assert noise == pytest.approx(np.std(differences, ddof=1)) and seen == pytest.approx(differences.mean())
+    assert noise == doubles(np.std(differences, ddof=1)) and seen == doubles(differences.mean())
     assert source == "the committed record"
     for one in kept.values():
         del one.curves["eval/kl"]  # a record from before the budget was measured
     place.write_text(json.dumps({"arms": results.plain({k: dataclasses.asdict(v) for k, v in kept.items()})}))
     noise, _, source = pilot.paired_noise(module, part, made())
-    assert noise == pytest.approx(np.std(np.subtract(ends["method"], ends["baseline"]), ddof=1))
+    assert noise == doubles(np.std(np.subtract(ends["method"], ends["baseline"]), ddof=1))
     assert source == "the ends of the committed record"
 
 
@@ -198,7 +199,7 @@ def test_a_pilot_looks_at_the_judges_of_the_bed(place, tmp_path, monkeypatch):
     judged = made_module()
     judged.BED = experiment.Bed(judges=(("warm", "rm/accuracy", 0.6),))
     found, trained = piloted(monkeypatch, tmp_path, judged, [0.57, 0.59])
-    assert trained == ["method", "baseline", "warm"] and found["judges"] == {"rm/accuracy of warm": pytest.approx(0.58)}
+    assert trained == ["method", "baseline", "warm"] and found["judges"] == {"rm/accuracy of warm": doubles(0.58)}
     assert found["problems"] == ["rm/accuracy of warm is 0.58, below 0.6: too near chance to judge by"]
     found, _ = piloted(monkeypatch, tmp_path, judged, [0.57, 0.67])
     assert found["problems"] == []
@@ -330,7 +331,7 @@ def test_identical_outcomes_and_updates_are_no_record(place, monkeypatch):
 def test_the_difference_of_two_updates():
     start = {"a": np.zeros(2), "b": np.zeros(1)}
     left, right = {"a": np.array([3.0, 0.0]), "b": np.zeros(1)}, {"a": np.array([0.0, 4.0]), "b": np.zeros(1)}
-    assert pilot.update_difference(left, right, start) == pytest.approx(5 / 4)
+    assert pilot.update_difference(left, right, start) == doubles(5 / 4)
     assert pilot.update_difference(right, right, start) == 0.0
     assert np.isnan(pilot.update_difference({"a": np.zeros(2)}, right, start))
 

@@ -5,6 +5,7 @@ import pytest
 
 from jaxrl_llm.experiment.evidence import verdicts
 from tests import close
+from tests.close import doubles
 
 D_STAR = 0.02
 NOISE = (0.0105, 0.0184)  # sd of a paired difference of one seed: on 512 and on 64 held-out problems
@@ -52,10 +53,10 @@ def test_a_noisy_zero_that_stays_open_is_never_often_supported():
 def test_levels_add_up_whatever_the_looks():
     for looks in (verdicts.LOOKS, (8,), (4, 12, 13), (8, 16)):
         found = verdicts.levels(looks)
-        assert sum(found) == pytest.approx(0.05) and min(found) > 0
-        assert verdicts.level_at(looks[-1], looks) == pytest.approx(found[-1])
-    assert verdicts.level_at(9, verdicts.LOOKS) == pytest.approx(verdicts.levels()[0])
-    assert verdicts.level_at(3, verdicts.LOOKS) == pytest.approx(verdicts.levels()[0])
+        assert sum(found) == doubles(0.05) and min(found) > 0
+        assert verdicts.level_at(looks[-1], looks) == doubles(found[-1])
+    assert verdicts.level_at(9, verdicts.LOOKS) == doubles(verdicts.levels()[0])
+    assert verdicts.level_at(3, verdicts.LOOKS) == doubles(verdicts.levels()[0])
     for looks in ((), (8, 8), (16, 8), (1, 2)):
         with pytest.raises(ValueError, match="looks="):
             verdicts.levels(looks)

@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm.losses import kl
 from tests import close
+from tests.close import doubles
 from tests.reference import losses as reference
 
 # log ratios 0.4 -0.2 -0.1 (masked 0.3) and -0.6 0.4 -0.05 1.2
@@ -95,7 +96,7 @@ def test_values_do_not_saturate(distance):
     for name, value in want.items():
         close.assert_relative(VALUES[name](logp, ref, mask)[0, 0], value, err_msg=name)
     paid = kl.kl_in_reward(jnp.zeros((1, 1)), logp, ref, mask, coefficient=0.5)
-    assert float(paid[0, 0]) == pytest.approx(-distance / 2)
+    assert float(paid[0, 0]) == doubles(-distance / 2)
 
 
 # a policy of five tokens, enumerated: expectations are exact sums, no samples
@@ -134,7 +135,7 @@ def test_expected_gradients_on_an_enumerated_policy(name):
     close.assert_near(_expected_gradient(terms, POLICY), wanted)
     assert np.abs(REVERSE - FORWARD).max() > 0.05 and np.abs(REVERSE).max() > 0.1
     away = np.abs(_expected_gradient(terms, BEHAVIOUR) - REVERSE).max()
-    assert away < 1e-6 if off_policy else away > 0.02
+    assert away <= close.near(REVERSE, REVERSE) if off_policy else away > 0.02
 
 
 def test_k1_in_a_loss_has_no_expected_gradient():

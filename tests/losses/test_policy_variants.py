@@ -12,6 +12,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages import off_policy as baselines
 from jaxrl_llm.losses import correction, distill, entropy, off_policy, policy, sequence
 from tests import close
+from tests.close import doubles
 from tests.reference import losses as loops
 from tests.reference import variants as ref
 
@@ -67,8 +68,8 @@ def test_dcpo_against_a_loop_and_its_bounds_by_probability():
     # at the bound the probability has moved by clip / ratio: |p - q| rho = clip
     for q in (0.9, 0.3, 0.05):
         low, high = ref.dcpo_bounds(math.log(q), 0.04, 0.2, 1e9)
-        assert abs(q * high - q) * high == pytest.approx(0.2)
-        assert q < 0.16 or abs(q * low - q) * low == pytest.approx(0.04)
+        assert abs(q * high - q) * high == doubles(0.2)
+        assert q < 0.16 or abs(q * low - q) * low == doubles(0.04)
     # a token that was unlikely may move much further than a likely one
     assert ref.dcpo_bounds(math.log(0.01), 0.16, 0.2, 10.0)[1] > 2 * ref.dcpo_bounds(math.log(0.9), 0.16, 0.2, 10.0)[1]
 
@@ -110,7 +111,9 @@ def test_vespo_against_a_loop_and_at_the_ends():
     # on-policy it is REINFORCE; far off on either side, nothing
     slope = jax.grad(lambda x: sequence.vespo_loss(x, old, a, mask).loss.sum())
     close.assert_near(slope(old), jnp.where(mask, -a, 0.0))
-    assert float(jnp.abs(slope(old + 5.0)).max()) < 1e-6 and float(jnp.abs(slope(old - 10.0)).max()) < 1e-6
+    for far in (5.0, -10.0):  # next to nothing: w^k e^(rate (1 - w)), by either sign
+        most = max(ref.vespo_weight([far], a, (2.0, 3.0), (3.0, 2.0)) for a in (1.0, -1.0))
+        assert float(jnp.abs(slope(old + far)).max()) <= 2 * most * float(jnp.abs(a).max())
 
 
 @pytest.mark.parametrize("cap", [1.0, 0.5])
@@ -210,6 +213,9 @@ def test_self_normalised_weights_estimate_the_right_mean_where_truncated_ones_do
     assert abs(float(jnp.sum(cut * reward[drawn]) / 20_000) - float(pi @ reward)) > 0.1
 
 
+SWING = 0.1  # of an entropy of 0.3, whose coefficient moves by steps of a size
+
+
 def test_the_entropy_controller_holds_a_floor():
     """A bonus raises the entropy by its coefficient, training lowers it: it ends near the target, from either side."""
     for entropy_now in (0.05, 0.6):
@@ -218,7 +224,7 @@ def test_the_entropy_controller_holds_a_floor():
             now += 0.2 * float(entropy.applied_entropy_coefficient(coefficient, jnp.float32(now), target=0.3)) - 0.004
             coefficient = entropy.adapted_entropy_coefficient(coefficient, jnp.float32(now), target=0.3, step=0.005)
             seen.append(now)
-        assert abs(np.mean(seen[200:]) - 0.3) < 0.1 and min(seen[200:]) > 0.1
+        assert abs(np.mean(seen[200:]) - 0.3) < SWING and min(seen[200:]) > 0.3 - 2 * SWING
 
 
 def test_opd_weights_against_a_loop():

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.losses import distill, reward, supervised
 from jaxrl_llm.losses import preference as pref
 from tests import close
+from tests.close import doubles, singles
 
 
 def sigmoid(x):
@@ -93,7 +94,7 @@ def test_contract(name):
     args = _jax(_case(name))
     terms = function(*args, **options)
     order = np.random.default_rng(1).permutation(6)
-    np.testing.assert_allclose(function(*(x[order] for x in args), **options).loss, terms.loss[order])
+    close.assert_near(function(*(x[order] for x in args), **options).loss, terms.loss[order])
     assert function(*(x.astype(jnp.bfloat16) for x in args), **options).loss.dtype == jnp.float32
     jitted = jax.jit(lambda *a: function(*a, **options))(*args)
     close.assert_near(jitted.loss, terms.loss)
@@ -118,11 +119,11 @@ def test_raising_the_chosen_lowers_the_loss(name):
 
 def test_zero_margin_and_swap():
     z, one = jnp.zeros(1), jnp.ones(1)
-    assert float(pref.dpo_loss(z, z, z, z).loss[0]) == pytest.approx(math.log(2))
+    assert float(pref.dpo_loss(z, z, z, z).loss[0]) == singles(math.log(2))
     a, b = pref.dpo_loss(one, z, z, z, beta=0.5), pref.dpo_loss(z, one, z, z, beta=0.5)
     # -log sigmoid(h) + log sigmoid(-h) = -h
-    assert float((a.loss - b.loss)[0]) == pytest.approx(-0.5)
-    np.testing.assert_allclose(a.aux["margin"], -b.aux["margin"])
+    assert float((a.loss - b.loss)[0]) == doubles(-0.5)
+    np.testing.assert_array_equal(a.aux["margin"], -b.aux["margin"])
 
 
 def test_rpo_by_the_sheet():
@@ -131,7 +132,7 @@ def test_rpo_by_the_sheet():
     close.assert_printed(pref.rpo_loss(w, y, rw, ry, beta=0.05, eta=0.005).loss[0], 0.484077, 6)
     assert pref.rpo_loss(w, y, rw, ry, eta=0.0).loss == pref.dpo_loss(w, y, rw, ry, beta=0.01).loss
     slope = [jax.grad(lambda x, e=e: pref.rpo_loss(w, x, rw, ry, eta=e).loss[0])(y) for e in (0.0, 0.5)]
-    np.testing.assert_allclose(*slope)
+    close.assert_relative(*slope)
 
 
 def test_kto_against_float64():
@@ -174,7 +175,11 @@ def test_distillation_against_float64_and_masks():
         assert np.isfinite(gradient).all() and not np.asarray(gradient)[~keep].any()
         same = jax.grad(lambda x, f=loss: f(x, student, MASK).loss.sum())(student)
         close.assert_near(same, 0.0)  # a student equal to its teacher stays
-    assert float(distill.forward_kl_loss(student, teacher, MASK, temperature=50.0).loss.max()) < 0.01
+    # a hot softmax is nearly even, whatever the logits: half of the variance of what they differ by, over T^2
+    flat = 50.0
+    each = (student - teacher)[MASK]
+    allowed = 0.5 * float(jnp.ptp(each, axis=-1).max() / flat) ** 2
+    assert 0 < float(distill.forward_kl_loss(student, teacher, MASK, temperature=flat).loss.max()) <= allowed
 
 
 def test_jsd_between_the_kls_and_with_impossible_tokens():

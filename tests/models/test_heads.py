@@ -12,17 +12,17 @@ HIDDEN = jnp.array([[[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [4.0, 1.0]]])  # with t
 
 
 def test_values_by_hand():
-    np.testing.assert_allclose(heads.token_values(HEAD, HIDDEN), [[1.5, 2.5, 30.5, 14.5]])
+    np.testing.assert_array_equal(heads.token_values(HEAD, HIDDEN), [[1.5, 2.5, 30.5, 14.5]])
 
 
 def test_state_values_are_shifted_once():
-    np.testing.assert_allclose(heads.state_values(HEAD, HIDDEN), [[0.0, 1.5, 2.5, 30.5]])
+    np.testing.assert_array_equal(heads.state_values(HEAD, HIDDEN), [[0.0, 1.5, 2.5, 30.5]])
     packed = jnp.array([[1, 1, 2, 2]])
-    np.testing.assert_allclose(heads.state_values(HEAD, HIDDEN, packed), [[0.0, 1.5, 0.0, 30.5]])
+    np.testing.assert_array_equal(heads.state_values(HEAD, HIDDEN, packed), [[0.0, 1.5, 0.0, 30.5]])
     left = jnp.array([[0, 1, 1, 1]])
-    np.testing.assert_allclose(heads.state_values(HEAD, HIDDEN, left), [[0.0, 0.0, 2.5, 30.5]])
+    np.testing.assert_array_equal(heads.state_values(HEAD, HIDDEN, left), [[0.0, 0.0, 2.5, 30.5]])
     right = jnp.array([[1, 1, 1, 0]])
-    np.testing.assert_allclose(heads.state_values(HEAD, HIDDEN, right), [[0.0, 1.5, 2.5, 0.0]])
+    np.testing.assert_array_equal(heads.state_values(HEAD, HIDDEN, right), [[0.0, 1.5, 2.5, 0.0]])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from jaxrl_llm.losses.policy import reinforce_loss
 from tests import close
 
 ROWS, BETA = 64, 0.5
+REACHED = 1e-3  # nats of 0.1 and more at the start, after 4000 steps of descent
 rng = np.random.default_rng(0)
 REWARDS = jnp.asarray(rng.random(ROWS) < 0.2, jnp.float32)
 REFERENCE = jax.nn.log_softmax(jnp.asarray(rng.normal(size=ROWS), jnp.float32))
@@ -51,13 +52,14 @@ def _distance(loss, steps=4000):
 def test_agro_finds_the_optimum_from_foreign_samples_and_the_naive_gradient_does_not():
     start = float(jnp.sum(jnp.exp(REFERENCE) * (REFERENCE - OPTIMUM)))
     assert start > 0.1
-    assert _distance(_agro) < 1e-3
-    assert _distance(_naive) > 0.02
+    assert _distance(_agro) < REACHED
+    assert _distance(_naive) > 20 * REACHED
 
 
 def test_the_optimum_is_a_fixed_point():
     loss, gradient = jax.value_and_grad(_agro)(OPTIMUM)
-    assert float(loss) < 1e-10 and float(jnp.abs(gradient).max()) < 1e-6
+    rounding = BETA * close.near(OPTIMUM, OPTIMUM, terms=1, magnitude=0.0)  # of a regularised reward
+    assert float(loss) <= rounding**2 and float(jnp.abs(gradient).max()) <= BETA * rounding / ROWS
 
 
 def test_pairs_of_a_group_against_a_loop():

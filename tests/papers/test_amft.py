@@ -12,6 +12,7 @@ from experiments.policy_gradient.parts import balance
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from tests import close
+from tests.close import doubles, singles
 
 BASE = dataclasses.replace(amft.Settings(), **amft.EMBEDDED | amft.SMOKE | {"ood_levels": ()})
 
@@ -21,10 +22,10 @@ def test_worked_meta_gradient():
     theta, mu, eta = jnp.float32(1.0), 0.5, 0.1
     own, theirs = theta - 2.0, theta
     after = theta - eta * ((1 - mu) * own + mu * theirs)
-    assert float(after) == pytest.approx(1.0)
+    assert float(after) == doubles(1.0)
     slope = balance.meta_gradient({"th": -(after - 2.0)}, {"th": theirs - own}, learning_rate=eta)
-    assert float(slope) == pytest.approx(-0.2)
-    assert float(balance.moved(balance.first_balance({}, 0.9), slope, jnp.float32(1.0)).share) == pytest.approx(0.88)
+    assert float(slope) == singles(-0.2)
+    assert float(balance.moved(balance.first_balance({}, 0.9), slope, jnp.float32(1.0)).share) == singles(0.88)
 
 
 @pytest.mark.slow

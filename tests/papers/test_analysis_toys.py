@@ -25,6 +25,7 @@ from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
 from jaxrl_llm.metrics import diversity
 from tests import close
+from tests.close import doubles, singles
 
 RNG = np.random.default_rng(4)
 
@@ -46,7 +47,7 @@ def test_diversity_on_literal_sets():
     )  # of its vocabulary
     close.assert_printed(diversity.expectation_adjusted(both, real, n=2, **kind), 1.016260, 6, magnitude=5.0)
     close.assert_near(diversity.dissimilarity(jnp.ones((4, 3))), 0.0)
-    assert float(diversity.dissimilarity(jnp.eye(4))) == pytest.approx(1.0)
+    assert float(diversity.dissimilarity(jnp.eye(4))) == doubles(1.0)
     with pytest.raises(ValueError, match="31 bits"):
         diversity.distinct(both, real, n=2, vocabulary=2**29)
     with pytest.raises(ValueError, match="no pairs"):
@@ -66,7 +67,7 @@ def test_diversity_against_loops_masked_and_in_any_order():
         close.assert_near(found, wanted, magnitude=0)
         order = RNG.permutation(7)
         again = diversity.expectation_adjusted(jnp.asarray(tokens[order]), jnp.asarray(mask[order]), n=n, vocabulary=6)
-        assert float(again) == pytest.approx(float(found))
+        assert float(again) == doubles(float(found))
     rows = RNG.normal(size=(6, 4))
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     wanted = 1 - np.mean([unit[i] @ unit[j] for i, j in itertools.combinations(range(6), 2)])
@@ -205,7 +206,7 @@ def test_rounds_that_repeat_and_where_doubt_begins():
 
 def test_expansion():
     grown, shrunk = beyond_base.expansion(jnp.asarray([0, 0, 3, 0]), jnp.asarray([1, 0, 2, 0]))
-    assert float(grown) == pytest.approx(1 / 3) and float(shrunk) == 0.0
+    assert float(grown) == singles(1 / 3) and float(shrunk) == 0.0
     assert math.isnan(float(beyond_base.expansion(jnp.asarray([1, 2]), jnp.asarray([0, 1]))[0]))
 
 
@@ -255,7 +256,7 @@ def test_violations_and_multipliers():
     close.assert_near(constrained.violation(chance, real)[0], 0.55)
     terms = constrained.constraint_loss(chance, jnp.asarray([True]), real, sparsity=0.01)
     close.assert_near(terms.loss[0], -math.log(0.55) + 0.01 * 0.3)
-    assert float(constrained.dual_ascent(jnp.asarray(0.5), jnp.asarray(0.3), limit=0.1)) == pytest.approx(0.52)
+    assert float(constrained.dual_ascent(jnp.asarray(0.5), jnp.asarray(0.3), limit=0.1)) == singles(0.52)
     assert float(constrained.dual_ascent(jnp.asarray(0.005), jnp.asarray(0.0), limit=0.1)) == 0.0
     a, c = jnp.asarray([1.0, -2.0]), jnp.asarray([3.0, 4.0])
     assert constrained.lagrangian_advantages(a, c, jnp.asarray(0.0)).tolist() == a.tolist()
@@ -376,7 +377,7 @@ def test_heads():
     assert changes.shape == (2, 3) and float(changes[1, 1]) > 0 and int((changes > 0).sum()) == 1
     silenced = audit.without_heads(new, changes > 0)["layers"]["o"]
     assert not silenced[1, 2:4].any() and jnp.array_equal(silenced[0], new["layers"]["o"][0])
-    assert float(audit.changed_share(new, old)) == pytest.approx(8 / 48)
+    assert float(audit.changed_share(new, old)) == singles(8 / 48)
 
 
 def test_planted_text():
@@ -413,7 +414,7 @@ def test_a_low_rank_change():
         assert runs["layers"]["o"] is params["policy"]["layers"]["o"]
     total = sum(x.size for x in jax.tree.leaves(params["policy"]))
     share = float(planted_behaviour.changed(params))
-    assert share == pytest.approx((inner + width) * layers / total) and 0.001 < share < 0.05
+    assert share == singles((inner + width) * layers / total, magnitude=0) and 0.001 < share < 0.05
     # each choice of what may change leaves every other leaf without a gradient
     prompts, responses = planted_behaviour.draw_clean(jax.random.key(1), 4)
 

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from tests import close
+from tests.close import doubles
 
 REWARDS, IDS = jnp.array([1.0, 0.0, 0.0, 0.0]), jnp.zeros(4, jnp.int32)
 LENGTHS = np.array([2, 4, 4, 2])
@@ -29,7 +29,7 @@ def _coefficients(advantages, mode, width=4):
 def test_printed_coefficients():
     """Lengths 2, 4, 4, 2 and C = 4: .0469 and -.0156 everywhere; GRPO punishes the long wrong ones half as much."""
     value, gradient = _coefficients(group.dr_grpo_advantages(REWARDS, IDS), "constant")
-    assert float(-value) == pytest.approx(0.0625)
+    assert float(-value) == doubles(0.0625)
     close.assert_printed(gradient[:, 0], [0.0469, -0.0156, -0.0156, -0.0156], 4)
     _, gradient = _coefficients(group.group_normalized_advantages(REWARDS, IDS, ddof=0, eps=0.0), "seq_mean")
     close.assert_printed(gradient[:, 0], [0.2165, -0.0361, -0.0361, -0.0722], 4)

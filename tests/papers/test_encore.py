@@ -8,6 +8,7 @@ import pytest
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.rewards import combine
 from tests import close
+from tests.close import doubles, singles
 
 
 def _columns(*counts):
@@ -22,7 +23,7 @@ def test_worked_entropies_and_weights():
     found = combine.entropy_weights(entropy, temperature=1.0)
     close.assert_printed(found, [0.5882, 0.2941, 0.1176], 4)  # as 1, 1/2, 1/5
     guarded = combine.entropy_weights(entropy, usable=entropy > 0)
-    assert guarded[0] == 0 and float(jnp.sum(guarded)) == pytest.approx(1.0)
+    assert guarded[0] == 0 and float(jnp.sum(guarded)) == doubles(1.0)
     with pytest.raises(ValueError, match="temperature"):
         combine.entropy_weights(entropy, temperature=0.0)
 
@@ -40,7 +41,7 @@ def test_limits_and_symmetries():
     close.assert_near(combine.rating_entropy(names[ratings], levels=5), combine.rating_entropy(ratings, levels=5))
     for k in range(3):
         share = np.bincount(np.asarray(ratings[:, k]), minlength=5) / 200
-        assert float(combine.rating_entropy(ratings, levels=5)[k]) == pytest.approx(-(share * np.log(share)).sum())
+        assert float(combine.rating_entropy(ratings, levels=5)[k]) == singles(-(share * np.log(share)).sum())
 
 
 def test_a_rule_without_preference_learns_no_weight():
@@ -53,7 +54,9 @@ def test_a_rule_without_preference_learns_no_weight():
         return -jnp.mean(jax.nn.log_sigmoid(gap))
 
     slope = jax.grad(loss)(jnp.array([0.0, 0.0, 0.0]))
-    assert np.abs(slope[:2]).max() < 0.03 < 0.2 < -slope[2]
+    close.assert_mean(slope[:2], 0.0, 0.5, 4000)  # half of a number of unit variance
+    close.assert_near(slope[:2], -0.5 * noise.mean(axis=0), terms=4000)
+    assert -slope[2] > 0.2
 
 
 @pytest.mark.slow
@@ -65,7 +68,8 @@ def test_replies_of_the_behaviour():
     found = text.attributes(prompts, replies)
     assert found.min() >= 0 and found.max() <= 1 and (found.std(0) > 0.1).all()
     worth = text.utility(prompts, replies)
-    assert abs(float(np.corrcoef(worth, length)[0, 1])) < 0.35
+    weakly = 0.35  # of the bed: what is good has no fixed length
+    assert abs(float(np.corrcoef(worth, length)[0, 1])) < weakly
     empty = jnp.full((1, text.RESPONSE_TOKENS), text.END, jnp.int32)
     assert text.attributes(prompts[:1], empty).tolist() == [[1.0, 0.0, 0.0, 0.0, 0.0]]
 

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.reward_models.parts import judge_pairs as task
 from jaxrl_llm.rewards import judgements
+from tests.close import doubles, singles
 
 GOLD = jnp.array([[8.0, 5.0]])
 
@@ -19,16 +19,16 @@ def _reward(scores, tagged=True, scored=True, gold=GOLD, **options):
 def test_worked_rewards():
     cases = [((8, 5), 4.2), ((7, 5), 3.6), ((9, 2), 3.2), ((4, 6), -0.5)]
     for scores, expected in cases:
-        assert _reward(scores) == pytest.approx(expected)
-    assert _reward((11, 3), scored=False) == pytest.approx(-2.5)
-    assert _reward((8, 0), tagged=False, scored=False) == pytest.approx(-3.0)
-    assert _reward((8, 5), score_terms=False) == pytest.approx(3.0)
+        assert _reward(scores) == singles(expected)
+    assert _reward((11, 3), scored=False) == doubles(-2.5)
+    assert _reward((8, 0), tagged=False, scored=False) == doubles(-3.0)
+    assert _reward((8, 5), score_terms=False) == doubles(3.0)
 
 
 def test_a_tie_counts_as_not_worse():
     tie = jnp.array([[5.0, 5.0]])
-    assert _reward((4, 6), gold=tie) == pytest.approx(-0.5)
-    assert _reward((6, 4), gold=tie) == pytest.approx(1 + 2 + 0.6 + 0.2)
+    assert _reward((4, 6), gold=tie) == doubles(-0.5)
+    assert _reward((6, 4), gold=tie) == singles(1 + 2 + 0.6 + 0.2)
 
 
 def _steps(prompt):

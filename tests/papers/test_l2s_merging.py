@@ -79,7 +79,7 @@ def test_task_arithmetic_goes_from_the_quick_model_towards_the_slow_one(small):
 def test_dare_keeps_the_mean():
     delta = {"w": jnp.ones((200, 50))}
     found = merging.dare(jax.random.key(0), delta, rate=0.3)["w"]
-    assert sorted(set(np.round(np.asarray(found).ravel(), 4))) == [0.0, 1.4286]
+    close.assert_relative(np.unique(found), [0.0, 1 / 0.7])
     close.assert_share(0.7 * float(found.mean()), 0.7, found.size)  # each is kept with that chance
     _close(merging.dare(jax.random.key(0), delta, rate=0.0), delta)
 

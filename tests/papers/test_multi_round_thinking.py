@@ -15,6 +15,7 @@ from jaxrl_llm.experiment import arms, recipes
 from jaxrl_llm.run import bench
 from jaxrl_llm.verifiers import countdown
 from tests import close
+from tests.close import doubles
 
 PROBLEM = Problem("sum", "What is 2+2?", "4", {"value": "4"}, 1, "2+2")
 
@@ -51,7 +52,7 @@ def test_transitions_account_for_the_gain_exactly():
     close.assert_near(sum(found.values()), 1.0)
     close.assert_near(after.mean(), before.mean() + found["fixed"] - found["spoilt"])
     loop = sum(not a and b for a, b in zip(before, after, strict=True)) / 96
-    assert found["fixed"] == pytest.approx(loop)
+    assert found["fixed"] == doubles(loop)
 
 
 def test_what_counts_in_the_end():
@@ -86,7 +87,7 @@ def test_rounds_of_a_model_are_asked_with_their_parents_answers(settings):
             assert decode(asked.tolist()).endswith(f"{shown}?{problems[k // 2].prompt}")
     figures = rounds.figures(played, rounds.last_round(played, 2), 2)
     for k, now in enumerate(played):
-        assert figures[f"round/accuracy_{k + 1}"] == pytest.approx(now.right.mean())
+        assert figures[f"round/accuracy_{k + 1}"] == doubles(now.right.mean())
     gain = figures["second/fixed"] - figures["second/spoilt"]
     close.assert_near(figures["round/accuracy_2"], figures["round/accuracy_1"] + gain)
     assert figures["problems/right"].shape == (8,) and figures["problems/right"].sum() == played[-1].right.sum()

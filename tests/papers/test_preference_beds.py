@@ -18,6 +18,7 @@ from experiments.preference.parts import knights, noisy_ranker, pair_judges, pai
 from jaxrl_llm.train import online
 from jaxrl_llm.train.plan import keep_reference
 from tests import close
+from tests.close import singles
 
 RNG = np.random.default_rng(2)
 
@@ -79,8 +80,8 @@ def test_the_region_acts_from_the_second_update_on():
         return max(float(jnp.max(jnp.abs(x - y))) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
     # a step of Adam is as long for any gradient, so that what is 0 but for rounding is compared by a large weight
-    assert apart(after(0.0, 1), after(1e-3, 1)) < 1e-5
-    assert apart(after(0.0, 3), after(10.0, 3)) > 1e-5
+    small_part = trpa.Settings(**small).learning_rate / 30
+    assert apart(after(0.0, 1), after(1e-3, 1)) < small_part < apart(after(0.0, 3), after(10.0, 3))
 
 
 # --- CycleAlign
@@ -203,13 +204,14 @@ def test_a_probe_on_bags_sees_habits_and_no_order():
     habit = plain.at[:, 3].set(25)
     assert float(pair_sources.bag_separability(toy.STRINGS, toy.Pairs(prompts, habit, plain))) == 1.0
     shuffled = toy.Pairs(prompts, plain[:, ::-1], plain)
-    assert abs(float(pair_sources.bag_separability(toy.STRINGS, shuffled)) - 0.5) < 0.15
+    blind = 3 * np.sqrt(0.25 / 60)  # standard errors of a coin thrown for every pair
+    assert abs(float(pair_sources.bag_separability(toy.STRINGS, shuffled)) - 0.5) < blind
 
 
 def test_responses_that_say_the_same():
     prompts = jnp.zeros((3, 4), jnp.int32)
     said = jnp.asarray([[4, 5, 6, 31], [8, 9, 10, 7], [4, 8, 6, 7]], jnp.int32)  # good bad -, good bad -, good good -
     assert toy.meanings(prompts, said).tolist() == [[1, 1], [1, 1], [2, 0]]
-    assert float(input_shift.apart(toy.meanings(prompts, said))) == pytest.approx(2 / 3)
+    assert float(input_shift.apart(toy.meanings(prompts, said))) == singles(2 / 3)
     with pytest.raises(ValueError, match="no pairs"):
         input_shift.apart(jnp.zeros((1, 2), jnp.int32))

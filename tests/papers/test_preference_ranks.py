@@ -14,6 +14,7 @@ from experiments.preference.parts import spurious_steps as sums
 from jaxrl_llm.curriculum import negatives, pairs
 from jaxrl_llm.losses import preference, ranking, supervised
 from tests import close
+from tests.close import doubles, singles
 
 RNG = np.random.default_rng(11)
 
@@ -78,7 +79,7 @@ def test_levels_on_literal_ratios():
     close.assert_printed(value([1, 1, 1]), 0.732297, 6)
     close.assert_near(value([2, 3, 3]), _trpa([0.2, -0.1, -0.3], [2, 3, 3], [0] * 3, 0.1, 2.5))
     close.assert_printed(value([4, 4, 4]), 0.665630, 6)
-    assert float(ranking.trpa_loss(u * 0, jnp.asarray([1, 2, 4]), zeros).loss.mean()) == pytest.approx(math.log(2))
+    assert float(ranking.trpa_loss(u * 0, jnp.asarray([1, 2, 4]), zeros).loss.mean()) == singles(math.log(2))
 
 
 def test_levels_against_a_loop_and_in_any_order():
@@ -90,7 +91,7 @@ def test_levels_against_a_loop_and_in_any_order():
         moved = ranking.trpa_loss(*_f(u[order]), jnp.asarray(levels[order]), jnp.asarray(groups[order])).loss
         close.assert_near(moved, found[order])
     slopes = jax.grad(lambda x: ranking.trpa_loss(x, jnp.asarray([1, 2]), jnp.zeros(2, jnp.int32)).loss.mean())
-    assert slopes(jnp.zeros(2)).tolist() == pytest.approx([-0.125, 0.125])
+    assert slopes(jnp.zeros(2)).tolist() == doubles([-0.125, 0.125])
 
 
 def test_which_pairs_are_made():
@@ -179,8 +180,8 @@ def test_weights_and_ascent():
     slope = jax.grad(lambda x: supervised.ascent_loss(x, jnp.asarray([0.0, 2.0])).loss.sum())(jnp.zeros(2))
     assert slope.tolist() == [0.0, 2.0]
     slope = jax.grad(lambda x: supervised.npo_loss(x, jnp.zeros(2), beta=0.5).loss.sum())
-    assert slope(jnp.zeros(2)).tolist() == pytest.approx([1.0, 1.0])
-    assert float(slope(jnp.asarray([-40.0, 0.0]))[0]) < 1e-6
+    assert slope(jnp.zeros(2)).tolist() == doubles([1.0, 1.0])
+    close.assert_relative(slope(jnp.asarray([-40.0, 0.0])), [2 / (1 + math.exp(20)), 1.0])
 
 
 def test_half_of_the_negatives_are_bad_and_some_are_copies():

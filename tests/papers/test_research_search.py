@@ -16,6 +16,7 @@ from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.types import Trajectories
 from jaxrl_llm.verifiers import overlap
 from tests import close
+from tests.close import doubles
 
 GOOD = "<think>who?</think><search>us president</search><result>obama</result><think>so</think>"
 
@@ -24,9 +25,7 @@ def test_worked_examples():
     wanted = {"value": "Obama"}
     assert overlap.verify_research(wanted, "bad tags").value == 0.0
     assert overlap.verify_research(wanted, GOOD + "<answer>\\boxed{bush}</answer>").value == 0.1
-    assert overlap.verify_research(wanted, GOOD + "<answer>\\boxed{Barack Obama}</answer>").value == pytest.approx(
-        2 / 3
-    )
+    assert overlap.verify_research(wanted, GOOD + "<answer>\\boxed{Barack Obama}</answer>").value == doubles(2 / 3)
     assert overlap.verify_research(wanted, GOOD + "<answer>\\boxed{the obama!}</answer>").value == 1.0
     for broken in ("<answer>obama</answer>", "<answer>\\boxed{obama}", "<answer>\\boxed{obama}</answer> and on"):
         assert overlap.verify_research(wanted, GOOD + broken).value == 0.0, broken

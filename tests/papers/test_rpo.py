@@ -10,6 +10,7 @@ import pytest
 from experiments.parts import preference_task as toy
 from jaxrl_llm.losses import preference
 from tests import close
+from tests.close import singles
 
 RNG = np.random.default_rng(0)
 FOUR = [RNG.uniform(-60, -5, 9) for _ in range(4)]
@@ -65,7 +66,7 @@ def test_gradients():
 
 def test_an_empty_response_is_harmless():
     z = jnp.zeros(1)
-    assert float(preference.rpo_mean_loss(z, z, z, z, z).loss[0]) == pytest.approx(math.log(2))
+    assert float(preference.rpo_mean_loss(z, z, z, z, z).loss[0]) == singles(math.log(2))
 
 
 def _gold(prompt, response):

@@ -12,6 +12,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.reward import label_regression_loss
 from jaxrl_llm.rewards import combine
 from tests import close
+from tests.close import doubles
 
 LABELS, PAIR = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.zeros(2, jnp.int32)
 
@@ -55,13 +56,14 @@ def test_regression_leaves_missing_labels_out():
     close.assert_near(terms.loss, [0.25, 0.1])
     slope = jax.grad(lambda p: jnp.sum(label_regression_loss(p, targets, there).loss))(predicted)
     close.assert_near(slope, [[-1.0, 0.0], [0.2, 0.4]])
-    assert float(label_regression_loss(predicted, targets, there & False).loss[0]) == pytest.approx(0.0)
+    assert float(label_regression_loss(predicted, targets, there & False).loss[0]) == doubles(0.0)
 
 
 def test_raters_and_what_is_missing():
     prompts, responses, labels, there = safe_grpo.draw_rated(safe_grpo.honest)(text.LANGUAGE, jax.random.key(0), 500)
     truth = text.attributes(prompts, responses)[:, :4]
-    assert 0.86 < float(there.mean()) < 0.94 and float(jnp.abs(labels - truth).mean()) < 0.1
+    raters = 0.1  # how far they are from the truth, on average, at most
+    assert 0.86 < float(there.mean()) < 0.94 and float(jnp.abs(labels - truth).mean()) < raters
     lengths = np.array([sum(1 for t in row if t != text.END) for row in np.asarray(responses).tolist()])
     fooled = np.asarray(safe_grpo.by_length(text.LANGUAGE, prompts, responses))
     close.assert_near(fooled[:, 3], lengths / 12)

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jaxrl_llm.planning import chips, utilisation
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.run.records import report
 from jaxrl_llm.types import Rewards, Trajectories
+from tests.close import doubles
 from tests.models_for_tests import small_config, small_model
 
 CHIP = Chip(0.0, 1e6, 1e9, 0.0)
@@ -29,14 +29,14 @@ def test_by_hand():
     active = count if config.tie_embeddings else count - 24 * 16
     cache = 2 * 2 * 2 * 4 * 4  # keys and values, layers, heads, width, bytes
     read = count * 4 + 4 * cache * (4 + 2)
-    assert found["rollout"] == pytest.approx(2 * active * 8 / 1e9 + 4 * read / 1e6)
-    assert found["update"] == pytest.approx(6 * active * (2 + 4 + 3) / 1e9)
+    assert found["rollout"] == doubles(2 * active * 8 / 1e9 + 4 * read / 1e6)
+    assert found["update"] == doubles(6 * active * (2 + 4 + 3) / 1e9)
 
 
 def test_what_does_not_train_costs_no_update_and_more_chips_take_less():
     assert _least(trained=(False,) * 4)["update"] == 0
     one, four = _least(), _least(sizes=Sizes(data=4))
-    assert four["update"] == pytest.approx(one["update"] / 4)
+    assert four["update"] == doubles(one["update"] / 4)
     assert four["rollout"] < one["rollout"]
     # many rows: operations bind, not the weights
     wide = {"response_tokens": np.full(4000, 4), "trained": np.ones(4000, bool)}
@@ -73,7 +73,7 @@ def test_shares_of_a_batch(monkeypatch):
     assert some(rows, rewards, seconds)["roof/update"] < every["roof/update"]
     assert some(rows, rewards, seconds)["roof/rollout"] == every["roof/rollout"] > 0
     double = utilisation.make_roof(config, jnp.float32, group_size=2)(rows, rewards, seconds | {"rollout": 4.0})
-    assert double["roof/rollout"] == pytest.approx(every["roof/rollout"] / 2)
+    assert double["roof/rollout"] == doubles(every["roof/rollout"] / 2)
 
 
 def test_phases_of_a_run_leave_the_compilation_out():
@@ -84,9 +84,9 @@ def test_phases_of_a_run_leave_the_compilation_out():
         }  # fmt: skip
 
     found = report.phases([line(90.0, 1.0, 90.0, 0.0), line(2.0, 1.0, 1.0, 0.1), line(2.0, 1.0, 1.0, 0.2)])
-    assert found["rollout"] == {"share": 0.5, "roof": pytest.approx(0.15)}
+    assert found["rollout"] == {"share": 0.5, "roof": doubles(0.15)}
     assert found["score"] == {"share": 0.25, "roof": None}
-    assert found["update"]["roof"] == pytest.approx(0.3)
+    assert found["update"]["roof"] == doubles(0.3)
     assert report.phases([line(3.0, 1.0, 0.0, 0.1)])["rollout"]["share"] == 0.75
 
 

@@ -19,6 +19,7 @@ from jaxrl_llm.planning.parallel_layout import Sizes
 from jaxrl_llm.planning.work import Work
 from jaxrl_llm.run import plan
 from tests import close
+from tests.close import doubles
 from tests.models_for_tests import small_config
 
 OF_DEPTHS = 0.05  # of a line through two depths, where the compiler decides for each depth what it keeps
@@ -86,7 +87,7 @@ def test_how_many_devices_meet(groups, devices):
     gather = f"%g = f32[40]{{0}} all-gather(%p), channel_id=1, replica_groups={groups}, dimensions={{0}}"
     program = f"ENTRY %main (p: f32[10]) -> f32[40] {{\n  %p = f32[10]{{0}} parameter(0)\n  {gather}\n}}\n"
     found = schedule.of_text(program, CHIP)
-    assert found.collectives == pytest.approx(160 * (devices - 1) / devices / 2e3)
+    assert found.collectives == doubles(160 * (devices - 1) / devices / 2e3)
 
 
 @pytest.mark.parametrize(("parts", "shorter", "longer"), [(2, 1, 2), (4, 2, 2), (8, 2, 4), (16, 4, 4), (64, 8, 8)])
@@ -94,22 +95,22 @@ def test_all_to_alls_meet_in_the_middle_of_the_grid(parts, shorter, longer):
     """Each half sends half of what it has to the other, over the links between the columns in the middle."""
     through = (shorter * longer / 2) * (parts / 2) * (1000.0 / parts)
     found = schedule.collective_seconds("all-to-all", 1000.0, parts, CHIP)
-    assert found == pytest.approx(through / shorter / CHIP.link)
+    assert found == doubles(through / shorter / CHIP.link)
 
 
 def test_a_program_by_hand():
     found = schedule.of_text(PROGRAM, CHIP)
-    assert found.computing == pytest.approx(4 * 0.030 + 0.020)
-    assert found.kernels == pytest.approx(4 * 0.009)  # 9,000 bytes take longer than 5,000 operations
+    assert found.computing == doubles(4 * 0.030 + 0.020)
+    assert found.kernels == doubles(4 * 0.009)  # 9,000 bytes take longer than 5,000 operations
     gather, reduce = 160 * 3 / 4 / 2e3, 2 * 40 * 3 / 4 / 2e3
-    assert found.collectives == pytest.approx(gather + reduce)
-    assert found.exposed == pytest.approx(gather - 0.020 + reduce)  # a fusion runs meanwhile
-    assert found.waiting == pytest.approx(400 / 1e6)
-    assert found.total == pytest.approx(found.computing + found.kernels + found.exposed + found.waiting)
+    assert found.collectives == doubles(gather + reduce)
+    assert found.exposed == doubles(gather - 0.020 + reduce)  # a fusion runs meanwhile
+    assert found.waiting == doubles(400 / 1e6)
+    assert found.total == doubles(found.computing + found.kernels + found.exposed + found.waiting)
     assert found.unknown_loops == 0
     first = found.places[0]
     assert (first.where, first.operation, first.kind) == ("models/layers.py:22", "dot_general", "computing")
-    assert first.seconds == pytest.approx(0.120)
+    assert first.seconds == doubles(0.120)
     # a frame of another library is named by the frame of ours that called it
     assert ("kernels", "models/layers.py:22") in {(place.kind, place.where) for place in found.places}
 
@@ -118,7 +119,7 @@ def test_a_copy_does_not_come_while_a_kernel_has_the_memory():
     kernel = ('%k = f32[10]{0} custom-call(%a), custom_call_target="tpu_custom_call", '
               'backend_config={"cost_estimate":{"flops":"1","bytes_accessed":"5000"}}')  # fmt: skip
     text = PROGRAM.replace("  %copy-done.1", f"  {kernel}\n  %copy-done.1")
-    assert schedule.of_text(text, CHIP).waiting == pytest.approx(400 / 1e6)
+    assert schedule.of_text(text, CHIP).waiting == doubles(400 / 1e6)
     fusion = '%f = f32[10]{0} fusion(%a), calls=%c, backend_config={"estimated_cycles":"5"}'
     text = PROGRAM.replace("  %copy-done.1", f"  {fusion}\n  %copy-done.1")
     assert schedule.of_text(text, CHIP).waiting == 0
@@ -140,14 +141,14 @@ def test_what_travels_the_same_way_comes_one_after_the_other():
         )
 
     one, on, back = 40 / 1e3, "{0,1},{1,0}", "{1,0},{0,1}"
-    assert seconds(on).exposed == pytest.approx(one)
-    assert seconds(on, back).exposed == pytest.approx(one) and seconds(on, back).collectives == pytest.approx(2 * one)
-    assert seconds(on, back, on).exposed == pytest.approx(2 * one)
+    assert seconds(on).exposed == doubles(one)
+    assert seconds(on, back).exposed == doubles(one) and seconds(on, back).collectives == doubles(2 * one)
+    assert seconds(on, back, on).exposed == doubles(2 * one)
 
 
 def test_a_loop_of_unknown_length_is_counted_once_and_named():
     found = schedule.of_text(PROGRAM.replace("constant(4)", "parameter(1)"), CHIP)
-    assert found.unknown_loops == 1 and found.computing == pytest.approx(0.050)
+    assert found.unknown_loops == 1 and found.computing == doubles(0.050)
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_the_least_of_a_phase_by_hand():
     body = config.num_parameters - 151936 * 2048
     attention = 4 * 28 * 16 * 128 * 4096 * 512
     assert found["prefill"] == pytest.approx((2 * body * 4096 + attention) / 1.97e14, rel=OF_NORMS)
-    assert found["update"] == pytest.approx(3 * (2 * config.num_parameters + 4 * 28 * 2048 * 1024) * 65536 / 1.97e14)
+    assert found["update"] == doubles(3 * (2 * config.num_parameters + 4 * 28 * 2048 * 1024) * 65536 / 1.97e14)
 
 
 def test_the_command_names_places(capsys, monkeypatch):

@@ -13,6 +13,7 @@ from jaxrl_llm.rollout.host.turns import ruled
 from jaxrl_llm.rollout.turns import contexts
 from jaxrl_llm.rollout.turns.contexts import Context
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
+from tests import close
 from tests.models_for_tests import small_config
 from tests.rollout.test_host_episodes import IDS, PROMPTS, SIZES, TASKS, VALID, WORLD, _equal, _keys, table_policy
 
@@ -83,13 +84,16 @@ def test_an_episode_without_room_stops_in_the_middle_of_anything(table):
 @pytest.mark.slow
 def test_slots_begin_again_with_the_prompt_they_have():
     """A decoder: caches as long as a sub-trajectory, what was dropped is not seen, and nothing compiles anew."""
-    policy = make_policy(small_config(num_layers=2))
+    config = small_config(num_layers=2)
+    policy = make_policy(config)
     params = policy.init(jax.random.key(1))
     for name in ("resumed", "dropped"):
         context = CASES[name]
         host = on_host(policy, context, read_tokens=(2,))
         found = host.play(params, PROMPTS, VALID, _keys(), IDS).trajectories
-        _equal(found, compiled(policy, params, context), 1e-5)
+        wanted = compiled(policy, params, context)
+        within = close.bound(close.forward_sums(config, wanted.tokens.shape[1]), np.log(config.vocab_size))
+        _equal(found, wanted, within)
         assert (np.asarray(turns_of(found).taken).sum(axis=1) > 2).any()
         programs = host.compiled()
         host.play(params, PROMPTS, VALID, _keys(1), IDS)

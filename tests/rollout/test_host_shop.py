@@ -11,6 +11,7 @@ from jaxrl_llm.data import webshop
 from jaxrl_llm.data.webshop import Goal
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.errors import UserError
+from tests.close import doubles
 from tests.models_for_tests import byte_tokenizer
 from tests.shop_for_tests import ITEMS, write_shop
 
@@ -36,10 +37,10 @@ def shop(tmp_path_factory):
 
 def test_likeness_is_the_token_set_ratio():
     # shared "red", rests "dark" and "blood" with one letter in common: 1 - (4 + 5 - 2) / (2 * 4 + 4 + 5)
-    assert host_shop.likeness("dark red", "blood red") == pytest.approx(100 * (1 - 7 / 17))
+    assert host_shop.likeness("dark red", "blood red") == doubles(100 * (1 - 7 / 17))
     assert host_shop.likeness("red", "red mug of clay") == 100.0
     assert host_shop.likeness("RED-blue", "blue, red") == 100.0
-    assert host_shop.likeness("wash", "wish") == pytest.approx(75.0)
+    assert host_shop.likeness("wash", "wish") == doubles(75.0)
 
 
 def test_rewards_by_hand(shop):
@@ -51,18 +52,18 @@ def test_rewards_by_hand(shop):
     # no noun of "Acme Ceramic Mug" is in the name of the cup or the lamp
     assert host_shop.purchase_reward(GOAL, cup, mug, ["red"]) == host_shop.purchase_reward(GOAL, lamp, mug, []) == 0.0
     # other nouns, say of a parser: half shared, and two parts of the category
-    assert host_shop.purchase_reward(GOAL, cup, mug, ["red"], nouns=lambda name: {"vessel", name[0]}) == pytest.approx(
+    assert host_shop.purchase_reward(GOAL, cup, mug, ["red"], nouns=lambda name: {"vessel", name[0]}) == doubles(
         (1 + 1 + (cup.price <= 30.0)) / 4
     )
     # neither query nor category, and a twelfth or a fifth of the nouns: a tenth, and half
     dear = GOAL._replace(price_upper=200.0)
     wide = {"x", *"abcdefghijk"}
     assert host_shop.purchase_reward(dear, lamp, mug, [], nouns=lambda n: wide if n == mug.name else {"x"}) == (
-        pytest.approx(0.1 / 4)
+        doubles(0.1 / 4)
     )
     assert host_shop.purchase_reward(
         dear, lamp, mug, [], nouns=lambda n: {"x", *"bcde"} if n == mug.name else {"x"}
-    ) == pytest.approx(0.5 / 4)
+    ) == doubles(0.5 / 4)
 
 
 def test_a_scripted_customer(shop):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm.__main__ import main
 from jaxrl_llm.run.commands import chat, evaluate_model
+from tests.close import doubles
 from tests.models_for_tests import byte_model
 
 
@@ -16,11 +17,11 @@ def test_figures_of_made_up_verdicts():
     valid[3, 1] = False  # judged by nobody: the problem is left out
     texts = [["#1", "#1", "#2", "#3"], ["#1", "#2", "#3", "#4"], ["#5"] * 4, ["#1", "#2", "#2", "#2"]]
     found = evaluate_model.figures(value, valid, texts)
-    assert found["avg@4"].mean == pytest.approx((0.5 + 0.0 + 1.0) / 3) and found["avg@4"].n == 3
-    assert found["pass@1"].mean == pytest.approx(found["avg@4"].mean)
-    assert found["pass@2"].mean == pytest.approx((1 - 1 / 6 + 0.0 + 1.0) / 3)
-    assert found["pass@4"].mean == pytest.approx(2 / 3)
-    assert found["maj@4"].mean == pytest.approx(2 / 3)
+    assert found["avg@4"].mean == doubles((0.5 + 0.0 + 1.0) / 3) and found["avg@4"].n == 3
+    assert found["pass@1"].mean == doubles(found["avg@4"].mean)
+    assert found["pass@2"].mean == doubles((1 - 1 / 6 + 0.0 + 1.0) / 3)
+    assert found["pass@4"].mean == doubles(2 / 3)
+    assert found["maj@4"].mean == doubles(2 / 3)
 
 
 def test_a_model_and_rows_of_ones_own(tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_every_leaf_moves_by_an_update_that_bfloat16_would_lose(family):
         assert np.any(np.asarray(old != new)), path
     norm = before["final_norm"]  # ones: the next bfloat16 number is 0.8 % away
     moved = np.asarray(after["final_norm"] - norm)
-    assert 0 < np.abs(moved).max() < 2**-9
+    assert 0 < np.abs(moved).max() < float(jnp.finfo(jnp.bfloat16).eps) / 4  # half of the way to the number below
     assert not np.any(np.asarray(after["final_norm"].astype(jnp.bfloat16) != norm.astype(jnp.bfloat16)))
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.parts.read_confidence import ASK, read_confidence
+from tests.close import doubles
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ from experiments.parts.read_confidence import ASK, read_confidence
     ],
 )
 def test_forms(text, value):
-    assert read_confidence(text) == (None if value is None else pytest.approx(value))
+    assert read_confidence(text) == (None if value is None else doubles(value))
 
 
 def test_long_text_is_bounded():

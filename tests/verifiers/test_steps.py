@@ -76,7 +76,7 @@ def test_numbers_of_steps_come_back_to_tokens(tokenizer):
     _, found = read(tokenizer, TEXTS[:2])
     numbers = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     back, _ = reader.per_step(reader.at_ends(numbers, found), found, most=3)
-    np.testing.assert_allclose(back, [[1, 2, 0], [4, 5, 6]])
+    np.testing.assert_array_equal(back, [[1, 2, 0], [4, 5, 6]])
     spread = reader.over_steps(numbers, found)
     assert float(spread[0].sum()) == 1 * 6 + 2 * 7  # tokens of "3+5=8," and of "8*4=10#"
     assert not spread[:, :PROMPT].any()
