@@ -299,14 +299,63 @@ def _is_number(node):
         return False
 
 
+SMALL = 0.01  # nobody asks for less of anything but an error
+DISTANCES = {"abs", "norm", "ptp"}
+
+
+def _called(node):
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _has_bare_tolerance(node):
+    """An approximate comparison with a bound in digits, or with that which its library has for everything."""
+    name, given = _called(node), [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
+    if name not in COMPARED:
+        return any(_is_number(value) for value in given)
+    given += node.args[COMPARED[name] :]
+    told = given or any(keyword.arg is None for keyword in node.keywords)
+    return not told or any(_is_number(value) for value in given)
+
+
+def _has_bare_bound(node):
+    """``abs(a - b) < 0.05``, ``loss < 1e-6``, ``least >= -1e-6``: a comparison by hand."""
+    sides = [node.left, *node.comparators]
+    for left, sign, right in zip(sides, node.ops, sides[1:], strict=False):
+        if isinstance(sign, ast.Gt | ast.GtE):
+            left, right = right, left
+        elif not isinstance(sign, ast.Lt | ast.LtE):
+            continue
+        for value, other, way in ((right, left, 1), (left, right, -1)):
+            number = eval(ast.unparse(value), {"__builtins__": {}}) * way if _is_number(value) else 0
+            distance = any(_called(x) in DISTANCES for x in ast.walk(other) if isinstance(x, ast.Call))
+            if 0 < number < (1 if distance and way == 1 else SMALL):
+                return True
+    return False
+
+
+def _bare(text):
+    nodes = list(ast.walk(ast.parse(text)))
+    found = [x for x in nodes if isinstance(x, ast.Call) and _has_bare_tolerance(x)]
+    return found + [x for x in nodes if isinstance(x, ast.Compare) and _has_bare_bound(x)]
+
+
 def test_no_tolerance_is_a_bare_number():
     """It is derived, or follows from digits written down or from draws (``tests/close.py``), or its name says why."""
-    found = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                given = [keyword.value for keyword in node.keywords if keyword.arg in TOLERANCES]
-                given += node.args[COMPARED[name] :] if name in COMPARED else []
-                found += [f"{path.relative_to(ROOT)}:{node.lineno}" for value in given if _is_number(value)]
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in files for node in _bare(path.read_text())]
     assert not found, f"compare by tests/close.py: {found}"
+
+
+def test_bare_tolerances_are_seen():
+    for text in (
+        "assert a == pytest.approx(b)", "assert a == pytest.approx(b, abs=1e-3)", "np.allclose(a, b)",
+        "np.testing.assert_allclose(a, b, 1e-4)", "math.isclose(a, b, rel_tol=2**-9)", "assert abs(a - b) < 0.05",
+        "assert loss < 1e-6", "assert 1e-6 >= loss", "assert least >= -1e-6", "assert -1e-6 <= least",
+    ):  # fmt: skip
+        assert len(_bare(text)) == 1, text
+    for text in (
+        "np.testing.assert_allclose(a, b, rtol=0, atol=bound(8, 1.0))", "assert a == doubles(0.3)", "assert a < 0.3",
+        "assert loss > 1e-3", "assert slope < -1e-2", "assert abs(a - b) < SWING", "assert 0 < a <= near(a, b)",
+        "assert eps == 1e-6", "assert np.abs(moved).max() > 0.1",
+    ):  # fmt: skip
+        assert not _bare(text), text

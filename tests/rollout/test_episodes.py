@@ -23,7 +23,7 @@ from jaxrl_llm.train.online import Online, init_state
 from jaxrl_llm.types import Problems
 from tests import close
 from tests.models_for_tests import nano
-from tests.traps.tables import table_policy
+from tests.traps.tables import VOCAB, table_policy
 
 NEW = 60
 
@@ -371,6 +371,5 @@ def test_a_world_is_learned_in_the_fused_loop():
     rewards = np.asarray(metrics["reward/mean"])
     assert rewards.shape == (2, 40)
     assert (rewards[:, :3].mean(1) < 1.0).all() and (rewards[:, -3:].mean(1) > 1.8).all()
-    assert (
-        np.isfinite(np.asarray(metrics["kl/sampler_max"])).all() and np.asarray(metrics["kl/sampler_max"]).max() < 1e-4
-    )
+    gaps = np.asarray(metrics["kl/sampler_max"])  # of a softmax over logits that have gone this far at most
+    assert gaps.max() <= close.near(0.0, 0.0, terms=VOCAB, magnitude=close.adam_reach(0.1, 40))

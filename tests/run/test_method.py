@@ -361,11 +361,11 @@ def test_a_run_with_everything_changed(tmp_path, monkeypatch):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 2 and all(line["grad/norm"] > 0 for line in lines)
     assert all(0.25 <= line["reward/mean"] <= 1.0 for line in lines)
-    assert [line["entropy/weight"] for line in lines] == singles([0.0, 0.005])
-    assert lines[0]["kl/weight"] == doubles(0.01) != lines[1]["kl/weight"]
+    assert [line["entropy/weight"] for line in lines] == singles([0.0, 0.005], magnitude=0)
+    assert lines[0]["kl/weight"] == singles(0.01, magnitude=0) != lines[1]["kl/weight"]
     assert cli(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert last["entropy/weight"] == doubles(0.01), "the weights go on from where they were"
+    assert last["entropy/weight"] == singles(0.01, magnitude=0), "the weights go on from where they were"
 
 
 TINY = (
