@@ -12,7 +12,6 @@ from jaxrl_llm.curriculum import active, pairs
 from jaxrl_llm.losses import preference
 from jaxrl_llm.models.merging import soup
 from tests import close
-from tests.close import singles
 
 RNG = np.random.default_rng(3)
 SCORES = jnp.asarray([[0.2, 1.5, -0.3, 0.9], [1.0, 1.0, 1.0, 1.0]])
