@@ -325,7 +325,8 @@ def test_figures_and_the_rows_that_train(played):
         assert float(batch.advantages[1, -16]) > 0 > float(batch.advantages[4, -16])
         seen = {name: float(x) for name, x in three_roles.figures(batch, {}).items()}
         close.assert_near(seen["solver/reward"], (0.5 * 7 / 9 + 0.75) / 2)
-        close.assert_near(seen["solver/spread"], 1.0)
+        paid = np.repeat(np.asarray(rewards.value[1::3], np.float64), np.asarray(batch.mask[1::3]).sum(axis=1))
+        close.assert_near(seen["solver/spread"], float(paid.std() / (paid.std() + 1e-6)))
         assert seen["pool/joined"] == 0.5 and seen["pool/unsound"] == 0.0 and seen["solver/right"] == 0.5
         close.assert_near(seen["proposer/quality"], 0.5)
         assert seen["solver/unread"] == 0.5
