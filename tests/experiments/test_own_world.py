@@ -209,7 +209,7 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ),
         ("supo --arm rule", "{model} {rows} --tools calculator --last-turn dropped", "a rule reads the observation"),
         ("w4s --arm rlao", "{model} {rows}", "workflows need --executor ADDRESS and --executor-model NAME"),
-        ("w4s --arm archive", "{model} {rows}", "arms no_best and archive are of the embedded world; give --arm unt"),
+        ("w4s --arm archive", "{model} {rows}", "arms no_best, archive and repaired are of the embedded world;"),
         (
             "w4s --arm rlao", "{model} {rows} --executor x --executor-model y --eval-problems 4",
             "--validation-items 32: [0-9]+ questions are held out, so none is left to test",
