@@ -116,13 +116,16 @@ def assert_near(got, want, *, terms: int = 0, magnitude: float = 1.0, err_msg: s
 
 def doubles(want, *, terms: int = 0, magnitude: float = 1.0):
     """Equals all within ``near`` of a number, or of each of a tuple or a dictionary, that double precision has made."""
-    numbers = np.asarray(list(want.values()) if isinstance(want, dict) else want, np.float64)
-    return pytest.approx(want, rel=0, abs=near(numbers, numbers, terms=terms, magnitude=magnitude), nan_ok=True)
+    return _around(want, np.float64, terms, magnitude)
 
 
 def singles(want, *, terms: int = 0, magnitude: float = 1.0):
     """As ``doubles``, of single precision: what went through an array of float32."""
-    numbers = np.asarray(list(want.values()) if isinstance(want, dict) else want, np.float32)
+    return _around(want, np.float32, terms, magnitude)
+
+
+def _around(want, precision, terms: int, magnitude: float):
+    numbers = np.asarray(list(want.values()) if isinstance(want, dict) else want, precision)
     return pytest.approx(want, rel=0, abs=near(numbers, numbers, terms=terms, magnitude=magnitude), nan_ok=True)
 
 

@@ -129,7 +129,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     slots, more = settings.learn(settings, found, sharpness)
     tx = optax.adam(settings.learning_rate)
-    online = recipes.make_online(settings, found, tx=tx, model_of=all_of, **slots)  # codes are read by the policy, too
+    online = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
     plan = recipes.one_stage(settings, found, online, **more)
     measure = codes.measure_of_codes(settings, SOURCES[1:], sharpness=sharpness)
     return settings.then(plan._replace(init=init, measure=measure))

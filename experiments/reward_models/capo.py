@@ -19,6 +19,7 @@ Run:       python -m experiments.reward_models.capo
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -80,10 +81,8 @@ class Criticised(NamedTuple):
     critic: Any
 
 
-def oracle(settings, rows, right, valid):
+def oracle(settings, key, rows, right, valid):
     """``(wrong, spoke)`` of critics whose every verdict is turned round now and then; some say nothing."""
-    # their errors are drawn from the responses themselves
-    key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
     shape = (right.shape[0], settings.critics, right.shape[1])
     errs = jax.random.uniform(key, shape) < settings.error_rate
     wrong = ((right < 0.5) & valid)[:, None, :] ^ (errs & valid[:, None, :])
@@ -93,7 +92,7 @@ def oracle(settings, rows, right, valid):
 def build(settings: Settings) -> experiment.Plan:
     """One online stage: GRPO on rewards of tokens."""
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
-    most, slots, begins = settings.max_new_tokens // 4, {}, {}
+    most, slots, begins, criticised = settings.max_new_tokens // 4, {}, {}, partial(oracle, settings)
     if settings.critic_prompts:
         critic = step_labels.make_critic(settings, found, most=most)
         fit = step_labels.make_critic_fit(
@@ -102,16 +101,15 @@ def build(settings: Settings) -> experiment.Plan:
         begins["extras"] = lambda params, key: Criticised(fit(key))._asdict()
         slots["shows"] = lambda extras, rows: Criticised(declared(Criticised, extras).critic)._asdict()
 
-    def criticised(rows, right, valid):
-        if not settings.critic_prompts:
-            return oracle(settings, rows, right, valid)
-        key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
-        params = declared(Criticised, rows.extras).critic
-        return step_labels.critiques(critic, params, rows, valid, key, votes=settings.critics)
+        def criticised(key, rows, right, valid):
+            params = declared(Criticised, rows.extras).critic
+            return step_labels.critiques(critic, params, rows, valid, key, votes=settings.critics)
 
     def advantages(rows, rewards):
         steps, right, valid = step_labels.step_scores(stepped, rows, most=most)
-        flaws = settings.vote(*criticised(rows, right, valid))
+        # what the critics say is drawn from the responses themselves
+        key = jax.random.fold_in(jax.random.key(17), jnp.sum(rows.tokens))
+        flaws = settings.vote(*criticised(key, rows, right, valid))
         paid = process.credited(
             (rewards.value > 0.5) & rewards.valid,
             reader.over_steps(flaws, steps),

@@ -31,7 +31,7 @@ from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint, host, offline, streamed
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.host import HostLoop
-from jaxrl_llm.train.online import Online
+from jaxrl_llm.train.online import Online, model_part
 from jaxrl_llm.train.packing import Planner, packed_rows
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Key, Params, TrainState
@@ -471,7 +471,7 @@ class SeedRun:
             return
         found = hosts.gathered(params)
         parts = {name: part for name, part in found.items() if name != "model"} if "model" in found else {}
-        found = found["model"] if "model" in found else found
+        found = model_part(found)
         if hosts.is_first():
             scratch = logs.folder / ".export"
             shutil.rmtree(scratch, ignore_errors=True)

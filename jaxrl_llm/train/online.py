@@ -64,7 +64,7 @@ class Online(NamedTuple):
     divisor: Callable[[Array], Array] | None = None
     # (metrics of an update) -> bool: the update is not made, nor any other on this rollout
     enough: Callable[[Metrics], Array] | None = None
-    model_of: Callable[[Params], Params] = model_part  # what ``policy`` reads of the parameters that train
+    policy_params: Callable[[Params], Params] = model_part  # what ``policy`` reads of the parameters that train
 
 
 class Drawn(NamedTuple):

@@ -210,18 +210,24 @@ def named(quality: int | Array, wanted: int | Array, rows: int) -> Int[Array, "N
     return in_words(jnp.broadcast_to(principle[None], (rows, 2)))
 
 
-def score(
-    task: Replies,
-    params: Params,
-    prompts: Array,
-    responses: Array,
-    *,
-    quality: int | Array,
-    wanted: int | Array = WANTED,
-) -> Array:
-    """The ``Proxy`` of one principle: the log-odds of yes."""
-    yes, no = verdict_logits(task, params["reader"], named(quality, wanted, prompts.shape[0]), prompts, responses)
+def as_proxy(reads: Callable[..., Float[Array, " N"]]) -> Callable[..., Float[Array, " N"]]:
+    """The ``Proxy`` of one principle, of what ``reads(task, params, words, prompts, replies)`` says of any."""
+
+    def proxy(task, params, prompts, responses, *, quality: int | Array, wanted: int | Array = WANTED):
+        return reads(task, params, named(quality, wanted, prompts.shape[0]), prompts, responses)
+
+    return proxy
+
+
+def log_odds(
+    task: Replies, params: Params, words: Int[Array, "N 2"], prompts: Array, replies: Array
+) -> Float[Array, " N"]:
+    """Of yes against no, by the reader."""
+    yes, no = verdict_logits(task, params["reader"], words, prompts, replies)
     return yes - no
+
+
+score = as_proxy(log_odds)
 
 
 def judgement_loss(task: Replies, params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:
@@ -244,17 +250,7 @@ def matched(
     return jnp.sum(found * vectors(words), axis=1)
 
 
-def matched_score(
-    task: Replies,
-    params: Params,
-    prompts: Array,
-    responses: Array,
-    *,
-    quality: int | Array,
-    wanted: int | Array = WANTED,
-) -> Array:
-    """The ``Proxy`` of ``matched``."""
-    return matched(task, params, named(quality, wanted, prompts.shape[0]), prompts, responses)
+matched_score = as_proxy(matched)
 
 
 def matched_loss(task: Replies, params: Params, rows: tuple[Array, ...]) -> tuple[Array, dict[str, Array]]:

@@ -148,29 +148,28 @@ def rejection_stage(
         learnt behind the prompt without it.
     """
 
-    def judged_with_hints(judge, asked, failed, true, key):
-        told = task.hinted(asked, jnp.argmax(true, axis=1).astype(jnp.int32))
-        world = task.world._replace(prompt_tokens=told.shape[1])
-        said = strings.sample(world, judge, told, key, samples=hints)
+    def tried(judge, shown, true, key, count):
+        """Reports on each pair as it is shown, ``[N count, T]``, and which are right, ``[N, count]``."""
+        world = task.world._replace(prompt_tokens=shown.shape[1])
+        said = strings.sample(world, judge, shown, key, samples=count)
         _, scored, scores = toy.read_report(task, said)
-        asked, true, failed = (jnp.repeat(x, hints, axis=0) for x in (asked, true, failed))
-        right = scored & judgements.picks_best(scores, true) & failed & (true[:, 0] != true[:, 1])
-        return asked, said, right.astype(jnp.float32)
+        true = jnp.repeat(true, count, axis=0)
+        right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
+        return said, right.reshape(-1, count)
 
     def extras(params, key):
+        def learnt(said, right, count):
+            return jnp.repeat(asked, count, axis=0), said, right.reshape(-1).astype(jnp.float32)
+
         asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
-        said = strings.sample(task.world, params["judge"], asked, jax.random.fold_in(key, 1), samples=samples)
-        asked = jnp.repeat(asked, samples, axis=0)
-        _, scored, scores = toy.read_report(task, said)
         true = (gold or task.gold_scores)(asked)
-        right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
-        easy = jnp.repeat(jnp.all(right.reshape(-1, samples), axis=1), samples)
-        rows = asked, said, (right & ~easy).astype(jnp.float32)
+        said, right = tried(params["judge"], asked, true, jax.random.fold_in(key, 1), samples)
+        rows = learnt(said, right & ~jnp.all(right, axis=1, keepdims=True), samples)
         if not hints:
             return {"rows": rows}
-        failed = ~jnp.any(right.reshape(-1, samples), axis=1)
-        alone, best = asked[::samples], true[::samples]
-        more = judged_with_hints(params["judge"], alone, failed, best, jax.random.fold_in(key, 2))
+        told = task.hinted(asked, jnp.argmax(true, axis=1).astype(jnp.int32))
+        said, again = tried(params["judge"], told, true, jax.random.fold_in(key, 2), hints)
+        more = learnt(said, again & ~jnp.any(right, axis=1, keepdims=True), hints)
         return {"rows": tuple(jnp.concatenate(x) for x in zip(rows, more, strict=True))}
 
     def loss(params, extras, batch):
