@@ -9,8 +9,8 @@ Equations: w_it = softmax_j((A_jt + alpha H_jt) / P) over the members alive at t
            bonus: GRPO with a fixed entropy bonus of 0.01. p_half, p_2: P of 0.5 and 2.
 Left out:  the KL term to a reference; the paper's alpha and P, tuned per model and not given (here 0.3 and 1).
 Expect:    eval/accuracy: egsw > grpo, with policy/entropy not lower than grpo's by 0.05.
-Measure:   held-out Countdown; advantage_only has alpha = 0, entropy_only leaves the advantage out of the weight;
-           8 seeds, equal rollouts and updates.
+Measure:   held-out Countdown with three numbers; advantage_only has alpha = 0, entropy_only leaves the advantage out of
+           the weight; equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.egsw
 """
 
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -63,10 +64,7 @@ class Settings(recipes.OnlineSettings):
     bonus: float = 0.0  # of entropy, in the loss
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 240, "eval_every": 60, "prompts_per_step": 8,
-    "max_new_tokens": 28, "learning_rate": 2e-4, "eval_problems": 192,
-}  # fmt: skip
+EMBEDDED = rare_search.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,

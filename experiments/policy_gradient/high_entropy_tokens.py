@@ -9,9 +9,10 @@ Equations: loss = -1 / sum |o_i| sum_it 1[H_it >= tau] min(rho A, clip(rho, 0.8,
            groups of equal rewards.
            all_twice, top_20_twice: two updates a rollout, so that the clip acts.
 Left out:  overlong shaping (responses are short), temperatures by entropy, overlap with the base's own top fifth.
-Expect:    eval/accuracy: |top_20 - all| < 0.04 with top_20 more than 0.02 above bottom_80 and above random_20.
-Measure:   held-out arithmetic chains with a scratchpad: most tokens are copied, few are decided; 8 seeds, equal
-           rollouts and updates. share/entropy: how much of all entropy the trained tokens hold.
+Expect:    eval/accuracy: |top_20 - all| < 0.025, a quarter of what training brings here; top_20 above bottom_80 and
+           above random_20.
+Measure:   held-out Countdown with three numbers; equal rollouts and updates. share/entropy: how much of all entropy the
+           trained tokens hold.
 Run:       python -m experiments.policy_gradient.high_entropy_tokens
 """
 
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -56,10 +58,7 @@ class Settings(recipes.OnlineSettings):
     updates: int = 1  # for each rollout
 
 
-EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "group_size": 8, "max_new_tokens": 26,
-    "learning_rate": 3e-4, "eval_problems": 64,
-}  # fmt: skip
+EMBEDDED = rare_search.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
@@ -117,8 +116,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """The top fifth by entropy trains as well as all tokens; the other four fifths and a random fifth are worse."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.close(results, "eval/accuracy", "top_20", "all", within=0.04),
-        experiment.greater(results, "eval/accuracy", "top_20", "bottom_80", by=0.02),
+        experiment.close(results, "eval/accuracy", "top_20", "all", within=0.025),
+        experiment.greater(results, "eval/accuracy", "top_20", "bottom_80"),
         experiment.greater(results, "eval/accuracy", "top_20", "random_20"),
     )
 

@@ -8,8 +8,8 @@ Equations: A_it = (r_i - mean + V(s_t+1) - V(s_t)) / std, V(s) the mean reward o
            twice the difference; ppo: a value head, GAE with lambda 0.95; prefix: (V(s_t+1) - mean) / std, the value
            of the shared prefix in place of the outcome.
 Left out:  the KL term, the exact advantage by enumeration.
-Expect:    eval/accuracy: tempo > grpo - 0.01 and tempo > td_only.
-Measure:   held-out arithmetic chains, whose responses share long prefixes; 8 seeds, equal rollouts and updates.
+Expect:    eval/accuracy: tempo > grpo and tempo > td_only.
+Measure:   held-out Countdown, whose short responses branch where they part; equal rollouts and updates.
            tree/branch: share of trained tokens at which members part.
 Run:       python -m experiments.policy_gradient.tempo
 """
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages.prefix_tree import branch_differences, tempo_advantages
 from jaxrl_llm.experiment import recipes
@@ -62,10 +63,7 @@ class Settings(recipes.OnlineSettings):
     spread: Callable[..., Array] = token_by_token  # (advantages, mask) -> those that train
 
 
-EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
-    "learning_rate": 2e-4, "eval_problems": 64,
-}  # fmt: skip
+EMBEDDED = rare_search.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Integer, UInt
 
+from experiments.parts import rare_search
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
@@ -21,10 +22,7 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Batch, Rewards, TokenTerms, Trajectories
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 12, "prompts_per_step": 6,
-    "group_size": 8, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 192,
-}  # fmt: skip
+EMBEDDED = rare_search.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
