@@ -29,7 +29,7 @@ import optax
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import independent_episodes, many_hops, question_agent
+from experiments.agents.parts import independent_episodes, many_hops, question_agent, swapped_weights
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, whiten
@@ -38,7 +38,6 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan, recipes
 from jaxrl_llm.losses import off_policy, policy
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.rollout.turns import swapped_weights
 from jaxrl_llm.run import catalog, parts
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import builders, episode_methods

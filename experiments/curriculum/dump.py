@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from experiments.curriculum.parts import bandit
 from jaxrl_llm import experiment
-from jaxrl_llm.curriculum import bandit
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 

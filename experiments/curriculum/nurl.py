@@ -8,7 +8,7 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            nurl: hints in the second half of training, nurl_start: all the time, always: for every group, answer: the
            hint is the solution, partial: its first half. grpo: failed groups are drawn again without any hint (equal
            rollouts). plateau: hints from where the reward of validation problems, asked beside those that train,
-           no longer rises (curriculum.plateau). The model writes the hints itself before training, from its
+           no longer rises (parts.plateau). The model writes the hints itself before training, from its
            explanation of the known answer; --writer FOLDER: a teacher does.
 Left out:  embedded, hints that are written: the cue is the first pair of operands without its result, from the
            reference, as the small model has no words; the switch of all arms but plateau is at half time; the

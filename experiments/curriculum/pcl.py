@@ -26,10 +26,10 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from experiments.curriculum.parts.prompt_value import make_prompt_value, nearest_prompts, predicted_success
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.balanced import make_balanced
-from jaxrl_llm.curriculum.prompt_value import make_prompt_value, nearest_prompts, predicted_success
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.plan import no_extras

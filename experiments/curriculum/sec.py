@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from experiments.curriculum.parts import bandit
+from experiments.curriculum.parts.bandit import Arms
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
-from jaxrl_llm.curriculum import bandit
-from jaxrl_llm.curriculum.bandit import Arms
 from jaxrl_llm.curriculum.subset import on_rows
 from jaxrl_llm.experiment import curricula, recipes
 

@@ -9,7 +9,7 @@ Equations: pass rates p of a small, a medium and a large model; level 1: 0 < p_s
            every stage starts from the parameters of the one before with a new optimiser. both, maths, code: staged,
            half, none or all of a step's prompts programs (levels of the same rule), right when they pass all tests in
            the sandbox; the three begin with one copy that has read solutions of both. validated: a stage ends where
-           the reward of validation problems, asked beside those that train, no longer rises (curriculum.plateau).
+           the reward of validation problems, asked beside those that train, no longer rises (parts.plateau).
 Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage.
 Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse.
 Measure:   held-out Countdown with 2 to 4 numbers; the ladder is nano, tiny, and tiny at temperature 0.5; 8 seeds, three

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.policy_gradient.parts import agreement
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rewards import agreement
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards, declared
 

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
+from experiments.preference.parts import active
 from jaxrl_llm import experiment
-from jaxrl_llm.curriculum import active
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference
 

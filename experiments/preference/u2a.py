@@ -23,8 +23,8 @@ import jax.numpy as jnp
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
+from experiments.preference.parts import negatives
 from jaxrl_llm import experiment, reduce
-from jaxrl_llm.curriculum import negatives
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, supervised
 

@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 
 from experiments.reward_models.parts import step_labels
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import declared
-from jaxrl_llm.verifiers import steps as reader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,11 +29,10 @@ import jax.numpy as jnp
 
 from experiments.parts import strings
 from experiments.reward_models.parts import judge_pairs as toy
-from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts import judgements, report_judges
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rewards import judgements
 
 VOTES = (1, 2, 4, 8, 16, 32)
 

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from experiments.reward_models.parts import progress_verifier, step_labels
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import process, returns
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import declared
-from jaxrl_llm.verifiers import steps as reader
 
 
 def nothing(scores, valid):

@@ -23,12 +23,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rewards import combine
 
 LEVELS = 5
 rate = partial(text.rate, rules=10, levels=LEVELS, noise=0.1)

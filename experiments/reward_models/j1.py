@@ -25,12 +25,11 @@ import jax.numpy as jnp
 
 from experiments.parts import strings
 from experiments.reward_models.parts import judge_pairs as toy
-from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts import judgements, report_judges
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rewards import judgements
 
 ROUNDS = (0, 1, 2, 4)
 

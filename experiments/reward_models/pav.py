@@ -29,12 +29,12 @@ import jax
 
 from experiments.parts import step_search
 from experiments.reward_models.parts import progress_verifier, step_labels
+from experiments.reward_models.parts import steps as reader
 from experiments.reward_models.parts.progress_verifier import Prover, make_progress
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import returns
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import declared
-from jaxrl_llm.verifiers import steps as reader
 
 
 @dataclasses.dataclass(frozen=True)

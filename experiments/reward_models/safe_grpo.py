@@ -25,14 +25,13 @@ import jax
 import jax.numpy as jnp
 
 from experiments.parts import strings
-from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.reward import label_regression_loss
-from jaxrl_llm.rewards import combine
 
 LABELS = 4  # safe, polite, relevant, actionable
 ACTIONABLE = text.NAMES.index("actionable")

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
+from experiments.curriculum.parts.prompt_value import standardised
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.curriculum.prompt_value import standardised
 from jaxrl_llm.curriculum.subset import make_subset
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError

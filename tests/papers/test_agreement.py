@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.policy_gradient.parts import agreement
 from jaxrl_llm.advantages.group import group_normalized_advantages
-from jaxrl_llm.rewards import agreement
 from tests import close
 
 ONE = jnp.zeros(4, jnp.int32)

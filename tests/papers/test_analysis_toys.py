@@ -11,6 +11,7 @@ import pytest
 from experiments.analysis.parts import (
     audit,
     beyond_base,
+    diversity,
     functions,
     input_shift,
     planted_behaviour,
@@ -23,7 +24,6 @@ from experiments.parts import strings
 from experiments.parts.preference_task import STRINGS
 from experiments.preference.parts import constraints, zones
 from jaxrl_llm.advantages import constrained
-from jaxrl_llm.metrics import diversity
 from tests import close
 from tests.close import doubles, singles
 

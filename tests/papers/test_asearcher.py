@@ -10,13 +10,13 @@ import pytest
 
 from experiments.agents import asearcher
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import independent_episodes, many_hops, multi_hop, question_agent
+from experiments.agents.parts import independent_episodes, many_hops, multi_hop, question_agent, swapped_weights
 from jaxrl_llm.advantages import group, whiten
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.off_policy import decoupled_policy_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
-from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.tools import pages
 from jaxrl_llm.tools.calls import Toolbox
 from jaxrl_llm.types import Policy, TrainState, Trajectories

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss
-from jaxrl_llm.rewards import combine
 from tests import close
 from tests.close import singles
 

@@ -9,8 +9,7 @@ import pytest
 
 from experiments.reward_models import deepseek_grm
 from experiments.reward_models.parts import judge_pairs as task
-from experiments.reward_models.parts import report_judges
-from jaxrl_llm.rewards import judgements
+from experiments.reward_models.parts import judgements, report_judges
 from tests import close
 
 

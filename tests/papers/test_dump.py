@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.curriculum import bandit
+from experiments.curriculum.parts import bandit
 from jaxrl_llm.experiment import curricula
 from tests import close
 

@@ -7,9 +7,9 @@ import pytest
 
 from experiments.reward_models import effective_reward
 from experiments.reward_models.parts import progress_verifier, step_labels
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.verifiers import steps as reader
 from tests import close
 
 SCORES = jnp.array([[0.9, 0.7, 0.8, 0.6]])

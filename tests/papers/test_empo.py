@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.policy_gradient.parts import agreement
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.rewards import agreement
 from jaxrl_llm.types import Trajectories
 
 

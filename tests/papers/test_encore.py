@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.reward_models.parts import attribute_text as text
-from jaxrl_llm.rewards import combine
+from experiments.reward_models.parts import combine
 from tests import close
 from tests.close import doubles, singles
 

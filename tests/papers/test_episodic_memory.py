@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.rewards import episodic_memory
+from experiments.policy_gradient.parts import episodic_memory
 from tests import close
 
 rng = np.random.default_rng(13)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.reward_models.parts import judge_pairs as task
-from experiments.reward_models.parts import report_judges
+from experiments.reward_models.parts import judgements, report_judges
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rewards import judgements
 from tests import close
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.reward_models.parts import judge_pairs as task
-from jaxrl_llm.rewards import judgements
+from experiments.reward_models.parts import judgements
 from tests.close import doubles, singles
 
 GOLD = jnp.array([[8.0, 5.0]])

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.policy_gradient.parts import episodic_memory
 from jaxrl_llm.advantages import group
-from jaxrl_llm.rewards import episodic_memory
 from tests import close
 
 IDS = jnp.zeros(3, jnp.int32)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import nurl
-from experiments.curriculum.parts import hints, written_hints
+from experiments.curriculum.parts import hints, plateau, written_hints
 from jaxrl_llm.advantages import group
-from jaxrl_llm.curriculum import plateau
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans

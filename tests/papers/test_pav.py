@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.reward_models.parts import progress_verifier, step_labels
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
-from jaxrl_llm.verifiers import steps as reader
 from tests import close
 
 

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 from experiments.curriculum import pcl
-from jaxrl_llm.curriculum import prompt_value, subset
+from experiments.curriculum.parts import prompt_value
+from jaxrl_llm.curriculum import subset
 from jaxrl_llm.types import Rewards
 from tests import close
 from tests.close import doubles

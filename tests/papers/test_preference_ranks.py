@@ -9,9 +9,9 @@ import pytest
 
 from experiments.parts import preference_task as toy
 from experiments.preference import mpo
-from experiments.preference.parts import noisy_ranker, pair_judges, requests
+from experiments.preference.parts import negatives, noisy_ranker, pair_judges, requests
 from experiments.preference.parts import spurious_steps as sums
-from jaxrl_llm.curriculum import negatives, pairs
+from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.losses import preference, ranking, supervised
 from tests import close
 from tests.close import doubles, singles

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.parts import preference_task as toy
-from jaxrl_llm.curriculum import active, pairs
+from experiments.preference.parts import active
+from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.losses import preference
 from jaxrl_llm.models.merging import soup
 from tests import close

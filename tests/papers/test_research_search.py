@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.agents.parts import multi_hop
-from jaxrl_llm.envs import bm25
+from experiments.agents.parts import bm25, multi_hop
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.rollout.turns import multi_turn

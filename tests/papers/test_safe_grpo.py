@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.reward_models import safe_grpo
-from experiments.reward_models.parts import attribute_rewards
+from experiments.reward_models.parts import attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.advantages import group
 from jaxrl_llm.losses.reward import label_regression_loss
-from jaxrl_llm.rewards import combine
 from tests import close
 from tests.close import doubles
 

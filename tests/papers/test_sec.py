@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import sec
+from experiments.curriculum.parts import bandit
 from jaxrl_llm.advantages import group
-from jaxrl_llm.curriculum import bandit
 from tests import close
 
 

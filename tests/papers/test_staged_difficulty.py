@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.curriculum import staged_difficulty
-from experiments.curriculum.parts import domains
-from jaxrl_llm.curriculum import plateau
+from experiments.curriculum.parts import domains, plateau
 from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import fused, online

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import refill
-from jaxrl_llm.verifiers import steps as reader
 
 PROMPT, WIDTH = 3, 40
 

@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from experiments.agents.parts import swapped_weights
 from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.rollout.turns import multi_turn, swapped_weights
+from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train import offline, seed_axis
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.methods.builders import score_tokens

@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts.arena import Arena, make_arena
+from experiments.agents.parts.bm25 import best_documents, bm25_scores
 from jaxrl_llm import reduce
-from jaxrl_llm.envs.bm25 import best_documents, bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns, turns_of
 from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers.overlap import token_bag_f1

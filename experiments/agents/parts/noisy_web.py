@@ -18,8 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.agents.parts import multi_hop
 from experiments.agents.parts.arena import Arena, make_arena
+from experiments.agents.parts.bm25 import bm25_scores
 from experiments.agents.parts.multi_hop import ANSWER, DOT, ENTITIES, ENTITY, EQUALS, FAMILY, HOPS, RELATION, RELATIONS
-from jaxrl_llm.envs.bm25 import bm25_scores
 from jaxrl_llm.rollout.turns.multi_turn import Answered, Env
 from jaxrl_llm.types import Key, Problems, Trajectories
 from jaxrl_llm.verifiers.overlap import token_set_f1

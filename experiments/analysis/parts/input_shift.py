@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.analysis.parts import diversity
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
 from experiments.parts.preference_task import Preferences
 from jaxrl_llm import reduce
-from jaxrl_llm.metrics import diversity
 from jaxrl_llm.types import Key, Params
 
 SAMPLES, PROMPTS = 16, 32

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.curriculum import plateau
+from experiments.curriculum.parts import plateau
 from jaxrl_llm.errors import UserError
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from experiments.parts import strings
 from experiments.reward_models.parts import attribute_text as text
+from experiments.reward_models.parts import combine
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns
@@ -26,7 +27,6 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss, label_regression_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rewards import combine
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, keep_reference, referred, tabled

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.reward_models.parts import step_labels
+from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
@@ -21,7 +22,6 @@ from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import offline
 from jaxrl_llm.types import Key, Params, Trajectories
-from jaxrl_llm.verifiers import steps as reader
 
 
 class Verifier(NamedTuple):

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings
 from experiments.reward_models.parts import judge_pairs as toy
+from experiments.reward_models.parts import judgements
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
@@ -22,7 +23,6 @@ from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.models import heads
-from jaxrl_llm.rewards import judgements
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys

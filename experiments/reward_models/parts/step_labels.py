@@ -14,7 +14,9 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings
+from experiments.reward_models.parts import steps as reader
 from experiments.reward_models.parts import text_lines
+from experiments.reward_models.parts.steps import Steps
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.demonstrations import encode_responses
@@ -32,8 +34,6 @@ from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Key, Params, Policy, Responses, Rewards, Trajectories
-from jaxrl_llm.verifiers import steps as reader
-from jaxrl_llm.verifiers.steps import Steps
 
 
 class Stepped(NamedTuple):

@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Array, Bool
 
 from experiments.parts.text_problems import with_answer
+from experiments.reward_models.parts import steps as reader
+from experiments.reward_models.parts.steps import Steps
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.types import Responses, Trajectories
-from jaxrl_llm.verifiers import steps as reader
-from jaxrl_llm.verifiers.steps import Steps
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _WORKED = re.compile(r"<<[^<>=]*=([^<>=]*)>>")
