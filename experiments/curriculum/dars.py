@@ -24,6 +24,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.curriculum.parts.pool_rollout import make_pool_rollout
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
 from jaxrl_llm.experiment import curricula, recipes
@@ -108,7 +109,7 @@ def build(settings: Settings) -> experiment.Plan:
         anchor=builders.sampler_anchor if settings.breadth > 1 else builders.current_anchor,
     )
     rollout = recipes.rollout_of(settings, found, group_size=capacity)
-    slots = curricula.make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
+    slots = make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
     slots |= {"group_size": capacity, "prompts_per_step": settings.prompts_per_step * settings.breadth}
     slots |= {"estimate": estimate, "loss": loss, "updates_per_rollout": settings.breadth}
     online = curricula.make_grpo(settings, found, **slots)

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Array
 
 from experiments.curriculum.parts import bandit
+from experiments.curriculum.parts.categories import spending, target_categories
 from jaxrl_llm import experiment
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
@@ -72,7 +73,7 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage of GRPO; problems whose target no steps reach are a category of their own."""
     found = recipes.bench(settings)
     every = np.arange(found.train.tokens.shape[0])
-    categories, problems = curricula.target_categories(found, every), found.train
+    categories, problems = target_categories(found, every), found.train
     if settings.impossible:
         if settings.data != "countdown":
             raise UserError(f"--impossible {settings.impossible} is for Countdown targets; with {settings.data} give 0")
@@ -92,7 +93,7 @@ def build(settings: Settings) -> experiment.Plan:
         )
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = bandit.make_categories(categories, arms, signal=signal)
-    online = curricula.make_grpo(settings, found, sampler=sampler, problems=problems, **curricula.spending(categories))
+    online = curricula.make_grpo(settings, found, sampler=sampler, problems=problems, **spending(categories))
     return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
 
 

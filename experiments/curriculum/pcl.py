@@ -26,7 +26,12 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from experiments.curriculum.parts.prompt_value import make_prompt_value, nearest_prompts, predicted_success
+from experiments.curriculum.parts.prompt_value import (
+    make_prompt_value,
+    nearest_prompts,
+    predicted_success,
+    prompt_features,
+)
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.balanced import make_balanced
@@ -116,7 +121,7 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.choose == "value":
         tx = optax.adam(settings.value_rate)
         sampler = make_prompt_value(
-            curricula.prompt_features(settings), tx, candidates=settings.candidates, target=settings.target
+            prompt_features(settings), tx, candidates=settings.candidates, target=settings.target
         )
     elif settings.choose == "prefilter":
         every = np.arange(found.train.tokens.shape[0])
@@ -159,7 +164,7 @@ class Valued(NamedTuple):
 
 def watched(settings: Settings):
     """Slots and extras that keep the value head of the last step, and say how it ranks the prompts that were drawn."""
-    features = curricula.prompt_features(settings)
+    features = prompt_features(settings)
 
     def extras(params, key):
         return Headed((jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)))._asdict()

@@ -25,6 +25,7 @@ from functools import partial
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.curriculum.parts.pool_rollout import keep_members, make_pool_rollout
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
 from jaxrl_llm.experiment import curricula, recipes
@@ -133,7 +134,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
 
     def estimate(params, extras, trajectories, rewards):
-        return curricula.keep_members(inner(params, extras, trajectories, rewards), members(rewards), keep)
+        return keep_members(inner(params, extras, trajectories, rewards), members(rewards), keep)
 
     loss = builders.make_policy_loss(
         found.model.policy,
@@ -142,7 +143,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     rollout = recipes.rollout_of(settings, found, group_size=capacity)
     drawn = partial(pools.rounds_drawn, per_round=settings.per_round, done=settings.done)
-    slots = curricula.make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
+    slots = make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
     online = curricula.make_grpo(settings, found, estimate=estimate, loss=loss, **slots)
     return recipes.one_stage(settings, found, online)
 

@@ -27,6 +27,7 @@ from jaxtyping import Array
 
 from experiments.curriculum.parts import bandit
 from experiments.curriculum.parts.bandit import Arms
+from experiments.curriculum.parts.categories import spending, target_categories
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.subset import on_rows
@@ -126,11 +127,11 @@ def build(settings: Settings) -> experiment.Plan:
     found = recipes.bench(settings)
     level = np.asarray(found.train.level)
     rows = np.flatnonzero(level <= settings.train_levels)
-    categories = curricula.target_categories(found, rows)
+    categories = target_categories(found, rows)
     arms = make_arms(settings)
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = on_rows(bandit.make_categories(categories, arms, signal=signal), rows)
-    spent = curricula.spending(categories, rows)
+    spent = spending(categories, rows)
     online = curricula.make_grpo(settings, found, sampler=sampler, advantages=settings.advantages, **spent)
     return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array
 
-from experiments.curriculum.parts.prompt_value import standardised
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.subset import make_subset
@@ -19,12 +18,11 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.losses.policy import clipped_policy_loss
-from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import builders, supervised
 from jaxrl_llm.train.online import Online
 from jaxrl_llm.train.plan import Plan, Stage
-from jaxrl_llm.types import Batch, Params, Rewards, Sampler, Trajectories, declared
+from jaxrl_llm.types import Params, Rewards, Sampler, Trajectories
 
 
 def device_score(found: Bench) -> Callable[[Any, Trajectories], Rewards]:
@@ -215,127 +213,6 @@ def distinct_right(found: Bench) -> Callable[[Trajectories, Rewards], dict[str, 
         return {"eval/distinct_right": reduce.scalars((right & ~repeated).astype(jnp.float32).ravel())}
 
     return figures
-
-
-# ------------------------------------------------------------------ prompts by category or by their features
-
-
-def target_categories(found: Bench, rows: np.ndarray) -> np.ndarray:
-    """Categories of the given training rows, easy first: levels, each cut in two at its median target if it has any."""
-    level = np.asarray(found.train.level)[rows]
-    numbers = found.train.answers.get("target") if isinstance(found.train.answers, dict) else None
-    part = np.zeros(rows.size, int)
-    if numbers is not None:
-        target = np.asarray(numbers)[rows]
-        for k in np.unique(level):
-            part[level == k] = target[level == k] > np.median(target[level == k])
-    return np.unique(2 * level + part, return_inverse=True)[1]
-
-
-class Drawn(NamedTuple):
-    """Extras of a batch: the category of each row's problem, -1 for none."""
-
-    category: Int[Array, " B"]
-
-
-def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str, Callable]:
-    """Slots of ``make_grpo`` that log ``drawn/<k>``, the share of a step's responses that went to category k.
-
-    Args:
-      categories: of every training row, or of the chosen ``rows``; others count in none.
-    """
-    chosen = np.arange(categories.size) if rows is None else rows
-    table = np.full(int(chosen.max()) + 1, -1, np.int32)
-    table[chosen] = categories
-    of_row = jnp.asarray(table)
-
-    def row_extras(extras: Any, trajectories: Any, rewards: Any) -> dict[str, Array]:
-        ids = trajectories.problem_ids
-        return Drawn(jnp.where(ids < of_row.shape[0], of_row[jnp.minimum(ids, of_row.shape[0] - 1)], -1))._asdict()
-
-    def figures(batch: Any, metrics: Any) -> dict[str, Array]:
-        drawn = declared(Drawn, batch.extras).category
-        return {
-            f"drawn/{k}": reduce.scalars((drawn == k).astype(jnp.float32)) for k in range(int(categories.max()) + 1)
-        }
-
-    return {"row_extras": row_extras, "figures": figures}
-
-
-@lru_cache(maxsize=8)
-def _prompt_features(identity: tuple) -> Array:
-    found = recipes.bench(OnlineSettings(**dict(identity)))
-    policy, tokens, valid = found.model.policy, found.train.tokens, found.train.valid
-    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
-
-    @jax.jit
-    def last(params, tokens, valid, positions):
-        return policy.hidden(params, tokens, positions, valid.astype(jnp.int32))[:, -1]
-
-    size, rows = 256, (tokens, valid, positions)
-    parts = [last(found.model.params, *(x[k : k + size] for x in rows)) for k in range(0, tokens.shape[0], size)]
-    return standardised(jnp.concatenate(parts).astype(jnp.float32))
-
-
-def prompt_features(settings: OnlineSettings) -> Array:
-    """Hidden state of the base model at the last token of every training prompt ``[N, D]``, standardised."""
-    return _prompt_features(recipes.bench_identity(settings))
-
-
-# ------------------------------------------------------------------ ragged groups
-
-
-def make_pool_rollout(
-    rollout: Callable[..., Trajectories],
-    found: Bench,
-    *,
-    capacity: int,
-    drawn: Callable[[Array], Array],
-) -> dict[str, Callable]:
-    """Slots ``rollout`` and ``score`` of ``Online`` for groups whose size depends on the answers.
-
-    ``capacity`` responses to each prompt are sampled, so that shapes stay fixed; those that a sampler working in rounds
-    would never have drawn get an empty mask and an invalid reward: no figure and no loss counts them.
-
-    Args:
-      rollout: makes groups of ``capacity``.
-      drawn: ``right [P, C] -> bool [P, C]``, for example a partial of ``advantages.pools.rounds_drawn``.
-    """
-    judge = train_score(found)
-
-    def pooled(params, tokens, valid, keys, problem_ids):
-        rows = rollout(params, tokens, valid, keys, problem_ids)
-        rewards = judge(jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers), rows)
-        real = drawn((rewards.value > 0.5).reshape(-1, capacity)).reshape(-1)
-        rows = rows._replace(
-            mask=rows.mask & real[:, None],
-            sampler_logp=jnp.where(real[:, None], rows.sampler_logp, 0.0),
-            truncated=rows.truncated & real,
-        )
-        return rollout_cost.with_cost(rows, real.astype(jnp.float32), rollout_cost.response_tokens(rows))
-
-    def score(answers, trajectories):
-        rewards = judge(answers, trajectories)
-        return Rewards(rewards.value, rewards.valid & jnp.any(trajectories.mask, axis=1))
-
-    return {"rollout": pooled, "score": score}
-
-
-def keep_members(batch: Batch, keep: Array, size: int) -> Batch:
-    """The batch with ``size`` rows of each pool, the kept ones first: what trains is not paid for by what does not.
-
-    Args:
-      keep: bool ``[P, C]``, at most ``size`` true in a row; rows beyond them keep their empty mask.
-    """
-    pools, capacity = keep.shape
-    order = jnp.argsort(~keep, axis=1, stable=True)[:, :size]
-    rows = (order + capacity * jnp.arange(pools, dtype=jnp.int32)[:, None]).reshape(-1)
-    mask = batch.mask & keep.reshape(-1)[:, None]
-    batch = batch._replace(mask=mask, advantages=jnp.where(mask, batch.advantages, 0.0))
-    total = batch.total
-    taken = jax.tree.map(lambda x: x[rows] if x.ndim else x, batch)
-    # ids must lie below the number of rows that are left: number the pools anew
-    return taken._replace(group_ids=jnp.repeat(jnp.arange(pools, dtype=jnp.int32), size), total=total)
 
 
 # ------------------------------------------------------------------ supervised stages

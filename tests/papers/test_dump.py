@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.curriculum.parts import bandit
-from jaxrl_llm.experiment import curricula
+from experiments.curriculum.parts.categories import spending
 from tests import close
 
 
@@ -68,7 +68,7 @@ def test_invalid_settings():
 
 def test_spending_by_distribution_adds_up_to_the_step():
     """Rows 4 and 6 of three categories; row 5 belongs to none."""
-    slots = curricula.spending(np.array([0, 2, 1]), rows=np.array([1, 4, 6]))
+    slots = spending(np.array([0, 2, 1]), rows=np.array([1, 4, 6]))
     ids = jnp.asarray([4, 4, 6, 5, 9, 1, 1, 1], jnp.int32)
     category = slots["row_extras"]({}, types.SimpleNamespace(problem_ids=ids), None)["category"]
     assert category.tolist() == [2, 2, 1, -1, -1, 0, 0, 0]

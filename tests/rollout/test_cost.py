@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.experiment import curricula, loop, recipes
+from experiments.curriculum.parts.pool_rollout import make_pool_rollout
+from jaxrl_llm.experiment import loop, recipes
 from jaxrl_llm.rollout import rollout_cost
 from jaxrl_llm.train.online import rollout_metrics
 from jaxrl_llm.types import Rewards, Trajectories
@@ -44,7 +45,7 @@ def _bench():
 
 def test_a_pool_costs_what_was_drawn_of_it():
     values = np.array([[0, 1, 0, 0], [0, 0, 0, 1]])
-    slots = curricula.make_pool_rollout(
+    slots = make_pool_rollout(
         lambda *_: _rows(values),
         _bench(),
         capacity=4,

@@ -1,11 +1,14 @@
 """A value model of prompts chooses those of a wanted success rate, without a single rollout."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.types import Sampler
 
 
@@ -105,3 +108,23 @@ def standardised(features: Float[Array, "N F"]) -> Float[Array, "N F"]:
     centred = features - jnp.sum(features, axis=0, keepdims=True) / features.shape[0]
     deviation = jnp.sqrt(jnp.sum(centred**2, axis=0, keepdims=True) / features.shape[0])
     return jnp.where(deviation > 1e-6, centred / jnp.maximum(deviation, 1e-6), 0.0)
+
+
+@lru_cache(maxsize=8)
+def _prompt_features(identity: tuple) -> Array:
+    found = recipes.bench(OnlineSettings(**dict(identity)))
+    policy, tokens, valid = found.model.policy, found.train.tokens, found.train.valid
+    positions = jnp.maximum(jnp.cumsum(valid.astype(jnp.int32), axis=1) - 1, 0)
+
+    @jax.jit
+    def last(params, tokens, valid, positions):
+        return policy.hidden(params, tokens, positions, valid.astype(jnp.int32))[:, -1]
+
+    size, rows = 256, (tokens, valid, positions)
+    parts = [last(found.model.params, *(x[k : k + size] for x in rows)) for k in range(0, tokens.shape[0], size)]
+    return standardised(jnp.concatenate(parts).astype(jnp.float32))
+
+
+def prompt_features(settings: OnlineSettings) -> Array:
+    """Hidden state of the base model at the last token of every training prompt ``[N, D]``, standardised."""
+    return _prompt_features(recipes.bench_identity(settings))
