@@ -67,7 +67,7 @@ CURVES = ("eval/accuracy", "eval/tokens", "eval/reflection", "sft/loss")
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """A stage that trains both models side by side; the merge belongs to the measurement."""
+    """A stage that trains both models side by side; their merge is what is measured and exported."""
     found = recipes.bench(settings)
     tables = long_short.make_tables(found, curricula.train_problems(settings))
     tx = optax.adam(settings.learning_rate)
@@ -81,11 +81,10 @@ def build(settings: Settings) -> experiment.Plan:
         stages.append(experiment.Stage(pairs, settings.dpo_steps, long_short.reference_extras))
     plan = curricula.make_plan(settings, found, stages, more=long_short.reflections)
 
-    def measure(params, key):
-        merged = settings.merge(found.model, params, tables, jax.random.fold_in(key, 1))
-        return plan.measure(merged, key)
+    def merged(params, key):
+        return settings.merge(found.model, params, tables, key)
 
-    return plan._replace(init=lambda key: {"quick": found.model.params, "slow": found.model.params}, measure=measure)
+    return plan._replace(init=lambda key: {"quick": found.model.params, "slow": found.model.params}, finish=merged)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -124,7 +124,7 @@ def trace(plan: Plan) -> list[Any]:
             stage = stage._replace(method=stage.method._replace(score=_unscored))
         one, params = trace_stage(stage, params, key)
         traced.append(one)
-    return traced if plan.on_host else [*traced, jax.make_jaxpr(plan.measure)(params, key)]
+    return traced if plan.on_host else [*traced, jax.make_jaxpr(plans.measured(plan))(params, key)]
 
 
 def fingerprint(plan: Plan, traced: list[Any]) -> str:
@@ -151,7 +151,8 @@ def update_fingerprint(plan: Plan) -> str:
     """The same for two arms whose parameters go the same way: what only feeds metrics or the record is left out.
 
     Of every iteration what the next parameters need is followed through the state (moments, memories, curriculum) to
-    a fixed point; the rest is dead code, however different it is. Empty where Python takes part in the rollouts or the
+    a fixed point; the rest is dead code, however different it is. What is made of the parameters at the end counts, too
+    (``Plan.finish``). Empty where Python takes part in the rollouts or the
     rewards, which no trace shows.
     """
     if plan.world is not None or (plan.on_host and plan.host_score):
@@ -176,6 +177,9 @@ def update_fingerprint(plan: Plan) -> str:
         _feed(digest, jaxpr, constants)
         _feed(digest, *_needed(begin, needed)[:2])
         params = after.params
+    if plan.finish is not plans.as_trained:
+        last = jax.make_jaxpr(plan.finish)(params, key)
+        _feed(digest, last.jaxpr, last.consts)
     return digest.hexdigest()
 
 

@@ -221,7 +221,8 @@ class SeedRun:
         self.mesh = meshes.parse_mesh(mesh) if mesh else None
         self.place = None if self.mesh is None else partial(rules.constrain, mesh=self.mesh)
         self.shards = 1 if self.mesh is None else meshes.batch_parts(self.mesh)
-        self.measure = plan.measure if plan.on_host else jax.jit(plan.measure)
+        measure = plans.measured(plan)
+        self.measure = measure if plan.on_host else jax.jit(measure)
         self.loops: dict[int, HostLoop] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
         self.streams: dict[int, Any] = {}  # by stage, of the seed that runs
@@ -275,7 +276,7 @@ class SeedRun:
             except RunStopped as error:
                 raise self._wanting(error, logs, index, begin - done, state) from error
             yield end, self._logged(logs, begin, end), measured
-        self._export(logs, params)
+        self._export(logs, params, eval_key)
 
     def _wanting(self, error: RunStopped, logs: _Logs, index: int, offset: int, state: TrainState) -> RunStopped:
         """The error of a run that lacks something, behind a checkpoint of its last whole step."""
@@ -464,12 +465,12 @@ class SeedRun:
                 record.append_line(logs.folder / view.FILE, line)
             logs.track.text(step, "samples", track.samples(lines))
 
-    def _export(self, logs: _Logs, params: Params) -> None:
+    def _export(self, logs: _Logs, params: Params, key: Key) -> None:
         """The trained model as a model folder."""
         model = self.plan.model
         if logs.folder is None or model is None or not self.keeping.export:
             return
-        found = hosts.gathered(params)
+        found = hosts.gathered(plans.finished(self.plan, params, key))
         parts = {name: part for name, part in found.items() if name != "model"} if "model" in found else {}
         found = model_part(found)
         if hosts.is_first():

@@ -176,7 +176,7 @@ def run_arm(
         curves.tokens = float(np.mean([f.tokens for f in found]))
         curves.rollouts = float(np.mean([f.rollouts for f in found]))
     else:
-        stretches = _run_fused(plan, seeds, every, _compiled(plan.measure))
+        stretches = _run_fused(plan, seeds, every, _compiled(plans.measured(plan)))
         curves = _follow(stretches, total, alone=False, most_skipped=most_skipped)
     return ArmResult(
         settings=plain({f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}),

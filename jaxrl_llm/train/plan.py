@@ -22,6 +22,11 @@ def no_extras(params: Params, key: Key) -> dict[str, Any]:
     return {}
 
 
+def as_trained(params: Params, key: Key) -> Params:
+    """What training made, unchanged."""
+    return params
+
+
 class Referred(NamedTuple):
     """Extras of a state: the parameters that a policy is compared with."""
 
@@ -79,6 +84,24 @@ class Plan(NamedTuple):
     # ``measure`` in its place while a learning rate is chosen, for methods that train on no rewards of their own:
     # ``reward/mean`` on problems that neither train nor are measured on
     validate: Callable[[Params, Key], dict[str, Array]] | None = None
+    # ``finish(params, key)``: what is measured and exported of the trained parameters, for example a merge of models
+    finish: Callable[[Params, Key], Params] = as_trained
+
+
+def finished(plan: Plan, params: Params, key: Key) -> Params:
+    """What is measured and exported of these parameters, see ``Plan.finish``.
+
+    Args:
+      key: of the measurement.
+    """
+    return plan.finish(params, jax.random.fold_in(key, 1))
+
+
+def measured(plan: Plan) -> Callable[[Params, Key], dict[str, Array]]:
+    """``(params, key) -> metrics`` of the finished parameters: ``measure`` itself where nothing is finished."""
+    if plan.finish is as_trained:
+        return plan.measure
+    return lambda params, key: plan.measure(finished(plan, params, key), key)
 
 
 def start(stage: Stage, params: Params, key: Key, extras: dict[str, Any] | None = None) -> TrainState:

@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
+from jaxrl_llm.train import plan as plans
 from tests.experiment import tiny
 from tests.traps import tables
 
@@ -155,6 +156,38 @@ def test_a_state_that_reaches_the_parameters_only_later_counts():
     a, b = lagged(lambda rewards: rewards.value.mean()), lagged(lambda rewards: rewards.value.max())
     assert arms.update_fingerprint(a) != arms.update_fingerprint(b)
     assert arms.update_fingerprint(a) == arms.update_fingerprint(lagged(lambda rewards: rewards.value.mean()))
+
+
+def test_what_is_made_of_the_parameters_at_the_end_makes_another_arm():
+    """Arms that merge what they trained in two ways train the same, and are measured on other parameters."""
+    plan = tiny.build(tiny.Settings())
+    halved = plan._replace(finish=lambda params, key: jax.tree.map(lambda x: 0.5 * x, params))
+    noisy = plan._replace(
+        finish=lambda params, key: jax.tree.map(lambda x: x + jax.random.normal(key, x.shape), params)
+    )
+    assert arms.same_updates({"as it is": plan, "halved": halved, "noisy": noisy, "twin": halved}) == [
+        ["halved", "twin"]
+    ]
+    found = {name: arms.fingerprint(p, arms.trace(p)) for name, p in (("a", plan), ("b", halved), ("c", noisy))}
+    assert len(set(found.values())) == 3
+
+
+def test_measured_are_the_finished_parameters():
+    """Twice the logits of a table that prefers a token prefer it more; training goes on from the table itself."""
+    seen = []
+
+    def measure(params, key):
+        seen.append(params)
+        return {}
+
+    plan = tiny.build(tiny.Settings())._replace(
+        measure=measure, finish=lambda params, key: {"table": 2 * params["table"]}
+    )
+    params = {"table": jnp.asarray([[1.0, 0.0]])}
+    plans.measured(plan)(params, jax.random.key(0))
+    assert (
+        seen[0]["table"].tolist() == [[2.0, 0.0]] and plans.measured(plan._replace(finish=plans.as_trained)) is measure
+    )
 
 
 def test_python_in_the_loop_has_no_fingerprint():

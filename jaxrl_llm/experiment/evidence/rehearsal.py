@@ -27,7 +27,7 @@ def metric_names(plan: Plan) -> tuple[set[str], set[str]] | None:
         return None
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, trained = jax.eval_shape(plan.init, key), set()
-    measured = {name for name, x in jax.eval_shape(plan.measure, params, key).items() if x.ndim == 0}
+    measured = {name for name, x in jax.eval_shape(plans.measured(plan), params, key).items() if x.ndim == 0}
     for stage in plan.stages:
         module = online if isinstance(stage.method, online.Online) else offline
         start = jax.eval_shape(lambda p, k, s=stage: plans.start(s, p, k), params, key)
