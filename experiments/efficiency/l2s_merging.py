@@ -21,7 +21,6 @@ Run:       python -m experiments.efficiency.l2s_merging
 import dataclasses
 from collections.abc import Callable
 
-import jax
 import optax
 
 from experiments.efficiency.parts import long_short
