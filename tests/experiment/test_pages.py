@@ -50,6 +50,15 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     assert "before the first seed (100), committed in `0123456789ab`; earlier records of this file: 1;" in text
 
 
+def test_a_caption_names_problems_only_where_they_were_counted():
+    arm = {"seeds": [0, 1], "updates": 3, "rollouts": 24, "problems": {}}
+    record = {"arms": {"a": arm}, "settings": {"eval_problems": 512, "eval_samples": 4}, "instrument": {"tail": 3}}
+    said = "2 seeds; {}, mean of the last 3 evaluations; 3 updates and 24 rollouts a seed; not tuned"
+    assert records.caption(record) == said.format("own measurement")
+    counted = record | {"arms": {"a": arm | {"problems": {"problems/right": ["x"]}}}}
+    assert records.caption(counted) == said.format("512 problems x 4 samples")
+
+
 def test_the_committed_pages_are_up_to_date():
     folder = ROOT / "docs" / "papers"
     # links lead from where a page lies, so that it is made for its committed place

@@ -90,7 +90,8 @@ def caption(record: dict[str, Any]) -> str:
     seeds = sorted({len(arm["seeds"]) for arm in found})
     proof, settings = record.get("instrument") or {}, record["settings"]
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    problems = settings.get("eval_problems")
+    counted = not proof or any(arm.get("problems") for arm in found)  # a file that measures otherwise keeps no counts
+    problems = settings.get("eval_problems") if counted else None
     judged = f"{problems} problems x {settings.get('eval_samples', 1)} samples" if problems else "own measurement"
     ends = f", mean of the last {proof['tail']} evaluations" if proof.get("tail", 1) > 1 else ""
     budget = f"{max(a['updates'] for a in found):,} updates and {max(a['rollouts'] for a in found):,} rollouts a seed"
