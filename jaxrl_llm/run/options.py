@@ -1,6 +1,7 @@
 """Options that every run shares: how a model is loaded and computed, and how its responses are sampled."""
 
 import dataclasses
+import math
 from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -88,6 +89,9 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
     if not 0 < settings.top_p <= 1 or not 0 <= settings.min_p < 1 or settings.top_k < 0:
         raise UserError(f"--top-p {settings.top_p} must lie in (0, 1], --min-p {settings.min_p} in [0, 1), and --top-k "
                         f"{settings.top_k} must not be negative")  # fmt: skip
+    heat = settings.temperature if temperature is None else temperature
+    if not 0 <= heat < math.inf:
+        raise UserError(f"--temperature {heat:g} must be finite and not negative; 0 is greedy")
     if not all(settings.stop):
         raise UserError("--stop '' would end every response before it begins; give texts")
     for name, least in (("slots", 0), ("cache_stages", 1), ("row_stages", 1), ("max_new_tokens", 1)):
@@ -99,7 +103,7 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
     if settings.rollout_weights:
         quantised.check_extra()
     return Sampling(
-        settings.max_new_tokens, settings.temperature if temperature is None else temperature, settings.stop,
+        settings.max_new_tokens, heat, settings.stop,
         None if settings.top_p == 1 else settings.top_p, settings.top_k or None, settings.min_p or None,
         settings.slots, settings.cache_stages, settings.row_stages, settings.rollout_weights,
     )  # fmt: skip

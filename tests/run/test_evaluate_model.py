@@ -44,11 +44,27 @@ def test_a_model_and_rows_of_ones_own(tmp_path, capsys):
         (["--samples", "0"], "--samples 0"),
         (["--data", "missing.jsonl"], "missing.jsonl"),
         (["--top-p", "2"], "--top-p 2"),
+        (["--temperature", "-1"], "--temperature -1 must be finite"),
+        (["--temperature", "nan"], "--temperature nan must be finite"),
         (["--max-new-tokens", "100000"], "--max-new-tokens 100000"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys):
     assert main(["eval", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.strip().count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "missing"], "missing"),
+        (["--temperature", "-1"], "--temperature -1 must be finite and not negative; 0 is greedy"),
+        (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+    ],
+)
+def test_mistakes_of_a_talk_are_said_before_it_begins(words, said, capsys):
+    assert main(["chat", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.strip().count("\n") == 0
 
