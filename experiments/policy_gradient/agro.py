@@ -9,8 +9,10 @@ Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; nai
            on the same samples; grpo: clipped ratio to the sampler plus beta KL; pairs: DPO, -log
            sigmoid(beta (s_i - s_j)), s = log(pi / ref) of a response, over members of a group with r_i > r_j.
            on_policy, agro_3: agro with samples of now, or at most 2 updates old; offline, offline_naive: all are of the
-           start.
-Left out:  the token-level form. The exact tabular optimum is tested in tests/papers/test_agro.py.
+           start. token: consistency at every prefix y_<t that members of the group share: 1/2 Var of r - beta times the
+           sum of log(pi / ref) from t on; token_on: the same on samples of now.
+Left out:  nothing of the method; the token-level form is derived from the sequence form, for the paper's own was not at
+           hand. The exact tabular optimum of both is tested in tests/papers/test_agro.py.
 Expect:    with the sampler renewed every 10 updates: eval/accuracy agro > naive, and agro within 0.04 of on_policy.
 Measure:   held-out Countdown, reference = start; 8 seeds, equal rollouts and updates. kl/ref is k3 per token.
 Run:       python -m experiments.policy_gradient.agro
@@ -38,6 +40,13 @@ def agro(logp, batch, beta):
     """Half the variance of the regularised rewards, at every token of a response."""
     rewards = builders.rewards_of(batch.extras)
     return off_policy.agro_loss(logp, batch.ref_logp, rewards, batch.group_ids, batch.mask, beta=beta)
+
+
+def at_prefixes(logp, batch, beta):
+    """Half the variance of what is left to earn at every prefix that members of a group share."""
+    rewards = builders.rewards_of(batch.extras)
+    arguments = logp, batch.ref_logp, rewards, batch.group_ids, batch.tokens, batch.mask
+    return off_policy.agro_token_loss(*arguments, beta=beta)
 
 
 def naive(logp, batch, beta):
@@ -88,7 +97,8 @@ SMOKE = {
 ARMS = {
     "agro": {}, "naive": {"loss": naive}, "grpo": {"loss": grpo}, "on_policy": {"sync_every": 1},
     "pairs": {"loss": pairs, "beta": 0.1}, "agro_3": {"sync_every": 3}, "offline": {"sync_every": NEVER},
-    "offline_naive": {"loss": naive, "sync_every": NEVER},
+    "offline_naive": {"loss": naive, "sync_every": NEVER}, "token": {"loss": at_prefixes},
+    "token_on": {"loss": at_prefixes, "sync_every": 1},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "kl/ref", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "grad/norm")

@@ -189,8 +189,8 @@ def agro_loss(
 
     ``aux``: ``consistency_gap``, ``|R_i - mean|``.
 
-    From "Any-Generation Reward Optimization", arXiv:2503.19612, section 3. Differs from the paper in leaving out the
-    token-level form; the gradient through on-policy sampling is ``agro_sampling_terms``.
+    From "Any-Generation Reward Optimization", arXiv:2503.19612, section 3. The gradient through on-policy sampling is
+    ``agro_sampling_terms``, the form at every prefix ``agro_token_loss``.
 
     Args:
       rewards: of each sequence; members without a masked token leave the group.
@@ -226,6 +226,71 @@ def agro_sampling_terms(
     gap, _ = _deviations(values, group_ids, used)
     (logp,) = masked(mask, logp)
     return jnp.where(mask, (0.5 * jax.lax.stop_gradient(gap**2) * reduce.sequences(logp, mask))[:, None], 0.0)
+
+
+def agro_token_loss(
+    logp: Float[Array, "B T"],
+    ref_logp: Float[Array, "B T"],
+    rewards: Float[Array, " B"],
+    group_ids: Int[Array, " B"],
+    tokens: Int[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    beta: float,
+    ddof: int = 1,
+) -> TokenTerms:
+    """AGRO at every prefix: half the variance of what is left to earn, among those who have come the same way.
+
+    ``R_it = r_i - beta sum_{s >= t} log(pi(y_is | y_i<s) / ref(y_is | y_i<s))`` is the same for all continuations of a
+    prefix at the optimum, for there it is the prefix's soft value. ``1/2 n / (n - ddof) (R_it - mean R_jt)^2`` over the
+    ``n`` members of the group that share ``y_i<t`` and go on, summed over t, divided by the number of depths at which
+    two members of the group still agree, at every token of the sequence. Reduce with ``seq_mean``. Where all part at
+    their first token it is ``agro_loss``; like that it needs no importance ratio and no value model. Memory ``B^2``,
+    time ``B^2 T``.
+
+    ``aux``: ``consistency_gap``, ``|R_it - mean|`` at token t; ``shared``, 1 where another member shares the prefix.
+
+    From the consistency of "Any-Generation Reward Optimization", arXiv:2503.19612, section 3, at every state of the
+    token-level decision process. Differs from the paper in being derived here from its sequence form: its own token
+    form was not at hand.
+
+    >>> import jax.numpy as jnp
+    >>> ratio, mask = jnp.array([[0.2, 0.4], [0.2, -0.2], [-0.6, 0.0]]), jnp.ones((3, 2), bool)
+    >>> y, r, ids = jnp.array([[1, 2], [1, 3], [4, 5]]), jnp.array([1.0, 0.0, 0.0]), jnp.zeros(3, jnp.int32)
+    >>> terms = agro_token_loss(ratio, 0 * ratio, r, ids, y, mask, beta=0.5, ddof=0)
+    >>> [round(float(x), 4) for x in terms.loss[:, 0]]
+    [0.0642, 0.0584, 0.0003]
+    """
+    if beta <= 0:
+        raise ValueError(f"beta={beta} must be positive: it weighs the distance from the reference")
+    used = jnp.any(mask, axis=1)
+    logp, ref_logp = masked(mask, logp, ref_logp)
+    ratio = jnp.where(mask, logp - jax.lax.stop_gradient(ref_logp), 0.0)
+    left = jnp.cumsum(ratio[:, ::-1], axis=1)[:, ::-1]  # from each token to the end
+    values = jnp.where(used, rewards, 0.0).astype(jnp.float32)[:, None] - beta * left
+
+    def step(same: Array, column: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        token, chosen, value = column
+        both = chosen[:, None] & chosen[None, :]
+        weight = (same & both).astype(jnp.float32)
+        count = jnp.sum(weight, axis=1)
+        mean = weight @ value / jnp.maximum(count, 1.0)
+        neither = ~chosen[:, None] & ~chosen[None, :]
+        return same & (neither | both & (token[:, None] == token[None, :])), (mean, count)
+
+    start = (group_ids[:, None] == group_ids[None, :]) & used[:, None] & used[None, :]
+    # deviations of those who share a prefix add up to 0, and they share its weight: a mean without gradient is exact
+    seen = jax.lax.stop_gradient(jnp.where(mask, values, 0.0))
+    columns = jnp.moveaxis(tokens, 1, 0), jnp.moveaxis(mask, 1, 0), jnp.moveaxis(seen, 1, 0)
+    _, found = jax.lax.scan(step, start, columns)
+    mean, count = (jnp.moveaxis(x, 0, 1) for x in found)
+    shared = mask & (count > 1)
+    gap = jnp.where(shared, values - mean, 0.0)
+    own = jnp.sum(shared.astype(jnp.float32), axis=1)
+    depths = jax.ops.segment_max(own, group_ids, num_segments=own.shape[0])[group_ids]
+    terms = 0.5 * count / jnp.maximum(count - ddof, 1.0) * gap**2 / jnp.maximum(depths, 1.0)[:, None]
+    loss = jnp.where(mask, jnp.sum(terms, axis=1, keepdims=True), 0.0)
+    return TokenTerms(loss, {"consistency_gap": jnp.abs(gap), "shared": shared.astype(jnp.float32)})
 
 
 def trajectory_balance_loss(

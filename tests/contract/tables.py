@@ -165,6 +165,7 @@ ROWS = {
     "losses.off_policy.mirror_descent_loss": SEQUENCE,
     "losses.off_policy.regularised_rewards": SEQUENCE._replace(settings={"beta": 0.1}, gradient=("logp", "rewards")),
     "losses.off_policy.agro_loss": SEQUENCE._replace(settings={"beta": 0.1}, gradient=("logp", "rewards")),
+    "losses.off_policy.agro_token_loss": SEQUENCE._replace(settings={"beta": 0.1}, gradient=("logp", "rewards")),
     "losses.off_policy.trajectory_balance_loss": SEQUENCE._replace(
         settings={"beta": 0.5}, gradient=("logp", "rewards")
     ),

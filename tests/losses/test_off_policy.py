@@ -162,6 +162,91 @@ def test_agro_vanishes_at_its_optimum_for_any_samples():
     close.assert_near(gradient, 0.0)
 
 
+TOKENS = np.array([[9, 9, 9, 9, 9], [7, 1, 2, 3, 4], [7, 1, 2, 5, 4], [7, 1, 6, 3, 4], [7, 2, 2, 3, 4], [7, 1, 2, 3, 4]])
+GOES_ON = np.array([[0] * 5, [0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1], [0, 1, 1, 1, 0]], bool)
+
+
+def _at_prefixes(x, beta=0.3, ddof=1):
+    """The mean over rows of the token form by a loop over members and depths, in float64."""
+    rewards, total = np.asarray(REWARDS, np.float64), 0.0
+    for group in ([0], [1, 2, 3, 4, 5]):
+        rows, per_row, agreed = [i for i in group if GOES_ON[i].any()], {}, {}
+        for i in rows:
+            there = [t for t in range(5) if GOES_ON[i, t]]
+            per_row[i], agreed[i] = 0.0, 0
+            for t in there:
+                def left(j, t=t):
+                    return rewards[j] - beta * sum((x - OLD)[j, s] for s in range(t, 5) if GOES_ON[j, s])
+
+                def way(j, t=t):
+                    return [int(TOKENS[j, s]) for s in range(t) if GOES_ON[j, s]]
+
+                like = [j for j in rows if GOES_ON[j, t] and way(j) == way(i)]
+                if len(like) > 1:
+                    agreed[i] += 1
+                    mean = sum(map(left, like)) / len(like)
+                    per_row[i] += 0.5 * len(like) / (len(like) - ddof) * (left(i) - mean) ** 2
+        total += sum(per_row.values()) / max(max(agreed.values(), default=0), 1)
+    return total
+
+
+def test_agro_at_prefixes_against_a_loop_and_its_gradient():
+    mask, ids = jnp.asarray(GOES_ON), jnp.array([0, 1, 1, 1, 1, 1])
+    logp, ref = (jnp.asarray(np.where(GOES_ON, x, np.nan), jnp.float32) for x in (LOGP, OLD))
+
+    def total(x):
+        rewards = REWARDS.at[0].set(jnp.nan)
+        terms = off_policy.agro_token_loss(x, ref, rewards, ids, jnp.asarray(TOKENS), mask, beta=0.3)
+        return reduce.tokens(terms.loss, mask, mode="seq_mean", total=1.0)
+
+    value, slope = jax.value_and_grad(total)(logp)
+    close.assert_near(value, _at_prefixes(LOGP))
+    # the loss is quadratic in each number, so that central differences have no error but rounding
+    for i, t in np.ndindex(6, 5):
+        ahead, behind = LOGP.copy(), LOGP.copy()
+        ahead[i, t] += 0.5
+        behind[i, t] -= 0.5
+        close.assert_near(slope[i, t], _at_prefixes(ahead) - _at_prefixes(behind) if GOES_ON[i, t] else 0.0, terms=30)
+
+
+def test_agro_at_prefixes_is_agro_where_all_part_at_once():
+    logp, ref, _, mask = _f32(LOGP, OLD, ADVANTAGES)
+    tokens = jnp.arange(30).reshape(6, 5)
+    mask = jnp.ones_like(mask).at[2, 3:].set(False)
+    logp, ref = jnp.asarray(LOGP, jnp.float32), jnp.asarray(OLD, jnp.float32)
+    whole = off_policy.agro_loss(logp, ref, REWARDS, IDS, mask, beta=0.2)
+    parts = off_policy.agro_token_loss(logp, ref, REWARDS, IDS, tokens, mask, beta=0.2)
+    close.assert_near(parts.loss, whole.loss)
+    np.testing.assert_array_equal(parts.aux["shared"], np.eye(5)[np.zeros(6, int)])
+
+
+def test_agro_at_prefixes_vanishes_at_the_optimum_of_a_tree():
+    """All nine strings of two tokens of three: pi = ref exp(r / beta) / Z, by its conditionals; any samples."""
+    local, beta = np.random.default_rng(5), 0.7
+    ref, rewards = np.log(local.dirichlet(np.ones(9))).reshape(3, 3), local.normal(size=(3, 3))
+    joint = np.exp(ref + rewards / beta)
+    joint /= joint.sum()
+
+    def by_token(p):
+        return np.stack([np.log(np.repeat(p.sum(1), 3)), np.log((p / p.sum(1, keepdims=True)).ravel())], axis=1)
+
+    picks = np.array([0, 0, 1, 2, 4, 5, 8, 3])
+    tokens = jnp.asarray(np.stack(np.divmod(np.arange(9), 3), axis=1)[picks])
+    ids, mask = jnp.zeros(8, jnp.int32), jnp.ones((8, 2), bool)
+    arguments = jnp.asarray(by_token(np.exp(ref))[picks], jnp.float32), jnp.asarray(rewards.ravel()[picks], jnp.float32)
+
+    def loss(x):
+        terms = off_policy.agro_token_loss(x, *arguments, ids, tokens, mask, beta=beta)
+        return jnp.sum(terms.loss), terms.aux["shared"]
+
+    best = jnp.asarray(by_token(joint)[picks], jnp.float32)
+    (value, shared), slope = jax.value_and_grad(loss, has_aux=True)(best)
+    size = float(np.abs(rewards).max()) + beta * float(np.abs(best).max())
+    close.assert_near(jnp.sqrt(value), 0.0, terms=8, magnitude=size)
+    close.assert_near(slope, 0.0, terms=8, magnitude=size)
+    assert shared[:, 0].all() and shared[:, 1].sum() == 7 and float(loss(best + 0.1 * best)[0]) > 0.01
+
+
 def test_kimi_and_agro_differ_by_the_centring_of_the_log_ratio():
     """Where the group's mean log-ratio is 0, mirror descent (tau = beta) is 2 AGRO (ddof 0), value and gradient."""
     logp, ref = jnp.array([[0.3], [-0.1], [-0.2]]), jnp.zeros((3, 1))
@@ -205,5 +290,7 @@ def test_weights_that_make_no_sense_are_refused(bad):
         off_policy.mirror_descent_loss(*arguments, tau=bad)
     with pytest.raises(ValueError, match="beta="):
         off_policy.agro_loss(arguments[0], arguments[1], REWARDS, IDS, arguments[3], beta=bad)
+    with pytest.raises(ValueError, match="beta="):
+        off_policy.agro_token_loss(*arguments[:2], REWARDS, IDS, jnp.asarray(TOKENS), arguments[3], beta=bad)
     with pytest.raises(ValueError, match="tau="):
         advantages_of.log_mean_exp_baseline(REWARDS, IDS, tau=bad)
