@@ -12,7 +12,7 @@ Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; nai
            start. token: consistency at every prefix y_<t that members of the group share: 1/2 Var of r - beta times the
            sum of log(pi / ref) from t on; token_on: the same on samples of now.
 Left out:  nothing of the method; the token-level form is derived from the sequence form, for the paper's own was not at
-           hand. The exact tabular optimum of both is tested in tests/papers/test_agro.py.
+           hand. The exact tabular optimum of both is tested.
 Expect:    with the sampler renewed every 10 updates: eval/accuracy agro > naive, and agro within 0.04 of on_policy.
 Measure:   held-out Countdown, reference = start; 8 seeds, equal rollouts and updates. kl/ref is k3 per token.
 Run:       python -m experiments.policy_gradient.agro

@@ -162,7 +162,9 @@ def test_agro_vanishes_at_its_optimum_for_any_samples():
     close.assert_near(gradient, 0.0)
 
 
-TOKENS = np.array([[9, 9, 9, 9, 9], [7, 1, 2, 3, 4], [7, 1, 2, 5, 4], [7, 1, 6, 3, 4], [7, 2, 2, 3, 4], [7, 1, 2, 3, 4]])
+TOKENS = np.array(
+    [[9, 9, 9, 9, 9], [7, 1, 2, 3, 4], [7, 1, 2, 5, 4], [7, 1, 6, 3, 4], [7, 2, 2, 3, 4], [7, 1, 2, 3, 4]]
+)
 GOES_ON = np.array([[0] * 5, [0, 1, 1, 1, 1], [0, 1, 1, 1, 1], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1], [0, 1, 1, 1, 0]], bool)
 
 
@@ -175,6 +177,7 @@ def _at_prefixes(x, beta=0.3, ddof=1):
             there = [t for t in range(5) if GOES_ON[i, t]]
             per_row[i], agreed[i] = 0.0, 0
             for t in there:
+
                 def left(j, t=t):
                     return rewards[j] - beta * sum((x - OLD)[j, s] for s in range(t, 5) if GOES_ON[j, s])
 
