@@ -36,7 +36,12 @@ def connect(spec: str) -> None:
     try:
         jax.distributed.initialize(**known)
     except (ValueError, RuntimeError) as error:
-        raise UserError(f"--hosts {spec}: the processes did not find each other ({error})") from error
+        remedy = (
+            "give --hosts ADDRESS:PORT,COUNT,INDEX, or drop --hosts where this is the only machine"
+            if spec == "auto"
+            else f"start all of them with ADDRESS:PORT of the first, which must be free there: {parts[0]}"
+        )
+        raise UserError(f"--hosts {spec}: the processes did not find each other ({error}); {remedy}") from error
 
 
 def is_first() -> bool:

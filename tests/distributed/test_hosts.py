@@ -119,6 +119,18 @@ def test_a_wrong_spec_is_named(spec, words, capsys):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "spec, remedy", [("auto", "drop --hosts where this is the only machine"), ("10.0.0.1:80,2,1", "start all of them")]
+)
+def test_a_job_that_is_not_found_says_what_to_do(spec, remedy, monkeypatch):
+    def alone(**known):
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", alone)
+    with pytest.raises(UserError, match=rf"did not find each other \(coordinator.*\); .*{remedy}"):
+        hosts.connect(spec)
+
+
 def test_one_process_needs_no_others():
     hosts.connect("")
     hosts.barrier("nobody else")
