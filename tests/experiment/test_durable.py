@@ -51,7 +51,7 @@ def test_a_kept_run_is_the_run_without_a_folder(undisturbed):
 
 
 @pytest.mark.parametrize("kind", ["append_line", "save"])
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 13])
+@pytest.mark.parametrize("after", [0, 1, 3, 8, *(pytest.param(k, marks=pytest.mark.slow) for k in (2, 5, 13))])
 def test_killed_anywhere_it_goes_on_bit_for_bit(kind, after, undisturbed, tmp_path, monkeypatch):
     """Killed before the ``after``-th line is written, or just behind the ``after``-th checkpoint."""
     count, module = iter(range(1000)), record if kind == "append_line" else checkpoint

@@ -39,8 +39,8 @@ def run(out, *words):
     "words",
     [
         ("xpo_loss",),
-        ("nash_md_loss",),
         *(pytest.param(words, marks=pytest.mark.slow) for words in (
+            ("nash_md_loss",),
             ("dpo_loss", "--length-desensitised", "0.5"), ("tdpo2_loss",), ("wpo_loss", "--partner", "reference"),
             ("kto_loss",), ("bco_loss", "--lora", "2"), ("sppo_loss", "--loss-args", "eta=2.0"), ("rrhf_loss",),
             ("pro_loss",), ("trpa_loss",), ("vrpo_loss", "--judge", f"{MINE}:short", "--sharpness", "0.1"),
