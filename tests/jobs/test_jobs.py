@@ -51,10 +51,10 @@ def arm(module, words, out):
     [
         (sft, "texts", []),
         (dpo, "pairs", ["--loss", "simpo_loss", "--loss-args", "beta=1.5"]),
+        (dpo, "pairs", ["--loss", "tdpo1_loss", "--lora", "2"]),
         (dpo, "single", ["--format", "unpaired", "--loss", "kto_loss"]),
         (reward_model, "pairs", ["--centering", "0.01"]),
         *(pytest.param(dpo, "pairs", words, marks=pytest.mark.slow) for words in (
-            ["--loss", "tdpo1_loss", "--lora", "2"],
             ["--lora", "2"], ["--loss", "tdpo2_loss"], ["--loss", "wpo_loss"], ["--length-desensitised", "0.5"],
             ["--rows-in", "host"],
         )),

@@ -398,8 +398,7 @@ def test_values_are_measured_once_where_a_run_begins(tmp_path, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("--advantages", "remax_advantages", "--loss", "clip_cov_loss", "--loss-args", "fraction=0.2",
-                      "--slots", "6"), marks=pytest.mark.slow),
+        ("--advantages", "remax_advantages", "--loss", "clip_cov_loss", "--loss-args", "fraction=0.2", "--slots", "6"),
         pytest.param(("--advantages", "reinforce_pp_token_advantages", "--advantage-args", "kl_weight=0.01", "--loss",
                       "kl_cov_loss"), marks=pytest.mark.slow),
         pytest.param(("--advantages", "remax_advantages", "--loop", "async"), marks=pytest.mark.slow),
