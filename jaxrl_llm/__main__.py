@@ -27,6 +27,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command of ``arguments`` (None: those of the process); its exit code."""
     quiet.quieten()
+    stop.watch_output()
     try:
         with stop.interruptible("stopped"):
             return _command(list(sys.argv[1:] if arguments is None else arguments))

@@ -508,6 +508,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
 def main(name: str, arguments: list[str] | None = None) -> None:
     """The last line of an experiment file: ``experiment.main(__name__)``; a mistake is one line and exit code 2."""
     quiet.quieten()
+    stop.watch_output()
     host_memory.keep_freed_pages()
     seeds.use_all_cores()
     words = "stopped; the same command goes on"

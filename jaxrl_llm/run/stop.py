@@ -1,11 +1,12 @@
 """Stopping on request: a signal is remembered, the loop ends after its step; outside a loop it ends the run at once."""
 
 import contextlib
+import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, a scheduler, a terminal that is gone
@@ -14,6 +15,46 @@ AGAIN_S = 0.1  # after an interruption that was lost
 
 # A child of a fork shares the pipe of ``Interruption``: its signals are not its parent's.
 os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+
+
+def _lead_nowhere(descriptors: Iterable[int]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+class _Output(io.FileIO):
+    """What a program says, into a pipe whose reader may leave: then the rest is said to nobody."""
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _lead_nowhere([self.fileno()])
+            if signal.getsignal(signal.SIGHUP) != signal.SIG_DFL:  # outside a run there is nothing to stop
+                os.kill(os.getpid(), signal.SIGHUP)
+            return len(data)
+
+
+def watch_output() -> None:
+    """From here on a reader that leaves (``| head``, a ``tee`` that is killed) is what a terminal that is gone is.
+
+    The run stops after its step and is saved; without this, the next line would end it. Called once by the command
+    lines; streams that a caller has replaced are left alone.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        stream.flush()
+        raw = _Output(stream.fileno(), "w", closefd=False)
+        at_once = isinstance(stream.buffer, io.RawIOBase)  # python -u
+        watched = io.TextIOWrapper(
+            raw if at_once else io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors,
+            line_buffering=stream.line_buffering, write_through=stream.write_through,
+        )  # fmt: skip
+        setattr(sys, name, watched)
 
 
 @contextlib.contextmanager
@@ -29,10 +70,7 @@ def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
     def handle(number: int, frame: Any) -> None:
         if number == signal.SIGHUP:  # writing to a terminal that is gone would end the run before it is saved
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            for fd in terminals:
-                os.dup2(nowhere, fd)
-            os.close(nowhere)
+            _lead_nowhere(terminals)
         handler(number, frame)
 
     numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]

@@ -190,6 +190,35 @@ def test_a_terminal_that_is_gone_saves_and_stops(tmp_path):
     assert checkpoint.latest(run / "checkpoints").name == f"step_{steps[-1]:08d}"
 
 
+def test_a_reader_that_leaves_saves_and_stops(tmp_path):
+    """``| head``, or a ``tee`` that is killed: the next line that is said would end the run."""
+    run = tmp_path / "run"
+    process = begin("--steps", "5000", "--checkpoint-every", "5000", "--out", str(run))
+    while process.stdout.readline() and not (run / "metrics.jsonl").exists():
+        pass
+    process.stdout.close()
+    assert process.wait(timeout=120) == 130
+    steps = [row["step"] for row in record.read_lines(run / "metrics.jsonl")]
+    assert steps and checkpoint.latest(run / "checkpoints").name == f"step_{steps[-1]:08d}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["jaxrl_llm", "commands"], ["jaxrl_llm", "--help"], ["jaxrl_llm.experiment", "compare", "--help"],
+     ["experiments.policy_gradient.dr_grpo", "--help"]],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("unbuffered", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_left_before_is_no_traceback(words, unbuffered):
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, *unbuffered, "-m", *words]
+    done = subprocess.run(command, env=ENVIRONMENT, stdout=theirs, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(theirs)
+    said = done.stderr.splitlines()
+    assert done.returncode in (0, 130) and len(said) <= 1 and all(line.startswith("stopped") for line in said), said
+
+
 @pytest.mark.slow
 def test_nohup_is_respected(tmp_path):
     run = tmp_path / "run"
