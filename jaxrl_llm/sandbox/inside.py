@@ -10,6 +10,7 @@ that work in place. Functions of the tests that are handed to the program run on
 import ast
 import builtins
 import collections
+import copy
 import functools
 import importlib
 import io
@@ -29,6 +30,8 @@ from jaxrl_llm.sandbox.values import Unreadable, decode, encode
 LONGEST = 4 << 20  # characters of one message between solver and checker
 CHUNK = 256  # elements of an iterator that are fetched at once
 OUT_OF_MEMORY = 101
+ENDED = "the program ended"
+_MOST_HELD = 10_000  # characters of what an exception holds
 LIBRARY = frozenset(
     "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator random re "
     "statistics string sys time typing".split()
@@ -117,6 +120,10 @@ class Foreign(Exception):
     """Marks exceptions that the other side raised, whatever their other type."""
 
 
+class Unfit(TypeError):
+    """The tests ask what cannot be asked from afar, which says nothing about the program."""
+
+
 class Gone(BaseException):
     """The other side ended or talks nonsense; no ``except Exception`` of a test hides it."""
 
@@ -124,7 +131,16 @@ class Gone(BaseException):
 def _raising(error: BaseException) -> dict[str, Any]:
     """An exception as a message: its name, its text, and what ``except`` catches it."""
     text = error.args[0] if len(error.args) == 1 and type(error.args[0]) is str else _text(error)
-    return {"raised": type(error).__name__, "kind": _kind(type(error)), "text": text[:300]}
+    said = {"raised": type(error).__name__, "kind": _kind(type(error)), "text": text[:300]}
+    try:
+        held = encode(dict(vars(error)), _no_object)  # what an except clause reads of it
+        return said | ({"held": held} if len(json.dumps(held)) <= _MOST_HELD else {})
+    except Exception:  # no plain values, or an object that raises when it is looked at: its name and text must do
+        return said
+
+
+def _no_object(value: Any) -> Any:
+    raise TypeError(f"a {type(value).__name__} is no plain value")
 
 
 def _kind(error: type) -> str:
@@ -141,12 +157,17 @@ def _exception(name: str, kind: str) -> type[Exception]:
 
 @functools.cache
 def _exception_class(name: str, base: type[Exception]) -> type[Exception]:
-    return type(name, (base, Foreign), {})
+    return type(name, (Foreign,) if base is Exception else (base, Foreign), {})
 
 
 def _raised(reply: dict[str, Any]) -> Exception:
     name, kind, text = (str(reply.get(key, "")) for key in ("raised", "kind", "text"))
-    return _exception(name, kind)(text)
+    error = _exception(name, kind)(text)
+    held = decode(reply.get("held"), lambda number: None)
+    for key, value in held.items() if isinstance(held, dict) else ():
+        if isinstance(key, str) and key.isidentifier() and key[0] != "_":
+            vars(error)[key] = value
+    return error
 
 
 def _text(error: BaseException) -> str:
@@ -164,7 +185,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "index": operator.index, "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
     "format": format, "reversed": reversed, "getitem": operator.getitem, "setitem": operator.setitem,
     "delitem": operator.delitem, "setattr": setattr, "delattr": delattr, "isinstance": isinstance,
-    "issubclass": issubclass, "enter": lambda x: type(x).__enter__(x), "exit": lambda x, *e: type(x).__exit__(x, *e),
+    "issubclass": issubclass, "copy": copy.copy, "deepcopy": copy.deepcopy, "enter": lambda x: type(x).__enter__(x), "exit": lambda x, *e: type(x).__exit__(x, *e),
 }  # fmt: skip
 _PAIRS = {
     "__eq__": operator.eq, "__ne__": operator.ne, "__lt__": operator.lt, "__le__": operator.le, "__gt__": operator.gt,
@@ -186,6 +207,19 @@ class _Callback:
         return self._solver.call_back(self._number, arguments, named)
 
 
+class _Iterator:
+    """In the program, an iterator of the tests: its elements come from their side."""
+
+    def __init__(self, following: _Callback):
+        self._following = following
+
+    def __iter__(self) -> "_Iterator":
+        return self
+
+    def __next__(self) -> Any:
+        return self._following()
+
+
 class _Solver:
     """The program's side: what its names mean, and the objects that the tests hold."""
 
@@ -199,6 +233,8 @@ class _Solver:
         """The reference of an object."""
         if isinstance(value, _Callback):
             return ["tests", value._number]
+        if isinstance(value, _Iterator):
+            return ["iterator", value._following._number]
         if isinstance(value, type) and value in _TYPES:
             return ["builtin", value.__name__]
         if id(value) not in self.numbers:
@@ -211,6 +247,8 @@ class _Solver:
         if isinstance(reference, int):
             return self.objects[reference]
         kind, *rest = reference
+        if kind == "iterator":
+            return _Iterator(self.held(["tests", *rest]))
         if kind == "tests":
             return self.callbacks.setdefault(rest[0], _Callback(self, rest[0]))
         return getattr(builtins, rest[0]) if kind == "builtin" else self.target(rest)
@@ -324,6 +362,12 @@ class StandIn:
         left = _ahead(self)
         return left.popleft() if left else self._ask("next", self._path)
 
+    def __copy__(self) -> Any:
+        return self._ask("copy", self._path)
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        return self._ask("deepcopy", self._path)
+
     def __exit__(self, kind: Any, value: Any, trace: Any) -> Any:
         return self._ask("exit", self._path, (None, None, None))
 
@@ -370,6 +414,9 @@ class _Asker:
     def __init__(self, line: _Line):
         self.line = line
         self.mine: list[Callable[..., Any]] = []
+        self.iterators: dict[int, Iterator[Any]] = {}  # by the number of what gives the next element
+        self.known: dict[int, StandIn] = {}
+        self.unfit = ""  # why no program can be asked this
         self.ahead: dict[tuple, collections.deque] = {}  # by the path of an iterator
 
     def reference(self, value: Any) -> Any:
@@ -379,18 +426,22 @@ class _Asker:
             return path[0] if len(path) == 1 and isinstance(path[0], int) else ["path", *path]
         if isinstance(value, type) and value in _TYPES:
             return ["builtin", value.__name__]
+        if not callable(value) and hasattr(type(value), "__next__"):
+            self.mine.append(value.__next__)
+            self.iterators[len(self.mine) - 1] = value
+            return ["iterator", len(self.mine) - 1]
         if not callable(value):
-            raise TypeError(f"a {type(value).__name__} of the tests cannot be handed to the program")
+            raise Unfit(f"a {type(value).__name__} of the tests cannot be handed to the program")
         self.mine.append(value)
         return ["tests", len(self.mine) - 1]
 
     def held(self, reference: Any) -> Any:
         """What a reference of the program stands for."""
-        if isinstance(reference, int):
-            return StandIn(self.ask, [reference])
+        if isinstance(reference, int):  # the same object is the same stand-in: ``is`` means what it says
+            return self.known.setdefault(reference, StandIn(self.ask, [reference]))
         kind, what = reference
-        if kind == "tests" and type(what) is int and what >= 0:
-            return self.mine[what]
+        if kind in ("tests", "iterator") and type(what) is int and what >= 0:
+            return (self.mine if kind == "tests" else self.iterators)[what]
         return {kind.__name__: kind for kind in _TYPES}[what]
 
     def ask(self, do: str, path: list, arguments: tuple = (), named: dict[str, Any] | None = None) -> Any:
@@ -401,7 +452,11 @@ class _Asker:
           Foreign: what the program raised.
         """
         given = (list(arguments), named or {})
-        sent = encode(given, self.reference)
+        try:
+            sent = encode(given, self.reference)
+        except Unfit as error:
+            self.unfit = str(error)
+            raise
         try:
             self.line.send({"do": do, "target": path, "given": sent})
             while "callback" in (reply := self._message()):
@@ -419,7 +474,7 @@ class _Asker:
         except (EOFError, OSError, Unreadable, KeyError, IndexError) as error:
             if isinstance(error, Foreign):
                 raise
-            raise Gone(f"the program ended: {error}") from error
+            raise Gone(f"{ENDED}: {error}") from error
 
     def _message(self) -> dict[str, Any]:
         reply = self.line.receive()
@@ -467,7 +522,8 @@ def _free_names(source: str) -> set[str]:
     names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
     stored = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
     defined = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    return {node.id for node in names} - stored - defined
+    imported = {n.asname or n.name.partition(".")[0] for n in ast.walk(ast.parse(source)) if isinstance(n, ast.alias)}
+    return {node.id for node in names} - stored - defined - imported
 
 
 def _find(name: str, space: dict[str, Any], ask: Callable[..., Any]) -> None:
@@ -492,13 +548,25 @@ def _bring(name: str, space: dict[str, Any], ask: Callable[..., Any]) -> None:
 
 
 def check(setup: str, entries: list[str], checks: list[str], reading: int, writing: int) -> dict[str, Any]:
-    """Executes each check against the program on the other side; which passed, and why the first other did not."""
-    ask = _Asker(_Line(reading, writing)).ask
+    """Executes each check against the program on the other side; which passed, and why the first other did not.
+
+    ``unfit`` says why the tests cannot judge any program: they are no Python, need a module that is not there, or hand
+    over what cannot be handed over.
+    """
+    asker = _Asker(_Line(reading, writing))
+    ask = asker.ask
     passed: list[bool] = []
     reason = ""
+    try:
+        for source in (setup, *checks):
+            compile(source, "<tests>", "exec")
+    except (SyntaxError, ValueError) as error:
+        return {"passed": [False] * len(checks), "reason": "", "unfit": f"the tests are no Python: {error}"[:500]}
     for source in checks:
         try:
             space: dict[str, Any] = {"__name__": "tests"}
+            for name in sorted(_free_names(setup)):
+                _find(name, space, ask)
             exec(compile(setup, "<setup>", "exec"), space)
             for name in entries:
                 space.pop(name, None)
@@ -511,10 +579,12 @@ def check(setup: str, entries: list[str], checks: list[str], reading: int, writi
             reason = reason or str(error)
             break
         except BaseException as error:
+            if isinstance(error, ImportError) and not isinstance(error, Foreign):
+                asker.unfit = f"the tests need what is not there: {_text(error)}"
             reason = reason or _why(error, source)
             passed.append(False)
     passed += [False] * (len(checks) - len(passed))
-    return {"passed": passed, "reason": reason[:500]}
+    return {"passed": passed, "reason": reason[:500], "unfit": asker.unfit[:500]}
 
 
 def _why(error: BaseException, source: str) -> str:

@@ -302,6 +302,8 @@ class Sandbox:
         if not reply["verdict"]:
             return Checked(failed, "the tests did not end: " + _status(reply, limits), True, reply["seconds"])
         verdict = json.loads(reply["verdict"])
+        if verdict["unfit"]:
+            return Checked(failed, verdict["unfit"], False, reply["seconds"])
         if _status(reply, limits) == "timeout" and not all(verdict["passed"]):
             verdict["reason"] = f"timed out after {limits.cpu_s} s of the processor"
         return Checked(tuple(verdict["passed"]), verdict["reason"], True, reply["seconds"])

@@ -43,7 +43,10 @@ class Called(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The tests of a program: which passed, why the first other failed; ``valid`` is False where the sandbox failed."""
+    """The tests of a program: which passed, why the first other failed.
+
+    ``valid`` is False where the sandbox failed, or the tests cannot judge any program.
+    """
 
     passed: tuple[bool, ...]
     reason: str

@@ -101,7 +101,7 @@ def test_objects_of_a_program_work_from_afar(sandbox, check):
 
 
 RIGHT = """
-import collections, decimal, functools
+import collections, decimal, enum, functools
 class Custom(ValueError): pass
 class Vector:
     def __init__(self, x, y): self.x, self.y = x, y
@@ -149,6 +149,14 @@ def rotate(grid):
 def add(d, *, seen): d["n"] = d.get("n", 0) + 1; seen.add(d["n"])
 def pop(xs): return xs.pop()
 def bad(x): raise Custom("too " + x)
+class Failure(Exception):
+    def __init__(self, code): super().__init__(f"code {code}"); self.code = code
+def fail(code): raise Failure(code)
+class Colour(enum.Enum):
+    RED = 1
+def total(xs): return sum(xs)
+def first(n, xs): return [x for x, _ in zip(xs, range(n))]
+def same(xs): return xs
 def kind(x, t): return isinstance(x, t)
 def make(t, *a): return t(*a)
 def queue(xs): return collections.deque(xs, 3)
@@ -186,6 +194,13 @@ def count(xs): return collections.Counter(xs)
         "x = [3, 1]\nassert pop(x) == 1 and x == [3, 1]",  # which gives something back is no function that works in place
         "try:\n    bad('much')\n    assert False\nexcept ValueError as e: assert str(e) == 'too much'",
         "try:\n    bad('much')\n    assert False\nexcept Custom as e: assert type(e).__name__ == 'Custom'",
+        "try:\n    fail(7)\n    assert False\nexcept Failure as e: assert e.code == 7 and str(e) == 'code 7'",
+        "try:\n    fail([7])\n    assert False\nexcept Exception as e: assert type(e).__name__ == 'Failure' and e.code == [7]",
+        "assert total(x for x in [1, 2]) == 3 and total(map(int, '12')) == 3 and total(iter({})) == 0",
+        "import itertools\nassert first(3, itertools.count(2)) == [2, 3, 4] and first(9, iter('ab')) == ['a', 'b']",
+        "x = iter([1])\nassert same(x) is x and next(x) == 1",
+        "assert Colour(1) is Colour.RED and Colour.RED in {Colour(1)}",
+        "import copy\na = Cell()\nb, c = copy.copy(a), copy.deepcopy(a)\na['k'] = 1\nassert b.held == {'k': 1} and c.held == {}",
         "assert kind(3, int) and not kind('3', int) and make(list, 'ab') == ['a', 'b'] and kind(make(Vector, 1, 2), Vector)",
         "v = Vector(1, 2)\nassert v == Vector(1, 2) and v != Vector(2, 1) and v == v and not v == (1, 2)",
         "assert Vector(1, 2) + Vector(3, 4) == Vector(4, 6) and -Vector(1, 2) == Vector(-1, -2) and abs(Vector(3, 4)) == 5",
@@ -207,6 +222,39 @@ def test_setup_wins_over_the_program_but_for_the_entries(sandbox):
     setup = "def helper(x):\n    return x\ndef f(x):\n    '''To be written.'''"
     assert sandbox.check(program, ["assert helper(f(1)) == 100"], setup=setup, entries=["f"]).passed == (True,)
     assert sandbox.check(program, ["assert helper(1) == 1"], setup=setup, entries=["f"]).passed == (True,)
+
+
+def test_setup_may_use_what_the_program_defines(sandbox):
+    """As some of MBPP's does, which builds a tree of the program's nodes."""
+    program = "class Node:\n    def __init__(self, v): self.v = v\ndef f(n): return n.v"
+    checked = sandbox.check(program, ["assert f(root) == 3 and helper(root) == 4"], entries=["f"],
+                            setup="root = Node(3)\ndef helper(n): return f(n) + 1")  # fmt: skip
+    assert checked.passed == (True,), checked.reason
+
+
+@pytest.mark.parametrize(
+    ("check", "setup", "why"),
+    [
+        ("assert f(1) ==", "", "no Python"),
+        ("assert f(1) == 1", "x = (", "no Python"),
+        ("import no_such_package\nassert f(1) == 1", "", "No module named 'no_such_package'"),
+        ("assert f(1) == 1", "from solution import f", "No module named 'solution'"),
+        ("import random\nassert f(random.Random(0))", "", "a Random of the tests cannot be handed"),
+    ],
+)
+def test_tests_that_can_judge_nothing_say_nothing_about_the_program(sandbox, check, setup, why):
+    checked = sandbox.check("def f(x): return x", [check], setup=setup)
+    assert not checked.valid and why in checked.reason
+
+
+@pytest.mark.parametrize("program", ["def f(x): import no_such_package", "import no_such_package", "def f(x) return"])
+def test_a_program_that_lacks_a_module_is_wrong_all_the_same(sandbox, program):
+    checked = sandbox.check(program, ["assert f(1) == 1"], entries=["f"])
+    assert checked.valid and checked.passed == (False,)
+
+
+def test_tests_that_ask_nothing_pass(sandbox):
+    assert {sandbox.check("def f(): pass", ["x = [1]"])[:3] for _ in range(20)} == {((True,), "", True)}
 
 
 def test_many_at_once_in_order(sandbox):
