@@ -185,7 +185,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "index": operator.index, "round": round, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil,
     "format": format, "reversed": reversed, "getitem": operator.getitem, "setitem": operator.setitem,
     "delitem": operator.delitem, "setattr": setattr, "delattr": delattr, "isinstance": isinstance,
-    "issubclass": issubclass, "copy": copy.copy, "deepcopy": copy.deepcopy, "enter": lambda x: type(x).__enter__(x), "exit": lambda x, *e: type(x).__exit__(x, *e),
+    "issubclass": issubclass, "copy": copy.copy, "deepcopy": copy.deepcopy,
+    "enter": lambda x: type(x).__enter__(x), "exit": lambda x, *e: type(x).__exit__(x, *e),
 }  # fmt: skip
 _PAIRS = {
     "__eq__": operator.eq, "__ne__": operator.ne, "__lt__": operator.lt, "__le__": operator.le, "__gt__": operator.gt,
