@@ -8,8 +8,11 @@ Equations: loss = (r - mean - tau log(pi(y) / pi_old(y)))^2 for each response; l
            (max - min), min(0, lam) for wrong answers; prompt drawn with weight 1 - success. positives: wrong responses
            do not train (ReST-like). grpo: clipped surrogate, normalised advantages; reinforce: -rho A, no clip.
            reset: the optimiser begins anew with every rollout, since the reference is another; curriculum: half of the
-           steps on the half that the starting model solves most often (of 10 tries), then all, by failures.
-Left out:  partial rollouts, vision. long2short: its filters are advantages.selection.shortest_right and
+           steps on the half that the starting model solves most often (of 10 tries), then all, by failures. partial: an
+           iteration writes budget tokens of each response; those that have not ended wait, go on under the weights of
+           the next one, and train with their group when all have ended (or repeat themselves), older tokens with the
+           log-probabilities of their time; partial_fresh: older tokens do not train.
+Left out:  vision. long2short: its filters are advantages.selection.shortest_right and
            longer_rejected.
 Expect:    eval/accuracy: mirror > positives; length: eval/tokens below mirror's with eval/accuracy not 0.03 below.
 Measure:   held-out arithmetic chains with optional scratchpad, two updates for each rollout so that the squared
@@ -27,6 +30,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from experiments.policy_gradient.parts import partial_rollouts
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.curriculum import balanced
@@ -39,7 +43,7 @@ from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.train.plan import Stage, no_extras
 from jaxrl_llm.types import Sampler, TokenTerms
 
 TRIES = 10  # samples of the starting model that grade a problem
@@ -79,6 +83,26 @@ def easy_first(settings, bench: recipes.Bench, online: Online) -> tuple[Stage, .
     )
 
 
+def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
+    """Every response is written in one iteration."""
+    return {}, no_extras
+
+
+def in_parts(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
+    """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next."""
+    return partial_rollouts.make_partial_rollout(settings, bench, budget=settings.budget)
+
+
+def every_token(estimate: Callable) -> Callable:
+    """All tokens of a response train, whichever iteration wrote them."""
+    return estimate
+
+
+def newest_tokens(estimate: Callable) -> Callable:
+    """Only the tokens of this iteration train."""
+    return partial_rollouts.only_fresh(estimate, reduction="seq_mean")
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values where it gives them; see EMBEDDED for the small model."""
@@ -92,15 +116,19 @@ class Settings(recipes.OnlineSettings):
     sampler: Callable[[], Sampler] = make_uniform
     optimiser: Callable[..., optax.GradientTransformation] = kept  # (tx, updates of a rollout) -> tx
     order: Callable[..., tuple[Stage, ...]] = at_once
+    write: Callable[..., tuple[dict, Callable]] = whole  # slots and extras of the rollout
+    train_on: Callable[[Callable], Callable] = every_token
+    budget: int = 8192  # tokens of a response in an iteration, where it is written in parts
 
 
 EMBEDDED = {
     "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
     "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
+    "budget": 9,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
-    "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
+    "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "budget": 3,
 }  # fmt: skip
 ARMS = {
     "grpo": {"loss": clipped_policy_loss, "advantages": group.group_normalized_advantages},
@@ -111,6 +139,8 @@ ARMS = {
     "positives": {"samples": sign.right_samples},
     "reset": {"optimiser": reset_every},
     "curriculum": {"order": easy_first},
+    "partial": {"write": in_parts},
+    "partial_fresh": {"write": in_parts, "train_on": newest_tokens},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens", "eval/right_tokens", "policy/entropy")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
@@ -128,17 +158,19 @@ def build(settings: Settings) -> experiment.Plan:
         total = rewards._replace(value=rewards.value + weight * bonus)
         return builders.per_response(settings.advantages)(rows, total)
 
+    slots, extras = settings.write(settings, bench)
+    estimate = builders.make_estimate(
+        bench.model.policy,
+        advantages,
+        reduction="seq_mean",
+        temperature=settings.temperature,
+        keep=None if chosen is None else lambda rows, rewards: chosen(rewards.value),
+    )
     online = recipes.make_online(
         settings,
         bench,
         sampler=settings.sampler(),
-        estimate=builders.make_estimate(
-            bench.model.policy,
-            advantages,
-            reduction="seq_mean",
-            temperature=settings.temperature,
-            keep=None if chosen is None else lambda rows, rewards: chosen(rewards.value),
-        ),
+        estimate=settings.train_on(estimate),
         loss=builders.make_policy_loss(
             bench.model.policy,
             settings.loss,
@@ -148,8 +180,11 @@ def build(settings: Settings) -> experiment.Plan:
         ),
         tx=settings.optimiser(optax.adam(settings.learning_rate), settings.updates_per_rollout),
         updates_per_rollout=settings.updates_per_rollout,
+        **slots,
     )
-    return recipes.one_stage(settings, bench, online)._replace(stages=settings.order(settings, bench, online))
+    stages = tuple(stage._replace(extras=extras) for stage in settings.order(settings, bench, online))
+    plan = recipes.one_stage(settings, bench, online)
+    return plan._replace(stages=stages)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -46,8 +46,15 @@ def batch_sizes(rows: int, stages: int) -> tuple[int, ...]:
     return tuple(sorted({-(-rows * k // stages) for k in range(1, stages + 1)}, reverse=True))
 
 
-def step_keys(keys: Key, first: int, new: int) -> Key:
-    """Keys ``[new, B]`` of tokens ``first`` to ``first + new - 1``, made in one pass instead of one a token."""
+def step_keys(keys: Key, first: int | Int[Array, " B"], new: int) -> Key:
+    """Keys ``[new, B]`` of tokens ``first`` to ``first + new - 1``, made in one pass instead of one a token.
+
+    Args:
+      first: of all rows, or of each.
+    """
+    if not isinstance(first, int):
+        own = jnp.arange(new, dtype=jnp.int32)[:, None] + first[None, :]
+        return jax.vmap(lambda row: jax.vmap(jax.random.fold_in)(keys, row))(own)
     steps = jnp.arange(first, first + new, dtype=jnp.int32)
     return jax.vmap(lambda t: jax.vmap(lambda key: jax.random.fold_in(key, t))(keys))(steps)
 

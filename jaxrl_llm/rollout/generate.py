@@ -130,7 +130,7 @@ def go_on(
     rows: Trajectories,
     keys: Key,
     *,
-    done: int,
+    done: int | Int[Array, " B"],
     max_new_tokens: int,
     eos_ids: Sequence[int],
     pad_id: int = 0,
@@ -149,14 +149,15 @@ def go_on(
     Args:
       rows: of ``generate`` or of an earlier part; those that are not ``truncated`` have ended and stay as they are.
       keys: those of the first part; token ``t`` of a response uses ``fold_in(key, t)`` in whichever part it is drawn.
-      done: columns of the response that are there, the last ones of ``rows``.
+      done: columns of the response that are there, the last ones of ``rows``; or tokens of each response, in rows that
+        are padded on the left alone, so that those that go on all end at the last column.
 
     Returns:
       ``max_new_tokens`` columns more; ``extras`` as they were.
     """
     how = make_choice(max_new_tokens, eos_ids, pad_id, temperature, top_k, top_p, min_p, None, None)
     width = rows.tokens.shape[1]
-    if not 0 < done < width:
+    if isinstance(done, int) and not 0 < done < width:
         raise ValueError(f"done={done} must lie in 1 .. {width - 1}")
     check_keys(keys, rows.tokens.shape[0])
     cache, logits, _, _, following = prefill(

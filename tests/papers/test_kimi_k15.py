@@ -6,15 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from experiments.policy_gradient import kimi_k15
+from experiments.policy_gradient.parts import partial_rollouts
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import balanced
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import reinforce_loss
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.train.online import begin as begin_step
+from jaxrl_llm.train.online import finish, init_state
+from jaxrl_llm.types import Batch, Rewards, Trajectories
 from tests import close
 
 
@@ -96,3 +103,87 @@ def test_the_easier_half_comes_first():
     often = jax.vmap(lambda key: sampler.draw(state, key, 6)[0])(keys)
     later = np.bincount(np.asarray(often).reshape(-1), minlength=24)
     assert later[sorted(rest)].sum() > later[sorted(drawn)].sum()
+
+
+def test_responses_that_repeat_themselves_against_a_loop():
+    rng = np.random.default_rng(0)
+    tokens, length = rng.integers(0, 2, (200, 9)), rng.integers(0, 10, 200)
+    valid = np.arange(9)[None] < length[:, None]
+    for period, times in ((1, 3), (2, 2), (3, 3)):
+        want = []
+        for row, n in zip(tokens.tolist(), length, strict=True):
+            said = row[:n]
+            ends = [said[-b:] * times == said[-b * times :] for b in range(1, period + 1) if n >= b * times]
+            want.append(any(ends))
+        found = partial_rollouts.repeats(jnp.asarray(tokens), jnp.asarray(valid), period=period, times=times)
+        assert found.tolist() == want and 0 < sum(want) < 200
+    with pytest.raises(ValueError, match="times=1"):
+        partial_rollouts.repeats(jnp.asarray(tokens), jnp.asarray(valid), period=2, times=1)
+
+
+def _partial(**changes):
+    settings = kimi_k15.Settings(
+        levels=(1, 2), train_problems=16, eval_problems=4, max_new_tokens=12, prompts_per_step=3, group_size=2,
+        budget=5, steps=4, learning_rate=0.0, updates_per_rollout=1,
+    )  # fmt: skip
+    return dataclasses.replace(settings, **kimi_k15.ARMS["partial"], **changes)
+
+
+def test_parts_of_a_rollout_wait_for_their_group_and_are_the_whole():
+    """At a rate of 0 what trains in the end is, token for token, what one rollout draws from the same keys."""
+    settings = _partial()
+    bench = recipes.bench(settings)
+    (stage,) = kimi_k15.build(settings).stages
+    method, params = stage.method, jax.tree.map(jnp.copy, bench.model.params)
+    state = init_state(method, params, jax.random.key(3), extras=stage.extras(params, jax.random.key(4)))
+    begin = jax.jit(lambda s: begin_step(method, s))
+    learn = jax.jit(lambda s, d, r: finish(method, s, d, r))
+    whole, trained, waited = {}, 0, 0
+    roll = jax.jit(recipes.rollout_of(settings, bench))
+    held = np.zeros(3, bool)
+    for step in range(5):
+        drawn = begin(state)
+        rows = drawn.trajectories
+        answers = jax.tree.map(lambda x, at=rows.problem_ids: x[at], bench.train.answers)
+        rewards = method.score(answers, rows)
+        keys = sample_keys(state.key, state.step, drawn.ids, 2)
+        at_once = roll(params, bench.train.tokens[drawn.ids], bench.train.valid[drawn.ids], keys, drawn.ids)
+        for place in range(3):
+            if not held[place]:
+                whole[place] = jax.tree.map(lambda x, k=place: np.asarray(x)[2 * k : 2 * k + 2], at_once), step
+            wanted, began = whole[place]
+            mine = jax.tree.map(lambda x, k=place: np.asarray(x)[2 * k : 2 * k + 2], rows)
+            budget = 5 * (step - began + 1)
+            mask = wanted.mask & (np.cumsum(wanted.mask, axis=1) <= budget)
+            np.testing.assert_array_equal(mine.mask, mask)
+            np.testing.assert_array_equal(mine.tokens[mask], wanted.tokens[mask])
+            close.assert_same_forward(
+                np.where(mask, mine.sampler_logp, 0.0), np.where(mask, wanted.sampler_logp, 0.0), bench.model.config
+            )
+            assert (mine.problem_ids == wanted.problem_ids).all()
+            fresh = mine.extras["fresh"]
+            np.testing.assert_array_equal(fresh, mask & (np.cumsum(wanted.mask, axis=1) > budget - 5))
+            complete = bool((mask == wanted.mask).all())
+            assert np.asarray(rewards.valid)[2 * place : 2 * place + 2].tolist() == [complete] * 2
+            held[place], trained, waited = not complete, trained + complete, waited + (not complete)
+        state, metrics = learn(state, drawn, rewards)
+        assert float(metrics["partial/waiting"]) == held.mean().astype(np.float32)
+    assert trained > 2 and waited > 2
+
+
+def test_only_the_newest_tokens_train_and_what_parts_cannot_do_is_said():
+    def estimate(params, extras, rows, rewards):
+        return Batch(*[rows.tokens] * 3, rows.mask, jnp.ones((2, 4)), *[jnp.zeros((2, 4))] * 3, jnp.arange(2),
+                     jnp.float32(2), {})  # fmt: skip
+
+    mask = jnp.array([[False, True, True, True], [False, True, True, False]])
+    fresh = jnp.array([[False, False, False, True], [False, False, False, False]])
+    rows = Trajectories(jnp.ones((2, 4), jnp.int32), *[jnp.ones((2, 4), jnp.int32)] * 2, mask, jnp.zeros((2, 4)),
+                        *[jnp.zeros(2, jnp.int32)] * 3, {"key": jnp.zeros((2, 2)), "fresh": fresh})  # fmt: skip
+    rewards = Rewards(jnp.ones(2), jnp.ones(2, bool))
+    batch = partial_rollouts.only_fresh(estimate, reduction="seq_mean")({}, {}, rows, rewards)
+    np.testing.assert_array_equal(batch.mask, fresh)
+    assert float(batch.total) == 1.0 and float(batch.advantages.sum()) == 1.0
+    for wrong, said in (({"budget": 13}, "--budget 13"), ({"slots": 2}, "no --stop")):
+        with pytest.raises(UserError, match=said):
+            kimi_k15.build(_partial(**wrong))
