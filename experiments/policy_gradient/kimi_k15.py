@@ -36,6 +36,7 @@ from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.curriculum import balanced
 from jaxrl_llm.curriculum.subset import make_subset
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
@@ -90,6 +91,9 @@ def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
 
 def in_parts(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
     """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next."""
+    if settings.sampler is not make_uniform or settings.order is not at_once:
+        # the outcome of a group that waited would be told to the sampler as that of the prompt drawn in its place
+        raise UserError("a rollout in parts needs prompts drawn uniformly and at once; leave sampler and order")
     return partial_rollouts.make_partial_rollout(settings, bench, budget=settings.budget)
 
 

@@ -184,6 +184,8 @@ def test_only_the_newest_tokens_train_and_what_parts_cannot_do_is_said():
     batch = partial_rollouts.only_fresh(estimate, reduction="seq_mean")({}, {}, rows, rewards)
     np.testing.assert_array_equal(batch.mask, fresh)
     assert float(batch.total) == 1.0 and float(batch.advantages.sum()) == 1.0
-    for wrong, said in (({"budget": 13}, "--budget 13"), ({"slots": 2}, "no --stop")):
+    learns = kimi_k15.ARMS["prioritised"], "drawn uniformly"
+    later = {"order": kimi_k15.easy_first}, "drawn uniformly"
+    for wrong, said in (({"budget": 13}, "--budget 13"), ({"slots": 2}, "no --stop"), learns, later):
         with pytest.raises(UserError, match=said):
             kimi_k15.build(_partial(**wrong))
