@@ -120,6 +120,16 @@ def test_the_page_runs_its_own_script_and_nothing_else():
     assert tokens == [HOSTILE, "{{TITLE}}", "{{POLICY}}"] and "<h1>{{DATA}}&quot; onload=x</h1>" in page
 
 
+def test_the_folder_of_an_experiment_names_that_of_a_seed(tmp_path, capsys):
+    seed = tmp_path / "seeds" / "grpo" / "seed_0"
+    seed.mkdir(parents=True)
+    run = _run(seed, _record())
+    assert view.main([str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert f"has no episodes.jsonl; give the folder of one of its seeds: {seed}\n" in err and err.count("\n") == 1
+    assert view.main([run]) == 0
+
+
 def test_the_command(tmp_path, capsys):
     run = _run(tmp_path, _record())
     with (tmp_path / view.FILE).open("a") as file:

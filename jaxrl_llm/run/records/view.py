@@ -76,7 +76,9 @@ def write(run: str, out: str = "") -> pathlib.Path:
     """
     source = pathlib.Path(run) / FILE
     if not source.is_file():
-        raise UserError(f"{run} has no {FILE}; give the folder of a run of python -m jaxrl_llm")
+        seeds = sorted(pathlib.Path(run).glob(f"seeds/*/*/{FILE}"))  # an experiment's folder holds those of its seeds
+        nearest = f"one of its seeds: {seeds[0].parent}" if seeds else "a run of python -m jaxrl_llm, or of one seed"
+        raise UserError(f"{run} has no {FILE}; give the folder of {nearest}")
     target = pathlib.Path(out) if out else pathlib.Path(run) / PAGE
     try:
         target.write_text(page(read(source), pathlib.Path(run).resolve().name))
