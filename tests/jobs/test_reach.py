@@ -8,6 +8,7 @@ from jaxrl_llm.run import method, named
 
 # losses of something else than a policy's tokens or preferences, and those of one experiment's own arrays
 ELSEWHERE = {
+    "agro_token_loss": "experiments",
     "ascent_loss": "experiments",
     "bradley_terry_loss": "jaxrl reward-model",
     "capped_infonce_loss": "experiments",
