@@ -177,9 +177,8 @@ def update_fingerprint(plan: Plan) -> str:
         _feed(digest, jaxpr, constants)
         _feed(digest, *_needed(begin, needed)[:2])
         params = after.params
-    if plan.finish is not plans.as_trained:
-        last = jax.make_jaxpr(plan.finish)(params, key)
-        _feed(digest, last.jaxpr, last.consts)
+    last = jax.make_jaxpr(plan.finish)(params, key)
+    _feed(digest, last.jaxpr, last.consts)
     return digest.hexdigest()
 
 

@@ -520,10 +520,11 @@ def _adopt(old: Any, new: Any) -> Any:
 
 
 def _free_names(source: str) -> set[str]:
-    names = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)]
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
     stored = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
-    defined = {n.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-    imported = {n.asname or n.name.partition(".")[0] for n in ast.walk(ast.parse(source)) if isinstance(n, ast.alias)}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imported = {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
     return {node.id for node in names} - stored - defined - imported
 
 
@@ -559,22 +560,23 @@ def check(setup: str, entries: list[str], checks: list[str], reading: int, writi
     passed: list[bool] = []
     reason = ""
     try:
-        for source in (setup, *checks):
-            compile(source, "<tests>", "exec")
+        prepare = compile(setup, "<setup>", "exec")
+        programs = [compile(source, "<tests>", "exec") for source in checks]
     except (SyntaxError, ValueError) as error:
         return {"passed": [False] * len(checks), "reason": "", "unfit": f"the tests are no Python: {error}"[:500]}
-    for source in checks:
+    wanted = sorted(_free_names(setup))
+    for source, program in zip(checks, programs, strict=True):
         try:
             space: dict[str, Any] = {"__name__": "tests"}
-            for name in sorted(_free_names(setup)):
+            for name in wanted:
                 _find(name, space, ask)
-            exec(compile(setup, "<setup>", "exec"), space)
+            exec(prepare, space)
             for name in entries:
                 space.pop(name, None)
                 _bring(name, space, ask)
             for name in sorted(_free_names(source)):
                 _find(name, space, ask)
-            exec(compile(source, "<tests>", "exec"), space)
+            exec(program, space)
             passed.append(True)
         except Gone as error:
             reason = reason or str(error)

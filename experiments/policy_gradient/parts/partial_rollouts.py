@@ -135,12 +135,9 @@ def make_partial_rollout(
     if how.stop or how.slots or how.few_bits or how.cache_stages > 1 or how.row_stages > 1:
         raise UserError("a rollout in parts has no --stop, --slots, --rollout-weights or stages; drop the flag")
     model, judge = found.model, found.score or found.callback
-    pad, sampled = (
-        model.tokenizer.pad_id,
-        {name: getattr(how, name) for name in ("temperature", "top_k", "top_p", "min_p")},
-    )
-    numbers = {"budget": budget, "new_tokens": new, "pad_id": pad}
-    further = make_further(model.policy, eos_ids=model.tokenizer.eos_ids, **numbers, **sampled)
+    pad, eos = model.tokenizer.pad_id, model.tokenizer.eos_ids
+    sampled = {name: getattr(how, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+    further = make_further(model.policy, budget=budget, new_tokens=new, pad_id=pad, eos_ids=eos, **sampled)
     unended = partial(left_off, new_tokens=new, period=period, times=times)
 
     def rollout(acting: tuple[Params, Unfinished], tokens: Array, valid: Array, keys: Key, ids: Array) -> Trajectories:
