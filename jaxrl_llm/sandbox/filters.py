@@ -20,8 +20,9 @@ _CALLS = {
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
     "accept4": (288, 242),
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
-    "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
+    "chroot": (161, 51), "open_tree": (428, 428), "open_tree_attr": (467, 467), "move_mount": (429, 429),
+    "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
+    "mount_setattr": (442, 442),
     "mknod": (133, None), "mknodat": (259, 33), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262), "quotactl": (179, 60), "quotactl_fd": (443, 443), "acct": (163, 89),
     "swapon": (167, 224), "swapoff": (168, 225),
@@ -53,16 +54,21 @@ _ATTRIBUTES = {
     "fremovexattr": (199, 16), "removexattrat": (466, 466), "file_setattr": (469, 469),
 }  # fmt: skip
 _TRUNCATE = {"truncate": (76, 45)}  # before its third version, Landlock lets this pass, too
-# of a call with many meanings, the argument that tells them apart and what is denied
+# of a call with many meanings, the argument that tells them apart and what is permitted: what Python's own library asks
+# of pipes, terminals and files that it has opened itself. New kernels have new ones, which nobody listed.
+_PERMITTED = {
+    "fcntl": ((72, 25), 1, {
+        "F_DUPFD": 0, "F_GETFD": 1, "F_SETFD": 2, "F_GETFL": 3, "F_SETFL": 4, "F_GETLK": 5, "F_SETLK": 6, "F_SETLKW": 7,
+        "F_GETOWN": 9, "F_GETSIG": 11, "F_OFD_GETLK": 36, "F_OFD_SETLK": 37, "F_OFD_SETLKW": 38, "F_GETLEASE": 1025,
+        "F_DUPFD_CLOEXEC": 1030, "F_GETPIPE_SZ": 1032, "F_GET_SEALS": 1034,
+    }),
+    "ioctl": ((16, 29), 1, {
+        "TCGETS": 0x5401, "TCGETS2": 0x802C542A, "TIOCGWINSZ": 0x5413, "FIONREAD": 0x541B, "FIONBIO": 0x5421,
+        "FIONCLEX": 0x5450, "FIOCLEX": 0x5451, "FICLONE": 0x40049409,
+    }),
+}  # fmt: skip
+# likewise, where what is denied is listed
 _MEANINGS = {
-    # who gets a signal when a file is ready, or a folder has changed
-    "fcntl": ((72, 25), 1, {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_NOTIFY": 1026}),
-    "ioctl": ((16, 29), 1, {"FIOSETOWN": 0x8901, "SIOCSPGRP": 0x8902, "TIOCSTI": 0x5412, "TIOCLINUX": 0x541C,
-                            "TIOCSCTTY": 0x540E, "TIOCSWINSZ": 0x5414, "TIOCSETD": 0x5423,  # a signal; a module
-                            # flags of a file that is open for reading alone
-                            "FS_IOC_SETFLAGS": 0x40086602, "FS_IOC32_SETFLAGS": 0x40046602,
-                            "FS_IOC_SETVERSION": 0x40087602, "FS_IOC32_SETVERSION": 0x40047602,
-                            "FS_IOC_FSSETXATTR": 0x401C5820}),
     # to outlive the run; programs in the kernel; other processes
     "prctl": ((157, 167), 0, {"PR_SET_PDEATHSIG": 1, "PR_SET_SECCOMP": 22, "PR_SCHED_CORE": 62}),
 }  # fmt: skip
@@ -141,6 +147,9 @@ def _program(column: int, architecture: int, own: int, threads: bool, denied: di
         steps += _only(numbers[column], [_step(_LOAD, _ARGUMENT), _step(_EQUAL, own, 1, 0), deny, allow])
     myself = [_step(_LOAD, _ARGUMENT), _step(_EQUAL, own, 2, 0), _step(_EQUAL, 0, 1, 0), deny, allow]
     steps += _only(_PRLIMIT[column], myself)
+    for numbers, which, meanings in _PERMITTED.values():
+        chosen = [step for value in meanings.values() for step in (_step(_EQUAL, value, 0, 1), allow)]
+        steps += _only(numbers[column], [_argument(which), *chosen, deny])
     for numbers, which, meanings in _MEANINGS.values():
         chosen = [step for value in meanings.values() for step in (_step(_EQUAL, value, 0, 1), deny)]
         steps += _only(numbers[column], [_argument(which), *chosen, allow])

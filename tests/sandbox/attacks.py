@@ -179,6 +179,27 @@ ATTRIBUTES = {
         "    return _libc.ioctl(d, 0x401C5820, (ctypes.c_char * 28)()) == 0\nescaped_if(f)"
     ),
 }
+# whatever the file system says of it: a call that is held does not reach it
+_ASK = (
+    "def f():\n    d = os.open({place}, os.O_RDONLY)\n    ctypes.set_errno(0)\n"
+    "    return _libc.ioctl(d, ctypes.c_ulong({number}), (ctypes.c_char * 256)({fill})) == 0 or ctypes.get_errno() != 1\n"
+    "escaped_if(f)"
+)
+_IOCTLS = {
+    "seal_by_verity": ("bait", 0x40806685), "measure_verity": ("bait", 0xC0046686), "read_verity": ("bait", 0xC0286687),
+    "encrypt_a_folder": ("empty", 0x800C6613), "encryption_key": ("bait", 0xC0506617),
+    "remove_an_encryption_key": ("bait", 0xC0406618), "remove_a_key_of_all_users": ("bait", 0xC0406619),
+    "status_of_a_key": ("bait", 0xC080661A), "salt_of_encryption": ("bait", 0x40106614),
+    "version_of_a_file": ("bait", 0x40087602), "flags_of_old": ("bait", 0x40046602), "migrate_a_file": ("bait", 0x6609),
+    "allocate_now": ("bait", 0x660C), "move_extents": ("bait", 0xC028660F), "project": ("empty", 0x401C5820),
+    "subvolume": ("empty", 0x5000940E), "snapshot": ("empty", 0x50009401), "freeze": ("empty", 0xC0045877),
+    "trim": ("empty", 0xC0185879), "label": ("empty", 0x41009432), "map_of_a_file": ("bait", 0xC020660B),
+    "same_blocks": ("bait", 0xC0189436), "shut_down": ("empty", 0x8004587D),
+}  # fmt: skip
+ATTRIBUTES |= {
+    name: _ASK.replace("{place}", f"'{{OUTSIDE}}/{place}'").replace("{number}", hex(number)).replace("{fill}", "")
+    for name, (place, number) in _IOCTLS.items()
+}
 NAMES = {
     "exists": "escaped_if(lambda: os.path.exists('/etc/passwd') or os.path.exists('{REPO}/README.md'))",
     "size": "escaped_if(lambda: os.stat('{REPO}/README.md').st_size)",
@@ -260,7 +281,24 @@ PROCESSES = {
     "become_root": "escaped_if(lambda: os.setuid(0) is None and open('/etc/shadow').read())",
 }
 
+_LEASED = (
+    "import fcntl, signal\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+    "def f():\n    d = os.open({place}, os.O_RDONLY)\n    return fcntl.fcntl(d, fcntl.F_SETLEASE, fcntl.{kind}) == 0\n"
+    "escaped_if(f)"
+)
 CALLS = {
+    # whoever wants to write, or to open, what is leased waits for 45 seconds
+    "lease_the_hosts_file": _LEASED.replace("{place}", "'{OUTSIDE}/bait'").replace("{kind}", "F_RDLCK"),
+    "lease_the_hosts_file_alone": _LEASED.replace("{place}", "'{OUTSIDE}/bait'").replace("{kind}", "F_WRLCK"),
+    "lease_the_library": _LEASED.replace("{place}", "os.__file__").replace("{kind}", "F_RDLCK"),
+    "lease_a_module_alone": _LEASED.replace("{place}", "os.path.dirname(os.__file__) + '/this.py'").replace(
+        "{kind}", "F_WRLCK"
+    ),
+    "hint_of_the_hosts_file": (
+        "def f():\n    d = os.open('{OUTSIDE}/bait', os.O_RDONLY)\n"
+        "    return _libc.fcntl(d, 1036, (ctypes.c_uint64 * 1)(2)) == 0\nescaped_if(f)"
+    ),
+    "large_pipes": "r, w = os.pipe()\nescaped_if(lambda: _libc.fcntl(w, 1031, 1 << 20) >= 0)",
     "fork": "escaped_if(lambda: os.fork() >= 0)",
     "fork_bomb": (
         "def f():\n    n = 0\n    for _ in range(500):\n        if os.fork() == 0:\n            while True: pass\n"

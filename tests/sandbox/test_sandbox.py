@@ -50,6 +50,34 @@ print(database, open('mine').read(), __name__)
     assert ran.stdout.splitlines()[-1] == "(1,) kept while it runs __main__"
 
 
+def test_what_python_asks_of_its_own_files_is_permitted(sandbox):
+    """Blocking, inheriting, copying, locking, terminals: each a call with many meanings, of which a few are permitted."""
+    program = """
+import asyncio, fcntl, os, selectors, shutil, socket, sqlite3, sys, tempfile, termios
+reading, writing = os.pipe()
+for descriptor in (reading, writing):
+    os.set_inheritable(descriptor, True), os.set_inheritable(descriptor, False), os.set_blocking(descriptor, False)
+one, two = socket.socketpair()
+one.setblocking(False), two.settimeout(1.0), one.send(b"12")
+waiting = selectors.DefaultSelector()
+waiting.register(two, selectors.EVENT_READ)
+said = [len(waiting.select(1)), int.from_bytes(fcntl.ioctl(two, termios.FIONREAD, bytes(4)), sys.byteorder)]
+with open("a", "w+") as file:
+    file.write("text"), file.flush(), fcntl.lockf(file, fcntl.LOCK_EX), fcntl.flock(file, fcntl.LOCK_EX)
+    said += [file.isatty(), os.dup(file.fileno()) > 2, fcntl.fcntl(file, fcntl.F_DUPFD, 9) > 8]
+shutil.copyfile("a", "b")
+table = sqlite3.connect("d")
+table.execute("create table t (x)"), table.execute("insert into t values (1)"), table.commit()
+said += [open("b").read(), table.execute("select x from t").fetchone(), shutil.get_terminal_size((80, 24))[0]]
+said += [asyncio.run(asyncio.wait_for(asyncio.sleep(0, "slept"), 1))]
+print(said)
+"""
+    for without in ((), ("namespaces", "other_user"), ("namespaces", "landlock", "other_user")):
+        with Sandbox(workers=1, limits=Limits(cpu_s=2.0, wall_s=8.0), without=without) as pool:
+            ran = pool.run(program)
+            assert ran.stdout == "[1, 2, False, True, True, 'text', (1,), 80, 'slept']\n", ran
+
+
 def test_the_same_program_gives_the_same_output(sandbox):
     program = "print(list({'a', 'b', 'c', 'd'}), hash('x'))"
     assert sandbox.run(program).stdout == sandbox.run(program).stdout
