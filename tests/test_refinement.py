@@ -7,11 +7,14 @@ import pytest
 
 from experiments.policy_gradient.parts import refinement
 from jaxrl_llm.data.demonstrations import encode_responses
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.run import parts
 from jaxrl_llm.types import Rewards
+from tests.models_for_tests import byte_model
 
 SETTINGS = recipes.OnlineSettings(levels=(2, 3), train_problems=8, eval_problems=8, max_new_tokens=28, group_size=2)
 NEW = SETTINGS.max_new_tokens
@@ -69,11 +72,12 @@ def test_the_best_refinement_takes_the_last_place():
 
     def refining(only_right):
         slots = refinement.make_refining_rollout(
-            lambda *_: first, lambda *_: second, lambda *_: next(by_scores), found.train.answers, critiques,
-            group_size=2, new_tokens=NEW, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id, only_right=only_right,
+            lambda *_: first, lambda *_: second, lambda *_: next(by_scores), found.train.answers,
+            refinement.make_scripted(critiques, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id),
+            group_size=2, new_tokens=NEW, only_right=only_right,
         )  # fmt: skip
         keys = sample_keys(jax.random.key(0), 0, ids, 2)
-        return slots["rollout"]({}, found.train.tokens[ids], found.train.valid[ids], keys, ids)
+        return slots["rollout"](({}, ()), found.train.tokens[ids], found.train.valid[ids], keys, ids)
 
     rows, width = refining(False), found.train.tokens.shape[1]
     got = [_text(t, m) for t, m in zip(rows.tokens, rows.mask, strict=True)]
@@ -85,12 +89,58 @@ def test_the_best_refinement_takes_the_last_place():
     assert rows.mask[1].any() and not rows.mask[3].any()
 
 
-def test_examples_teach_both_passes():
+def test_examples_teach_all_passes():
     problems = curricula.train_problems(SETTINGS)
-    pairs = refinement.examples(problems, chain.flawed, [refinement.located], wrong=1.0)
-    assert len(pairs) == 16
-    for problem, first, second in zip(problems, pairs[::2], pairs[1::2], strict=True):
+    triples = refinement.examples(problems, chain.flawed, [refinement.with_answer], wrong=1.0)
+    assert len(triples) == 24
+    for problem, first, critique, second in zip(problems, triples[::3], triples[1::3], triples[2::3], strict=True):
         assert first[0] == problem.prompt and second[1] == problem.solution
-        assert second[0].startswith(problem.prompt + first[1] + "?")
+        assert critique[0] == problem.prompt + first[1] + "?" and second[0].startswith(critique[0])
+        right = first[1].split("#")[-1] == problem.solution.split("#")[-1]
+        wrong = None if right else refinement.wrong_step(problem.solution, first[1])
+        assert critique[1] == refinement.located(problem, wrong)
     kept = refinement.examples(problems, chain.flawed, [refinement.located], wrong=0.0)
-    assert all(pair[0].endswith("?T=>") and pair[1] == p.solution for p, pair in zip(problems, kept[1::2], strict=True))
+    assert all(pair[0].endswith("?T=>") and pair[1] == p.solution for p, pair in zip(problems, kept[2::3], strict=True))
+    assert all(pair[1] == "T" for pair in kept[1::3])
+
+
+def test_a_written_critique_stands_between_attempt_and_second_attempt():
+    """What a critic and the second attempt are asked, and what its words cost; no reward reaches the critic."""
+    found, problems = recipes.bench(SETTINGS), curricula.train_problems(SETTINGS)
+    tokenizer = found.model.tokenizer
+    rows, said, heard = _rows(["#0", "3+5=1#1"], [0, 1]), ["F0", "T"], []
+
+    def speak(params, tokens, valid, keys, ids):
+        heard.append((params, [_text(*row) for row in zip(tokens, valid, strict=True)], ids.tolist()))
+        grid, there = encode_responses(tokenizer, said, width=4)
+        prompt = jnp.zeros(tokens.shape, bool)
+        mask = jnp.concatenate([prompt, jnp.asarray(there)], axis=1)
+        tokens = jnp.concatenate([tokens, jnp.asarray(grid)], axis=1)
+        segments = jnp.concatenate([valid, jnp.asarray(there)], axis=1).astype(jnp.int32)
+        return rows._replace(
+            tokens=tokens, segment_ids=segments, positions=segments, mask=mask, sampler_logp=mask.astype(jnp.float32)
+        )
+
+    words = refinement.words_of(found.model, problems, chat=False)
+    criticise = refinement.make_written(speak, words, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id)
+    keys, asked = sample_keys(jax.random.key(0), 0, jnp.arange(2), 1), []
+    for value in (0.0, 1.0):
+        tokens, valid, spent = criticise({"a": 1}, rows, Rewards(jnp.full(2, value), jnp.ones(2, bool)), keys)
+        asked.append([_text(*row) for row in zip(tokens, valid, strict=True)])
+        assert spent.tolist() == [3.0, 2.0]  # with their ends
+    starts = [problems[0].prompt + "#0?", problems[1].prompt + "3+5=1#1?"]
+    assert heard == [({"a": 1}, starts, [0, 1])] * 2
+    assert asked == [[f"{starts[0]}F0=>", f"{starts[1]}T=>"]] * 2
+
+
+def test_words_for_text_and_for_chat(tmp_path):
+    problem = Problem("own", "What is 1 + 1?", "1 + 1 = 2.\n#### 2", {"value": 2}, 1, "x")
+    assert refinement.with_answer(problem, 0) == "The solution is wrong. The right answer is 2."
+    assert refinement.indicative(problem, None) == "The solution is right." != refinement.located(problem, 1)
+    byte_model(tmp_path, "qwen2", max_positions=64)
+    model = parts.load_model(str(tmp_path))
+    plain = refinement.words_of(model, [problem], chat=False)
+    assert refinement.CRITICISE in model.tokenizer.decode(plain.criticise)
+    chat = refinement.words_of(model, [problem], chat=True)
+    for words, text in ((chat.criticise, refinement.CRITICISE), (chat.again, refinement.AGAIN)):
+        assert words[0] == model.tokenizer.eos_ids[0] and text in model.tokenizer.decode(words)

@@ -8,7 +8,9 @@ Equations: A_i = r_i - mean over the group with its refinement; own tokens -rho 
            f(p) = p / (p + 0.1), p under the plain prompt; sum / constant, entropy bonus 0.001. indicative: the critique
            says right or wrong; answer: also the right answer; critique: where the first wrong step is. plain_ratio:
            -rho A for all; drop_wrong: no refinement that is wrong; expert: the reference solution in its place.
-Left out:  critiques by a large model or by the policy itself: they are scripted here.
+           self_critique: the policy reads prompt and response, is told no reward, and writes the critique itself;
+           model_critique: another model does, frozen: --critic-model DIR, here a copy trained on critiques alone.
+Left out:  nothing of the method. Critiques of all arms but these two are scripted.
 Expect:    eval/accuracy: critique > grpo and critique > indicative - 0.02.
 Measure:   held-out arithmetic chains; every arm starts from the same copy that has seen refinements and errs in four of
            five first answers; 8 seeds, equal responses of the policy (grpo: twice as many, for none are refinements)
@@ -18,44 +20,111 @@ Run:       python -m experiments.policy_gradient.critique_grpo
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
 from experiments.policy_gradient.parts import refinement
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.data.pieces import same_vocabulary
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.entropy import entropy_bonus_terms
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.run.options import sampling_of
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import declared
+from jaxrl_llm.train.plan import no_extras
+from jaxrl_llm.types import Key, Params, TrainState, declared
 
 
-def refined(settings, bench, rollout, *, only_right: bool = False) -> dict[str, Callable]:
+class Critic(NamedTuple):
+    """Extras of a state: the parameters of the critic, where it is a model of its own."""
+
+    critic: Params
+
+
+class Criticism(NamedTuple):
+    """Who criticises: the function, the parameters it reads of a state, and the extras that hold them."""
+
+    criticise: refinement.Criticise
+    reads: Callable[[TrainState], Params]
+    extras: Callable[[Params, Key], dict[str, Any]] = no_extras
+
+
+def _ends(model: job.Model) -> dict[str, Any]:
+    return {"eos_ids": model.tokenizer.eos_ids, "pad_id": model.tokenizer.pad_id}
+
+
+def scripted(settings, bench) -> Criticism:
+    """``settings.critic``, who knows what is right."""
+    problems = recipes.solved_problems(settings)
+    critiques = refinement.encode_critiques(bench.model, problems, settings.critic, chat=settings.chat)
+    return Criticism(refinement.make_scripted(critiques, **_ends(bench.model)), lambda state: ())
+
+
+def _written(settings, bench, by: job.Model) -> refinement.Criticise:
+    sampling = sampling_of(settings)._asdict() | {"max_new_tokens": settings.critique_tokens}
+    speak = recipes.rollout_of_model(by, group_size=1, **sampling)
+    words = refinement.words_of(bench.model, recipes.solved_problems(settings), chat=settings.chat)
+    return refinement.make_written(speak, words, **_ends(bench.model))
+
+
+def by_policy(settings, bench) -> Criticism:
+    """The policy itself, as it is at each step."""
+    return Criticism(_written(settings, bench, bench.model), lambda state: state.params)
+
+
+def by_model(settings, bench) -> Criticism:
+    """A model of its own that does not train: the named one, else the copy of the start that learned to criticise."""
+    model = bench.model
+    if settings.critic_model:
+        by = job.load_model(settings.critic_model, mesh=model.mesh)
+        if not same_vocabulary(by.tokenizer, model.tokenizer):
+            raise UserError(
+                f"--critic-model {settings.critic_model} has another vocabulary than --model; give one of its family"
+            )
+        params = by.params
+    elif settings.data == "chain":
+        by = model
+        params = refinement.trained_critic(settings, chain.flawed, wrong=0.7, steps=settings.critic_steps)
+    else:
+        by, params = model, model.params
+    reads = lambda state: declared(Critic, state.extras).critic  # noqa: E731
+    return Criticism(_written(settings, bench, by), reads, lambda _, key: Critic(params)._asdict())
+
+
+def refined(settings, bench, rollout, *, only_right: bool = False) -> tuple[dict[str, Callable], Callable]:
     """The best refinement after a critique takes the last place of its group; without a critic none does."""
     if settings.critic is None:
-        return {"rollout": rollout}
-    model, size = bench.model, settings.group_size
-    critiques = refinement.encode_critiques(model, recipes.solved_problems(settings), settings.critic)
+        return {"rollout": rollout}, no_extras
+    said, size = settings.criticise(settings, bench), settings.group_size
+    longest = bench.train.tokens.shape[1] + 2 * settings.max_new_tokens + settings.critique_tokens
+    if longest > bench.model.config.max_positions:
+        raise UserError(
+            f"a second attempt stands at up to {longest} tokens, the model has {bench.model.config.max_positions} "
+            "positions; lower --max-new-tokens or --critique-tokens"
+        )
     parts = rollout, recipes.rollout_of(settings, bench, group_size=1), curricula.train_score(bench)
-    ids = {"eos_ids": model.tokenizer.eos_ids, "pad_id": model.tokenizer.pad_id}
     sizes = {"group_size": size, "new_tokens": settings.max_new_tokens}
-    return refinement.make_refining_rollout(
-        *parts, bench.train.answers, critiques, **sizes, only_right=only_right, **ids
+    slots = refinement.make_refining_rollout(
+        *parts, bench.train.answers, said.criticise, **sizes, only_right=only_right
     )
+    return slots | {"actor": lambda state: (state.params, said.reads(state))}, said.extras
 
 
-def refined_if_right(settings, bench, rollout) -> dict[str, Callable]:
+def refined_if_right(settings, bench, rollout) -> tuple[dict[str, Callable], Callable]:
     """A refinement that is wrong leaves its place empty."""
     return refined(settings, bench, rollout, only_right=True)
 
 
-def demonstrated(settings, bench, rollout) -> dict[str, Callable]:
+def demonstrated(settings, bench, rollout) -> tuple[dict[str, Callable], Callable]:
     """The reference solution in place of the refinement."""
-    return {"rollout": recipes.demonstrating_rollout(settings, bench, rollout)}
+    return {"rollout": recipes.demonstrating_rollout(settings, bench, rollout)}, no_extras
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +134,11 @@ class Settings(recipes.OnlineSettings):
     steps: int = 400
     max_new_tokens: int = 6144
     critic: refinement.Critic | None = refinement.located  # None: no refinement
-    last: Callable[..., dict[str, Callable]] = refined  # what takes the last place of a group
+    criticise: Callable[..., Criticism] = scripted  # who says it: by_policy, by_model, or the scripted critic
+    critic_model: str = ""  # folder of the model that criticises, in the arm that has one
+    critique_tokens: int = 1024  # of a critique that a model writes, at most
+    critic_steps: int = 1000  # of supervised fine-tuning of the embedded critic
+    last: Callable[..., tuple[dict, Callable]] = refined  # what takes the last place of a group
     outside_loss: Callable = mixed.shaped_probability_loss  # of the refinement
     warm_steps: int = 500  # of supervised fine-tuning on pairs of attempts
 
@@ -73,17 +146,19 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
     "learning_rate": 2e-4, "eval_problems": 64, "train_problems": 1024, "warm_steps": 150,
+    "critique_tokens": 4, "critic_steps": 300,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
-    "eval_samples": 4, "warm_steps": 2,
+    "eval_samples": 4, "warm_steps": 2, "critique_tokens": 3, "critic_steps": 2,
 }  # fmt: skip
 ARMS = {
     "grpo": {"critic": None, "group_size": 16}, "critique": {}, "indicative": {"critic": refinement.indicative},
     "answer": {"critic": refinement.with_answer}, "plain_ratio": {"outside_loss": mixed.ratio_loss},
     "drop_wrong": {"last": refined_if_right}, "expert": {"last": demonstrated, "group_size": 16},
+    "self_critique": {"criticise": by_policy}, "model_critique": {"criticise": by_model},
 }  # fmt: skip
-METRICS = ("eval/accuracy", "eval/pass@4", "outside/right", "policy/entropy", "eval/tokens")
+METRICS = ("eval/accuracy", "eval/pass@4", "outside/right", "outside/rescued", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 
 
@@ -97,7 +172,7 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage; the last place of each group may hold a refinement or a demonstration."""
     bench, size, new = recipes.bench(settings), settings.group_size, settings.max_new_tokens
     model, critics = bench.model, (refinement.indicative, refinement.with_answer, refinement.located)
-    slots = settings.last(settings, bench, recipes.rollout_of(settings, bench))
+    slots, extras = settings.last(settings, bench, recipes.rollout_of(settings, bench))
     slots |= {"tx": optax.adam(settings.learning_rate)}
 
     def outside(extras, rows, rewards):
@@ -111,7 +186,11 @@ def build(settings: Settings) -> experiment.Plan:
         return mixed.combined(own, other, recipes.outside_of(batch.extras))
 
     def figures(batch, metrics):
-        return {"outside/right": reduce.scalars(declared(Right, batch.extras).right, recipes.outside_of(batch.extras))}
+        right, outside = declared(Right, batch.extras).right, recipes.outside_of(batch.extras)
+        alone = jnp.any((right > 0.5).reshape(-1, size)[:, :-1], axis=1)  # solved without what came from outside
+        last = ((right > 0.5) & outside).reshape(-1, size)[:, -1]
+        rescued = reduce.scalars((last & ~alone).astype(jnp.float32))
+        return {"outside/right": reduce.scalars(right, outside), "outside/rescued": rescued}
 
     advantages = builders.per_response(group.dr_grpo_advantages)
     same = {"reduction": "constant", "temperature": settings.temperature}
@@ -119,7 +198,7 @@ def build(settings: Settings) -> experiment.Plan:
     loss = builders.make_batch_loss(model.policy, terms_of, length_tokens=new, **same, **bonus)
     slots |= {"estimate": builders.make_estimate(model.policy, advantages, row_extras=outside, **same)}
     slots |= {"loss": loss, "figures": figures}
-    plan = recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots))
+    plan = recipes.one_stage(settings, bench, recipes.make_online(settings, bench, **slots), extras=extras)
     if settings.data != "chain":  # a model for rows of your own knows what a second attempt is
         return plan
     warm = {"wrong": 0.85, "steps": settings.warm_steps}
