@@ -1,11 +1,18 @@
-"""Answers are read alike on the device and from text."""
+"""Answers are read alike on the device and from text; meanings that a model compares; a start that agrees on errors."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from experiments.policy_gradient.parts import agreement
+from experiments.policy_gradient import empo
+from experiments.policy_gradient.parts import agreement, meanings
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Rewards, Trajectories
+from tests import close
 
 
 def _trajectories(bench, texts):
@@ -33,3 +40,95 @@ def test_device_and_host_readers_cluster_alike():
     assert clusters == [[0, 0, 2, 0]] * 2
     # a response without a marked number has no answer
     assert recipes.make_answer_reader(bench)(_trajectories(bench, ["3+5=8", "#"]))[1].tolist() == [False, False]
+
+
+def test_pairs_of_a_group_are_asked_once_and_equal_texts_never():
+    heard = []
+
+    def says_same(pairs):
+        heard.extend(pairs)
+        return np.asarray([{a, b} <= {"2", "two", "zwei"} and (a, b) != ("two", "zwei") for _, a, b in pairs])
+
+    answers, ids = ["2", "two", "2", "", "zwei", "2", "two", ""], [0, 0, 0, 0, 0, 5, 5, 5]
+    questions = ["q"] * 5 + ["r"] * 3
+    same = np.asarray(meanings.equivalence(questions, answers, ids, says_same))
+    assert sorted(heard) == sorted({("q", "2", "two"), ("q", "two", "2"), ("q", "2", "zwei"), ("q", "two", "zwei"),
+                                    ("r", "2", "two")})  # fmt: skip
+    want = np.zeros((8, 8), bool)
+    for i, j in ((0, 1), (0, 2), (1, 2), (0, 4), (2, 4), (5, 6)):
+        want[i, j] = want[j, i] = True
+    want |= np.diag([bool(a) for a in answers])
+    np.testing.assert_array_equal(same, want)
+    # compared with the opener alone: "zwei" joins "2", though it does not mean the same as "two"
+    clusters = agreement.greedy_clusters(jnp.asarray(same), jnp.asarray(ids))
+    assert clusters.tolist() == [0, 0, 0, 3, 0, 5, 5, 7]
+
+
+def test_rewards_of_free_text_against_a_loop():
+    rng = np.random.default_rng(2)
+    ids = np.repeat(np.arange(5) * 6, 6)
+    for trial in range(20):
+        most = 6 if trial % 2 else 2
+        clusters = np.concatenate([6 * g + np.sort(rng.integers(0, most, 6)) for g in range(5)])
+        clusters = np.asarray([np.flatnonzero(clusters == c)[0] for c in clusters])  # the row that opened each
+        answered, again = rng.random(30) < 0.8, rng.random(30) < 0.2
+        want = []
+        for k in range(30):
+            mine = clusters[ids == ids[k]].tolist()
+            shares = [mine.count(c) / 6 for c in mine]
+            value = mine.count(clusters[k]) / 6
+            if again[k] or (len(set(mine)) > 1 and max(shares) < 0.3):
+                value = 0.0
+            want.append(value if answered[k] else -0.5)
+        found = meanings.free_text_rewards(*(jnp.asarray(x) for x in (clusters, ids, answered, again)), least=0.3)
+        close.assert_near(found, want)
+
+
+def _settings(**changes):
+    settings = empo.Settings(levels=(1, 2), train_problems=64, eval_problems=32, max_new_tokens=20, group_size=4,
+                             prompts_per_step=2, steps=1, eval_samples=8, comparer_steps=300,
+                             misled_steps=60)  # fmt: skip
+    return dataclasses.replace(settings, **changes)
+
+
+@pytest.mark.slow
+def test_the_comparer_learns_to_compare_and_clusters_are_those_of_the_numbers():
+    settings = _settings()
+    bench = recipes.bench(settings)
+    params = meanings.trained_comparer(settings, steps=settings.comparer_steps)
+    says = meanings.make_says_same(bench.model, params, meanings.in_numbers, yes="T", no="F")
+    pairs = [("", str(a), str(b)) for a in range(11) for b in range(11)]
+    right = says(pairs) == np.asarray([a == b for _, a, b in pairs])
+    assert right.mean() > 0.95
+    rows = _trajectories(bench, ["3+5=8#8", "#8", "1*2=2#2", "2+6=8#8"])
+    judged = empo.by_model(settings, bench)
+    assert judged.bench.score is None
+    clusters, _, answered = judged.clusters_of(rows)
+    assert clusters.tolist() == [0, 0, 2, 0] and answered.all()
+    assert judged.rewards(rows).value.tolist() == [0.75, 0.75, 0.25, 0.75]
+
+
+@pytest.mark.slow
+def test_a_start_that_agrees_on_errors():
+    """Most majorities are right at first; after misleading solutions less than 3 of 10, and the truth is still said."""
+    settings = _settings()
+    key, found = jax.random.key(0), {}
+    for arm in ("empo", "misled"):
+        plan = empo.build(dataclasses.replace(settings, **empo.ARMS[arm]))
+        figures = plan.measure(plan.init(key), key)
+        found[arm] = {name: float(figures[name]) for name in ("eval/majority", "eval/pass@8")}
+    assert found["empo"]["eval/majority"] > 0.5 > 0.3 > found["misled"]["eval/majority"]
+    assert found["misled"]["eval/pass@8"] > found["misled"]["eval/majority"]
+
+
+def test_the_majority_of_each_problem_is_looked_up():
+    settings = _settings(eval_problems=2)
+    bench = recipes.bench(settings)
+    bench = bench._replace(heldout=jax.tree.map(lambda x: x[:2], bench.heldout))
+    rows = _trajectories(bench, ["#8", "#8", "#2", "1", "#3", "#5", "", "#5"])
+    right = jnp.array([1.0, 1, 0, 0, 1, 0, 0, 0])
+    figures = empo.with_majority(bench, None, rows, Rewards(right, jnp.ones(8, bool)))
+    assert float(figures["eval/majority"]) == 0.5  # 8 of the first; of the second 5 is commoner than the right 3
+    assert meanings.misleading("#9, #10") == "#9, #11"
+    with pytest.raises(UserError, match="cannot be made to mislead"):
+        meanings.misleading("none")

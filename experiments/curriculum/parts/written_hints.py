@@ -1,11 +1,12 @@
 """Hints that a model writes itself before training: it explains the known answer, then gives a cue (NuRL)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
 
+from experiments.parts.messages import asked_text
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.problem import Problem
@@ -20,17 +21,6 @@ ABSTRACT = (
     "Problem: {problem}\nExplanation: {explanation}\nState in one sentence the core knowledge that solves the problem, "
     "as a hint for somebody who does not know it. Name neither the answer nor any result.\nHint:"
 )
-
-
-def asked_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """What the user asks: the prompt itself, or the last message of a user.
-
-    >>> asked_text([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}])
-    '1+1?'
-    """
-    if isinstance(prompt, str):
-        return prompt
-    return next((str(m["content"]) for m in reversed(prompt) if m["role"] == "user"), "")
 
 
 def gives_away(hint: str, answer: Any) -> bool:
