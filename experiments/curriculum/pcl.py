@@ -9,7 +9,8 @@ Equations: of k m random prompts take the m with the least |V(x) - tau|; G respo
            prompt will do; prefilter: prompts whose base pass rate lies in [0.25, 0.75]; dictionary: past success of
            each prompt, drawn by p (1 - p); tau_easy: tau = 0.7. Four times the rollouts: oracle, of k m prompts rolled
            out those m whose p is nearest to tau train; dynamic, the first m with both outcomes.
-Left out:  a value model of the policy's size, the study of the best batch size.
+           value_model: V is a copy of the policy with a head, all of which trains, in the place of the head alone.
+Left out:  the study of the best batch size.
 Expect:    group/degenerate_fraction pcl < frozen; eval/accuracy pcl > frozen and no worse than prefilter.
 Measure:   held-out Countdown with 2 to 4 numbers; 8 seeds, equal rollouts but for the two controls. If oracle does not
            win, the bed cannot show what better prompts are worth. value/spearman: rank correlation of V, as it was when
@@ -19,7 +20,8 @@ Run:       python -m experiments.curriculum.pcl
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +30,12 @@ from jaxtyping import Array
 
 from experiments.curriculum.parts.prompt_value import (
     make_prompt_value,
+    make_value_sampler,
+    model_values,
     nearest_prompts,
     predicted_success,
     prompt_features,
+    started_model,
 )
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
@@ -38,7 +43,7 @@ from jaxrl_llm.curriculum.balanced import make_balanced
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.plan import no_extras
-from jaxrl_llm.types import declared
+from jaxrl_llm.types import Params, declared
 
 
 def nearest_groups(rates: Array, *, count: int, target: float) -> Array:
@@ -86,10 +91,10 @@ class Settings(recipes.OnlineSettings):
 
     prompts_per_step: int = 512
     group_size: int = 16
-    choose: str = "value"  # value, prefilter, dictionary, uniform
+    choose: str = "value"  # value, model, prefilter, dictionary, uniform
     candidates: int = 4  # prompts valued for each one taken
     target: float = 0.5
-    value_rate: float = 0.03  # step of the value head; 0 freezes it
+    value_rate: float = 0.03  # step of the value head, or of the whole value model; 0 freezes it
     take: Callable[..., Array] | None = None  # which groups train of `candidates` times as many that are rolled out
 
 
@@ -110,6 +115,7 @@ ARMS = {
     "tau_easy": {"target": 0.7},
     "oracle": {"choose": "uniform", "take": nearest_groups},
     "dynamic": {"choose": "uniform", "take": first_mixed},
+    "value_model": {"choose": "model", "value_rate": 3e-4},
 }
 METRICS = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
 CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fraction", "value/spearman")
@@ -118,18 +124,28 @@ CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fract
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of centred advantages; the arm chooses how prompts are drawn."""
     found = recipes.bench(settings)
+    slots, extras = {}, no_extras
+    aim = {"candidates": settings.candidates, "target": settings.target}
     if settings.choose == "value":
-        tx = optax.adam(settings.value_rate)
-        sampler = make_prompt_value(
-            prompt_features(settings), tx, candidates=settings.candidates, target=settings.target
+        features, tx = prompt_features(settings), optax.adam(settings.value_rate)
+        sampler = make_prompt_value(features, tx, **aim)
+        slots, extras = watched(
+            settings,
+            lambda head, ids: predicted_success(*head, features[ids]),
+            lambda: (jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)),
+            lambda state: (state.weight, state.bias),
         )
+    elif settings.choose == "model":
+        table, start = found.train, partial(started_model, found.model.params, found.model.config.hidden_size)
+        values = model_values(found.model.policy, table.tokens, table.valid)
+        sampler = make_value_sampler(values, start, table.tokens.shape[0], optax.adam(settings.value_rate), **aim)
+        slots, extras = watched(settings, values, start, lambda state: state.params)
     elif settings.choose == "prefilter":
         every = np.arange(found.train.tokens.shape[0])
         rates = curricula.sample_pass_rates(found, settings, every, samples=8)
         sampler = curricula.make_chosen((rates >= 0.25) & (rates <= 0.75), "solved in 25 to 75 % of its samples")
     else:
         sampler = make_balanced() if settings.choose == "dictionary" else make_uniform()
-    slots, extras = watched(settings) if settings.choose == "value" else ({}, no_extras)
     if settings.take is not None:
         slots = {"prompts_per_step": settings.candidates * settings.prompts_per_step, "keep": taken(settings)}
     online = curricula.make_grpo(settings, found, sampler=sampler, advantages=group.dr_grpo_advantages, **slots)
@@ -150,9 +166,9 @@ def taken(settings: Settings):
 
 
 class Headed(NamedTuple):
-    """Extras of a state: weight and bias of the value head of the last step."""
+    """Extras of a state: the value head, or the whole value model, of the last step."""
 
-    head: tuple[Array, Array]
+    head: Params
 
 
 class Valued(NamedTuple):
@@ -162,18 +178,18 @@ class Valued(NamedTuple):
     right: Array
 
 
-def watched(settings: Settings):
-    """Slots and extras that keep the value head of the last step, and say how it ranks the prompts that were drawn."""
-    features = prompt_features(settings)
+def watched(settings: Settings, values: Callable, first: Callable[[], Params], kept: Callable[[Any], Params]):
+    """Slots and extras that keep the value model of the last step, and say how it ranks the prompts that were drawn."""
 
     def extras(params, key):
-        return Headed((jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)))._asdict()
+        return Headed(first())._asdict()
 
     def remember(state, batch, trajectories, rewards):
-        return state.extras | Headed((state.sampler.weight, state.sampler.bias))._asdict()
+        return state.extras | Headed(kept(state.sampler))._asdict()
 
     def rows(extras, trajectories, rewards):
-        value = predicted_success(*declared(Headed, extras).head, features[trajectories.problem_ids])
+        asked = values(declared(Headed, extras).head, trajectories.problem_ids[:: settings.group_size])
+        value = jnp.repeat(asked, settings.group_size)
         return Valued(value, (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32))._asdict()
 
     def figures(batch, metrics):

@@ -11,6 +11,7 @@ import pytest
 from experiments.curriculum import pcl
 from experiments.curriculum.parts import prompt_value
 from jaxrl_llm.curriculum import subset
+from jaxrl_llm.experiment import recipes
 from jaxrl_llm.types import Rewards
 from tests import close
 from tests.close import doubles
@@ -112,3 +113,39 @@ def test_rank_correlation_and_groups_that_are_taken_after_their_rollout():
         kept = pcl.taken(dataclasses.replace(settings, take=take))(None, rewards)
         assert np.flatnonzero(np.asarray(kept).reshape(6, 4).all(1)).tolist() == groups
         assert int(kept.sum()) == 8
+
+
+def test_a_value_model_of_the_policys_size_reads_prompts_and_trains_whole():
+    """V is 1/2 at first, then the head at each last token, without padding; body and head learn."""
+    found = recipes.bench(recipes.OnlineSettings(levels=(1, 2), train_problems=12, eval_problems=4, max_new_tokens=8))
+    policy, params, table = found.model.policy, found.model.params, found.train
+    values = prompt_value.model_values(policy, table.tokens, table.valid)
+    start = prompt_value.started_model(params, found.model.config.hidden_size)
+    ids, rates = jnp.array([3, 7, 1], jnp.int32), jnp.array([0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(values(start, ids), jnp.full(3, 0.5))
+    weight = np.random.default_rng(0).normal(size=found.model.config.hidden_size)
+    drawn = start | {"head": jax.tree.map(lambda x: jnp.asarray(np.resize(weight, x.shape), x.dtype), start["head"])}
+    got = values(drawn, ids)
+    for k, row in enumerate(ids.tolist()):  # each prompt by itself, without padding
+        tokens = np.asarray(table.tokens[row])[np.asarray(table.valid[row])][None]
+        where, ones = np.arange(tokens.shape[1])[None], np.ones(tokens.shape, np.int32)
+        hidden = np.asarray(policy.hidden(params, *(jnp.asarray(x) for x in (tokens, where, ones))), np.float64)[0, -1]
+        head = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(drawn["head"])]
+        bias, own = sorted(head, key=len)
+        want = 1 / (1 + np.exp(-(hidden @ own + bias[0])))
+        config = found.model.config
+        close.assert_same_forward(got[k : k + 1], np.asarray([want]), config, columns=tokens.shape[1])
+    sampler = prompt_value.make_value_sampler(values, lambda: start, 12, optax.adam(1e-3))
+    state, valid = sampler.init(12), jnp.ones(3, bool)
+    losses = []
+    for _ in range(8):
+        losses.append(float(prompt_value.success_loss(values(state.params, ids), rates, valid)))
+        state = sampler.update(state, ids, rates, valid)
+    assert losses[0] == doubles(0.75) and losses[-1] < losses[0]
+    moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), state.params["model"], params)
+    assert max(jax.tree.leaves(moved)) > 0
+    chosen, _ = sampler.draw(state, jax.random.key(0), 3)
+    aside = np.abs(np.asarray(values(state.params, jnp.arange(12, dtype=jnp.int32))) - 0.5)
+    assert sorted(aside[np.asarray(chosen)]) == sorted(aside)[:3]  # 4 x 3 candidates: all twelve
+    with pytest.raises(ValueError, match="12 rows"):
+        sampler.init(5)

@@ -1,5 +1,6 @@
 """A value model of prompts chooses those of a wanted success rate, without a single rollout."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
-from jaxrl_llm.types import Sampler
+from jaxrl_llm.models import heads
+from jaxrl_llm.types import Params, Policy, Sampler
 
 
 class ValueState(NamedTuple):
@@ -55,8 +57,22 @@ def effective_ratio(success: Float[Array, " n"], responses: int) -> Float[Array,
     return 1.0 - success**responses - (1.0 - success) ** responses
 
 
-def make_prompt_value(
-    features: Float[Array, "N F"], tx: Any, *, candidates: int = 4, target: float = 0.5, explore: float = 0.0
+class Trained(NamedTuple):
+    """Parameters of a value model, and its optimiser."""
+
+    params: Params
+    opt_state: Any
+
+
+def make_value_sampler(
+    values: Callable[[Params, Int[Array, " n"]], Float[Array, " n"]],
+    start: Callable[[], Params],
+    prompts: int,
+    tx: Any,
+    *,
+    candidates: int = 4,
+    target: float = 0.5,
+    explore: float = 0.0,
 ) -> Sampler:
     """Of ``candidates`` times as many random prompts, takes those that the value model puts nearest to ``target``.
 
@@ -64,43 +80,104 @@ def make_prompt_value(
     one policy step behind.
 
     Args:
-      features: of every prompt of the table, for example a frozen model's hidden state at its last token.
+      values: ``(params, rows of the table) -> V`` in [0, 1], for example of ``model_values``.
+      start: the first parameters; prompts: rows of the table.
       tx: a gradient transformation (``init`` and ``update``), for example of optax.
       candidates: prompts that are valued for each one taken; 1 is uniform.
       explore: share of the draw that is random, so that the value model also sees what it would not choose.
 
-    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, algorithm 1. Differs from the
-    paper in that the value model is a head on given features, not a language model of the policy's size.
+    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, algorithm 1.
     """
     if candidates < 1 or not 0 <= target <= 1 or not 0 <= explore <= 1:
         raise ValueError(f"candidates={candidates} must be at least 1; target={target}, explore={explore} in [0, 1]")
 
-    def init(num_problems: int) -> ValueState:
-        if num_problems != features.shape[0]:
-            raise ValueError(f"features has {features.shape[0]} rows, the table {num_problems} prompts")
-        head = jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)
-        return ValueState(*head, tx.init(head))
+    def init(num_problems: int) -> Trained:
+        if num_problems != prompts:
+            raise ValueError(f"the value model knows {prompts} rows, the table has {num_problems} prompts")
+        params = start()
+        return Trained(params, tx.init(params))
 
-    def draw(state: ValueState, key, n: int) -> tuple[Int[Array, " n"], ValueState]:
-        pool = min(candidates * n, features.shape[0])
-        ids = jax.random.permutation(key, features.shape[0])[: max(pool, n)].astype(jnp.int32)
-        values = predicted_success(state.weight, state.bias, features[ids])
+    def draw(state: Trained, key, n: int) -> tuple[Int[Array, " n"], Trained]:
+        pool = min(candidates * n, prompts)
+        ids = jax.random.permutation(key, prompts)[: max(pool, n)].astype(jnp.int32)
+        valued = values(state.params, ids)
         free = round(explore * n)
         # the first rows of a random order are random prompts; the others are chosen among the rest
-        chosen = ids[free:][nearest_prompts(values[free:], target=target, count=n - free)]
+        chosen = ids[free:][nearest_prompts(valued[free:], target=target, count=n - free)]
         return jnp.concatenate([ids[:free], chosen]), state
 
-    def update(state: ValueState, ids, scores, valid) -> ValueState:
-        def loss(head):
-            return success_loss(predicted_success(*head, features[ids]), scores, valid)
+    def update(state: Trained, ids, scores, valid) -> Trained:
+        def loss(params):
+            return success_loss(values(params, ids), scores, valid)
 
-        head = (state.weight, state.bias)
         with jax.numpy_dtype_promotion("standard"):  # optimisers mix weak integers and floats
-            updates, opt_state = tx.update(jax.grad(loss)(head), state.opt_state, head)
-        head = jax.tree.map(lambda x, u: x + u, head, updates)
-        return ValueState(*head, opt_state)
+            updates, opt_state = tx.update(jax.grad(loss)(state.params), state.opt_state, state.params)
+        return Trained(jax.tree.map(lambda x, u: x + u, state.params, updates), opt_state)
 
     return Sampler(init, draw, update)
+
+
+def make_prompt_value(
+    features: Float[Array, "N F"], tx: Any, *, candidates: int = 4, target: float = 0.5, explore: float = 0.0
+) -> Sampler:
+    """``make_value_sampler`` of a linear head on given features of every prompt of the table.
+
+    Args:
+      features: for example a frozen model's hidden state at its last token.
+
+    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, algorithm 1. Differs from the
+    paper in that the value model is a head on given features, not a language model of the policy's size: that is
+    ``model_values``.
+    """
+
+    def values(head: tuple[Array, Array], ids: Array) -> Array:
+        return predicted_success(*head, features[ids])
+
+    def start() -> tuple[Array, Array]:
+        return jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)
+
+    options = {"candidates": candidates, "target": target, "explore": explore}
+    inner = make_value_sampler(values, start, features.shape[0], tx, **options)
+
+    def within(state: ValueState) -> Trained:
+        return Trained((state.weight, state.bias), state.opt_state)
+
+    def without(state: Trained) -> ValueState:
+        return ValueState(*state.params, state.opt_state)
+
+    def draw(state: ValueState, key, n: int) -> tuple[Int[Array, " n"], ValueState]:
+        ids, state = inner.draw(within(state), key, n)
+        return ids, without(state)
+
+    def update(state: ValueState, ids, scores, valid) -> ValueState:
+        return without(inner.update(within(state), ids, scores, valid))
+
+    return Sampler(lambda num_problems: without(inner.init(num_problems)), draw, update)
+
+
+def model_values(
+    policy: Policy, tokens: Int[Array, "N P"], valid: Bool[Array, "N P"]
+) -> Callable[[Params, Int[Array, " n"]], Float[Array, " n"]]:
+    """``(params, rows) -> V``: a language model that reads the prompt, with a head at its last token.
+
+    ``sigmoid(w h + b)``; ``params`` are ``{"model", "head"}``, see ``started_model``. All of them train.
+
+    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, section 4: a value model of
+    the policy's size.
+    """
+
+    def values(params: Params, ids: Array) -> Array:
+        there = valid[ids].astype(jnp.int32)
+        positions = jnp.maximum(jnp.cumsum(there, axis=1) - 1, 0)
+        hidden = policy.hidden(params["model"], tokens[ids], positions, there)
+        return jax.nn.sigmoid(heads.sequence_rewards(params["head"], hidden, there))
+
+    return values
+
+
+def started_model(params: Params, width: int) -> Params:
+    """Parameters of a value model that begins as a copy of ``params`` and says 1/2 of every prompt."""
+    return {"model": jax.tree.map(jnp.copy, params), "head": heads.init_head(width, jax.random.key(0))}
 
 
 def standardised(features: Float[Array, "N F"]) -> Float[Array, "N F"]:
