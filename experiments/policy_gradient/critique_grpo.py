@@ -52,6 +52,7 @@ class Criticism(NamedTuple):
     """Who criticises: the function, the parameters it reads of a state, and the extras that hold them."""
 
     criticise: refinement.Criticise
+    longest: int  # tokens between an attempt and the next, at most
     reads: Callable[[TrainState], Params]
     extras: Callable[[Params, Key], dict[str, Any]] = no_extras
 
@@ -64,19 +65,21 @@ def scripted(settings, bench) -> Criticism:
     """``settings.critic``, who knows what is right."""
     problems = recipes.solved_problems(settings)
     critiques = refinement.encode_critiques(bench.model, problems, settings.critic, chat=settings.chat)
-    return Criticism(refinement.make_scripted(critiques, **_ends(bench.model)), lambda state: ())
+    longest = critiques.tokens.shape[-1]
+    return Criticism(refinement.make_scripted(critiques, **_ends(bench.model)), longest, lambda state: ())
 
 
-def _written(settings, bench, by: job.Model) -> refinement.Criticise:
+def _written(settings, bench, by: job.Model) -> tuple[refinement.Criticise, int]:
     sampling = sampling_of(settings)._asdict() | {"max_new_tokens": settings.critique_tokens}
     speak = recipes.rollout_of_model(by, group_size=1, **sampling)
     words = refinement.words_of(bench.model, recipes.solved_problems(settings), chat=settings.chat)
-    return refinement.make_written(speak, words, **_ends(bench.model))
+    longest = len(words.criticise) + settings.critique_tokens + len(words.again)
+    return refinement.make_written(speak, words, **_ends(bench.model)), longest
 
 
 def by_policy(settings, bench) -> Criticism:
     """The policy itself, as it is at each step."""
-    return Criticism(_written(settings, bench, bench.model), lambda state: state.params)
+    return Criticism(*_written(settings, bench, bench.model), lambda state: state.params)
 
 
 def by_model(settings, bench) -> Criticism:
@@ -95,7 +98,7 @@ def by_model(settings, bench) -> Criticism:
     else:
         by, params = model, model.params
     reads = lambda state: declared(Critic, state.extras).critic  # noqa: E731
-    return Criticism(_written(settings, bench, by), reads, lambda _, key: Critic(params)._asdict())
+    return Criticism(*_written(settings, bench, by), reads, lambda _, key: Critic(params)._asdict())
 
 
 def refined(settings, bench, rollout, *, only_right: bool = False) -> tuple[dict[str, Callable], Callable]:
@@ -103,7 +106,7 @@ def refined(settings, bench, rollout, *, only_right: bool = False) -> tuple[dict
     if settings.critic is None:
         return {"rollout": rollout}, no_extras
     said, size = settings.criticise(settings, bench), settings.group_size
-    longest = bench.train.tokens.shape[1] + 2 * settings.max_new_tokens + settings.critique_tokens
+    longest = bench.train.tokens.shape[1] + 2 * settings.max_new_tokens + said.longest
     if longest > bench.model.config.max_positions:
         raise UserError(
             f"a second attempt stands at up to {longest} tokens, the model has {bench.model.config.max_positions} "
