@@ -83,7 +83,7 @@ def by_policy(settings, bench) -> Criticism:
 
 
 def by_model(settings, bench) -> Criticism:
-    """A model of its own that does not train: the named one, else the copy of the start that learned to criticise."""
+    """A model of its own that does not train: the named one, else the start, which learns to criticise chains before."""
     model = bench.model
     if settings.critic_model:
         by = job.load_model(settings.critic_model, mesh=model.mesh)

@@ -58,3 +58,23 @@ def test_two_steps(path, own, trained, tmp_path):
     for name, arm in found.arms.items():
         for metric in ("loss/total", "grad/norm"):
             assert np.isfinite(arm.metrics.get(metric, [0.0])).all(), f"{name}: {metric} {arm.metrics[metric]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slug", "chosen", "further"),
+    [
+        ("policy_gradient.critique_grpo", ("self_critique", "model_critique"), "--critic-model"),
+        ("policy_gradient.empo", ("by_model", "misled"), "--comparer"),
+    ],
+)
+def test_two_steps_where_a_model_reads_the_answers(slug, chosen, further, own, tmp_path):
+    """With --model in the place of the model that judges, and with a folder that is named."""
+    module = importlib.import_module(f"experiments.{slug}")
+    for more in ([], [further, own[1]]):
+        arguments = ["--smoke", "--seeds", "1", "--arm", *chosen, "--out", str(tmp_path / str(len(more)))]
+        found = cli.run(module, [*arguments, *own, *more])
+        assert set(found.arms) == set(chosen)
+        for name, arm in found.arms.items():
+            for metric in ("loss/total", "grad/norm"):
+                assert np.isfinite(arm.metrics[metric]).all(), f"{name}: {metric} {arm.metrics[metric]}"
