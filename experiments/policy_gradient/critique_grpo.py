@@ -83,7 +83,7 @@ def by_policy(settings, bench) -> Criticism:
 
 
 def by_model(settings, bench) -> Criticism:
-    """A model of its own that does not train: the named one, else the start, which learns to criticise chains before."""
+    """A model of its own that does not train: the named one, else the start, of chains after it learnt to criticise."""
     model = bench.model
     if settings.critic_model:
         by = job.load_model(settings.critic_model, mesh=model.mesh)
