@@ -102,6 +102,11 @@ def test_forward(folder):
     assert "nats a token" in line and "a guess has -5.57" in line
 
 
+def test_no_argument_is_the_embedded_model(capsys):
+    assert doctor.cli([]) == 0
+    assert "152,480 parameters" in capsys.readouterr().out
+
+
 def test_bundled_models_are_well():
     for name in ("tiny", "nano"):
         assert not [x for x in _lines(weights.bundled(name), forward=True) if x.startswith("FAIL")]

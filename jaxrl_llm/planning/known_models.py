@@ -5,6 +5,9 @@ from typing import Any
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig, from_hf, read_config
+from jaxrl_llm.models.io import weights
+
+BUNDLED = ("nano", "tiny")
 
 _QWEN3 = {"model_type": "qwen3", "vocab_size": 151936, "head_dim": 128, "rope_theta": 1e6, "rms_norm_eps": 1e-6,
           "max_position_embeddings": 40960, "num_key_value_heads": 8}  # fmt: skip
@@ -65,7 +68,7 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 
 def shape_of(model: str) -> ModelConfig:
-    """The shape of a known model (any case), of a folder with a ``config.json``, or of such a file.
+    """The shape of a known model (any case), of a bundled one, of a folder with a ``config.json``, or of such a file.
 
     Raises:
       UserError: for an unknown name or an unreadable file.
@@ -79,6 +82,8 @@ def shape_of(model: str) -> ModelConfig:
             return read_config(path)
         if path.name == "config.json":
             return read_config(path.parent)
+        if model in BUNDLED:
+            return read_config(weights.bundled(model))
     except ValueError as error:
         raise UserError(f"--model {model}: {error}") from error
-    raise UserError(f"--model {model} is no folder with config.json and none of {', '.join(KNOWN)}")
+    raise UserError(f"--model {model} is no folder with config.json and none of {', '.join([*KNOWN, *BUNDLED])}")

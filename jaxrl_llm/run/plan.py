@@ -23,10 +23,10 @@ GIB = 2**30
 class Settings:
     """Memory and a roofline of one GRPO step on a TPU slice or on GPUs, without one."""
 
-    model: str  # a known name such as Qwen3-8B, a model folder, or a config.json
+    model: str = "nano"  # a known name such as Qwen3-8B, nano or tiny, a model folder, or a config.json
     topology: str = "v5e:2x4"  # v4, v5e, v5p or v6e, and the sides of the slice; or h100, h200, b200 and how many
-    prompt: int = 1024  # tokens
-    response: int = 3072  # tokens
+    prompt: int | None = None  # tokens; None: 1024, or a quarter of the positions where those are fewer
+    response: int | None = None  # tokens; None: what the prompt leaves, at most 3072
     positions: int = 0  # to which the model has been stretched, for longer rows; 0: those of its config
     prompts: int = 16  # per step
     group: int = 8  # responses to each prompt
@@ -56,6 +56,13 @@ def sizes_of(spec: str, topology: Topology, flag: str) -> Sizes | None:
     return sizes
 
 
+def lengths_of(settings: Settings, config: ModelConfig) -> tuple[int, int]:
+    """Tokens of prompt and response: the user's, else 1024 and 3072 or as much of them as the model has positions."""
+    prompt = min(1024, config.max_positions // 4) if settings.prompt is None else settings.prompt
+    response = min(3072, config.max_positions - prompt) if settings.response is None else settings.response
+    return prompt, response
+
+
 def work_of(settings: Settings, config: ModelConfig) -> Work:
     """What the settings ask for.
 
@@ -66,14 +73,16 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         raise UserError("--schedule is the compiler's count: pip install 'jaxrl_llm[plan]', and no --estimate")
     if settings.schedule and settings.buffers:
         raise UserError("--schedule needs the compiler's code, which --buffers leaves out; give one of them")
-    for name in ("prompt", "response", "prompts", "group", "show"):
-        if getattr(settings, name) < 1:
-            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least 1")
+    prompt, response = lengths_of(settings, config)
+    counts = {"prompt": prompt, "response": response}
+    for name, count in (counts | {key: getattr(settings, key) for key in ("prompts", "group", "show")}).items():
+        if count < 1:
+            raise UserError(f"{flags.spell(name)} {count} must be at least 1")
     if not -1 <= settings.effort <= 1:
         raise UserError(f"--effort {settings.effort:g} must lie between -1 (quickest) and 1")
-    if settings.prompt + settings.response > config.max_positions:
+    if prompt + response > config.max_positions:
         raise UserError(
-            f"--prompt {settings.prompt} and --response {settings.response} exceed the {config.max_positions} positions"
+            f"--prompt {prompt} and --response {response} exceed the {config.max_positions} positions"
             "; give --positions N for a model that has been stretched"
         )
     if not 0 < settings.filled <= 1:
@@ -82,7 +91,7 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         raise UserError("--filled is what rows in a layout hold, and padded rows are computed whole: give --layout")
     rows, planner = settings.prompts * settings.group, planner_of(settings.layout, own=False)
     return Work(
-        settings.prompt, settings.response, rows, rows, group=settings.group, scores=int(settings.reference),
+        prompt, response, rows, rows, group=settings.group, scores=int(settings.reference),
         planner=planner, filled=settings.filled,
     )  # fmt: skip
 
@@ -261,10 +270,13 @@ def run(settings: Settings) -> int:
                           "plans": data, "would_fit": would}, indent=1))  # fmt: skip
     else:
         rows = settings.prompts * settings.group
-        print(f"{settings.model}, {config.num_parameters / 1e9:.2f} B parameters, on {topology.name}: ", end="")
+        count = config.num_parameters
+        size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count:,}"
+        print(f"{settings.model}, {size} parameters, on {topology.name}: ", end="")
         print(f"{topology.chips} chips of {topology.chip.hbm / GIB:.2f} GiB")
-        print(f"a step: {settings.prompts} prompts x {settings.group} = {rows} rows of {settings.prompt} + "
-              f"{settings.response} tokens; AdamW, float32 masters, bfloat16 compute")  # fmt: skip
+        prompt, response = lengths_of(settings, config)
+        print(f"a step: {settings.prompts} prompts x {settings.group} = {rows} rows of {prompt} + "
+              f"{response} tokens; AdamW, float32 masters, bfloat16 compute")  # fmt: skip
         why = ": libtpu is not installed (pip install 'jaxrl_llm[plan]')" if missing and not settings.estimate else ""
         print(f"memory {how}{why}; seconds by a roofline, for ranking\n")
         for number, plan in enumerate(shown, start=1):

@@ -301,6 +301,19 @@ def test_command_text_and_json(capsys):
     assert set(data["plans"][0]["peak_gib"]) == {"reshard", "prefill", "decode", "score", "update"}
 
 
+def test_no_argument_plans_the_embedded_model(capsys, monkeypatch):
+    """Its rows take the 512 positions that it has: a quarter of them is the prompt."""
+    monkeypatch.setattr(compiled, "available", lambda: False)
+    assert cli.cli([]) == 0
+    out = capsys.readouterr().out
+    assert "nano, 152,480 parameters, on v5e:2x4: 8 chips" in out and "128 rows of 128 + 384 tokens" in out
+    assert "--prompt-tokens 128 --max-new-tokens 384" in out and "fits: " in out
+    work = cli.work_of(cli.Settings(model="GPT-2", prompt=1000), shapes.shape_of("GPT-2"))
+    assert (work.prompt, work.response) == (1000, 24)
+    large = cli.work_of(cli.Settings(model="Qwen3-8B"), shapes.shape_of("Qwen3-8B"))
+    assert (large.prompt, large.response) == (1024, 3072)
+
+
 def test_command_where_nothing_fits(capsys):
     """It says what would: the smallest slice of the generation, and of the others none with more chips."""
     command = ["--model", "Qwen3-8B", "--topology", "v5e:2x4", "--estimate", "--show", "1"]
@@ -332,6 +345,7 @@ def test_command_where_nothing_fits(capsys):
             ["--model", "Qwen3-8B", "--prompts", "3", "--group", "1", "--mesh", "fsdp=8"],
             "divide over no mesh of 8 chips",
         ),
+        (["--model", "nano", "--response", "500"], "--prompt 128 and --response 500 exceed the 512 positions"),
         (["--modle", "Qwen3-8B"], "--model"),
     ],
 )

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -138,6 +139,21 @@ def test_the_command(tmp_path, capsys):
     assert view.main([run, "--out", str(tmp_path / "other.html")]) == 0
     assert capsys.readouterr().out.count("written: ") == 2
     assert view.main(["--help"]) == 0
+
+
+def test_no_argument_is_the_newest_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert view.main([]) == 2
+    err = capsys.readouterr().err
+    assert "no run with rollouts under runs/; train first" in err and err.count("\n") == 1
+    for age, name in enumerate(["runs/new", "runs/old/seeds/grpo/seed_0"]):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        _run(folder, _record())
+        os.utime(folder / view.FILE, (1e9 - age, 1e9 - age))
+    assert view.main([]) == 0 and (tmp_path / "runs/new" / view.PAGE).is_file()
+    assert view.main(["--out", "other.html"]) == 0 and (tmp_path / "other.html").is_file()
+    assert not (tmp_path / "runs/old/seeds/grpo/seed_0" / view.PAGE).exists()
 
 
 @pytest.mark.parametrize(

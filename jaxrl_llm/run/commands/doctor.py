@@ -35,7 +35,9 @@ ANSWER = "forty-two"
 class Settings:
     """Checks of a Hugging Face model folder."""
 
-    folder: Annotated[str, tyro.conf.Positional]  # with config.json, *.safetensors and a tokenizer, or tiny, nano
+    folder: Annotated[str, tyro.conf.Positional] = (
+        "nano"  # with config.json, *.safetensors and a tokenizer, or tiny, nano
+    )
     forward: bool = False  # load the weights and read a sentence
 
 

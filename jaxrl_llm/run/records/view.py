@@ -18,7 +18,7 @@ from jaxrl_llm.errors import DataError, UserError
 FILE, PAGE = "episodes.jsonl", "episodes.html"
 COLUMNS = ("tokens", "mask", "sampler_logp", "logp", "advantage")  # one value a token
 NEEDED = ("step", "group", "reward", "valid", *COLUMNS)
-USAGE = "usage: python -m jaxrl_llm view RUN_DIR [--out FILE.html]"
+USAGE = "usage: python -m jaxrl_llm view [RUN_DIR, else the newest under runs/] [--out FILE.html]"
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -87,18 +87,36 @@ def write(run: str, out: str = "") -> pathlib.Path:
     return target
 
 
+def newest() -> str:
+    """The folder under ``runs/`` whose rollouts were written last.
+
+    Raises:
+      UserError: where there is none.
+    """
+    found = sorted(pathlib.Path("runs").rglob(FILE), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise UserError(
+            f"no run with rollouts under runs/; train first (python -m jaxrl_llm), or give RUN_DIR; {USAGE}"
+        )
+    return str(found[-1].parent)
+
+
 def main(arguments: list[str]) -> int:
     """0, or 2 after one line that says what is wrong."""
     try:
         match arguments:
             case ["--help" | "-h"]:
                 print(USAGE)
+            case []:
+                print(f"written: {write(newest())}")
+            case ["--out", out]:
+                print(f"written: {write(newest(), out)}")
             case [run] if not run.startswith("-"):
                 print(f"written: {write(run)}")
             case [run, "--out", out] if not run.startswith("-"):
                 print(f"written: {write(run, out)}")
             case _:
-                raise UserError(f"cannot read {' '.join(arguments)!r}; {USAGE}" if arguments else USAGE)
+                raise UserError(f"cannot read {' '.join(arguments)!r}; {USAGE}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
