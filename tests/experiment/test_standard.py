@@ -89,7 +89,7 @@ def test_a_registration_is_written_once_and_known_by_its_commit(tmp_path):
         return subprocess.run(said, check=True, capture_output=True, text=True).stdout.strip()
 
     path = tmp_path / "results" / "registered.tsv"
-    row = {"name": "family/slug", "registered": "abc123", "on": "2026-01-01"}
+    row = {"name": "family/slug", "registered": "abc123", "on": "2026-01-01", "first seed": 100}
     assert provenance.registered_in(path, "abc123") == ""
     provenance.register(path, row)
     provenance.register(path, row | {"on": "2026-01-02"})
@@ -103,6 +103,8 @@ def test_a_registration_is_written_once_and_known_by_its_commit(tmp_path):
     git("commit", "-qm", "first")
     first = git("rev-parse", "HEAD")[:12]
     provenance.register(path, row | {"registered": "789abc"})
+    provenance.register(path, row | {"first seed": 200})  # the first hundred were seen and withheld
+    assert path.read_text().splitlines()[-1].split("\t") == ["family/slug", "abc123", "2026-01-01", "200"]
     git("commit", "-qam", "second")
     assert provenance.registered_in(path, "abc123") == first != git("rev-parse", "HEAD")[:12]
     assert provenance.registered_in(path, "789abc") == git("rev-parse", "HEAD")[:12]

@@ -52,15 +52,23 @@ def withheld(root: pathlib.Path) -> dict[str, list[str]]:
 
 
 def register(path: pathlib.Path, row: dict[str, Any]) -> None:
-    """Adds a registration to the table of all, one line each; the same one a second time changes nothing.
+    """Adds a registration to the table of all, one line each; the same one on another day changes nothing.
+
+    The same claim and settings on other seeds are another registration: those of a run that was seen and withheld do
+    not count again.
 
     Args:
       path: of the table, ``results/registered.tsv``.
-      row: with ``name`` (``family/slug``) and ``registered`` first.
+      row: ``name`` (``family/slug``), ``registered`` (the hash), ``on`` (the day), ``first seed`` and what else.
     """
     lines = path.read_text().splitlines() if path.is_file() else ["\t".join(row)]
     line = "\t".join(str(value) for value in row.values())
-    if not any(kept.split("\t")[:2] == line.split("\t")[:2] for kept in lines):
+
+    def same(kept: str) -> list[str]:
+        name, hashed, _day, seed, *_ = kept.split("\t")
+        return [name, hashed, seed]
+
+    if not any(same(kept) == same(line) for kept in lines):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join([*lines, line]) + "\n")
 
