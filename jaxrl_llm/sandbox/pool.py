@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.sandbox.calls import goes_on
 from jaxrl_llm.sandbox.records import Called, Checked, Limits, Protection, Ran
-from jaxrl_llm.sandbox.worker import receive, send
+from jaxrl_llm.sandbox.worker import PATIENCE, receive, send
 
 _PACKAGES = str(pathlib.Path(__file__).resolve().parents[2])
 _BOOT = (
@@ -227,6 +227,8 @@ class Sandbox:
         reply = self._ask([request], limits)
         if reply is None:
             return Ran("broken", None, "", "the sandbox worker did not answer", 0.0)
+        if reply["why"] == "wall":
+            return Ran("broken", None, "", _WHY["wall"].format(wall_s=PATIENCE * limits.wall_s), reply["seconds"])
         return Ran(_status(reply, limits), reply["status"], reply["stdout"], reply["stderr"], reply["seconds"])
 
     def call(self, function: str, *arguments: Any, limits: Limits | None = None) -> Called:
@@ -295,6 +297,8 @@ class Sandbox:
             return Checked(failed, "the sandbox worker did not answer", False, 0.0)
         if reply["why"] == "broken":
             return Checked(failed, f"the sandbox did not come up: {reply['stderr'][-200:]}", False, reply["seconds"])
+        if reply["why"] == "wall":
+            return Checked(failed, _WHY["wall"].format(wall_s=PATIENCE * limits.wall_s), False, reply["seconds"])
         if reply["why"] == "timeout":
             return Checked(failed, f"timed out after {limits.wall_s} s", True, reply["seconds"])
         if reply["why"]:
@@ -348,7 +352,7 @@ class Sandbox:
                 worker = worker or self._start()
                 try:
                     first = worker.opening(limits if calls else None)
-                    reply = worker.ask([*first, *messages], limits.wall_s + _GRACE_S)
+                    reply = worker.ask([*first, *messages], PATIENCE * limits.wall_s + _GRACE_S)
                     if calls and (reply["why"] or not goes_on(reply["said"].encode())):
                         worker.calls = None  # that process has ended
                     return reply

@@ -7,6 +7,8 @@ class Limits(NamedTuple):
     """What one program may use. There are never any further processes."""
 
     cpu_s: float = 5.0  # rounded up to whole seconds
+    # on the clock, less what it waited for a processor, which a machine that trains may not have; eight times as long
+    # ends it all the same, and says nothing about it. Where a kernel does not count the waiting: on the clock
     wall_s: float = 10.0
     memory_mb: int = 512  # address space
     disk_mb: int = 16  # of one file, and of all files together
@@ -18,7 +20,8 @@ class Ran(NamedTuple):
     """A program after its end.
 
     ``status``: ``ok`` (it ended with code 0), ``error`` (another code), ``timeout``, ``memory``, ``output`` (it wrote
-    too much), ``killed`` (by a signal), or ``broken``: the sandbox failed, which says nothing about the program.
+    too much), ``killed`` (by a signal), or ``broken``: the sandbox failed, or the machine had no processor for it,
+    which says nothing about the program.
     """
 
     status: str
@@ -45,7 +48,7 @@ class Called(NamedTuple):
 class Checked(NamedTuple):
     """The tests of a program: which passed, why the first other failed.
 
-    ``valid`` is False where the sandbox failed, or the tests cannot judge any program.
+    ``valid`` is False where the sandbox failed, the machine had no processor, or the tests cannot judge any program.
     """
 
     passed: tuple[bool, ...]

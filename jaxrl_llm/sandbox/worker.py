@@ -22,6 +22,7 @@ from jaxrl_llm.sandbox.isolation import Isolation, isolate
 
 _PRELOADED = "bisect collections copy datetime decimal fractions functools heapq itertools math random re string typing"
 _GRACE_S = 0.5
+PATIENCE = 8  # times wall_s on the clock, for a program that waits for a processor
 _SESSION_CPU_S = 3600.0
 _LEAVE_S = 2.0  # for a keeper to end its programs
 
@@ -69,6 +70,7 @@ def main(
         for name in _PRELOADED.split():
             importlib.import_module(name)
         shown = readable + _load(modules, paths)
+        kernels = _kernels_view()
         how = isolate(private, frozenset(without), shown)
         send(link, {"protection": how.protection._asdict()})
     except Exception as error:  # said to the other side, which raises it
@@ -86,7 +88,7 @@ def main(
         if keeper == 0:
             code = 70
             try:
-                _Keeper(how, request["limits"]).serve(link, request)
+                _Keeper(how, request["limits"], kernels).serve(link, request)
                 code = 0
             finally:
                 os._exit(code)
@@ -130,7 +132,7 @@ class _Child:
 
     def __init__(self, pid: int, up: int, pipes: dict[str, int]):
         self.up = up  # says "up" when the process is limited and goes on to the program
-        self.pid, self.pipes, self.status, self.cpu_s = pid, pipes, None, 0.0
+        self.pid, self.pipes, self.status, self.cpu_s, self.waited_s = pid, pipes, None, 0.0, 0.0
         self.taken = {name: bytearray() for name in pipes}
 
     def ended(self, status: int, used: resource.struct_rusage) -> None:
@@ -140,12 +142,12 @@ class _Child:
 class _Keeper:
     """Starts, watches and ends the processes of one request. It runs outside of their process namespace."""
 
-    def __init__(self, how: Isolation, limits: dict[str, Any]):
-        self.how, self.limits = how, limits
+    def __init__(self, how: Isolation, limits: dict[str, Any], kernels: int | None):
+        self.how, self.limits, self.kernels = how, limits, kernels
         self.children: list[_Child] = []
         self.left = False  # alone: nobody waits for an answer any more
         signal.signal(signal.SIGTERM, self._leave)
-        self.deadline = time.monotonic() + limits["wall_s"]
+        self.began = time.monotonic()
         kernel.die_with_parent()
         kernel.adopt_orphans()
         how.new_processes()
@@ -339,13 +341,26 @@ class _Keeper:
                 for pipe in list(owners):
                     self._take(pipe, owners, poll, limit)
                 return ""
-            if self.left or time.monotonic() > self.deadline:
-                return "timeout"
+            if why := self._late(children):
+                return why
             if not self.how.has_own_disk() and self._disk_mb() > self.limits["disk_mb"]:
                 return "disk"
             for pipe, _ in poll.poll(20):
                 if pipe in owners and self._take(pipe, owners, poll, limit):
                     return "output"
+
+    def _late(self, children: list[_Child]) -> str:
+        """``timeout`` once they ran or slept for ``wall_s``; ``wall`` where a busy machine had most of far longer."""
+        elapsed, wall_s = time.monotonic() - self.began, self.limits["wall_s"]
+        if self.left:
+            return "timeout"
+        if elapsed <= wall_s:
+            return ""
+        for child in children:
+            child.waited_s = max(child.waited_s, _waited_s(self.kernels, child.pid))
+        if elapsed - sum(child.waited_s for child in children) > wall_s:
+            return "timeout"
+        return "wall" if elapsed > PATIENCE * wall_s else ""
 
     @staticmethod
     def _reap(child: _Child) -> None:
@@ -383,6 +398,8 @@ class _Keeper:
     def _end(self, children: list[_Child]) -> None:
         """Kills whatever is left, also what has hidden from its group."""
         for child in children:
+            if child.status is None:  # should its end take longer than there is patience for
+                child.cpu_s = _cpu_s_of(child.pid)
             for kill in (os.killpg, os.kill):
                 try:
                     kill(child.pid, signal.SIGKILL)
@@ -418,6 +435,37 @@ def _cpu_s_of(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)  # the kernel's number of a process's own clock
     except OSError:
         return 0.0
+
+
+def _kernels_view() -> int | None:
+    """The folder of what the kernel tells of processes, which no program gets; None where there is none."""
+    try:
+        return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+
+
+def _waited_s(kernels: int | None, pid: int) -> float:
+    """Seconds that a thread of a process, the one that waited longest, got no processor; 0 where it is not told."""
+    if kernels is None:
+        return 0.0
+    longest = 0
+    try:
+        tasks = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=kernels)
+    except OSError:  # it has ended
+        return 0.0
+    try:
+        for name in os.listdir(tasks):
+            file = os.open(f"{name}/schedstat", os.O_RDONLY, dir_fd=tasks)
+            try:
+                longest = max(longest, int(os.read(file, 100).split()[1]))  # nanoseconds: on a processor, waiting
+            finally:
+                os.close(file)
+    except (OSError, IndexError):  # a thread has ended, or this kernel does not count
+        return longest / 1e9
+    finally:
+        os.close(tasks)
+    return longest / 1e9
 
 
 def _as_file(text: str) -> int:

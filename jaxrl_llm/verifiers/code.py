@@ -14,7 +14,7 @@ from jaxrl_llm.sandbox.records import Checked, Limits
 from jaxrl_llm.verifiers.verdict import Verdict
 
 LIMITS = Limits(cpu_s=4.0, wall_s=8.0, memory_mb=512)
-TIMEOUT_S = 40.0  # of an item in a pool: the sandbox has its own, smaller limit, and may have to start again
+TIMEOUT_S = 90.0  # of an item in a pool: the sandbox has its own, smaller limits, and may have to start again
 MAX_CHARACTERS = 60_000
 _FENCED = re.compile(r"```[ \t]*(?:(?:python|py|Python)[ \t]*)?\n(.*?)(?:```|\Z)", re.DOTALL)
 # what a base model goes on with after the body of a function

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - programs on one line each
 """Programs and tests in the sandbox: what honest ones get."""
 
+import contextlib
 import doctest
 import os
 import subprocess
@@ -349,6 +350,44 @@ def test_a_sandbox_that_breaks_says_nothing_about_the_program():
     with Sandbox(workers=1, limits=Limits(wall_s=0.0)) as pool:  # no time to become limited at all
         assert pool.run("print(1)").status == "broken"
         assert not pool.check("def f(): pass", ["f()"]).valid
+
+
+@contextlib.contextmanager
+def on_a_busy_core(others):
+    """A sandbox of half a second on the clock on one core, which so many endless loops share."""
+    core, mine = {min(os.sched_getaffinity(0))}, os.sched_getaffinity(0)
+    os.sched_setaffinity(0, core)  # what starts from here on stays there
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(others)]
+    try:
+        with Sandbox(workers=1, limits=Limits(cpu_s=2.0, wall_s=0.5)) as pool:
+            pool.run("")
+            os.sched_setaffinity(0, mine)
+            yield pool
+    finally:
+        os.sched_setaffinity(0, mine)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+def test_a_right_program_does_not_lose_on_a_busy_machine():
+    """It computes for a third of a second and gets about a tenth of a core: three seconds, where it has one."""
+    right = "import time\ndef f(x):\n    while time.process_time() < 0.3: pass\n    return x"
+    with on_a_busy_core(3) as pool:
+        checked = pool.check(right, ["assert f(1) == 1"])
+        assert checked.seconds > 0.5, "this machine is too fast for the test"
+        # with other work beside this test four seconds may be too few; wrong it is not
+        assert checked.passed == (True,) or (not checked.valid and "no processor" in checked.reason), checked
+        slept = pool.check("import time\ndef f(x): time.sleep(60)", ["assert f(1) == 1"])
+        assert slept.valid and slept.passed == (False,) and "timed out" in slept.reason, slept
+
+
+def test_what_gets_no_processor_at_all_is_not_judged():
+    with on_a_busy_core(12) as pool:
+        checked = pool.check("import time\ndef f(x):\n    while time.process_time() < 1: pass", ["f(1)"])
+        assert not checked.valid and "no processor within 4" in checked.reason, checked
+        ran = pool.run("import time\nwhile time.process_time() < 1: pass")
+        assert ran.status == "broken" and "no processor" in ran.stderr, ran
 
 
 def test_the_statement_as_a_command():
