@@ -26,10 +26,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts.beside import load_beside
 from experiments.policy_gradient.parts import refinement
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
-from jaxrl_llm.data.pieces import same_vocabulary
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
@@ -86,11 +86,8 @@ def by_model(settings, bench) -> Criticism:
     """A model of its own that does not train: the named one, else the start, of chains after it learnt to criticise."""
     model = bench.model
     if settings.critic_model:
-        by = job.load_model(settings.critic_model, mesh=model.mesh)
-        if not same_vocabulary(by.tokenizer, model.tokenizer):
-            raise UserError(
-                f"--critic-model {settings.critic_model} has another vocabulary than --model; give one of its family"
-            )
+        most = bench.train.tokens.shape[1] + settings.max_new_tokens + settings.critique_tokens
+        by = load_beside("--critic-model", settings.critic_model, model, tokens=most)
         params = by.params
     elif settings.data == "chain":
         by = model

@@ -8,8 +8,9 @@ Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0.
            the guide's tokens. lols: PPO++ with probability 0.8 in each iteration; d2lols: AggreVaTeD at first. GAE
            over the whole response, a value head for either roll-out; rewards less 0.001 (log pi - log start) at every
            token of the response, 0.1 of the likelihood of reference solutions in the loss (free: without both).
-           ppo_pp_30, ppo_pp_90: other beta (0 is ppo).
-Left out:  guides queried as a black box.
+           ppo_pp_30, ppo_pp_90: other beta (0 is ppo). The guide is sampled from and asked for nothing else:
+           --guide-model DIR is any model of the policy's vocabulary, of any size and shape.
+Left out:  guides behind a server.
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
 Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
            by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts.beside import load_beside
 from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import returns
@@ -34,6 +36,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.run import parts as job
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Params, Trajectories, declared
@@ -43,6 +46,13 @@ class Guided(NamedTuple):
     """Extras of a state: the parameters of the guide."""
 
     guide: Params
+
+
+class Guide(NamedTuple):
+    """Who guides: its parameters, and the rollout in which it and the policy take turns."""
+
+    params: Callable[[], Params]
+    mixed: roll_in_out.Mixed
 
 
 class Tossed(NamedTuple):
@@ -65,20 +75,38 @@ class Solved(NamedTuple):
     gold: Trajectories
 
 
+def writer(settings, model: job.Model) -> roll_in_out.Writer:
+    """How a model writes in whole groups, and alone."""
+    sampling = {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+    return roll_in_out.Writer(*(
+        recipes.rollout_of_model(model, group_size=n, **sampling) for n in (settings.group_size, 1)
+    ))  # fmt: skip
+
+
+def guide_of(settings, bench) -> Guide:
+    """The named model, else the policy's own after supervised fine-tuning on solutions, when it is asked for."""
+    own, new = writer(settings, bench.model), settings.max_new_tokens
+    sizes = {"new_tokens": new, "share": settings.share, "pad_id": bench.model.tokenizer.pad_id}
+    if not settings.guide_model:
+        params = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
+        return Guide(params, roll_in_out.in_one_program(own, **sizes))
+    most = bench.train.tokens.shape[1] + 2 * new  # a roll-out begins behind a whole roll-in at most
+    by = load_beside("--guide-model", settings.guide_model, bench.model, tokens=most)
+    return Guide(lambda: by.params, roll_in_out.in_two_programs(own, writer(settings, by), **sizes))
+
+
 def guided(settings, bench, guide):
     """PPO; a coin in the state's extras says who begins and who ends the next responses."""
     new = settings.max_new_tokens
-    make, judge = partial(recipes.rollout_of_model, bench.model, max_new_tokens=new), curricula.train_score(bench)
-    parts = [make(group_size=n, temperature=settings.temperature) for n in (settings.group_size, 1)]
-    pad, whole = bench.model.tokenizer.pad_id, partial(roll_in_out.whole, new_tokens=new)
-    mixed = roll_in_out.make_mixed_rollout(*parts, new_tokens=new, share=settings.share, pad_id=pad)
+    judge = curricula.train_score(bench)
+    whole = partial(roll_in_out.whole, new_tokens=new)
 
     def toss(key, step):
         return (step >= settings.switch) & (jax.random.uniform(jax.random.fold_in(key, step)) < settings.own)
 
     def rollout(actor, *arguments):
-        own, roles = actor["own"], (actor["policy"], actor["guide"])
-        rows, prefix = mixed(roll_in_out.either(own, *roles[::-1]), roll_in_out.either(own, *roles), *arguments)
+        own = actor["own"]
+        rows, prefix = guide.mixed(own, actor["policy"], actor["guide"], *arguments)
         return rows._replace(mask=rows.mask & (prefix != own))  # the policy chose what the guide did not
 
     def with_critic(params, own):
@@ -135,13 +163,14 @@ def guided(settings, bench, guide):
     slots["actor"] = lambda state: state.extras | {"policy": state.params["model"]}
     slots["remember"] = lambda state, *_: state.extras | Tossed(toss(state.key, state.step))._asdict()
     online = recipes.make_online(settings, bench, updates_per_rollout=settings.updates_per_rollout, **slots)
-    first = {"extras": lambda params, key: Guided(guide())._asdict() | Tossed(toss(key, 0))._asdict()}
+    first = {"extras": lambda params, key: Guided(guide.params())._asdict() | Tossed(toss(key, 0))._asdict()}
     return recipes.with_heads(bench, recipes.one_stage(settings, bench, online, **first), value=1, of_guide=1)
 
 
 def guide_alone(settings, bench, guide):
     """The guide is measured, nothing is trained."""
-    return Plan(lambda key: guide(), (), recipes.make_measure(settings))
+    measured = dataclasses.replace(settings, model=settings.guide_model or settings.model)
+    return Plan(lambda key: guide.params(), (), recipes.make_measure(measured))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +182,7 @@ class Settings(recipes.OnlineSettings):
     share: float = 0.6  # beta: responses that keep a part of their roll-in
     own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
     switch: int = 0  # iterations of AggreVaTeD before that
+    guide_model: str = ""  # folder of the guide, of the vocabulary of --model; empty: --model fine-tuned on solutions
     guide_steps: int = 1000  # of supervised fine-tuning
     kl_weight: float = 0.001  # in the reward of every token
     likelihood: float = 0.1  # of reference solutions
@@ -178,8 +208,8 @@ CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage, or none; the guide is imitated when it is asked for."""
-    guide = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
-    return settings.learn(settings, recipes.bench(settings), guide)
+    bench = recipes.bench(settings)
+    return settings.learn(settings, bench, guide_of(settings, bench))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

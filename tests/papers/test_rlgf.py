@@ -9,6 +9,7 @@ import pytest
 
 from experiments.policy_gradient import rlgf
 from experiments.policy_gradient.parts import roll_in_out
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
@@ -87,3 +88,36 @@ def test_d2lols_switches_after_its_first_iterations():
         for k in range(200)
     ]  # fmt: skip
     assert 0.7 < float(jnp.mean(jnp.stack(tossed).astype(jnp.float32))) < 0.9
+
+
+@pytest.mark.slow
+def test_a_guide_of_another_shape_is_only_sampled_from():
+    """tiny guides nano: both roles, each token by whom it is said to be; equal to one program where both are one."""
+    settings = dataclasses.replace(BASE, share=1.0, guide_model="tiny")
+    bench = recipes.bench(settings)
+    model, ids = bench.model, jnp.arange(4, dtype=jnp.int32)
+    guide = rlgf.guide_of(settings, bench)
+    assert guide.params()["embed"].shape != model.params["embed"].shape
+    asked = bench.train.tokens[ids], bench.train.valid[ids], sample_keys(jax.random.key(1), 0, ids, 2), ids
+    silent = jax.tree.map(jnp.zeros_like, guide.params())  # writes any token with equal chance
+    uniform = -np.log(model.config.vocab_size)
+    for own in (True, False):
+        rows, begun = jax.jit(guide.mixed)(jnp.asarray(own), model.params, silent, *asked)
+        foreign, real = _of_guide(rows, uniform)
+        np.testing.assert_array_equal(foreign, real & (np.asarray(begun) == own))
+        assert foreign.any() and (real & ~foreign).any()
+    sizes = {"new_tokens": settings.max_new_tokens, "share": 0.6, "pad_id": model.tokenizer.pad_id}
+    writer, other = rlgf.writer(settings, model), jax.tree.map(lambda x: 0.9 * x, model.params)
+    one, two = roll_in_out.in_one_program(writer, **sizes), roll_in_out.in_two_programs(writer, writer, **sizes)
+    for own in (True, False):
+        both = [jax.jit(play)(jnp.asarray(own), model.params, other, *asked) for play in (one, two)]
+        jax.tree.map(np.testing.assert_array_equal, both[0][0].tokens, both[1][0].tokens)
+        np.testing.assert_array_equal(both[0][1], both[1][1])
+
+
+def test_a_guide_that_cannot_write_what_the_policy_reads_is_refused():
+    settings = dataclasses.replace(BASE, guide_model="tiny", max_new_tokens=250)
+    with pytest.raises(UserError, match="--guide-model tiny has 512 positions, and a row takes up to 5"):
+        rlgf.build(settings)
+    with pytest.raises(UserError, match="^--guide-model no/such: no bundled model"):
+        rlgf.build(dataclasses.replace(BASE, guide_model="no/such"))

@@ -35,13 +35,14 @@ def test_a_mixed_rollout_keeps_the_roll_in_and_continues_it():
     model, ids = found.model, jnp.arange(4, dtype=jnp.int32)
     numbers = {"max_new_tokens": 12, "temperature": 1.0}
     begin, end = (recipes.rollout_of_model(model, group_size=n, **numbers) for n in (2, 1))
+    writer = roll_in_out.Writer(begin, end)
     keys = sample_keys(jax.random.key(0), 0, ids, 2)
     # a second policy that writes one token for ever
     params = model.params
     other = jax.tree.map(lambda x: jnp.zeros_like(x), params)
     arguments = found.train.tokens[ids], found.train.valid[ids], keys, ids
     plain = begin(params, *arguments)
-    mixed = roll_in_out.make_mixed_rollout(begin, end, new_tokens=12, share=1.0, pad_id=model.tokenizer.pad_id)
+    mixed = roll_in_out.make_mixed_rollout(writer, writer, new_tokens=12, share=1.0, pad_id=model.tokenizer.pad_id)
     rows, prefix = mixed(params, other, *arguments)
     kept = np.asarray(prefix).sum(1)
     length = np.asarray(plain.mask).sum(1)
@@ -55,7 +56,7 @@ def test_a_mixed_rollout_keeps_the_roll_in_and_continues_it():
     np.testing.assert_array_equal(rows.problem_ids, plain.problem_ids)
     whole = roll_in_out.whole_response(rows, new_tokens=12)
     np.testing.assert_array_equal(whole, rows.mask)
-    none = roll_in_out.make_mixed_rollout(begin, end, new_tokens=12, share=0.0, pad_id=0)
+    none = roll_in_out.make_mixed_rollout(writer, writer, new_tokens=12, share=0.0, pad_id=0)
     again, prefix = none(other, params, *arguments)
     jax.tree.map(np.testing.assert_array_equal, again, plain)
     assert not np.asarray(prefix).any()

@@ -1,6 +1,7 @@
 """Responses that one policy begins and another ends: roll-in with the one, roll-out with the other."""
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,21 +54,30 @@ def either(own: Bool[Array, ""], yes: Params, no: Params) -> Params:
     return jax.tree.map(lambda a, b: jnp.where(own, a, b), yes, no)
 
 
-def make_mixed_rollout(
-    begin: Callable[..., Trajectories], end: Callable[..., Trajectories], *, new_tokens: int, share: float, pad_id: int
-) -> Callable[..., tuple[Trajectories, Bool[Array, "B T"]]]:
+class Writer(NamedTuple):
+    """A model that writes: its rollout in whole groups, and the one in groups of one, which goes on behind rows."""
+
+    groups: Callable[..., Trajectories]
+    singles: Callable[..., Trajectories]
+
+
+Mixed = Callable[..., tuple[Trajectories, Bool[Array, "B T"]]]
+
+
+def make_mixed_rollout(begin: Writer, end: Writer, *, new_tokens: int, share: float, pad_id: int) -> Mixed:
     """``(params_in, params_out, tokens, valid, keys, problem_ids) -> (trajectories, which tokens are roll-in)``.
 
     Args:
-      begin: a rollout of whole groups; ``end``: one of the same policy with groups of one, for the continuations.
-      share: of the rows that keep a part of their roll-in; 0 is one plain rollout of ``end``'s parameters.
+      begin, end: who writes the roll-in and the roll-out; the first is never asked for probabilities of what the second
+        wrote, nor the other way round.
+      share: of the rows that keep a part of their roll-in; 0 is one plain rollout of ``end``.
     """
 
     def rollout(params_in: Params, params_out: Params, tokens: Array, valid: Array, keys: Array, problem_ids: Array):
         if share == 0:
-            rows = begin(params_out, tokens, valid, keys, problem_ids)
+            rows = end.groups(params_out, tokens, valid, keys, problem_ids)
             return rows, jnp.zeros(rows.mask.shape, bool)
-        rows = begin(params_in, tokens, valid, keys, problem_ids)
+        rows = begin.groups(params_in, tokens, valid, keys, problem_ids)
         salted = jax.vmap(lambda key: jax.random.fold_in(key, _SALT))(keys)
         drawn = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(salted)
         length = jnp.sum(rows.mask.astype(jnp.int32), axis=1)
@@ -75,9 +85,34 @@ def make_mixed_rollout(
         prompt = (rows.segment_ids > 0) & ~whole_response(rows, new_tokens=new_tokens)
         asked = given_responses.left_padded(rows.tokens, prompt | keep, pad_id=pad_id)
         onwards = jax.vmap(lambda key: jax.random.fold_in(key, _SALT + 1))(keys)
-        rest = end(params_out, *asked, onwards, rows.problem_ids)
+        rest = end.singles(params_out, *asked, onwards, rows.problem_ids)
         tokens = rollout_cost.response_tokens(rows) + rollout_cost.response_tokens(rest)
         both, begun = given_responses.joined(rows, keep, rest, new_tokens=new_tokens)
         return rollout_cost.with_cost(both, jnp.full(tokens.shape, 2.0, jnp.float32), tokens), begun
+
+    return rollout
+
+
+def in_one_program(writer: Writer, **sizes: Any) -> Mixed:
+    """``(own, policy, guide, ...)`` for parameters of one shape: a coin ``own`` chooses who ends, and so who begins.
+
+    Args:
+      sizes: as ``make_mixed_rollout`` wants them.
+    """
+    mixed = make_mixed_rollout(writer, writer, **sizes)
+
+    def rollout(own: Bool[Array, ""], policy: Params, guide: Params, *asked: Array):
+        return mixed(either(own, guide, policy), either(own, policy, guide), *asked)
+
+    return rollout
+
+
+def in_two_programs(policy: Writer, guide: Writer, **sizes: Any) -> Mixed:
+    """As ``in_one_program`` for two models of any shape, of which one program at a time runs."""
+    policy_ends = make_mixed_rollout(guide, policy, **sizes)
+    guide_ends = make_mixed_rollout(policy, guide, **sizes)
+
+    def rollout(own: Bool[Array, ""], ours: Params, theirs: Params, *asked: Array):
+        return jax.lax.cond(own, lambda: policy_ends(theirs, ours, *asked), lambda: guide_ends(ours, theirs, *asked))
 
     return rollout
