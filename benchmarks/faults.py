@@ -1,8 +1,9 @@
 """A campaign of faults: what a run loses when it is killed, starved, damaged or doubled, as a table.
 
 Every case compares the final weights with those of an undisturbed run, bit for bit, and keeps the line that the user
-reads. Four subjects: the main job, the same with rewards of a model behind an endpoint, an experiment, and an
-asynchronous run; ``--command`` takes any other command that goes on when it is started again with the same words.
+reads. Subjects: the main job, an experiment, and an asynchronous run; the three with verdicts of other processes, and
+with rewards or users of a model behind an endpoint. ``--command`` takes any other command that goes on when it is
+started again with the same words.
 
     python benchmarks/faults.py --out docs/faults.md                      # everything
     python benchmarks/faults.py --case kill --subject main --kills 20     # one
@@ -46,6 +47,12 @@ EXPERIMENT = [
     "--smoke", "--arm", "grpo", "--seeds", "2", "--steps", "4", "--eval-every", "2", "--prompts-per-step", "4",
     "--group-size", "4", "--max-new-tokens", "12", "--loop", "host", "--checkpoint-every", "1",
 ]  # fmt: skip
+TALKS = [
+    "--smoke", "--arm", "diff_acc", "--seeds", "1", "--steps", "4", "--eval-every", "4", "--checkpoint-every", "1",
+    "--loop", "host", "--max-turns", "2", "--action-tokens", "4", "--observation-tokens", "12",
+    "--max-new-tokens", "32", "--slots", "4", "--eval-problems", "2", "--eval-samples", "4", "--prompts-per-step", "2",
+    "--model", "{folder}/model", "--data", "{folder}/users.jsonl", "--user", "$ENDPOINT", "--user-model", "{out}",
+]  # fmt: skip
 PYTHON = [sys.executable, "-u"]
 ENDPOINT = "JAXRL_FAULTS_ENDPOINT"
 PATIENCE_S = 900.0
@@ -54,7 +61,7 @@ HANG_S = 60.0
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A command, how it goes on, and what its outcome is; ``{out}`` is its folder."""
+    """A command, how it goes on, and what its outcome is; ``{out}`` is its folder, ``{folder}`` the one around it."""
 
     name: str
     begin: str
@@ -63,11 +70,31 @@ class Subject:
     outcome: Callable[[pathlib.Path], str]  # a hash of what the run is for
     loses: str = "nothing"
     steps: int = STEPS
+    prepare: Callable[[pathlib.Path], None] = lambda folder: None  # writes what it reads into the folder around its own
 
     def command(self, out: pathlib.Path) -> list[str]:
         """To begin, or to go on."""
         there = out.joinpath(self.started).exists() if self.started else False
-        return shlex.split((self.resume if there else self.begin).replace("{out}", str(out)))
+        words = (self.resume if there else self.begin).replace("{out}", str(out)).replace("{folder}", str(out.parent))
+        return shlex.split(words.replace("$ENDPOINT", os.environ.get(ENDPOINT, "")))
+
+
+def _write_rows(folder: pathlib.Path) -> None:
+    rows = [{"prompt": f"m10 {i}+{j}=>", "answer": str((i + j) % 10)} for i in range(10) for j in range(10)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def _write_users(folder: pathlib.Path) -> None:
+    """Users of two kinds, and a small model with a chat template that talks to them."""
+    if (folder / "model").is_dir():
+        return
+    from tests.models_for_tests import byte_model
+
+    kinds = ("Yoga", "calm"), ("Boxing", "fights")
+    rows = [{"profile": f"You like {kinds[i % 2][1]}, says {i}.", "type": kinds[i % 2][0]} for i in range(40)]
+    (folder / "users.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "model").mkdir()
+    byte_model(folder / "model", "qwen2", max_positions=400)
 
 
 def _hash(paths: list[pathlib.Path]) -> str:
@@ -122,12 +149,17 @@ def _newest(out: pathlib.Path) -> str:
 
 
 def subjects() -> dict[str, Subject]:
-    """The four of the table."""
+    """Those of the table."""
     python, script = " ".join(PYTHON), f"{ROOT}/benchmarks/faults.py"
     main = f"{python} -m jaxrl_llm"
     papers = f"{python} -m jaxrl_llm run dr_grpo {' '.join(EXPERIMENT)} --out {{out}}"
     steps = f"{python} {script} --asynchronous {{out}}"
     asked = f"{main} {' '.join(SMALL)} --reward benchmarks.faults:by_endpoint --out {{out}}"
+    told = f"{main} {' '.join(SMALL)} --verifier math --out {{out}}".replace("chain", "{folder}/rows.jsonl")
+    told, beside = told.replace(f"--steps {STEPS}", "--steps 60"), "--loop async --staleness 0"
+    marked = f"{papers} --data {{folder}}/rows.jsonl --verifier math"
+    marked = marked.replace("--seeds 2 --steps 4", "--seeds 1 --steps 40")
+    talks = f"{main} run curio {' '.join(TALKS)} --out {{out}}"
     return {
         "main": Subject(
             "main job", f"{main} {' '.join(SMALL)} --out {{out}}", f"{main} --resume {{out}}", "settings.json", _model
@@ -135,9 +167,27 @@ def subjects() -> dict[str, Subject]:
         "endpoint": Subject(
             "main job, rewards of an endpoint", asked, f"{main} --resume {{out}}", "settings.json", _model
         ),
+        "endpoint experiment": Subject(
+            "experiment, users of an endpoint", talks, talks, "", _seeds, steps=4, prepare=_write_users
+        ),
+        "endpoint async": Subject(
+            "asynchronous run, rewards of an endpoint", f"{asked} {beside}", f"{main} --resume {{out}}",
+            "settings.json", _model,
+        ),
+        "judged": Subject(
+            "main job, other processes judge", told, f"{main} --resume {{out}}", "settings.json", _model,
+            prepare=_write_rows,
+        ),
+        "judged experiment": Subject(
+            "experiment, other processes judge", marked, marked, "", _seeds, steps=40, prepare=_write_rows
+        ),
+        "judged async": Subject(
+            "asynchronous run, other processes judge", f"{told} {beside}", f"{main} --resume {{out}}",
+            "settings.json", _model, prepare=_write_rows,
+        ),
         "experiment": Subject("experiment", papers, papers, "", _seeds, steps=4),
         "async": Subject("asynchronous run", steps, steps, "", _newest),
-    }
+    }  # fmt: skip
 
 
 # an asynchronous run: this file again, as a process of its own
@@ -299,6 +349,7 @@ def environment() -> dict[str, str]:
 
 def start(subject: Subject, out: pathlib.Path, log: pathlib.Path, **more) -> subprocess.Popen:
     """The subject as a process in a group of its own, which writes to ``log``."""
+    subject.prepare(out.parent)
     with log.open("ab") as file:
         return subprocess.Popen(
             subject.command(out), cwd=ROOT, env=environment(), stdout=file, stderr=file, start_new_session=True, **more
@@ -358,6 +409,11 @@ def trained(out: pathlib.Path, lines: int) -> bool:
     except FileNotFoundError:  # a checkpoint got its name meanwhile: look again
         return False
     return max(counts, default=0) >= lines
+
+
+def _lines(out: pathlib.Path) -> int:
+    """Of the metrics that are written."""
+    return sum(path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl"))
 
 
 def _step(checkpoint: pathlib.Path) -> int:
@@ -523,20 +579,9 @@ def clock(subject: Subject, folder: pathlib.Path, *_) -> Found:
     return f"exit {code}", last_line(folder / "log"), subject.outcome(folder / "run")
 
 
-def judged(subject: Subject, folder: pathlib.Path) -> Subject:
-    """The main job on rows whose answers other processes judge."""
-    rows = [{"prompt": f"m10 {i}+{j}=>", "answer": str((i + j) % 10)} for i in range(10) for j in range(10)]
-    data = folder / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    words = subject.begin.replace("--data chain", f"--data {data} --verifier math").replace(
-        f"--steps {STEPS}", "--steps 60"
-    )
-    return dataclasses.replace(subject, begin=words)
-
-
 def verifier(subject: Subject, folder: pathlib.Path, *_) -> Found:
     """Processes of the verifier are stopped for good, and killed, in turn, ten in all."""
-    subject, out = judged(subject, folder), folder / "run"
+    out = folder / "run"
     process, count = start(subject, out, folder / "log"), 0
     wait_for(lambda: trained(out, 2), process)
     while process.poll() is None and count < 10:
@@ -544,9 +589,12 @@ def verifier(subject: Subject, folder: pathlib.Path, *_) -> Found:
             with suppress(ProcessLookupError):
                 os.kill(pid, (signal.SIGSTOP, signal.SIGKILL)[count % 2])
                 count += 1
-        time.sleep(5.0)  # a new one takes seconds to load
+        done = _lines(out)
+        # one that is killed before it is ready three times in a row ends the run, which is another fault than this
+        wait_for(lambda done=done: _lines(out) > done + 1, process)
     code = process.wait(PATIENCE_S)
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    (metrics,) = out.rglob("metrics.jsonl")
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     left = sum(16 * (1 - row["reward/valid_fraction"]) for row in rows)
     did = f"{count} processes stopped or killed; {left:.0f} of {16 * len(rows)} rows judged invalid; exit {code}"
     return did, last_line(folder / "log"), f"{len(rows)} steps"
@@ -571,10 +619,10 @@ def gone(subject: Subject, folder: pathlib.Path, kills: int, seconds: float, ser
     """``kill -9`` of the server in the middle; it comes back at the same address."""
     out, log = folder / "run", folder / "log"
     process = start(subject, out, log)
-    wait_for(lambda: trained(out, 3), process)
+    wait_for(lambda: trained(out, subject.steps // 4), process)
     end(server.process)
     time.sleep(GONE_S)
-    before = trained(out, STEPS)
+    before = trained(out, subject.steps)
     server.up()
     code = process.wait(PATIENCE_S)
     said = [line for line in log.read_text(errors="replace").splitlines() if " is lost " in line]
@@ -590,8 +638,8 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[..., Found]]] = {
     "two processes": (("main", "experiment", "async"), twice),
     "memory limit": (("main", "experiment", "async"), memory),
     "clock": (("main", "experiment", "async"), clock),
-    "verifier": (("main",), verifier),
-    "endpoint gone": (("endpoint",), gone),
+    "verifier": (("judged", "judged experiment", "judged async"), verifier),
+    "endpoint gone": (("endpoint", "endpoint experiment", "endpoint async"), gone),
     "ray rollout worker": (("async",), on_ray("roll")),
     "ray learner": (("async",), on_ray("learn")),
 }
@@ -614,7 +662,7 @@ def campaign(chosen: list[tuple[str, Subject]], cases: list[str], kills: int, ke
         mine = [case for case in cases if key == "other" or key in CASES[case][0]]
         if not mine:
             continue
-        with Server() if key == "endpoint" else nullcontext() as server:
+        with Server() if key.startswith("endpoint") else nullcontext() as server:
             want, seconds = undisturbed(subject)
             if "kill" in mine:  # with programs that are compiled: the moments spread over the whole of a life
                 again, seconds = undisturbed(subject)
