@@ -5,18 +5,22 @@ Claim:     rejective fine-tuning and rule-based online RL make a judge that writ
            at being sampled many times: sums of scores over k judgements of shuffled answers beat one, and a meta reward
            model that picks the half to be summed beats the plain sum.
 Equations: a report names its principle (reasoning or looks, by the question), checks each step, and gives scores that
-           follow; correct iff a best answer alone has the highest score (pairs without a best one teach nothing);
-           rejective: own correct reports on pairs of which not all 3 samples are correct; RL: +1 or -1, GRPO with G = 4
-           and k3 of weight 0.08; vote: sum of k scores, every other sample with the answers swapped; meta: the sum of
-           the k / 2 with the highest p(correct). base: none of it; rejected: the first alone; no_rejection: RL alone;
-           direct: both, without a critique; no_principles: both, without the name; hinted, unhinted: both, from a base
-           that has read hints which answer is the best; in hinted a pair without a right sample gets 3 more with a
-           hint, which are learnt without it. Every arm trains a meta model on its own samples.
-Left out:  principles in free words, one and four answers.
+           follow; correct iff a best answer alone has the highest score (pairs without a best one teach nothing), of a
+           single answer iff its score, 1 or 0, is exact; rejective: own correct reports on pairs of which not all 3
+           samples are correct; RL: +1 or -1, GRPO with G = 4 and k3 of weight 0.08; vote: sum of k scores, every other
+           sample with the answers swapped; meta: the sum of the k / 2 with the highest p(correct). base: none of it;
+           rejected: the first alone; no_rejection: RL alone; direct: both, without a critique; no_principles: both,
+           without the name; hinted, unhinted: both, from a base that has read hints which answer is the best; in hinted
+           a pair without a right sample gets 3 more with a hint, which are learnt without it. panels: both, on one, two
+           and four answers in equal shares, every sample in an order of its own; panels_rejected, panels_base likewise.
+           Every arm trains a meta model on its own samples.
+Left out:  principles in free words: a report names one of two; four answers in rows of one's own, which are pairs
+           (panels there: one and two).
 Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_gain (32 votes less 1) rl > base;
-           eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0.
-Measure:   fresh pairs of worked sums with a best answer, in both orders; votes of k = 1, 2, 4, 8, 16 and 32; equal
-           updates before the meta model.
+           eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0;
+           eval/vote_1 panels > panels_rejected.
+Measure:   fresh pairs of worked sums with a best answer, in both orders (panels: of one, two and four, those of several
+           with a best one); votes of k = 1, 2, 4, 8, 16 and 32; equal updates before the meta model.
 Run:       python -m experiments.reward_models.deepseek_grm
 """
 
@@ -29,7 +33,7 @@ import jax.numpy as jnp
 
 from experiments.parts import strings
 from experiments.reward_models.parts import judge_pairs as toy
-from experiments.reward_models.parts import judgements, report_judges
+from experiments.reward_models.parts import judge_panels, judgements, report_judges
 from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
@@ -60,6 +64,52 @@ def nothing(task, settings):
     return ()
 
 
+def as_pairs(task: Reports) -> Reports:
+    """Pairs, as they are."""
+    return task
+
+
+def of_votes(every, gold):
+    """Share of prompts with a best answer, or with one alone, that the first k reports judge rightly, for every k, of
+    ``[P, 32, M]`` scores."""
+    weighed = judgements.decided(gold)
+
+    def share(scores, votes):
+        said = judgements.by_majority(scores, gold, votes=votes)
+        return reduce.scalars(judgements.picks_best(said, gold).astype(jnp.float32), weighed)
+
+    # a single report of a pair is judged in both orders: the first two are of one each
+    alone = 0.5 * (share(every[:, 0], 1) + share(every[:, 1], 1))
+    return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k]), k) for k in VOTES[1:]}
+
+
+def both_orders(task: Reports, params, prompts, key):
+    """``(scored, scores, trust)`` of 32 reports on each pair, the orders in turn, every other one swapped back."""
+    half, found = VOTES[-1] // 2, []
+    for side, shown in enumerate((prompts, task.swapped(prompts))):
+        said = strings.sample(task.world, params["judge"], shown, jax.random.fold_in(key, 1 + side), samples=half)
+        _, scored, scores = toy.read_report(task, said)
+        trust = report_judges.meta_logits(task, params["meta"], jnp.repeat(shown, half, axis=0), said)
+        found.append((scored, scores[:, ::-1] if side else scores, trust))
+    scored, scores, trust = (
+        jnp.stack([x.reshape(prompts.shape[0], half, *x.shape[1:]) for x in side], axis=2)
+        for side in zip(*found, strict=True)
+    )
+    rows = (prompts.shape[0], VOTES[-1])
+    return scored.reshape(rows), scores.reshape(*rows, -1), trust.reshape(rows)
+
+
+def any_order(task: Reports, params, prompts, key):
+    """``(scored, scores, trust)`` of 32 reports on each panel, each of an order of its own and put back."""
+    every = jnp.repeat(prompts, VOTES[-1], axis=0)
+    shown, order = task.shuffled(jax.random.fold_in(key, 1), every)
+    said = strings.sample(task.world, params["judge"], shown, jax.random.fold_in(key, 2))
+    _, scored, scores = toy.read_report(task, said)
+    trust = report_judges.meta_logits(task, params["meta"], shown, said)
+    rows = (prompts.shape[0], VOTES[-1])
+    return scored.reshape(rows), judgements.restored(scores, order).reshape(*rows, -1), trust.reshape(rows)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.Settings):
     """Group size and weight of the KL are the paper's; the judge is a small decoder made here."""
@@ -69,6 +119,8 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
+    answers: Callable[[Reports], Reports] = as_pairs  # how many there are to judge
+    judged: Callable = both_orders  # the reports of the measurement
     reports: Callable = toy.draw_principled
     rejection_steps: int = 100
     hints: int = 0  # samples with a hint of a pair that had no right one
@@ -79,6 +131,7 @@ class Settings(recipes.Settings):
 
 
 SMOKE = {"steps": 2, "eval_every": 8, "base_steps": 2, "rejection_steps": 2, "meta_steps": 2, "prompts_per_step": 2}
+PANELS = {"answers": judge_panels.of_task, "judged": any_order}
 ARMS = {
     "base": {"then": nothing, "rejection_steps": 0},
     "rl": {},
@@ -88,50 +141,36 @@ ARMS = {
     "no_principles": {"reports": partial(toy.draw_principled, named=False)},
     "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
     "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
+    "panels": PANELS,
+    "panels_rejected": PANELS | {"then": nothing},
+    "panels_base": PANELS | {"then": nothing, "rejection_steps": 0},
 }
 METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
 CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
 
 
-def of_votes(every, gold):
-    """Share of pairs with a best answer that the first k reports pick, for every k, of ``[P, 32, 2]`` scores."""
-    apart = gold[:, 0] != gold[:, 1]
-
-    def share(scores):
-        return reduce.scalars(judgements.picks_best(scores, gold).astype(jnp.float32), apart)
-
-    # a single report is judged in both orders: the first two are of one each
-    alone = 0.5 * (share(every[:, 0]) + share(every[:, 1]))
-    return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k])) for k in VOTES[1:]}
-
-
-def measure(task: Reports, params, key):
-    """Votes of 1 to 32 reports, half of them on swapped answers, plain and chosen by the meta model."""
-    asked, most = task.draw_prompts(jax.random.fold_in(key, 0), 128), VOTES[-1]
-    gold, half = toy.principled_scores(task, asked), most // 2
-    scores, trust, read = [], [], []
-    for side, prompts in enumerate((asked, task.swapped(asked))):
-        said = strings.sample(task.world, params["judge"], prompts, jax.random.fold_in(key, 1 + side), samples=half)
-        _, scored, found = toy.read_report(task, said)
-        trust.append(
-            report_judges.meta_logits(task, params["meta"], jnp.repeat(prompts, half, axis=0), said).reshape(-1, half)
-        )
-        scores.append((found[:, ::-1] if side else found).reshape(-1, half, 2))
-        read.append(scored)
-    every = jnp.stack(scores, axis=2).reshape(-1, most, 2)  # the orders alternate
-    trusted = jnp.stack(trust, axis=2).reshape(-1, most)
+def measure(task: Reports, judged, params, key):
+    """Votes of 1 to 32 reports, plain and chosen by the meta model; one that cannot be read votes for no answer."""
+    asked = task.draw_prompts(jax.random.fold_in(key, 0), 128)
+    gold, half = toy.principled_scores(task, asked), VOTES[-1] // 2
+    scored, scores, trust = judged(task, params, asked, key)
+    there = gold[:, None, :] >= 0
+    counted = scored & jnp.all((scores >= 0) == there, axis=2)
+    every = jnp.where(counted[:, :, None], scores, jnp.where(there, 0.5, -1.0))  # for a single answer: for neither
     right = of_votes(every, gold)
-    meta = judgements.picks_best(judgements.voted(every, trusted, keep=half), gold).astype(jnp.float32)
-    right["eval/meta_32"] = reduce.scalars(meta, gold[:, 0] != gold[:, 1])
+    said = judgements.by_majority(judgements.voted(every, trust, keep=half), gold, votes=half)
+    meta = judgements.picks_best(said, gold).astype(jnp.float32)
+    right["eval/meta_32"] = reduce.scalars(meta, judgements.decided(gold))
     return right | {
         "eval/vote_gain": right["eval/vote_32"] - right["eval/vote_1"],
         "eval/meta_gain": right["eval/meta_32"] - right["eval/vote_32"],
-        "eval/readable": reduce.scalars(jnp.concatenate(read).astype(jnp.float32)),
+        "eval/readable": reduce.scalars(counted.astype(jnp.float32).reshape(-1)),
     }
 
 
 def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
+    task = settings.answers(task)
     start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
     stages = []
     if settings.rejection_steps:
@@ -147,7 +186,7 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     stages.append(
         report_judges.meta_stage(task, steps=settings.meta_steps, gold=strings.bound(toy.principled_scores, task))
     )
-    return experiment.Plan(start, tuple(stages), strings.bound(measure, task))
+    return experiment.Plan(start, tuple(stages), strings.bound(measure, task, settings.judged))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -160,6 +199,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/vote_32", "rl", "direct"),
         experiment.greater(results, "eval/vote_1", "rl", "no_principles"),
         experiment.above(results, "eval/meta_gain", "rl", 0.0),
+        experiment.greater(results, "eval/vote_1", "panels", "panels_rejected"),
     )
 
 

@@ -1,5 +1,6 @@
 """DeepSeek-GRM: what is correct, votes over samples and orders, and the judge of judgements."""
 
+import json
 from functools import partial
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.parts import strings
 from experiments.reward_models import deepseek_grm
 from experiments.reward_models.parts import judge_pairs as task
-from experiments.reward_models.parts import judgements, report_judges
+from experiments.reward_models.parts import judge_panels, judgements, report_judges, text_judges
 from tests import close
+from tests.models_for_tests import byte_model
 
 
 def test_worked_correctness():
@@ -142,3 +145,105 @@ def test_pairs_without_a_right_sample_are_tried_again_with_a_hint():
     again = task.SUMS.world, params["judge"], jnp.asarray(asked), jax.random.key(5)
     unhinted = right(np.asarray(task.read_report(task.SUMS, report_judges.strings.sample(*again))[2]))
     assert apart.sum() > 30 and weight[apart].mean() > unhinted[apart].mean() + 0.05, "a hint helps where nothing did"
+
+
+def test_correctness_of_one_two_and_four_by_a_loop():
+    """Of one the exact score, of several the best alone, and no score where there is no answer."""
+    rng = np.random.default_rng(2)
+    gold, scores = (rng.integers(0, 3, (400, 4)).astype(np.float32) for _ in range(2))
+    counts, given = rng.choice([1, 2, 4], 400), rng.choice([1, 2, 4], 400)
+    given = np.where(rng.random(400) < 0.8, counts, given)  # a report may score too few or too many
+    for k in range(400):
+        gold[k, counts[k] :], scores[k, given[k] :] = -1, -1
+    right, apart = [], []
+    for true, said, count, number in zip(gold, scores, counts, given, strict=True):
+        best = {i for i in range(count) if true[i] == max(true[:count])}
+        worse = [said[i] for i in range(count) if i not in best]
+        right.append(number == count and (
+            said[0] == true[0] if count == 1 else all(max(said[i] for i in best) > x for x in worse)
+        ))  # fmt: skip
+        apart.append(count == 1 or bool(worse))
+    assert judgements.picks_best(jnp.asarray(scores), jnp.asarray(gold)).tolist() == right
+    assert judgements.decided(jnp.asarray(gold)).tolist() == apart and 50 < sum(right) < 350
+
+
+def test_reports_on_one_two_and_four_answers_are_read_as_they_were_written():
+    prompts, said = task.draw_principled(judge_panels.PANELS, jax.random.key(1), 900, error_rate=0.0, mistaken=0.0)
+    _, scored, scores = task.read_report(judge_panels.PANELS, said)
+    gold = task.principled_scores(judge_panels.PANELS, prompts)
+    assert scored.all() and (scores == gold).all() and judgements.picks_best(scores, gold).all()
+    counts = np.asarray(judge_panels.present(prompts)).sum(axis=1)
+    for count in (1, 2, 4):
+        close.assert_share(np.mean(counts == count), 1 / 3, 900)
+    single = np.asarray(gold)[counts == 1]
+    assert set(np.unique(single[:, 0])) == {0.0, 1.0} and (single[:, 1:] == -1).all()
+    # a report of one answer fewer is one that can be read, and wrong
+    fewer = task.report(judge_panels.PANELS, [jnp.ones((1, 4, 3), bool)], jnp.array([[9, -1, -1, -1]]))
+    assert task.read_report(judge_panels.PANELS, fewer)[2].tolist() == [[9.0, -1.0, -1.0, -1.0]]
+    assert judgements.picks_best(jnp.array([[9.0, -1, -1, -1]]), jnp.array([[9.0, 3, -1, -1]])).tolist() == [False]
+    # the answers stand by themselves: what counts in one does not hang on its neighbours
+    panel = np.asarray(prompts[counts == 4][0])
+    alone = jnp.asarray(np.concatenate([panel[:8], np.full(12, judge_panels.ABSENT)])[None, :])
+    whole = task.scores_of(judge_panels.PANELS, judge_panels.right_steps(jnp.asarray(panel[None, :])), panel[None, :])
+    own = task.scores_of(judge_panels.PANELS, judge_panels.right_steps(alone), alone)
+    assert int(own[0, 0]) == int(whole[0, 0])
+
+
+def test_any_order_of_a_panel_has_the_same_vote():
+    """Answers are shown in an order of their own; the scores that come back are those of the order that was asked."""
+    panels = judge_panels.PANELS
+    prompts = judge_panels.draw_prompts(jax.random.key(5), 300)
+    order = judge_panels.draw_order(jax.random.key(6), prompts)
+    shown = judge_panels.reordered(prompts, order)
+    assert (np.sort(np.asarray(order), axis=1) == np.arange(4)).all()
+    assert (judge_panels.present(shown) == judge_panels.present(prompts)).all(), "empty places stay last"
+    said = task.principled_scores(panels, shown)
+    assert (judgements.restored(said, order) == task.principled_scores(panels, prompts)).all()
+    assert (judge_panels.swapped(judge_panels.swapped(prompts)) == prompts).all()
+    four = np.asarray(judge_panels.present(prompts)).all(axis=1)
+    places = np.asarray(order)[four]
+    assert {tuple(x) for x in places[:, :2].tolist()} == {(i, j) for i in range(4) for j in range(4) if i != j}
+
+
+def test_votes_on_a_single_answer_are_those_of_the_majority():
+    gold = jnp.array([[1.0, -1, -1, -1], [0.0, -1, -1, -1], [10.0, 3, -1, -1]])
+    ones = jnp.where(jnp.arange(32)[None, :] % 4 < jnp.array([[3], [2], [0]]), 1.0, 0.0)  # 24, 16 and none of 32
+    every = jnp.stack([ones, *[-jnp.ones_like(ones)] * 3], axis=2)
+    every = every.at[2].set(jnp.array([8.0, 6.0, -1.0, -1.0]))
+    found = {name: float(x) for name, x in deepseek_grm.of_votes(every, gold).items()}
+    # three of four say what is true of the first; as many as not of the second, which is no vote; the pair is right
+    close.assert_near(found["eval/vote_32"], 2 / 3)
+    close.assert_near(found["eval/vote_2"], 2 / 3)
+    close.assert_near(found["eval/vote_1"], 2 / 3)
+
+
+def test_panels_of_rows_of_ones_own_show_one_answer_or_both(tmp_path):
+    """A preferred answer alone is worth 1, the other one 0; orders of both are undone."""
+    byte_model(tmp_path, "qwen2", max_positions=400)
+    lines = [{"prompt": f"Say {k}.", "chosen": f"It is {k}.", "rejected": f"No {k}!"} for k in range(24)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    settings = text_judges.Settings(model=str(tmp_path), data=str(tmp_path / "pairs.jsonl"), max_new_tokens=16)
+    pairs = text_judges.open_task(settings).task
+    panels = judge_panels.of_task(pairs)
+    assert pairs.counts == (2,) and panels.counts == (1, 2)
+    prompts = panels.draw_prompts(jax.random.key(0), 400)
+    gold = np.asarray(panels.gold_scores(prompts))
+    assert {tuple(x) for x in gold.tolist()} == {(10.0, 4.0), (4.0, 10.0), (1.0, -1.0), (0.0, -1.0)}
+    close.assert_share(np.mean(gold[:, 1] < 0), 0.5, 400)
+    shown, order = panels.shuffled(jax.random.key(1), prompts)
+    assert (judgements.restored(panels.gold_scores(shown), order) == gold).all()
+    assert 0 < int((np.asarray(order)[gold[:, 1] >= 0, 0] == 1).sum()) < 200 and (order[gold[:, 1] < 0, 0] == 0).all()
+    tokenizer = text_judges.text_rows.opened(settings).model.tokenizer
+    for row, true in zip(np.asarray(prompts[:40]), gold, strict=False):
+        text = tokenizer.decode(row[row != strings.PAD].tolist())
+        good, bad = text.find("It is"), text.find("No ")
+        seen = {(True, True): (10.0, 4.0) if good < bad else (4.0, 10.0), (True, False): (1.0, -1.0),
+                (False, True): (0.0, -1.0)}  # fmt: skip
+        assert tuple(true) == seen[good >= 0, bad >= 0] and text.count("response:") == 1 + (true[1] >= 0)
+    _, said = task.draw_principled(panels, jax.random.key(0), 100, error_rate=0.0, mistaken=0.0)
+    _, scored, scores = task.read_report(panels, said)
+    again = task.principled_scores(panels, panels.draw_prompts(jax.random.fold_in(jax.random.key(0), 0), 100))
+    assert scored.all() and (scores == again).all()
+    told = np.asarray(panels.hinted(prompts, jnp.zeros(400, jnp.int32)))
+    hinted = np.array(["Better:" in tokenizer.decode(row[row != strings.PAD].tolist()) for row in told[:40]])
+    assert (hinted == (gold[:40, 1] >= 0)).all()

@@ -106,6 +106,11 @@ def flawed(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2"]:
     return parts(prompts)[2]
 
 
+def unrated(prompts: Int[Array, "N P"], scores: Int[Array, "N M"]) -> Int[Array, "N M"]:
+    """Scores of pairs are those of the scale."""
+    return scores
+
+
 class Words(NamedTuple):
     """The tokens of a report; scores 0 .. 10 begin at ``score``, the names of principles at ``strict``."""
 
@@ -121,7 +126,7 @@ class Words(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """Pairs of answers and the language of reports on them: the sums of this module, or rows of one's own.
+    """Answers, by default pairs, and the language of reports on them: the sums of this module, or rows of one's own.
 
     Functions have the signatures of those of this module. Reports are written in ``world``, those of several rounds in
     ``long``.
@@ -138,6 +143,10 @@ class Reports(NamedTuple):
     swapped: Callable[[Array], Array]
     reasoned: Callable[[Array], Array]
     hinted: Callable[[Array, Array], Array]  # may be wider: its prompts are read, and never trained on
+    counts: tuple[int, ...] = (2,)  # of answers in a prompt
+    rated: Callable[[Array, Array], Array] = unrated  # what a report is to give of the scores; -1: no answer there
+    shuffled: Callable[[Array, Array], tuple[Array, Array]] | None = None  # ``(key, prompts)``: others, and the order
+    panels: Callable[[], "Reports"] | None = None  # the same with one answer, two, or more
 
 
 SUMS = Reports(
@@ -152,20 +161,21 @@ SUMS = Reports(
 # --- reports, in the words of a task
 
 
-def principled_scores(task: Reports, prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
-    """The true scores where what counts depends on the question.
+def principled_scores(task: Reports, prompts: Int[Array, "N P"]) -> Float[Array, "N M"]:
+    """The true scores where what counts depends on the question; -1 in places without an answer.
 
     >>> import jax.numpy as jnp
     >>> answers = [3, 2, 2, CLEAN, 3, 1, 1, FLAW]  # the second errs at step 2 and has a flaw
     >>> principled_scores(SUMS, jnp.array([[1, 2, 3, 0, *answers]])).tolist()  # looks: 10 - 2 - 5
     [[10.0, 3.0]]
     """
-    return scores_of(task, task.right_steps(prompts), prompts, task.principle(prompts)).astype(jnp.float32)
+    scores = scores_of(task, task.right_steps(prompts), prompts, task.principle(prompts))
+    return task.rated(prompts, scores).astype(jnp.float32)
 
 
 def scores_of(
-    task: Reports, checked: Bool[Array, "N 2 3"], prompts: Int[Array, "N P"], chosen: Int[Array, " N"] | None = None
-) -> Int[Array, "N 2"]:
+    task: Reports, checked: Bool[Array, "N M 3"], prompts: Int[Array, "N P"], chosen: Int[Array, " N"] | None = None
+) -> Int[Array, "N M"]:
     """The scores that follow from the checks of the steps under a principle, by default reasoning for all."""
     row = jnp.zeros(prompts.shape[:1], jnp.int32) if chosen is None else chosen
     step, flaw = (jnp.asarray(WEIGHTS, jnp.int32)[row, k][:, None] for k in (0, 1))
@@ -174,28 +184,34 @@ def scores_of(
 
 
 def report(
-    task: Reports, checked: Sequence[Bool[Array, "N 2 3"]], scores: Int[Array, "N 2"], *, width: int | None = None,
+    task: Reports, checked: Sequence[Bool[Array, "N M 3"]], scores: Int[Array, "N M"], *, width: int | None = None,
     named: Int[Array, " N"] | None = None,
 ) -> Int[Array, "N T"]:  # fmt: skip
     """The tokens of a report: all rounds of checks with ``WAIT`` between them; without any the thoughts are empty.
 
+    Where a score is below 0 there is no answer, and nothing is said of it.
+
     Args:
       named: the principle that the thoughts begin with; None: none is named.
     """
-    n, words = scores.shape[0], task.words
+    (n, places), words = scores.shape, task.words
     width = task.world.response_tokens if width is None else width
 
     def column(token):
         return jnp.full((n, 1), token, jnp.int32)
 
+    there = (scores >= 0)[:, :, None]
     thoughts = [] if named is None else [(words.strict + named[:, None]).astype(jnp.int32)]
     for k, one in enumerate(checked):
-        thoughts += ([column(words.wait)] if k else []) + [
-            jnp.where(one.reshape(n, 6), words.ok, words.bad).astype(jnp.int32)
-        ]
-    said = [column(words.open), *thoughts, column(words.close), column(words.answer), words.score + scores[:, :1]]
-    row = jnp.concatenate([*said, column(words.answer), words.score + scores[:, 1:]], axis=1)
-    return jnp.pad(row, ((0, 0), (0, width - row.shape[1])), constant_values=words.end)
+        found = jnp.where(there, jnp.where(one, words.ok, words.bad), -1).astype(jnp.int32)
+        thoughts += ([column(words.wait)] if k else []) + [found.reshape(n, STEPS * places)]
+    marks = jnp.full((n, places), words.answer, jnp.int32)
+    last = jnp.where(there, jnp.stack([marks, words.score + scores], axis=2), -1).reshape(n, 2 * places)
+    row = jnp.concatenate([column(words.open), *thoughts, column(words.close), last], axis=1)
+    # what is not said leaves no gap: the rest moves up, in its order
+    kept = jnp.take_along_axis(row, jnp.argsort(row < 0, axis=1, stable=True), axis=1)
+    kept = jnp.where(kept < 0, words.end, kept)
+    return jnp.pad(kept, ((0, 0), (0, width - kept.shape[1])), constant_values=words.end)
 
 
 def draw_principled(
@@ -217,7 +233,8 @@ def draw_principled(
         that was loaded knows by itself, and gets none.
     """
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), n)
-    checked = task.right_steps(prompts) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n, 2, STEPS)) < error_rate)
+    truly = task.right_steps(prompts)
+    checked = truly ^ (jax.random.uniform(jax.random.fold_in(key, 1), truly.shape) < error_rate)
     wrong = jax.random.bernoulli(jax.random.fold_in(key, 2), mistaken, (n,))
     chosen = jnp.where(wrong, 1 - task.principle(prompts), task.principle(prompts))
     shown = prompts
@@ -225,9 +242,9 @@ def draw_principled(
         told = jax.random.bernoulli(jax.random.fold_in(key, 3), hints, (n,))
         best = jnp.argmax(principled_scores(task, prompts), axis=1).astype(jnp.int32)
         shown = jnp.where(told[:, None], task.hinted(prompts, best), prompts)
-        checked = jnp.where(told[:, None, None], task.right_steps(prompts), checked)
+        checked = jnp.where(told[:, None, None], truly, checked)
         chosen = jnp.where(told, task.principle(prompts), chosen)
-    scores = scores_of(task, checked, prompts, chosen)
+    scores = task.rated(prompts, scores_of(task, checked, prompts, chosen))
     return shown, report(task, [checked] if reasons else [], scores, named=chosen if named else None)
 
 
@@ -270,31 +287,35 @@ def draw_reflections(
 def read_report(
     task: Reports,
     responses: Int[Array, "N T"],
-) -> tuple[Bool[Array, " N"], Bool[Array, " N"], Float[Array, "N 2"]]:
-    """``(tagged, scored, scores)``: thoughts opened and closed once, then two answers with numbers of the scale.
+) -> tuple[Bool[Array, " N"], Bool[Array, " N"], Float[Array, "N M"]]:
+    """``(tagged, scored, scores)``: thoughts opened and closed once, then as many answers with numbers of the scale as
+    a prompt may have.
 
-    Scores are 0 where they cannot be read.
+    Scores are 0 where they cannot be read, and -1 in the places after the last answer of a report that can be.
     """
     words = task.words
     ended = jnp.cumsum((responses == words.end).astype(jnp.int32), axis=1) > 0
     tokens = jnp.where(ended, words.end, responses)
     places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None, :]
 
-    def only(token, count):
+    def only(token):
         there = tokens == token
-        return jnp.sum(there.astype(jnp.int32), axis=1) == count, there
+        return jnp.sum(there.astype(jnp.int32), axis=1) == 1, there
 
-    one_open, opened = only(words.open, 1)
-    one_close, closed = only(words.close, 1)
-    two_answers, answers = only(words.answer, 2)
-    first = jnp.argmax(answers, axis=1)
-    second = tokens.shape[1] - 1 - jnp.argmax(answers[:, ::-1], axis=1)
-    order = (jnp.argmax(opened, axis=1) < jnp.argmax(closed, axis=1)) & (jnp.argmax(closed, axis=1) < first)
-    tagged = one_open & one_close & two_answers & order & jnp.any(ended, axis=1)
+    one_open, opened = only(words.open)
+    one_close, closed = only(words.close)
+    answers = tokens == words.answer
+    number = jnp.cumsum(answers.astype(jnp.int32), axis=1)
+    count = number[:, -1]
+    order = (jnp.argmax(opened, axis=1) < jnp.argmax(closed, axis=1)) & (
+        jnp.argmax(closed, axis=1) < jnp.argmax(answers, axis=1)
+    )
+    tagged = one_open & one_close & jnp.isin(count, jnp.asarray(task.counts)) & order & jnp.any(ended, axis=1)
     values = []
-    for at in (first, second):
-        follows = jnp.sum(jnp.where(places == at[:, None] + 1, tokens, 0), axis=1)
-        values.append(follows - words.score)
+    for k in range(max(task.counts)):
+        at = jnp.argmax(answers & (number == k + 1), axis=1)
+        values.append(jnp.sum(jnp.where(places == at[:, None] + 1, tokens, 0), axis=1) - words.score)
     scores = jnp.stack(values, axis=1)
-    inside = jnp.all((scores >= 0) & (scores <= 10), axis=1)
-    return tagged, tagged & inside, jnp.where((tagged & inside)[:, None], scores, 0).astype(jnp.float32)
+    given = jnp.arange(max(task.counts), dtype=jnp.int32)[None, :] < count[:, None]
+    scored = tagged & jnp.all(~given | ((scores >= 0) & (scores <= 10)), axis=1)
+    return tagged, scored, jnp.where(scored[:, None], jnp.where(given, scores, -1), 0).astype(jnp.float32)

@@ -49,7 +49,8 @@ def picks_best(scores: Float[Array, "B N"], gold: Float[Array, "B N"]) -> Bool[A
     """Whether a best response alone has the highest score (a tie with a worse one is wrong); of one: whether exact.
 
     Of several that are equally the best any may have it: no place is preferred. Where gold has all alike every report
-    is right, so that such a group teaches nothing.
+    is right, so that such a group teaches nothing. Gold below 0: there is no response in that place, and a report that
+    scores one there, or leaves a response without a score (below 0), is wrong.
 
     From "Inference-Time Scaling for Generalist Reward Modeling" (SPCT), arXiv:2504.02495, section 3.2.
 
@@ -58,12 +59,39 @@ def picks_best(scores: Float[Array, "B N"], gold: Float[Array, "B N"]) -> Bool[A
     [False, True]
     >>> picks_best(jnp.array([[8.0, 6, 7], [6.0, 8, 7]]), jnp.array([[1.0, 1, 0], [1.0, 1, 0]])).tolist()
     [True, True]
+    >>> picks_best(jnp.array([[1.0, -1, -1], [0.0, -1, -1], [1.0, 0, -1]]), jnp.array([[1.0, -1, -1]] * 3)).tolist()
+    [True, False, False]
     """
-    if scores.shape[1] == 1:
-        return scores[:, 0] == gold[:, 0]
-    best = gold == jnp.max(gold, axis=1, keepdims=True)
+    there = gold >= 0
+    same = jnp.all((scores >= 0) == there, axis=1)
+    best = there & (gold == jnp.max(gold, axis=1, keepdims=True))
     own = jnp.max(jnp.where(best, scores, -jnp.inf), axis=1)
-    return own > jnp.max(jnp.where(best, -jnp.inf, scores), axis=1)
+    ahead = own > jnp.max(jnp.where(there & ~best, scores, -jnp.inf), axis=1)
+    exact = jnp.all(~there | (scores == gold), axis=1)
+    return same & jnp.where(jnp.sum(there.astype(jnp.int32), axis=1) == 1, exact, ahead)
+
+
+def decided(gold: Float[Array, "B N"]) -> Bool[Array, " B"]:
+    """Whether a report can be wrong: a single response, or several of which one at least is not the best.
+
+    >>> import jax.numpy as jnp
+    >>> decided(jnp.array([[5.0, 5, -1], [5.0, 4, -1], [0.0, -1, -1]])).tolist()
+    [False, True, True]
+    """
+    there, top = gold >= 0, jnp.max(gold, axis=1, keepdims=True)
+    return jnp.any(there & (gold < top), axis=1) | (jnp.sum(there.astype(jnp.int32), axis=1) == 1)
+
+
+def by_majority(sums: Float[Array, "B N"], gold: Float[Array, "B N"], *, votes: int) -> Float[Array, "B N"]:
+    """Sums of so many scores, but of a single response, rated 0 or 1, what most of the votes say (half of them: 0.5).
+
+    >>> import jax.numpy as jnp
+    >>> sums = jnp.array([[3.0, -4], [2.0, -4], [1.0, -4], [20.0, 18]])
+    >>> by_majority(sums, jnp.array([[1.0, -1], [1.0, -1], [1.0, -1], [9.0, 8]]), votes=4)[:, 0].tolist()
+    [1.0, 0.5, 0.0, 20.0]
+    """
+    single = (jnp.sum((gold >= 0).astype(jnp.int32), axis=1) == 1)[:, None] & (gold >= 0)
+    return jnp.where(single, 0.5 + 0.5 * jnp.sign(2 * sums - votes), sums)
 
 
 def voted(scores: Float[Array, "B V N"], confidence: Float[Array, "B V"] | None = None, *, keep: int = 0):

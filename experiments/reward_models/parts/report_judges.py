@@ -154,7 +154,7 @@ def rejection_stage(
         said = strings.sample(world, judge, shown, key, samples=count)
         _, scored, scores = toy.read_report(task, said)
         true = jnp.repeat(true, count, axis=0)
-        right = scored & judgements.picks_best(scores, true) & (true[:, 0] != true[:, 1])  # a tie has no best
+        right = scored & judgements.picks_best(scores, true) & judgements.decided(true)  # a tie has no best
         return said, right.reshape(-1, count)
 
     def extras(params, key):
@@ -212,7 +212,7 @@ def meta_stage(
         asked = jnp.repeat(asked, samples, axis=0)
         _, scored, scores = toy.read_report(task, said)
         true = (gold or task.gold_scores)(asked)
-        return {"rows": (asked, said, scored & judgements.picks_best(scores, true), true[:, 0] != true[:, 1])}
+        return {"rows": (asked, said, scored & judgements.picks_best(scores, true), judgements.decided(true))}
 
     def loss(params, extras, batch):
         asked, said, right, apart = batch

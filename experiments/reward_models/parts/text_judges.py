@@ -3,7 +3,8 @@
 A prompt is the row's prompt and both responses, each behind a mark; which comes first is a coin. The last tokens of the
 vocabulary, which texts hardly have, are the language of reports, as the strings' own are there. The preferred response
 is worth 10 and the other 4: its steps count as wrong from the first. ``reasoned`` are pairs whose surface, their
-length, does not give away the better one: it is not the longer.
+length, does not give away the better one: it is not the longer. ``Reports.panels`` are the same rows with one answer,
+rated 1 if it is the preferred one and 0 if not, as often as with both.
 """
 
 from typing import Any
@@ -21,19 +22,22 @@ from jaxrl_llm.rollout import given_responses
 Settings = text_rows.Settings
 WORDS = ("ok", "bad", "open", "close", "answer", "wait", "strict", "lenient")  # two names of principles at the end
 SCORES, STEPS = 11, 3
+BOTH, ALONE = ((1, 2), (2, 1)), ((1,), (2,))  # what is shown of a row: the preferred one is 1
 
 
-def _asked(rows: text_rows.Rows, table: text_rows.Table) -> list[np.ndarray]:
-    """Both orders of every pair as left-padded rows ``[N, W]``."""
+def _asked(rows: text_rows.Rows, table: text_rows.Table, shown: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    """Every pair as left-padded rows ``[N, W]``, for each way in which it is shown."""
     tokenizer, end = rows.model.tokenizer, rows.model.tokenizer.eos_ids[0]
     marks = [tokenizer.encode(text) for text in ("\n\nFirst response:\n", "\n\nSecond response:\n", "\n\nReport:\n")]
     width = sum(x.shape[1] for x in table) + sum(map(len, marks))
     made = []
-    for order in ((1, 2), (2, 1)):
+    for order in shown:
         found = np.full((table.prompts.shape[0], width), strings.PAD, np.int32)
         for n, row in enumerate(zip(*map(np.asarray, table), strict=True)):
-            said = [row[k][row[k] != end].tolist() for k in order]
-            whole = [*row[0][row[0] != strings.PAD].tolist(), *marks[0], *said[0], *marks[1], *said[1], *marks[2]]
+            whole = row[0][row[0] != strings.PAD].tolist()
+            for mark, k in zip(marks, order, strict=False):
+                whole += [*mark, *row[k][row[k] != end].tolist()]
+            whole += marks[-1]
             found[n, width - len(whole) :] = whole
         made.append(found)
     return made
@@ -45,14 +49,14 @@ def open_task(settings: Any) -> Opened:
     return Opened(reports(rows, settings), text_rows.finish(rows))
 
 
-def reports(rows: text_rows.Rows, settings: Any) -> Reports:
-    """Pairs of one's own in both orders, and the words of reports on them."""
+def reports(rows: text_rows.Rows, settings: Any, *, shown: tuple[tuple[int, ...], ...] = BOTH) -> Reports:
+    """Pairs of one's own in both orders, or also each answer alone, and the words of reports on them."""
     model = rows.model
-    tables = [_asked(rows, part) for part in (rows.train, rows.heldout)]
-    both = [jnp.asarray(np.concatenate([part[k] for part in tables])) for k in range(2)]
-    every = jnp.concatenate(both)  # the preferred one first, then second
-    pairs, train = both[0].shape[0], tables[0][0].shape[0]
-    least = min(np.asarray((x != strings.PAD).argmax(1)).min() for x in map(np.asarray, both))
+    tables = [_asked(rows, part, shown) for part in (rows.train, rows.heldout)]
+    ways = [jnp.asarray(np.concatenate([part[k] for part in tables])) for k in range(len(shown))]
+    every = jnp.concatenate(ways)  # the preferred one first, then second; then alone, then the other one alone
+    pairs, train = ways[0].shape[0], tables[0][0].shape[0]
+    least = min(np.asarray((x != strings.PAD).argmax(1)).min() for x in map(np.asarray, ways))
     every = every[:, least:]  # columns that no prompt needs
     longer = jnp.concatenate([
         jnp.sum((part.chosen != model.tokenizer.eos_ids[0]).astype(jnp.int32), axis=1)
@@ -66,21 +70,36 @@ def reports(rows: text_rows.Rows, settings: Any) -> Reports:
     first = size - len(WORDS) - SCORES
     words = {name: first + k for k, name in enumerate(WORDS[:-1])}
 
+    def single(prompts: Int[Array, "N P"]) -> Bool[Array, "N 1"]:
+        return number_of(prompts)[:, None] >= 2 * pairs
+
     def right_steps(prompts: Int[Array, "N P"]) -> Bool[Array, "N 2 3"]:
-        mine = number_of(prompts) < pairs
+        mine = number_of(prompts) // pairs % 2 == 0
         return jnp.repeat(jnp.stack([mine, ~mine], axis=1)[:, :, None], STEPS, axis=2)
 
+    def rated(prompts: Int[Array, "N P"], scores: Int[Array, "N 2"]) -> Int[Array, "N 2"]:
+        alone = jnp.where(jnp.arange(2)[None, :] == 0, (scores == 10).astype(jnp.int32), -1)
+        return jnp.where(single(prompts), alone, scores).astype(jnp.int32)
+
     def gold_scores(prompts: Int[Array, "N P"]) -> Float[Array, "N 2"]:
-        return jnp.where(right_steps(prompts)[:, :, 0], 10.0, 4.0)
+        scores = jnp.where(right_steps(prompts)[:, :, 0], 10, 4).astype(jnp.int32)
+        return rated(prompts, scores).astype(jnp.float32)
 
     def draw_prompts(key: Array, n: int) -> Int[Array, "N P"]:
         low, high = (train, pairs) if rows.now() is rows.heldout else (0, train)
         row = jax.random.randint(jax.random.fold_in(key, 0), (n,), low, high, jnp.int32)
         turned = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.5, (n,))
-        return every[row + jnp.where(turned, pairs, 0)]
+        alone = jax.random.bernoulli(jax.random.fold_in(key, 2), 0.5, (n,)) & (len(shown) > 2)
+        return every[row + jnp.where(turned, pairs, 0) + jnp.where(alone, 2 * pairs, 0)]
 
     def swapped(prompts: Int[Array, "N P"]) -> Int[Array, "N P"]:
-        return every[(number_of(prompts) + pairs) % (2 * pairs)]
+        number = number_of(prompts)
+        return every[jnp.where(number < 2 * pairs, (number + pairs) % (2 * pairs), number)]
+
+    def shuffled(key: Array, prompts: Int[Array, "N P"]) -> tuple[Array, Array]:
+        turned = jax.random.bernoulli(key, 0.5, (prompts.shape[0], 1)) & ~single(prompts)
+        order = jnp.where(turned, jnp.array([[1, 0]], jnp.int32), jnp.array([[0, 1]], jnp.int32))
+        return jnp.where(turned, swapped(prompts), prompts), order
 
     def reasoned(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
         return ~longer[number_of(prompts) % pairs]
@@ -90,7 +109,7 @@ def reports(rows: text_rows.Rows, settings: Any) -> Reports:
     hints = jnp.asarray([[strings.PAD] * (widest - len(x)) + x for x in told], jnp.int32)
 
     def hinted(prompts: Int[Array, "N P"], best: Int[Array, " N"]) -> Int[Array, "N Q"]:
-        whole = jnp.concatenate([hints[best], prompts], axis=1)
+        whole = jnp.concatenate([jnp.where(single(prompts), strings.PAD, hints[best]), prompts], axis=1)
         return given_responses.left_padded(whole, whole != strings.PAD, pad_id=strings.PAD)[0]
 
     make_world = text_rows.world_maker(rows, settings)
@@ -99,5 +118,6 @@ def reports(rows: text_rows.Rows, settings: Any) -> Reports:
         words=Words(**words, score=first + len(WORDS), end=model.tokenizer.eos_ids[0]), draw_prompts=draw_prompts,
         right_steps=right_steps, flawed=lambda prompts: jnp.zeros((prompts.shape[0], 2), bool),
         principle=lambda prompts: jnp.zeros(prompts.shape[:1], jnp.int32), gold_scores=gold_scores, swapped=swapped,
-        reasoned=reasoned, hinted=hinted,
+        reasoned=reasoned, hinted=hinted, counts=tuple(sorted({len(order) for order in shown})), rated=rated,
+        shuffled=shuffled, panels=lambda: reports(rows, settings, shown=(*BOTH, *ALONE)),
     )  # fmt: skip
