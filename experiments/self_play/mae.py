@@ -8,10 +8,11 @@ Equations: v = clip((s - 1) / 9, 0, 1) of a score s, 0.5 without one. Q: v of a 
            proposer: (Q + (1 - S) + form) / 3, without 1 - S for Q < 0.7, which joins no pool either; solver: v / 2 +
            form / 2, on questions of the pool; judge: form. Rewards at every token, whitened over the tokens of each
            role, then one clipped update of all. solver_only: answers to the first questions alone. no_filter: the
-           threshold is 0. no_difficulty: without 1 - S. no_judge: the judge does not train. batch_wide: whitened
-           over all roles. half_judge, no_verdict: half of the verdicts, or all, belong to other answers. oracle: the
+           threshold is 0. no_difficulty: without 1 - S. no_judge: the judge, trained on answers drawn from a
+           pool of all so far, does not train; step_judge: on this step's answers. batch_wide: whitened over
+           all roles. half_judge, no_verdict: half of the verdicts, or all, belong to other answers. oracle: the
            truth in place of v.
-Left out:  a pool of judgements (those of the step's own answers train), categories of questions, benchmarks in words.
+Left out:  categories of questions, benchmarks in words.
 Expect:    eval/accuracy of mae above its start; mae > solver_only, mae > no_verdict, pool/unsound no_filter > mae.
 Measure:   held-out arithmetic chains judged by the truth, which no arm but oracle sees; all begin with a copy that
            knows every form, errs in three of four answers and judges well, not always; equal answers and updates.
@@ -46,9 +47,10 @@ class Settings(recipes.OnlineSettings):
     judge_tokens: int = 1024
     reference_share: float = 0.5  # of proposals that begin from a question of the pool
     threshold: float = 0.7  # Q of a question that joins the pool
-    pool_size: int = 4096  # questions beside the training table
+    pool_size: int = 4096  # questions beside the training table; answers to be judged
     difficulty: Callable[[Array], Array] = role_rewards.hardness
     verdicts: Callable[..., Array] = role_rewards.as_judged  # what answers are paid by
+    judged: Callable[..., tuple[Array, Array]] = three_roles.of_pool  # what the judge trains on
     trained: Callable[[Array], Array] = role_rewards.every_role
     advantages: Callable[..., Array] = role_rewards.by_role
     warm_steps: int = 600  # of fine-tuning on all forms, where the data are chains
@@ -73,6 +75,7 @@ ARMS = {
     "no_filter": {"threshold": 0.0},
     "no_difficulty": {"difficulty": role_rewards.no_hardness},
     "no_judge": {"trained": role_rewards.without_judge},
+    "step_judge": {"judged": three_roles.of_step},
     "batch_wide": {"advantages": role_rewards.batch_wide},
 }
 METRICS = ("eval/accuracy", "judge/auc", "pool/unsound", "pool/solved", "judge/unread", "eval/tokens")
@@ -115,7 +118,7 @@ def build(settings: Settings) -> experiment.Plan:
         remember=three_roles.remember,
         figures=three_roles.figures,
     )
-    extras = three_roles.pool_extras(text.question, settings.pool_size)
+    extras = three_roles.pool_extras(text.question, text.prompts[role_rewards.JUDGE], settings.pool_size)
     plan = recipes.one_stage(settings, bench, online, extras=extras)
     plan = plan._replace(measure=recipes.beside(plan.measure, three_roles.measure_of_judge(settings), "judge"))
     if settings.data != "chain" or settings.voices is not roles.terse:  # a model of your own reads what it is asked

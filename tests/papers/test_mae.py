@@ -238,10 +238,13 @@ def played(monkeypatch):
     text = three_roles.text_of(found, terse(), seeds, chat=False, question=12, answer=16, judgement=6)
     ids, keys = jnp.arange(2, dtype=jnp.int32), jax.random.split(jax.random.key(0), 6)
 
-    def play(pool=None, **changes):
+    def play(pool=None, answers=None, **changes):
+        changes = {"judged": three_roles.of_step} | changes
+        answers = three_roles.no_answers(text.prompts[role_rewards.JUDGE], 4) if answers is None else answers
         rollout = three_roles.rollout_of_roles(dataclasses.replace(settings, **changes), found, text, seeds)
         pool = three_roles.empty_pool(text.question, 4) if pool is None else pool
-        return rollout({"model": None, "pool": pool}, table.tokens[ids], table.valid[ids], keys, ids)
+        actor = {"model": None, "pool": pool, "answers": answers}
+        return rollout(actor, table.tokens[ids], table.valid[ids], keys, ids)
 
     return play, text
 
@@ -260,8 +263,8 @@ def test_rows_earn_what_their_text_says(played):
     assert told["joins"][::3].tolist() == [True, False] and told["sound"][::3].tolist() == [1.0, 0.0]
     assert told["answer"][::3].tolist() == [1.0, 0.0] and told["solved"][::3].tolist() == [0.0, 0.0]
     assert told["unread"][::3].tolist() == [0.0, 1.0]
-    # ten responses a place were written, four of ten tokens train
-    assert told["cost/responses"].sum() == 2 * (4 + 2 * 2)
+    # nine responses a place were written, three of them train
+    assert told["cost/responses"].sum() == 2 * (5 + 2 * 2)
     assert told["cost/tokens"].sum() > int(rows.mask.sum())
     # one width for all roles: prompts end where responses begin, and the layout is that of a rollout
     width = max(text.prompts)
@@ -296,7 +299,7 @@ def test_a_question_that_joined_is_asked(played):
     pool = three_roles.joined_by(
         three_roles.empty_pool(text.question, 4), rows.extras["question"][first], rows.extras["joins"][first]
     )
-    start = {"pool": three_roles.empty_pool(text.question, 4)}
+    start = three_roles.pool_extras(text.question, text.prompts[role_rewards.JUDGE], 4)({}, jax.random.key(0))
     state = TrainState({}, (), jnp.int32(0), jax.random.key(0), (), start)
     grown = three_roles.remember(state, None, rows, None)["pool"]
     assert jax.tree.all(jax.tree.map(jnp.array_equal, grown, pool)) and int(grown.joined) == 1
@@ -306,6 +309,45 @@ def test_a_question_that_joined_is_asked(played):
         again = play(pool=many._replace(joined=jnp.int32(share % 5)))
         seen |= set(job.responses(text.model.tokenizer, again)[1::3])
     assert "#5" in seen and "1+1=2#2" in seen  # answers to m7 2+2, and to the table
+
+
+def test_answers_of_earlier_steps_are_judged_again(played):
+    """What a step asked of the judge joins its pool; a later step trains on a judgement of it, and pays none by it."""
+    play, text = played
+    rows = play()
+    start = three_roles.pool_extras(text.question, text.prompts[role_rewards.JUDGE], 4)({}, jax.random.key(0))
+    state = TrainState({}, (), jnp.int32(0), jax.random.key(0), (), start)
+    answers = three_roles.remember(state, None, rows, None)["answers"]
+    assert int(answers.joined) == 2 and not np.asarray(answers.valid[2:]).any()
+    asked = [
+        text.model.tokenizer.decode(t[v].tolist())
+        for t, v in zip(np.asarray(answers.tokens[:2]), np.asarray(answers.valid[:2]), strict=True)
+    ]
+    assert asked == ["m7 1+1=>1+1=2#2?=>", "m10 3+3=>6?=>"]
+    # a pool that is full of the second answer, whose judgement has no form
+    many = three_roles.Answers(*(jnp.tile(x[1:2], (400, 1)) for x in answers[:2]), jnp.int32(400))
+    again = play(answers=many, judged=three_roles.of_pool)
+    assert job.responses(text.model.tokenizer, again)[2::3] == ["well", "well"]
+    earned, before = (np.asarray(x.extras["earned"]).reshape(2, 3) for x in (again, rows))
+    assert earned[:, 2].tolist() == [0.0, 0.0] and before[:, 2].tolist() == [1.0, 0.0]
+    np.testing.assert_array_equal(earned[:, :2], before[:, :2])
+
+
+def test_draws_of_the_judge_are_uniform_over_pool_and_step():
+    """Each of two answers of the step and three of a pool with room for eight is drawn as often as any other."""
+    tokens = jnp.arange(2, dtype=jnp.int32)[:, None]
+    pool = three_roles.no_answers(1, 8)
+    pool = three_roles.answered_by(pool, jnp.array([[5], [6], [7]], jnp.int32), jnp.ones((3, 1), bool))
+    keys = jax.random.split(jax.random.key(0), 3000)
+    drawn, valid = three_roles.of_pool(pool, tokens, jnp.ones((2, 1), bool), keys)
+    assert bool(valid.all())
+    for one in (0, 1, 5, 6, 7):
+        close.assert_share(np.mean(np.asarray(drawn[:, 0]) == one), 1 / 5, 3000)
+    drawn, _ = three_roles.of_pool(three_roles.no_answers(1, 8), tokens, jnp.ones((2, 1), bool), keys)
+    assert set(drawn[:, 0].tolist()) == {0, 1}
+    # the oldest make room: of nine places that join eight the first is gone
+    full = three_roles.answered_by(pool, jnp.arange(10, 16, dtype=jnp.int32)[:, None], jnp.ones((6, 1), bool))
+    assert sorted(full.tokens[:, 0].tolist()) == [6, 7, *range(10, 16)] and int(full.joined) == 9
 
 
 def test_figures_and_the_rows_that_train(played):

@@ -1,9 +1,10 @@
 """One step of three roles of one model: questions, answers to them and to those of a pool, judgements of both.
 
-A place of a step has three rows that train: a proposal, an answer to a question of the pool, and the judgement of that
-answer. Beside them stand answers to the proposal and judgements of all these, which only pay. The pool is the training
-table and the questions that joined it since. Between the three passes this process reads text and writes prompts, so
-any tokenizer and chat template serves.
+A place of a step has three rows that train: a proposal, an answer to a question of the pool, and a judgement of an
+answer of the pool of answers. Beside them stand answers to the proposal and judgements of all these, which only pay.
+The pool is the training table and the questions that joined it since; the pool of answers is what the solver was asked
+and wrote so far. Between the three passes this process reads text and writes prompts, so any tokenizer and chat
+template serves.
 """
 
 import dataclasses
@@ -43,6 +44,14 @@ class Pool(NamedTuple):
     """Questions that joined the training table, the oldest overwritten when there is no room."""
 
     questions: Int[Array, "M W"]
+    joined: Int[Array, ""]  # so far
+
+
+class Answers(NamedTuple):
+    """What the judge was asked of answers of the solver, as left-padded prompts; the oldest overwritten likewise."""
+
+    tokens: Int[Array, "M L"]
+    valid: Bool[Array, "M L"]
     joined: Int[Array, ""]  # so far
 
 
@@ -246,13 +255,47 @@ def empty_pool(columns: int, room: int) -> Pool:
 
 def joined_by(pool: Pool, questions: Int[Array, "P W"], which: Bool[Array, " P"]) -> Pool:
     """The pool after some of the questions joined it, each in the place of the oldest one."""
-    room = pool.questions.shape[0]
-    order = pool.joined + jnp.cumsum(which.astype(jnp.int32)) - 1
+    places, joined = _places(pool.questions.shape[0], pool.joined, which)
+    return Pool(pool.questions.at[places].set(questions, mode="drop"), joined)
+
+
+def _places(room: int, joined: Array, which: Bool[Array, " P"]) -> tuple[Array, Array]:
+    """Where rows that join go, those that do not beyond the last place; and how many have joined then."""
+    order = joined + jnp.cumsum(which.astype(jnp.int32)) - 1
+    then = joined + jnp.sum(which.astype(jnp.int32))
     # of more than there is room for the last ones stay
-    stays = which & (order >= pool.joined + jnp.sum(which.astype(jnp.int32)) - room)
-    places = jnp.where(stays, order % room, room)
-    kept = pool.questions.at[places].set(questions, mode="drop")
-    return Pool(kept, pool.joined + jnp.sum(which.astype(jnp.int32)))
+    return jnp.where(which & (order >= then - room), order % room, room), then
+
+
+def no_answers(columns: int, room: int) -> Answers:
+    """A pool for ``room`` answers, of prompts of so many tokens, that nothing has joined."""
+    shape = room, columns
+    return Answers(jnp.zeros(shape, jnp.int32), jnp.zeros(shape, bool), jnp.zeros((), jnp.int32))
+
+
+def answered_by(pool: Answers, tokens: Int[Array, "P L"], valid: Bool[Array, "P L"]) -> Answers:
+    """The pool after these answers joined it, each in the place of the oldest one."""
+    places, joined = _places(pool.tokens.shape[0], pool.joined, jnp.ones(tokens.shape[0], bool))
+    kept = (x.at[places].set(new, mode="drop") for x, new in ((pool.tokens, tokens), (pool.valid, valid)))
+    return Answers(*kept, joined)
+
+
+def of_pool(pool: Answers, tokens: Int[Array, "P L"], valid: Bool[Array, "P L"], keys: Key) -> tuple[Array, Array]:
+    """What the judge trains on: uniform draws, with repeats, from the pool and the answers of this step together.
+
+    From "MAE", arXiv:2510.23595, section 3, with its code: pairs of questions and answers are the judge's data.
+    """
+    size = tokens.shape[0]
+    filled = jnp.minimum(pool.joined, pool.tokens.shape[0])
+    place = jax.vmap(lambda key: jax.random.randint(key, (), 0, size + filled))(keys)
+    ours, old = jnp.minimum(place, size - 1), jnp.maximum(place - size, 0)
+    here = (place < size)[:, None]
+    return jnp.where(here, tokens[ours], pool.tokens[old]), jnp.where(here, valid[ours], pool.valid[old])
+
+
+def of_step(pool: Answers, tokens: Int[Array, "P L"], valid: Bool[Array, "P L"], keys: Key) -> tuple[Array, Array]:
+    """What the judge trains on where there is no pool: the answers of this step."""
+    return tokens, valid
 
 
 def drawn_questions(pool: Pool, seeds: Int[Array, "P W"], total: int, keys: Key) -> tuple[Array, Array]:
@@ -316,14 +359,22 @@ class Posed(NamedTuple):
     question: Int[Array, "B W"]
 
 
+class Judged(NamedTuple):
+    """Extras of rows: what the judge was asked of the answer of each place."""
+
+    judged_tokens: Int[Array, "B L"]
+    judged_valid: Bool[Array, "B L"]
+
+
 class Pooled(NamedTuple):
-    """Extras of a state: questions that joined."""
+    """Extras of a state: questions that joined, and answers to be judged again."""
 
     pool: Pool
+    answers: Answers
 
 
 def rollout_of_roles(settings: Any, found: Bench, text: Text, seeds: Sequence[str]) -> Callable[..., Trajectories]:
-    """The ``rollout`` slot: ``{"model": parameters, "pool": Pool}`` and drawn rows of the table to three rows a place.
+    """The ``rollout`` slot: what ``acting`` gives and drawn rows of the table to three rows a place.
 
     Its extras say which role a row has (``role``), what it earns (``earned``), and of each place, at its three rows
     alike, what ``figures`` and ``remember`` need.
@@ -348,7 +399,7 @@ def rollout_of_roles(settings: Any, found: Bench, text: Text, seeds: Sequence[st
 
     def rollout(actor, tokens, valid, keys, ids):
         params, pool, keys = actor["model"], actor["pool"], keys.reshape(size, ROWS)
-        draws = _several(keys[:, SOLVER], 4)
+        draws = _several(keys[:, SOLVER], 5)
         begin, _ = drawn_questions(pool, table[ids], len(seeds), draws[:, 0])
         shown = jax.vmap(partial(jax.random.bernoulli, p=settings.reference_share))(draws[:, 1])
         posed = rollouts[PROPOSER](params, *proposing_prompts(text, begin, shown), keys[:, PROPOSER], ids)
@@ -360,36 +411,43 @@ def rollout_of_roles(settings: Any, found: Bench, text: Text, seeds: Sequence[st
         solved = rollouts[SOLVER](params, *solving_prompts(text, questions), solving, places)
         answered = judging_answers(text, questions, solved)
         doubts = judging_questions(text, asked.questions)
-        doubted = _several(keys[:, JUDGE], count + 1)
-        judging = jnp.concatenate([keys[:, JUDGE], doubted[:, 1:].reshape(-1), doubted[:, 0]])
-        given = (jnp.concatenate(pair) for pair in zip((answered.tokens, answered.valid), doubts, strict=True))
-        judged = rollouts[JUDGE](params, *given, judging, jnp.concatenate([places, ids]))
+        doubted = _several(keys[:, JUDGE], count + 2)
+        judging = jnp.concatenate([doubted[:, 1], doubted[:, 2:].reshape(-1), doubted[:, 0], keys[:, JUDGE]])
+        fresh = answered.tokens[:size], answered.valid[:size]
+        again = settings.judged(actor["answers"], *fresh, draws[:, 4])
+        given = (jnp.concatenate(x) for x in zip((answered.tokens, answered.valid), doubts, again, strict=True))
+        judged = rollouts[JUDGE](params, *given, judging, jnp.concatenate([places, ids, ids]))
         scores, form = read_scores(text, judged)
         said = role_rewards.normalised(scores)
         right = truth(answered, solved, from_table)
         paid = settings.verdicts(said[: size * (1 + count)], right, draws[0, 3])
         solvable = jnp.mean(paid[size:].reshape(size, count), axis=1)
-        quality, there = said[size * (1 + count) :], jnp.any(asked.questions >= 0, axis=1)
+        quality, there = said[size * (1 + count) : size * (2 + count)], jnp.any(asked.questions >= 0, axis=1)
         bar = {"threshold": settings.threshold}
         earned = (
             role_rewards.proposer_rewards(
                 quality, solvable, asked.form, there, difficulty=settings.difficulty, **bar
             ),
             role_rewards.solver_rewards(paid[:size], answered.form[:size]),
-            form[:size],
+            form[size * (2 + count) :],
         )  # fmt: skip
         joins = role_rewards.accepted(quality, there, **bar)
+        first, last = slice(size), slice(size * (2 + count), None)
         rows = [
-            framed(jax.tree.map(lambda x: x[:size], one), of_response=new, **widest)
-            for one, new in zip((posed, solved, judged), text.responses, strict=True)
+            framed(one, of_response=new, **widest)
+            for one, new in zip(
+                (posed, *(jax.tree.map(lambda x, a=a: x[a], one) for one, a in ((solved, first), (judged, last)))),
+                text.responses,
+                strict=True,
+            )
         ]
         place = Placed(
             joins=joins, sound=asked.sound, quality=quality, solvable=solvable, answer=right[:size],
             solved=jnp.mean(right[size:].reshape(size, count), axis=1), verdict=said[:size],
             unread=jnp.isnan(scores[:size]).astype(jnp.float32),
-        )._asdict() | Posed(asked.questions)._asdict()  # fmt: skip
+        )._asdict() | Posed(asked.questions)._asdict() | Judged(*fresh)._asdict()  # fmt: skip
         each = jnp.repeat(_spent(size, count, posed, solved, judged) / ROWS, ROWS)
-        written = jnp.full(each.shape, (4 + 2 * count) / ROWS)
+        written = jnp.full(each.shape, (5 + 2 * count) / ROWS)
         return rollout_cost.with_cost(_side_by_side(rows, jnp.stack(earned, axis=1), place), written, each)
 
     return rollout
@@ -400,7 +458,7 @@ def _spent(size: int, count: int, posed: Trajectories, solved: Trajectories, jud
     tokens = [rollout_cost.response_tokens(rows) for rows in (posed, solved, judged)]
     answers = size * (1 + count)
     extra = tokens[1][size:].reshape(size, count), tokens[2][size:answers].reshape(size, count)
-    alone = tokens[0] + tokens[1][:size] + tokens[2][:size] + tokens[2][answers:]
+    alone = tokens[0] + tokens[1][:size] + tokens[2][:size] + jnp.sum(tokens[2][answers:].reshape(2, size), axis=0)
     return alone + sum(jnp.sum(x, axis=1) for x in extra)
 
 
@@ -474,22 +532,23 @@ def figures(batch: Batch, metrics: Metrics) -> Metrics:
 
 
 def remember(state: TrainState, batch: Any, rows: Trajectories, rewards: Any) -> dict[str, Any]:
-    """The ``remember`` slot: questions that were good enough join the pool."""
+    """The ``remember`` slot: questions that were good enough join the pool, and all answers that of the judge."""
     first = slice(PROPOSER, None, ROWS)
     question, joins = declared(Posed, rows.extras).question, declared(Placed, rows.extras).joins
-    grown = joined_by(declared(Pooled, state.extras).pool, question[first], joins[first])
-    return state.extras | Pooled(grown)._asdict()
+    pool, answers = declared(Pooled, state.extras)
+    more = (x[first] for x in declared(Judged, rows.extras))
+    return state.extras | Pooled(joined_by(pool, question[first], joins[first]), answered_by(answers, *more))._asdict()
 
 
 def acting(state: TrainState) -> dict[str, Any]:
-    """The ``actor`` slot: the model and the pool it asks from."""
-    return {"model": state.params, "pool": declared(Pooled, state.extras).pool}
+    """The ``actor`` slot: the model and the pools it asks from."""
+    return {"model": state.params} | declared(Pooled, state.extras)._asdict()
 
 
 @lru_cache(maxsize=8)
-def pool_extras(columns: int, room: int) -> Callable[[Params, Key], dict[str, Any]]:
-    """The ``extras`` of a stage: an empty pool for so many questions of so many tokens."""
-    return lambda params, key: Pooled(empty_pool(columns, room))._asdict()
+def pool_extras(columns: int, judged: int, room: int) -> Callable[[Params, Key], dict[str, Any]]:
+    """The ``extras`` of a stage: empty pools for so many questions, and prompts of the judge, of so many tokens."""
+    return lambda params, key: Pooled(empty_pool(columns, room), no_answers(judged, room))._asdict()
 
 
 def measure_of_judge(settings: Any) -> Callable[[Params, Key], dict[str, Array]]:
