@@ -1,6 +1,8 @@
 """DeepSeek-GRM: what is correct, votes over samples and orders, and the judge of judgements."""
 
+import dataclasses
 import json
+import types
 from functools import partial
 
 import jax
@@ -12,6 +14,7 @@ from experiments.parts import strings
 from experiments.reward_models import deepseek_grm
 from experiments.reward_models.parts import judge_pairs as task
 from experiments.reward_models.parts import judge_panels, judgements, report_judges, text_judges
+from jaxrl_llm.run import options
 from tests import close
 from tests.models_for_tests import byte_model
 
@@ -220,9 +223,11 @@ def test_votes_on_a_single_answer_are_those_of_the_majority():
 def test_panels_of_rows_of_ones_own_show_one_answer_or_both(tmp_path):
     """A preferred answer alone is worth 1, the other one 0; orders of both are undone."""
     byte_model(tmp_path, "qwen2", max_positions=400)
-    lines = [{"prompt": f"Say {k}.", "chosen": f"It is {k}.", "rejected": f"No {k}!"} for k in range(24)]
+    lines = [{"prompt": f"Say {k}.", "chosen": f"It is {k}.", "rejected": f"No {k}!"} for k in range(40)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    settings = text_judges.Settings(model=str(tmp_path), data=str(tmp_path / "pairs.jsonl"), max_new_tokens=16)
+    of_rows = text_judges.Settings(data=str(tmp_path / "pairs.jsonl"), max_new_tokens=16)
+    both = dataclasses.asdict(options.ModelSettings(model=str(tmp_path))) | dataclasses.asdict(of_rows)
+    settings = types.SimpleNamespace(**both, learning_rate=1e-3)
     pairs = text_judges.open_task(settings).task
     panels = judge_panels.of_task(pairs)
     assert pairs.counts == (2,) and panels.counts == (1, 2)
