@@ -185,9 +185,9 @@ def test_reports_on_one_two_and_four_answers_are_read_as_they_were_written():
     assert task.read_report(judge_panels.PANELS, fewer)[2].tolist() == [[9.0, -1.0, -1.0, -1.0]]
     assert judgements.picks_best(jnp.array([[9.0, -1, -1, -1]]), jnp.array([[9.0, 3, -1, -1]])).tolist() == [False]
     # the answers stand by themselves: what counts in one does not hang on its neighbours
-    panel = np.asarray(prompts[counts == 4][0])
-    alone = jnp.asarray(np.concatenate([panel[:8], np.full(12, judge_panels.ABSENT)])[None, :])
-    whole = task.scores_of(judge_panels.PANELS, judge_panels.right_steps(jnp.asarray(panel[None, :])), panel[None, :])
+    panel = prompts[counts == 4][:1]
+    alone = jnp.concatenate([panel[:, :8], jnp.full((1, 12), judge_panels.ABSENT, jnp.int32)], axis=1)
+    whole = task.scores_of(judge_panels.PANELS, judge_panels.right_steps(panel), panel)
     own = task.scores_of(judge_panels.PANELS, judge_panels.right_steps(alone), alone)
     assert int(own[0, 0]) == int(whole[0, 0])
 

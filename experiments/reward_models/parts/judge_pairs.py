@@ -44,7 +44,7 @@ def right_steps(prompts: Int[Array, "N 12"]) -> Bool[Array, "N 2 3"]:
     return steps == (before + question[:, None, 1:]) % BASE
 
 
-def principle(prompts: Int[Array, "N 12"]) -> Int[Array, " N"]:
+def principle(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
     """What counts in a question that is judged by principles: 0 reasoning, 1 looks, by its first number."""
     return prompts[:, 0] % 2
 
