@@ -228,7 +228,7 @@ class Sandbox:
         if reply is None:
             return Ran("broken", None, "", "the sandbox worker did not answer", 0.0)
         if reply["why"] == "wall":
-            return Ran("broken", None, "", _WHY["wall"].format(wall_s=PATIENCE * limits.wall_s), reply["seconds"])
+            return Ran("broken", None, "", _in_words("wall", reply, limits), reply["seconds"])
         return Ran(_status(reply, limits), reply["status"], reply["stdout"], reply["stderr"], reply["seconds"])
 
     def call(self, function: str, *arguments: Any, limits: Limits | None = None) -> Called:
@@ -274,7 +274,7 @@ class Sandbox:
                 value = json.loads(reply["verdict"])
             except (ValueError, RecursionError):
                 status, reason = "killed", "it ended without a value"
-        return Called(status, value, reason or _WHY.get(status, "").format(**limits._asdict()), reply["seconds"])
+        return Called(status, value, reason or _in_words(status, reply, limits), reply["seconds"])
 
     def check(
         self,
@@ -298,7 +298,7 @@ class Sandbox:
         if reply["why"] == "broken":
             return Checked(failed, f"the sandbox did not come up: {reply['stderr'][-200:]}", False, reply["seconds"])
         if reply["why"] == "wall":
-            return Checked(failed, _WHY["wall"].format(wall_s=PATIENCE * limits.wall_s), False, reply["seconds"])
+            return Checked(failed, _in_words("wall", reply, limits), False, reply["seconds"])
         if reply["why"] == "timeout":
             return Checked(failed, f"timed out after {limits.wall_s} s", True, reply["seconds"])
         if reply["why"]:
@@ -378,6 +378,12 @@ _WHY = {
     "output": "the value is too large",
     "killed": "its process died",
 }
+
+
+def _in_words(status: str, reply: dict[str, Any], limits: Limits) -> str:
+    """Why a process of its own ended so; what a busy machine kept waiting had ``PATIENCE`` times its time."""
+    times = PATIENCE if reply["why"] == "wall" else 1
+    return _WHY.get(status, "").format(**limits._replace(wall_s=times * limits.wall_s)._asdict())
 
 
 def _call_status(reply: dict[str, Any], limits: Limits) -> str:
