@@ -17,6 +17,7 @@ from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
 from jaxrl_llm.tools.boxes import bm25
+from jaxrl_llm.verifiers.overlap import common_subsequence
 
 HITS, SHOWN = 50, 10  # of a search, of a page
 BUY, BACK, NEXT, BEFORE = "Buy Now", "Back to Search", "Next >", "< Prev"
@@ -67,16 +68,6 @@ def bm25_search(products: dict[str, Product]) -> Search:
 # --- the reward
 
 
-def _common(one: str, other: str) -> int:
-    """Length of the longest common subsequence."""
-    row = [0] * (len(other) + 1)
-    for letter in one:
-        before = 0
-        for k, seen in enumerate(other, start=1):
-            before, row[k] = row[k], before + 1 if letter == seen else max(row[k], row[k - 1])
-    return row[-1]
-
-
 def likeness(one: str, other: str) -> float:
     """How alike two texts are as sets of words, in per cent (the token set ratio of the paper's code).
 
@@ -90,7 +81,7 @@ def likeness(one: str, other: str) -> float:
         return 0.0
     if both and not (left and right):
         return 100.0
-    apart, gap = len(left) + len(right) - 2 * _common(left, right), len(both) + bool(both)
+    apart, gap = len(left) + len(right) - 2 * common_subsequence(left, right), len(both) + bool(both)
     found = [1 - apart / (2 * gap + len(left) + len(right))]
     if both:
         found += [1 - (1 + len(rest)) / (2 * len(both) + 1 + len(rest)) for rest in (left, right)]

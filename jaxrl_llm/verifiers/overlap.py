@@ -28,6 +28,20 @@ def words(text: str, *, articles: bool = True) -> list[str]:
     return [w for w in text.split() if articles or w not in _ARTICLES]
 
 
+def common_subsequence(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the longest common subsequence of two texts, of their letters or their words.
+
+    >>> common_subsequence("abcd", "bxd"), common_subsequence(["the", "red", "cat"], ["red", "the", "cat"])
+    (2, 2)
+    """
+    row = [0] * (len(other) + 1)
+    for item in one:
+        before = 0
+        for k, seen in enumerate(other, start=1):
+            before, row[k] = row[k], before + 1 if item == seen else max(row[k], row[k - 1])
+    return row[-1]
+
+
 def _f1(common: int, given: int, wanted: int) -> float:
     return 2.0 * common / (given + wanted) if common else 0.0
 

@@ -20,7 +20,7 @@ from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Params
-from jaxrl_llm.verifiers.overlap import words
+from jaxrl_llm.verifiers.overlap import common_subsequence, words
 
 QUESTION = (
     "Question: {question}\nAnswer 1: {one}\nAnswer 2: {other}\nDo both answers mean the same? Say Yes or No.\nAnswer:"
@@ -121,12 +121,7 @@ def repeats_question(question: str, answer: str, *, share: float = 0.8) -> bool:
         return False
     if " ".join(said) in " ".join(asked):
         return True
-    best = np.zeros(len(asked) + 1, int)  # longest common subsequence with the words so far
-    for word in said:
-        before = best.copy()
-        for k, other in enumerate(asked):
-            best[k + 1] = before[k] + 1 if word == other else max(best[k], before[k + 1])
-    return bool(best[-1] / len(said) > share)
+    return common_subsequence(said, asked) / len(said) > share
 
 
 def free_text_rewards(
