@@ -21,7 +21,7 @@ Run:       python -m experiments.curriculum.pcl
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +29,12 @@ import optax
 from jaxtyping import Array
 
 from experiments.curriculum.parts.prompt_value import (
-    make_prompt_value,
+    head_values,
     make_value_sampler,
     model_values,
     nearest_prompts,
-    predicted_success,
     prompt_features,
+    started_head,
     started_model,
 )
 from jaxrl_llm import experiment
@@ -126,20 +126,16 @@ def build(settings: Settings) -> experiment.Plan:
     found = recipes.bench(settings)
     slots, extras = {}, no_extras
     aim = {"candidates": settings.candidates, "target": settings.target}
-    if settings.choose == "value":
-        features, tx = prompt_features(settings), optax.adam(settings.value_rate)
-        sampler = make_prompt_value(features, tx, **aim)
-        slots, extras = watched(
-            settings,
-            lambda head, ids: predicted_success(*head, features[ids]),
-            lambda: (jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)),
-            lambda state: (state.weight, state.bias),
-        )
-    elif settings.choose == "model":
-        table, start = found.train, partial(started_model, found.model.params, found.model.config.hidden_size)
-        values = model_values(found.model.policy, table.tokens, table.valid)
-        sampler = make_value_sampler(values, start, table.tokens.shape[0], optax.adam(settings.value_rate), **aim)
-        slots, extras = watched(settings, values, start, lambda state: state.params)
+    if settings.choose in ("value", "model"):
+        if settings.choose == "value":
+            features = prompt_features(settings)
+            values, start = head_values(features), partial(started_head, features.shape[1])
+        else:
+            values = model_values(found.model.policy, found.train.tokens, found.train.valid)
+            start = partial(started_model, found.model.params, found.model.config.hidden_size)
+        prompts, tx = found.train.tokens.shape[0], optax.adam(settings.value_rate)
+        sampler = make_value_sampler(values, start, prompts, tx, **aim)
+        slots, extras = watched(settings, values, start)
     elif settings.choose == "prefilter":
         every = np.arange(found.train.tokens.shape[0])
         rates = curricula.sample_pass_rates(found, settings, every, samples=8)
@@ -178,14 +174,14 @@ class Valued(NamedTuple):
     right: Array
 
 
-def watched(settings: Settings, values: Callable, first: Callable[[], Params], kept: Callable[[Any], Params]):
+def watched(settings: Settings, values: Callable, first: Callable[[], Params]):
     """Slots and extras that keep the value model of the last step, and say how it ranks the prompts that were drawn."""
 
     def extras(params, key):
         return Headed(first())._asdict()
 
     def remember(state, batch, trajectories, rewards):
-        return state.extras | Headed(kept(state.sampler))._asdict()
+        return state.extras | Headed(state.sampler.params)._asdict()
 
     def rows(extras, trajectories, rewards):
         asked = values(declared(Headed, extras).head, trajectories.problem_ids[:: settings.group_size])

@@ -1,6 +1,7 @@
 """Prompt curriculum: the value model's choice, its loss, and what it learns."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,12 @@ def test_worked_choice_and_ratio():
     close.assert_share((groups.any(1) & ~groups.all(1)).mean(), float(ratio[1]), 20000)
 
 
+def _of_head(features, tx, **options):
+    """The sampler of a head on features, as the experiment makes it."""
+    values, start = prompt_value.head_values(features), partial(prompt_value.started_head, features.shape[1])
+    return prompt_value.make_value_sampler(values, start, features.shape[0], tx, **options)
+
+
 def test_the_loss_and_its_gradient():
     rates, valid = jnp.array([0.25, 0.75, jnp.nan]), jnp.array([True, True, False])
     assert float(prompt_value.success_loss(jnp.array([0.5, 0.5, 0.9]), rates, valid)) == doubles(0.125)
@@ -38,7 +45,7 @@ def test_the_loss_and_its_gradient():
 def test_updates_agree_with_a_loop():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(6, 3))
-    sampler = prompt_value.make_prompt_value(jnp.asarray(features, jnp.float32), optax.sgd(0.1))
+    sampler = _of_head(jnp.asarray(features, jnp.float32), optax.sgd(0.1))
     state, weight, bias = sampler.init(6), np.zeros(3), 0.0
     for _ in range(4):
         ids, rates, valid = rng.integers(0, 6, 3), rng.random(3), rng.random(3) < 0.7
@@ -51,12 +58,12 @@ def test_updates_agree_with_a_loop():
         weight, bias = weight - 0.1 * step_w, bias - 0.1 * step_b
         rates[~valid] = np.nan
         state = sampler.update(state, jnp.asarray(ids), jnp.asarray(rates, jnp.float32), jnp.asarray(valid))
-    close.assert_near(state.weight, weight)
-    close.assert_near(state.bias, bias)
+    close.assert_near(state.params.weight, weight)
+    close.assert_near(state.params.bias, bias)
 
 
 def test_one_candidate_is_a_uniform_draw():
-    sampler = prompt_value.make_prompt_value(jnp.ones((8, 2)), optax.sgd(0.1), candidates=1)
+    sampler = _of_head(jnp.ones((8, 2)), optax.sgd(0.1), candidates=1)
     draw = jax.jit(lambda k: sampler.draw(sampler.init(8), k, 2)[0])
     ids = jax.vmap(draw)(jax.random.split(jax.random.key(0), 4000))
     close.assert_share(np.bincount(np.asarray(ids).ravel(), minlength=8) / 8000, 1 / 8, 8000)
@@ -65,7 +72,7 @@ def test_one_candidate_is_a_uniform_draw():
 def test_it_learns_to_draw_prompts_of_medium_success():
     success = jnp.repeat(jnp.array([0.0, 0.5, 1.0]), 20)
     features = prompt_value.standardised(jax.nn.one_hot(jnp.repeat(jnp.arange(3), 20), 3))
-    sampler = prompt_value.make_prompt_value(features, optax.adam(0.1), candidates=4)
+    sampler = _of_head(features, optax.adam(0.1), candidates=4)
     state = sampler.init(60)
     for k in range(60):
         ids, state = sampler.draw(state, jax.random.key(k), 4)
@@ -76,24 +83,24 @@ def test_it_learns_to_draw_prompts_of_medium_success():
 
 def test_explored_prompts_are_random_and_arguments_are_checked():
     features = jnp.eye(6)
-    sampler = prompt_value.make_prompt_value(features, optax.sgd(0.1), explore=0.5)
+    sampler = _of_head(features, optax.sgd(0.1), explore=0.5)
     ids, _ = sampler.draw(sampler.init(6), jax.random.key(0), 4)
     assert len(set(ids.tolist())) == 4
     with pytest.raises(ValueError, match="candidates=0"):
-        prompt_value.make_prompt_value(features, optax.sgd(0.1), candidates=0)
+        _of_head(features, optax.sgd(0.1), candidates=0)
     with pytest.raises(ValueError, match="6 rows"):
         sampler.init(5)
 
 
 def test_on_rows_maps_there_and_back():
-    inner = prompt_value.make_prompt_value(jnp.eye(3), optax.sgd(0.1))
+    inner = _of_head(jnp.eye(3), optax.sgd(0.1))
     outer = subset.on_rows(inner, np.array([7, 2, 5]))
     ids, state = outer.draw(outer.init(9), jax.random.key(0), 3)
     assert set(ids.tolist()) == {2, 5, 7}
     rates, valid = jnp.array([0.1, 0.9, 0.4]), jnp.ones(3, bool)
     moved = outer.update(state, jnp.array([5, 7, 2]), rates, valid)
     same = inner.update(inner.init(3), jnp.array([2, 0, 1]), rates, valid)
-    close.assert_near(moved.weight, same.weight, magnitude=0)
+    close.assert_near(moved.params.weight, same.params.weight, magnitude=0)
     with pytest.raises(ValueError, match="2 different"):
         subset.on_rows(inner, np.array([1, 1, 2]))
 

@@ -14,12 +14,11 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.types import Params, Policy, Sampler
 
 
-class ValueState(NamedTuple):
-    """The head that predicts success from a prompt's features, and its optimiser."""
+class Head(NamedTuple):
+    """What predicts success from a prompt's features."""
 
     weight: Float[Array, " F"]
     bias: Float[Array, ""]
-    opt_state: Any
 
 
 def predicted_success(weight: Float[Array, " F"], bias: Float[Array, ""], features: Float[Array, "n F"]) -> Array:
@@ -80,7 +79,7 @@ def make_value_sampler(
     one policy step behind.
 
     Args:
-      values: ``(params, rows of the table) -> V`` in [0, 1], for example of ``model_values``.
+      values: ``(params, rows of the table) -> V`` in [0, 1], for example of ``head_values`` or ``model_values``.
       start: the first parameters; prompts: rows of the table.
       tx: a gradient transformation (``init`` and ``update``), for example of optax.
       candidates: prompts that are valued for each one taken; 1 is uniform.
@@ -117,42 +116,22 @@ def make_value_sampler(
     return Sampler(init, draw, update)
 
 
-def make_prompt_value(
-    features: Float[Array, "N F"], tx: Any, *, candidates: int = 4, target: float = 0.5, explore: float = 0.0
-) -> Sampler:
-    """``make_value_sampler`` of a linear head on given features of every prompt of the table.
+def head_values(features: Float[Array, "N F"]) -> Callable[[Params, Int[Array, " n"]], Float[Array, " n"]]:
+    """``(head, rows) -> V``: ``predicted_success`` on given features of those rows of the table.
+
+    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, section 4. Differs from the
+    paper in that the value model is a head on features, not a language model of the policy's size: that is
+    ``model_values``.
 
     Args:
       features: for example a frozen model's hidden state at its last token.
-
-    From "Prompt Curriculum Learning for Efficient LLM Post-Training", arXiv:2510.01135, algorithm 1. Differs from the
-    paper in that the value model is a head on given features, not a language model of the policy's size: that is
-    ``model_values``.
     """
+    return lambda head, ids: predicted_success(*head, features[ids])
 
-    def values(head: tuple[Array, Array], ids: Array) -> Array:
-        return predicted_success(*head, features[ids])
 
-    def start() -> tuple[Array, Array]:
-        return jnp.zeros((features.shape[1],), jnp.float32), jnp.zeros((), jnp.float32)
-
-    options = {"candidates": candidates, "target": target, "explore": explore}
-    inner = make_value_sampler(values, start, features.shape[0], tx, **options)
-
-    def within(state: ValueState) -> Trained:
-        return Trained((state.weight, state.bias), state.opt_state)
-
-    def without(state: Trained) -> ValueState:
-        return ValueState(*state.params, state.opt_state)
-
-    def draw(state: ValueState, key, n: int) -> tuple[Int[Array, " n"], ValueState]:
-        ids, state = inner.draw(within(state), key, n)
-        return ids, without(state)
-
-    def update(state: ValueState, ids, scores, valid) -> ValueState:
-        return without(inner.update(within(state), ids, scores, valid))
-
-    return Sampler(lambda num_problems: without(inner.init(num_problems)), draw, update)
+def started_head(width: int) -> Head:
+    """A head that says 1/2 of every prompt."""
+    return Head(jnp.zeros((width,), jnp.float32), jnp.zeros((), jnp.float32))
 
 
 def model_values(
