@@ -16,6 +16,7 @@ import dataclasses
 import queue
 import random
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -127,28 +128,40 @@ def game_texts(
 
 # --- TextArena
 
-_LUCK = threading.Lock()  # TextArena draws from Python's one generator, seeds it, and episodes run in several threads
+_TABLE = threading.Lock()  # a game's modules have one name for the generator, and episodes run in several threads
+
+
+class _Luck(random.Random):
+    """A game's own generator, with what else games ask of Python's module of that name."""
+
+    Random, SystemRandom = random.Random, random.SystemRandom
 
 
 @dataclasses.dataclass
 class _Match:
-    """A game with its own state of the generator, and all that was shown and said in it."""
+    """A game with its own generator, and all that was shown and said in it."""
 
     env: Any
-    luck: Any
+    luck: _Luck
     told: list[str]
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[Any]:
-        """The game, with Python's generator where this game left it; nobody else draws meanwhile."""
-        with _LUCK:
-            outer = random.getstate()
-            random.setstate(self.luck)
+        """The game, whose package draws from this game's generator meanwhile; whoever else draws does so elsewhere."""
+        package = type(self.env).__module__.split(".")[0]
+        with _TABLE:
+            drawers = [
+                module
+                for name, module in list(sys.modules.items())
+                if name.split(".")[0] == package and getattr(module, "random", None) is random
+            ]
+            for module in drawers:
+                module.random = self.luck
             try:
                 yield self.env
             finally:
-                self.luck = random.getstate()
-                random.setstate(outer)
+                for module in drawers:
+                    module.random = random
 
 
 def _arena_maker(name: str, settings: dict[str, Any]) -> Callable[[], Any]:
@@ -179,7 +192,8 @@ def textarena_env(
 ) -> TextEnv:
     """A game of TextArena; a task is the seed of ``reset``, what the game pays the player at its end is the reward.
 
-    The episodes of several threads draw as if each were alone: the same seed and the same moves are the same game.
+    The episodes of several threads draw as if each were alone: the same seed and the same moves are the same game, but
+    for games that draw from NumPy's generator (IteratedStagHunt of TextArena 0.7).
 
     Args:
       name: as TextArena registers it, for example ``GuessTheNumber-v0``. Some games fetch lists of words at their first
@@ -212,7 +226,7 @@ def textarena_env(
         return None
 
     def reset(seed: np.ndarray, task: int) -> _Match:
-        match = _Match(make(), random.Random(int(task)).getstate(), [])
+        match = _Match(make(), _Luck(int(task)), [])
         with match.drawing() as env:
             env.reset(num_players=players, seed=int(task))
         if to_seat(match, False) is None:

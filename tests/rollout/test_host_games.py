@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,6 +183,27 @@ def test_textarena_games_draw_as_if_alone(arena):
     assert len({str(x) for x in alone}) > 3 and {x[1] for x in alone} == {1.0, -1.0}
     shown = alone[0][0][0]
     assert "I throw" not in shown and "Player 1: throw" in shown  # what one said oneself is in the sequence already
+
+
+def test_textarena_games_do_not_mind_what_other_threads_draw(arena):
+    world, over = text_games.textarena_env("Dice-v0"), threading.Event()
+    alone = [_play(world, seed) for seed in range(16)]
+    everyones = random.random  # not the name, which is the game's while it is played
+
+    def draw():  # beartype does it at every call that it checks
+        while not over.is_set():
+            everyones()
+
+    noise = threading.Thread(target=draw)
+    often = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    noise.start()
+    try:
+        assert [_play(world, seed) for seed in range(16)] == alone
+    finally:
+        over.set()
+        noise.join()
+        sys.setswitchinterval(often)
 
 
 def test_situations_are_all_that_was_said(arena):
