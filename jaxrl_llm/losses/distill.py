@@ -245,7 +245,9 @@ def sdpo_loss(
     Args:
       divergence: of each next-token distribution; ``top_k_distillation_loss`` for its approximation.
 
-    From "Reinforcement Learning via Self-Distillation" (SDPO), arXiv:2601.20802, as in TRL's SDPOTrainer.
+    From "Reinforcement Learning via Self-Distillation" (SDPO), arXiv:2601.20802, eq. 1 (v2), the weight as in its
+    released code and TRL's SDPOTrainer. Differs from the paper in that weight: its eq. 13 clips the ratio of each
+    token of the vocabulary as PPO does, beside a capped ratio of the old policy to the sampler.
 
     >>> import jax.numpy as jnp
     >>> s, t, one = jnp.log(jnp.array([[[0.5, 0.5]]])), jnp.log(jnp.array([[[0.8, 0.2]]])), jnp.ones((1, 1), bool)
@@ -274,8 +276,9 @@ def sdft_loss(
     Supervised fine-tuning without off-policy tokens: the student writes, the policy that has seen the demonstration
     tells it what it would have written next.
 
-    From "Self-Distillation Enables Continual Learning" (SDFT), arXiv:2601.19897, as in TRL's SDFTTrainer, whose
-    defaults these are.
+    From "Self-Distillation Enables Continual Learning" (SDFT), arXiv:2601.19897, eq. 1 (v1), as in TRL's SDFTTrainer,
+    whose defaults these are. Differs from the paper in the divergence, there ``reverse_kl_loss``, and in the weight,
+    there none.
 
     >>> import jax.numpy as jnp
     >>> s, one = jnp.log(jnp.array([[[0.5, 0.5]]])), jnp.ones((1, 1), bool)

@@ -62,8 +62,9 @@ def adapted_entropy_coefficient(
     Args:
       entropy: mean over the tokens of the step just taken, in nats.
 
-    From "Skywork Open Reasoner 1 Technical Report", arXiv:2505.22312 (adaptive entropy control), as in TRL's
-    GRPOTrainer (``use_adaptive_entropy``), whose defaults these are.
+    From "Skywork Open Reasoner 1 Technical Report", arXiv:2505.22312, eq. 3.2 (v2; adaptive entropy control), as in
+    TRL's GRPOTrainer (``use_adaptive_entropy``), whose defaults these are. Differs from the paper in the bounds, which
+    it has not, and in going up at ``entropy = target``, where it names neither.
 
     >>> import jax.numpy as jnp
     >>> c, low = jnp.float32(0.01), jnp.float32(0.1)
@@ -81,7 +82,8 @@ def applied_entropy_coefficient(
 ) -> Float[Array, ""]:
     """``coefficient`` while the entropy of the last step is at or below its target, else 0; no gradient.
 
-    From arXiv:2505.22312, as ``adapted_entropy_coefficient``.
+    From arXiv:2505.22312, eq. 3.2, as ``adapted_entropy_coefficient``. Differs from the paper in the entropy, there
+    that of the same step's samples.
 
     >>> import jax.numpy as jnp
     >>> float(applied_entropy_coefficient(jnp.float32(0.5), jnp.float32(0.3), target=0.2))

@@ -193,7 +193,8 @@ def ce_gppo_loss(
     gone.
 
     From "CE-GPPO: Coordinating Entropy via Gradient-Preserving Clipping Policy Optimization in Reinforcement Learning",
-    arXiv:2509.20712, and its released code, whose weights these are; without the code's dual clip.
+    arXiv:2509.20712, eq. 8 (v5; the gradient: eq. 10), and its released code, whose weights these are; without the
+    code's dual clip. Differs from the paper in naming two clips, there one.
 
     >>> import jax, jax.numpy as jnp
     >>> logp, old, one = jnp.log(jnp.array([[0.8]])), jnp.log(jnp.array([[0.4]])), jnp.ones((1, 1))
@@ -269,7 +270,9 @@ def bapo_bounds(
     if none suffices both stay at their last values. No gradient; of all tokens of the step together.
 
     From "BAPO: Stabilizing Off-Policy Reinforcement Learning for LLMs via Balanced Policy Optimization with Adaptive
-    Clipping", arXiv:2510.18927, in the order of its released code.
+    Clipping", arXiv:2510.18927, eq. 8 and algorithm 1, with the order and the sums of its released code. Differs from
+    the paper in that the lower bound rises first, there the upper one, with steps of their own; that ``target`` is of
+    the negative tokens, there of all; and that tokens are not weighted by the probability with which they were drawn.
     """
     if not 0 <= low[0] <= low[1] <= 1 <= high[0] <= high[1]:
         raise ValueError(
@@ -305,7 +308,8 @@ def bapo_loss(
 
     ``aux``: as ``bounded_surrogate``, and the bounds ``low`` and ``high`` at each token.
 
-    From "BAPO", arXiv:2510.18927, and its released code, without the code's dual clip.
+    From "BAPO", arXiv:2510.18927, algorithm 1, line 20, and its released code, without the code's dual clip. Differs
+    from the paper in the search for the bounds, as ``bapo_bounds`` says.
 
     >>> import jax.numpy as jnp
     >>> old, a = jnp.zeros((1, 2)), jnp.array([[1.0, -8.0]])
