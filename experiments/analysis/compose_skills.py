@@ -6,15 +6,16 @@ Claim:     once single functions are known, RL on compositions of two carries ov
            two; RL on single ones, or fine-tuning on right samples of the same compositions, does not.
 Equations: reward 1 where the last word is right; GRPO, token mean, groups of all right or all wrong dropped, no KL.
            rft: SFT on the right ones of as many samples, drawn from the policy at the start of each of two halves.
-Left out:  definitions in the prompt; binary functions; Countdown, in whose place single additions are taught and sums
-           of two and three asked for.
+Left out:  Countdown, in whose place single additions are taught and sums of two and three asked for; definitions stand
+           in prompts of text alone.
 Expect:    level3/heldout: rl_2 > rft_2, rl_2 > rl_1, rl_2 > none; likewise level 8; sums2/accuracy, of a task whose
            compositions nobody taught: rl_2 > rl_1; level1/heldout: rl_2 > none - 0.03.
-Measure:   accuracy on compositions of up to eight functions that no training composed; the base knows the eight
-           functions and has read a few compositions of two training ones, half of them unfinished, and half of its text
-           begins with idle words, so that the positions of long answers are trained in every arm. All but none have
-           equal updates, rl and rft equal samples.
-Run:       python -m experiments.analysis.compose_skills
+Measure:   accuracy on compositions of up to eight functions that no training composed; the base knows the ten
+           functions, two of them with a literal, and has read a few compositions of two training ones, half of them
+           unfinished, and half of its text begins with idle words, so that the positions of long answers are trained in
+           every arm. All but none have equal updates, rl and rft equal samples.
+Run:       python -m experiments.analysis.compose_skills; at scale --model DIR --data strings (generated functions on
+           strings), or FILE
 """
 
 import dataclasses
@@ -22,7 +23,6 @@ import dataclasses
 import jax
 import optax
 
-from experiments.analysis.parts import functions as toy
 from experiments.analysis.parts import skills
 from experiments.parts import strings
 from jaxrl_llm import experiment
@@ -30,11 +30,6 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
-
-SHORT = skills.SHORT
-
-
-EMBEDDED_ONLY = "skills that nobody has read are functions made for it, and composed by their law"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +60,7 @@ CURVES = (*METRICS, "level3/trained", "policy/entropy")
 BED = experiment.Bed(metric="level3/heldout", baseline="rl_12", chance=1 / 256, ceiling=1.0)
 
 
-def training(settings: Settings) -> tuple[experiment.Stage, ...]:
+def training(task: skills.Skills, settings: Settings) -> tuple[experiment.Stage, ...]:
     """Two halves of imitation, one stage of GRPO, or nothing."""
     rows = settings.prompts_per_step * settings.group_size
     if settings.kind == "none":
@@ -73,7 +68,7 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
     if settings.kind == "rft":
         half = settings.steps // 2
         stage = strings.table_stage(
-            skills.right_samples(settings.levels, half * rows), strings.make_imitation(SHORT), steps=half,
+            skills.right_samples(task, settings.levels, half * rows), strings.make_imitation(task.short), steps=half,
             rows_per_step=rows, learning_rate=settings.learning_rate,
         )  # fmt: skip
         return (stage, stage)
@@ -82,20 +77,20 @@ def training(settings: Settings) -> tuple[experiment.Stage, ...]:
         return group.group_spread(rewards.value, trajectories.group_ids) > 0
 
     advantages = builders.per_response(group.group_normalized_advantages)
-    prompts = toy.draw_prompts(jax.random.key(0), 2048, levels=settings.levels, functions=toy.TRAIN)
+    short, prompts = task.short, task.asked(jax.random.key(0), 2048, settings.levels)
     online = strings.learned_from_prompts(
-        SHORT, prompts, strings.score_of(SHORT, toy.right),
-        estimate=builders.make_estimate(SHORT.policy, advantages, keep=mixed),
-        loss=builders.make_policy_loss(SHORT.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
+        short, prompts, strings.score_of(short, task.right),
+        estimate=builders.make_estimate(short.policy, advantages, keep=mixed),
+        loss=builders.make_policy_loss(short.policy, clipped_policy_loss), tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step, group_size=settings.group_size,
     )  # fmt: skip
     return (experiment.Stage(online, settings.steps),)
 
 
-def build(settings: Settings) -> experiment.Plan:
+def build(settings: Settings, task: skills.Skills = skills.FUNCTIONS) -> experiment.Plan:
     """The arm's training from a base that knows the single functions."""
-    base = strings.make_base(skills.WORLD, toy.draw_skills, steps=settings.base_steps, table=8192, learning_rate=5e-3)
-    return experiment.Plan(base, training(settings), skills.measure)
+    base = strings.make_base(task.world, task.base, steps=settings.base_steps, table=8192, learning_rate=5e-3)
+    return experiment.Plan(base, training(task, settings), task.measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

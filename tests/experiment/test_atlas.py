@@ -29,6 +29,7 @@ def _slower(settings):
     return tiny.build(dataclasses.replace(settings, learning_rate=0.01))
 
 
+@pytest.mark.slow
 def test_cells_that_are_there_are_not_run_again(tmp_path, monkeypatch):
     ran = []
     monkeypatch.setattr(loop, "run_arm", lambda *a, _run=loop.run_arm, **k: ran.append(a[2]) or _run(*a, **k))

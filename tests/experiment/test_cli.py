@@ -203,6 +203,7 @@ def test_a_record_lies_beside_its_plot(tmp_path, monkeypatch):
     assert (tmp_path / "results" / "experiment" / "tiny.png").is_file()
 
 
+@pytest.mark.slow
 def test_arms_are_added_to_a_record(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(arms, "record_path", lambda module: tmp_path / "results" / "experiment" / "tiny.json")

@@ -41,6 +41,7 @@ SOLVED = (
 ELSEWHERE = (
     "asyncflow",
     "calibration",
+    "compose_skills",
     "drc_planning",
     "llamarl",
     "tba",

@@ -79,6 +79,7 @@ class Killed(BaseException):
     """In the place of a signal that leaves no time."""
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_reference(tmp_path, monkeypatch):
     """The reference is renewed at every second step: it is of the checkpoint, not of the folder that was loaded."""
     words = ["--steps", "4", "--eval-every", "4", "--checkpoint-every", "3", "--new-reference", "2"]

@@ -95,24 +95,35 @@ def test_best_of_n_raises_the_reward_of_its_outcomes():
 
 def test_functions_and_levels():
     names = list(functions.FUNCTIONS)
-    for k, name in enumerate(names):
-        word = tuple(RNG.integers(0, 4, 4).tolist())
-        number = int(np.dot(word, [64, 16, 4, 1]))
-        asked = functions.make_prompts(jnp.asarray([[k] + [0] * 7]), jnp.asarray([1]), jnp.asarray([number]))
-        assert functions.solution(asked)[0, :5].tolist() == [*functions.FUNCTIONS[name](word), functions.END]
+    for k, name in enumerate([*names, *functions.BINARY]):
+        word, second = tuple(RNG.integers(0, 4, 4).tolist()), tuple(RNG.integers(0, 4, 3).tolist())
+        number, literal = int(np.dot(word, [64, 16, 4, 1])), int(np.dot(second, [16, 4, 1]))
+        of = jnp.asarray([[k] + [0] * 7]), jnp.full((1, 8), literal)
+        asked = functions.make_prompts(*of, jnp.asarray([1]), jnp.asarray([number]))
+        found = functions.FUNCTIONS[name](word) if k < 8 else functions.BINARY[name](word, second)
+        assert functions.solution(asked)[0, :5].tolist() == [*found, functions.END]
+    assert functions.BINARY["concatenate"]((0, 1, 2, 3), (3, 2, 1)) == (3, 2, 1, 0)
+    assert functions.BINARY["interlace"]((0, 1, 2, 3), (3, 2, 1)) == (0, 3, 1, 2)
     assert not set(functions.TRAIN) & set(functions.HELD_OUT)
     assert {*functions.TRAIN, *functions.HELD_OUT} == set(range(len(names)))
 
 
 def test_composition_is_innermost_first_and_the_last_word_counts():
     prompts = functions.draw_prompts(jax.random.key(0), 50, levels=(3,), functions=functions.TRAIN)
-    answers = functions.solution(prompts)
+    answers, two = functions.solution(prompts), 0
     for prompt, answer in zip(np.asarray(prompts).tolist(), np.asarray(answers).tolist(), strict=True):
         word, said = tuple(prompt[32:]), []
-        for slot in prompt[:12:4]:
-            word = list(functions.FUNCTIONS.values())[slot - functions.FIRST](word)
+        for place in range(0, 12, 4):
+            number, second = prompt[place] - functions.FIRST, tuple(prompt[place + 1 : place + 4])
+            if number < 8:
+                assert second == (functions.FILL,) * 3
+                word = list(functions.FUNCTIONS.values())[number](word)
+            else:
+                word = list(functions.BINARY.values())[number - 8](word, second)
             said += word
+        two += sum(slot >= functions.SECOND for slot in prompt[:12:4])
         assert answer[:13] == [*said, functions.END] and prompt[12] == functions.STOP
+    assert 15 <= two <= 45, "a fifth of 150"
     assert functions.right(prompts, answers).all()
     spoilt = answers.at[:, 0].set((answers[:, 0] + 1) % 4)
     assert functions.right(prompts, spoilt).all(), "the working is free"

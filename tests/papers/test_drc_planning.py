@@ -85,6 +85,7 @@ def test_levels_are_solvable_and_no_board_is_in_both():
         assert 3 <= _steps(*board) <= 9
 
 
+@pytest.mark.slow
 def test_boards_of_a_file(tmp_path):
     boards = ["@$. \n    \n # #\n####", "; a second one\n  @ \n $  \n .  \n    "] * 4
     path = tmp_path / "boards.txt"

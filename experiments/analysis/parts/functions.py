@@ -1,8 +1,9 @@
 """Composition of functions on words of four letters, worked one function at a time; all pure JAX.
 
 A prompt is a slot of four tokens for each function, innermost first (``f . . .``; ``STOP`` in unused slots), then the
-word. A response is the word after every function, four letters each, then ``END``. So what a step has to look at always
-lies equally far back, and a model that knows single functions could go on to any depth.
+word. A function of two words has the second, of three letters, in its slot (``f a b c``). A response is the word after
+every function, four letters each, then ``END``. So what a step has to look at always lies equally far back, and a model
+that knows single functions could go on to any depth.
 """
 
 import itertools
@@ -24,45 +25,72 @@ FUNCTIONS = {
     "double": lambda w: w[:2] + w[:2],
     "complement": lambda w: tuple(LETTERS - 1 - c for c in w),
 }
+BINARY = {  # of the word and a literal; what is beyond four letters is cut off
+    "concatenate": lambda w, v: (*v, *w)[:WIDTH],
+    "interlace": lambda w, v: (w[0], v[0], w[1], v[1]),
+}
 TRAIN, HELD_OUT = (0, 2, 4, 5, 6), (1, 3, 7)  # which are composed in training, and which never
 FIRST = LETTERS  # token of the first function
-STOP, FILL, END = FIRST + len(FUNCTIONS), FIRST + len(FUNCTIONS) + 1, FIRST + len(FUNCTIONS) + 2
+SECOND = FIRST + len(FUNCTIONS)  # token of the first function of two words
+STOP, FILL, END = (SECOND + len(BINARY) + k for k in range(3))
+SHARE = 0.2  # of two words among the functions that are drawn, as in the paper
 NUMBER, SLOTS = END + 1, 5  # token of the number 0 of the task to transfer to; the operations +0 .. +4 behind it
 MODULUS = 5
 VOCABULARY = NUMBER + MODULUS + SLOTS
 PROMPT_TOKENS, RESPONSE_TOKENS = MAX_LEVEL * WIDTH + WIDTH, MAX_LEVEL * WIDTH + 1
 
 _WORDS = list(itertools.product(range(LETTERS), repeat=WIDTH))
+_LITERALS = list(itertools.product(range(LETTERS), repeat=WIDTH - 1))
 _POWERS = LETTERS ** np.arange(WIDTH - 1, -1, -1)
-TABLE = np.array([[int(np.dot(f(w), _POWERS)) for w in _WORDS] for f in FUNCTIONS.values()], np.int32)
+_APPLIED = [*FUNCTIONS.values(), *(lambda w, f=f, v=v: f(w, v) for f in BINARY.values() for v in _LITERALS)]
+TABLE = np.array([[int(np.dot(f(w), _POWERS)) for w in _WORDS] for f in _APPLIED], np.int32)
 
 
-def _letters(words: Array) -> Array:
-    return (words[:, None] // jnp.asarray(_POWERS, jnp.int32)[None, :]) % LETTERS
+def _letters(words: Array, width: int = WIDTH) -> Array:
+    return jnp.stack([words // int(power) % LETTERS for power in _POWERS[WIDTH - width :]], axis=-1)
 
 
-def make_prompts(functions: Int[Array, "N L"], levels: Int[Array, " N"], words: Int[Array, " N"]) -> Int[Array, "N P"]:
-    """``levels`` of the ``functions`` (numbers, innermost first) on words (their numbers below 256)."""
+def make_prompts(
+    functions: Int[Array, "N L"], literals: Int[Array, "N L"], levels: Int[Array, " N"], words: Int[Array, " N"]
+) -> Int[Array, "N P"]:
+    """``levels`` of the ``functions`` on words (their numbers below 256).
+
+    Args:
+      functions: numbers, innermost first; those of two words behind the others.
+      literals: numbers below 64 of their second words, which others do not read.
+    """
     used = jnp.arange(MAX_LEVEL)[None, :] < levels[:, None]
     slots = jnp.where(used, functions + FIRST, STOP)
-    filled = jnp.pad(slots[:, :, None], ((0, 0), (0, 0), (0, WIDTH - 1)), constant_values=FILL)
+    second = jnp.where((used & (slots >= SECOND))[:, :, None], _letters(literals, WIDTH - 1), FILL)
+    filled = jnp.concatenate([slots[:, :, None], second], axis=2)
     return jnp.concatenate([filled.reshape(slots.shape[0], -1), _letters(words)], axis=1).astype(jnp.int32)
+
+
+def _rows_of_table(prompts: Int[Array, "N P"]) -> Int[Array, "N L"]:
+    """The row of ``TABLE`` of every slot; 0 in unused ones."""
+    slots = prompts[:, : MAX_LEVEL * WIDTH].reshape(-1, MAX_LEVEL, WIDTH)
+    function = slots[:, :, 0] - FIRST
+    literal = slots[:, :, 1:] @ jnp.asarray(_POWERS[1:], jnp.int32)
+    two = len(FUNCTIONS) + (function - len(FUNCTIONS)) * len(_LITERALS) + literal
+    row = jnp.where(function < len(FUNCTIONS), function, two)
+    return jnp.where(slots[:, :, 0] < STOP, row, 0)
 
 
 def solution(prompts: Int[Array, "N P"]) -> Int[Array, "N T"]:
     """The word after every function.
 
     >>> import jax.numpy as jnp
-    >>> asked = make_prompts(jnp.array([[0, 2] + [0] * 6]), jnp.array([2]), jnp.array([27]))  # reverse, shift; 0123
-    >>> solution(asked)[0, :9].tolist()
-    [3, 2, 1, 0, 0, 3, 2, 1, 14]
+    >>> used = jnp.array([[0, 2, 9] + [0] * 5]), jnp.full((1, 8), 4)  # reverse, shift, interlace with 010
+    >>> solution(make_prompts(*used, jnp.array([3]), jnp.array([27])))[0, :13].tolist()  # of 0123
+    [3, 2, 1, 0, 0, 3, 2, 1, 0, 0, 3, 1, 16]
     """
     slots = prompts[:, : MAX_LEVEL * WIDTH : WIDTH]
+    rows = _rows_of_table(prompts)
     word = prompts[:, MAX_LEVEL * WIDTH :] @ jnp.asarray(_POWERS, jnp.int32)
     table, blocks = jnp.asarray(TABLE), []
     for k in range(MAX_LEVEL):
         used = slots[:, k] != STOP
-        word = jnp.where(used, table[jnp.where(used, slots[:, k] - FIRST, 0), word], word)
+        word = jnp.where(used, table[rows[:, k], word], word)
         blocks.append(jnp.where(used[:, None], _letters(word), END))
     end = jnp.full((prompts.shape[0], 1), END, jnp.int32)
     return jnp.concatenate([*blocks, end], axis=1).astype(jnp.int32)
@@ -81,12 +109,17 @@ def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Arra
 
 
 def draw_prompts(key: Array, n: int, *, levels: tuple[int, ...], functions: tuple[int, ...]) -> Int[Array, "N P"]:
-    """Random compositions of these functions at these levels."""
-    keys = jax.random.split(key, 3)
-    chosen = jax.random.randint(keys[0], (n, MAX_LEVEL), 0, len(functions), jnp.int32)
+    """Random compositions of these functions at these levels, one in five (``SHARE``) with a literal."""
+    keys = jax.random.split(key, 6)
+    shape = (n, MAX_LEVEL)
+    chosen = jax.random.randint(keys[0], shape, 0, len(functions), jnp.int32)
     level = jax.random.randint(keys[1], (n,), 0, len(levels), jnp.int32)
     words = jax.random.randint(keys[2], (n,), 0, len(_WORDS), jnp.int32)
-    return make_prompts(jnp.asarray(functions, jnp.int32)[chosen], jnp.asarray(levels, jnp.int32)[level], words)
+    of_two = len(FUNCTIONS) + jax.random.randint(keys[3], shape, 0, len(BINARY), jnp.int32)
+    literals = jax.random.randint(keys[4], shape, 0, len(_LITERALS), jnp.int32)
+    two = jax.random.bernoulli(keys[5], SHARE, shape)
+    drawn = jnp.where(two, of_two, jnp.asarray(functions, jnp.int32)[chosen])
+    return make_prompts(drawn, literals, jnp.asarray(levels, jnp.int32)[level], words)
 
 
 def _lengthened(key: Array, prompts: Array, answers: Array) -> tuple[Array, Array]:
@@ -105,7 +138,7 @@ def _lengthened(key: Array, prompts: Array, answers: Array) -> tuple[Array, Arra
 
 
 def draw_skills(key: Array, n: int, *, composed: float = 0.1) -> tuple[Int[Array, "N P"], Int[Array, "N T"]]:
-    """What a base has read: single functions, all eight; a share composes two of the training ones and may go wrong.
+    """What a base has read: single functions, all ten; a share composes two of the training ones and may go wrong.
 
     A flawed composition (half of them) stops after its first function. A quarter of the rows are single additions of
     the task to transfer to. Half of all rows begin with idle words, so that no position is untrained.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from experiments.parts import strings
 from jaxrl_llm import reduce
 from jaxrl_llm.types import Key, Metrics, Params
 
+OWN_ROWS = "experiments.analysis.parts.text_skills"  # opens ``Skills`` of text
 WORLD = strings.make_world(toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=48, heads=4)
 SHORT = WORLD._replace(response_tokens=4 * toy.WIDTH + 1)  # two functions, and two idle words
 SHOWN = (1, 2, 3, 4, 6, 8)  # levels that are measured
@@ -36,13 +38,38 @@ def measure(params: Params, key: Key) -> Metrics:
     return found
 
 
+def asked(key: Key, n: int, levels: tuple[int, ...]) -> Array:
+    """Compositions that training holds."""
+    return toy.draw_prompts(key, n, levels=levels, functions=toy.TRAIN)
+
+
+class Skills(NamedTuple):
+    """Single skills and their compositions: those of ``functions``, or text.
+
+    ``base(key, n) -> (prompts, responses)`` is what a base has read, ``asked(key, n, levels) -> [N, P]`` what is
+    trained on, in ``short``, whose responses need be no longer than two skills; ``right(prompts, responses) -> [N]``.
+    """
+
+    world: strings.World
+    short: strings.World
+    base: Callable[..., tuple[Array, Array]]
+    asked: Callable[..., Array]
+    right: Callable[[Array, Array], Array]
+    measure: Callable[[Params, Key], Metrics]
+
+
+FUNCTIONS = Skills(WORLD, SHORT, toy.draw_skills, asked, toy.right, measure)
+
+
 @lru_cache(maxsize=4)
-def right_samples(levels: tuple[int, ...], samples: int) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
+def right_samples(
+    task: Skills, levels: tuple[int, ...], samples: int
+) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
     """Samples of the policy, and which of them are right."""
 
     def rows(params, key):
-        asked = toy.draw_prompts(jax.random.fold_in(key, 0), samples, levels=levels, functions=toy.TRAIN)
-        drawn = strings.sample(SHORT, params, asked, jax.random.fold_in(key, 1))
-        return asked, drawn, toy.right(asked, drawn)
+        prompts = task.asked(jax.random.fold_in(key, 0), samples, levels)
+        drawn = strings.sample(task.short, params, prompts, jax.random.fold_in(key, 1))
+        return prompts, drawn, task.right(prompts, drawn)
 
     return rows
