@@ -21,14 +21,13 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
-import optax
 from jaxtyping import Array
 
 from experiments.efficiency.parts import two_model_relay
+from experiments.parts import long_winded
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train.methods import supervised
 
 
 def two_sided(tokens: Array, reference: Array, *, target_share: float, weight: float) -> Array:
@@ -72,10 +71,6 @@ def build(settings: Settings) -> experiment.Plan:
     """A supervised stage that makes the large model long-winded, then GRPO on what the small one makes of it."""
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
     both = two_model_relay.make_relay(found)
-    pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
-    width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
-    rows = supervised.supervised_rows(found.model, pairs, width=width)
-    warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     rollout = two_model_relay.make_reasoner(
         both, group_size=settings.group_size, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
     )
@@ -84,7 +79,8 @@ def build(settings: Settings) -> experiment.Plan:
         both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems), penalty
     )
     online = curricula.make_grpo(settings, found, rollout=rollout, score=score)
-    stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
+    warm = long_winded.warm_stage(found, problems, steps=settings.warm_steps)
+    stages = [warm, experiment.Stage(online, settings.steps)]
     measure = two_model_relay.measure_of_pair(settings, read_share=settings.read_share)
     return curricula.make_plan(settings, found, stages)._replace(measure=measure)
 

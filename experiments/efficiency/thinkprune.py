@@ -20,13 +20,11 @@ import dataclasses
 from functools import lru_cache
 
 import jax.numpy as jnp
-import optax
 
-from experiments.efficiency.parts import two_model_relay
+from experiments.parts import long_winded
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
-from jaxrl_llm.train.methods import supervised
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
     found = recipes.bench(settings)
     stages = []
     if settings.warm_steps and settings.data == "chain":  # a model for rows of your own is long-winded already
-        problems = recipes.solved_problems(settings)
-        pairs = [(p.prompt, two_model_relay.written_twice(p)) for p in problems]
-        width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
-        rows = supervised.supervised_rows(found.model, pairs, width=width)
-        warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
-        stages.append(experiment.Stage(warm, settings.warm_steps))
+        stages.append(long_winded.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps))
     for share in settings.shares:
         limited = dataclasses.replace(settings, max_new_tokens=round(share * settings.max_new_tokens))
         online = curricula.make_grpo(limited, found)

@@ -12,11 +12,15 @@ Equations: loss = (r - mean - tau log(pi(y) / pi_old(y)))^2 for each response; l
            iteration writes budget tokens of each response; those that have not ended wait, go on under the weights of
            the next one, and train with their group when all have ended (or repeat themselves), older tokens with the
            log-probabilities of their time; partial_fresh: older tokens do not train.
-Left out:  vision. long2short: its filters are advantages.selection.shortest_right and
-           longer_rejected.
-Expect:    eval/accuracy: mirror > positives; length: eval/tokens below mirror's with eval/accuracy not 0.03 below.
-Measure:   held-out arithmetic chains with optional scratchpad, two updates for each rollout so that the squared
-           log-ratio acts; 8 seeds, equal rollouts and updates.
+           long2short, the last third of the steps: short_rl with the length reward and half of the tokens; short_sft on
+           the shortest right one of 8 samples; short_dpo, that one preferred to longer wrong ones and to right ones 1.5
+           times as long; merged: the mean with the model before it became long-winded, nothing else trained.
+Left out:  vision.
+Expect:    eval/accuracy: mirror > positives; length: eval/tokens below mirror's with eval/accuracy not 0.03 below;
+           short_rl likewise, and eval/accuracy: short_rl > short_sft, short_dpo and merged.
+Measure:   held-out arithmetic chains; the model is first taught to write its work twice (every arm), two updates for
+           each rollout so that the squared log-ratio acts; 8 seeds, equal updates, and equal rollouts but for short_sft
+           and short_dpo, which draw theirs at once, and merged, which lacks the last third.
 Run:       python -m experiments.policy_gradient.kimi_k15
 """
 
@@ -30,7 +34,8 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from experiments.policy_gradient.parts import partial_rollouts
+from experiments.parts import long_winded
+from experiments.policy_gradient.parts import long_to_short, partial_rollouts
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.curriculum import balanced
@@ -41,11 +46,12 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.off_policy import mirror_descent_loss
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import merging
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Stage, no_extras
-from jaxrl_llm.types import Sampler, TokenTerms
+from jaxrl_llm.train.plan import Stage, as_trained, no_extras
+from jaxrl_llm.types import Params, Sampler, TokenTerms
 
 TRIES = 10  # samples of the starting model that grade a problem
 
@@ -68,20 +74,55 @@ def reset_every(tx: optax.GradientTransformation, updates: int) -> optax.Gradien
     return optax.GradientTransformation(lambda params: (jnp.zeros((), jnp.int32), tx.init(params)), update)
 
 
-def at_once(settings, bench: recipes.Bench, online: Online) -> tuple[Stage, ...]:
-    return (Stage(online, settings.steps),)
+def at_once(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
+    return (online_stage(settings, bench, settings.steps),)
 
 
-def easy_first(settings, bench: recipes.Bench, online: Online) -> tuple[Stage, ...]:
+def easy_first(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
     """The easier half of the problems for half of the steps, then all by their failures."""
     every = np.arange(bench.train.tokens.shape[0])
     rates = curricula.sample_pass_rates(bench, settings, every, samples=TRIES)
     easy = np.argsort(-rates, kind="stable")[: max(1, every.size // 2)]
-    half, later = settings.steps // 2, balanced.make_balanced(weigh=balanced.failure)
-    return (
-        Stage(online._replace(sampler=make_subset(easy)), half),
-        Stage(online._replace(sampler=later), settings.steps - half),
+    half = settings.steps // 2
+    return tuple(
+        online_stage(dataclasses.replace(settings, sampler=sampler), bench, steps)
+        for sampler, steps in (
+            (partial(make_subset, easy), half),
+            (partial(balanced.make_balanced, weigh=balanced.failure), settings.steps - half),
+        )
     )
+
+
+def _long(settings) -> int:
+    return settings.steps - settings.steps // 3
+
+
+def shortened_by_reward(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
+    """The last third with the length reward and half of the tokens."""
+    room = max(1, settings.max_new_tokens // 2)
+    short = dataclasses.replace(settings, length_weight=settings.length_weight or 0.5, max_new_tokens=room)
+    stages = (settings, _long(settings)), (short, settings.steps - _long(settings))
+    return tuple(online_stage(how, bench, steps) for how, steps in stages)
+
+
+def shortened_offline(stage: Callable[..., Stage], settings, bench: recipes.Bench) -> tuple[Stage, ...]:
+    """The last third, in updates, of a stage on samples that are drawn when it begins."""
+    updates = (settings.steps - _long(settings)) * settings.updates_per_rollout
+    return online_stage(settings, bench, _long(settings)), stage(settings, bench, steps=updates)
+
+
+def without_last_third(settings, bench: recipes.Bench) -> tuple[Stage, ...]:
+    return (online_stage(settings, bench, _long(settings)),)
+
+
+def kept_whole(bench: recipes.Bench) -> Callable[..., Params]:
+    """What was trained."""
+    return as_trained
+
+
+def averaged_with_first(bench: recipes.Bench) -> Callable[..., Params]:
+    """The mean of what was trained and the model that it was made from."""
+    return lambda params, key: merging.average([bench.model.params, params])
 
 
 def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
@@ -91,7 +132,7 @@ def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
 
 def in_parts(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
     """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next."""
-    if settings.sampler is not make_uniform or settings.order is not at_once:
+    if settings.sampler is not make_uniform or settings.order is easy_first:
         # the outcome of a group that waited would be told to the sampler as that of the prompt drawn in its place
         raise UserError("a rollout in parts needs prompts drawn uniformly and at once; leave sampler and order")
     return partial_rollouts.make_partial_rollout(settings, bench, budget=settings.budget)
@@ -120,19 +161,22 @@ class Settings(recipes.OnlineSettings):
     sampler: Callable[[], Sampler] = make_uniform
     optimiser: Callable[..., optax.GradientTransformation] = kept  # (tx, updates of a rollout) -> tx
     order: Callable[..., tuple[Stage, ...]] = at_once
+    finish: Callable[[recipes.Bench], Callable[..., Params]] = kept_whole
+    warm_steps: int = 0  # supervised steps on work that is written twice
+    short_problems: int = 2048  # prompts that long2short samples from
     write: Callable[..., tuple[dict, Callable]] = whole  # slots and extras of the rollout
     train_on: Callable[[Callable], Callable] = every_token
     budget: int = 8192  # tokens of a response in an iteration, where it is written in parts
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
+    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 48,
     "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
-    "budget": 9,
+    "budget": 16, "warm_steps": 80, "short_problems": 128,
 }  # fmt: skip
 SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
-    "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "budget": 3,
+    "steps": 3, "eval_every": 3, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
+    "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "budget": 3, "warm_steps": 2, "short_problems": 4,
 }  # fmt: skip
 ARMS = {
     "grpo": {"loss": clipped_policy_loss, "advantages": group.group_normalized_advantages},
@@ -145,14 +189,17 @@ ARMS = {
     "curriculum": {"order": easy_first},
     "partial": {"write": in_parts},
     "partial_fresh": {"write": in_parts, "train_on": newest_tokens},
+    "short_rl": {"order": shortened_by_reward},
+    "short_sft": {"order": partial(shortened_offline, long_to_short.imitation_stage)},
+    "short_dpo": {"order": partial(shortened_offline, long_to_short.preference_stage)},
+    "merged": {"order": without_last_third, "finish": averaged_with_first},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens", "eval/right_tokens", "policy/entropy")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 
 
-def build(settings: Settings) -> experiment.Plan:
-    """One online stage; the arm sets loss, length reward, sampler and which responses train."""
-    bench = recipes.bench(settings)
+def online_of(settings: Settings, bench: recipes.Bench) -> tuple[Online, Callable]:
+    """The online method and the extras of its state; the arm sets loss, length reward, sampler and what trains."""
     chosen, weight = settings.samples, settings.length_weight
 
     def advantages(rows, rewards):
@@ -186,18 +233,35 @@ def build(settings: Settings) -> experiment.Plan:
         updates_per_rollout=settings.updates_per_rollout,
         **slots,
     )
-    stages = tuple(stage._replace(extras=extras) for stage in settings.order(settings, bench, online))
-    plan = recipes.one_stage(settings, bench, online)
-    return plan._replace(stages=stages)
+    return online, extras
+
+
+def online_stage(settings: Settings, bench: recipes.Bench, steps: int) -> Stage:
+    """So many steps of the online method."""
+    online, extras = online_of(settings, bench)
+    return Stage(online, steps, extras)
+
+
+def build(settings: Settings) -> experiment.Plan:
+    """A supervised stage that makes the model long-winded, then the stages of the arm."""
+    bench = recipes.bench(settings)
+    stages = settings.order(settings, bench)
+    if settings.warm_steps and settings.data == "chain":  # a model for rows of one's own is long-winded already
+        stages = long_winded.warm_stage(bench, recipes.solved_problems(settings), steps=settings.warm_steps), *stages
+    plan = curricula.make_plan(settings, bench, stages)
+    return plan._replace(finish=settings.finish(bench))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Mirror descent beats training on right samples alone; the length reward shortens without losing 0.03."""
+    """Mirror descent beats right samples alone; the length reward shortens at 0.03, best of all in a second phase."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "mirror", "positives"),
         experiment.smaller(results, "eval/tokens", "length", "mirror"),
         experiment.greater(results, "eval/accuracy", "length", "mirror", by=-0.03),
+        experiment.smaller(results, "eval/tokens", "short_rl", "mirror"),
+        experiment.greater(results, "eval/accuracy", "short_rl", "mirror", by=-0.03),
+        *(experiment.greater(results, "eval/accuracy", "short_rl", x) for x in ("short_sft", "short_dpo", "merged")),
     )
 
 

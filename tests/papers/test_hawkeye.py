@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.efficiency.parts import two_model_relay
+from experiments.parts import long_winded
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import shaping
@@ -81,7 +82,7 @@ def test_the_measurement_names_the_same_problems(world):
     settings, found, _, _ = world
     heldout = two_model_relay.heldout_problems(settings)
     assert [p.prompt for p in heldout] == _texts(found, found.heldout.tokens, found.heldout.valid)
-    assert two_model_relay.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
+    assert long_winded.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
     figures = jax.jit(two_model_relay.measure_of_pair(settings, read_share=0.5))(found.model.params, jax.random.key(0))
     assert set(figures) == {"eval/accuracy", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
     assert two_model_relay.measure_of_pair(settings) is two_model_relay.measure_of_pair(settings)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from experiments.policy_gradient import kimi_k15
-from experiments.policy_gradient.parts import partial_rollouts
+from experiments.policy_gradient.parts import long_to_short, partial_rollouts
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum import balanced
@@ -189,3 +189,84 @@ def test_only_the_newest_tokens_train_and_what_parts_cannot_do_is_said():
     for wrong, said in (({"budget": 13}, "--budget 13"), ({"slots": 2}, "no --stop"), learns, later):
         with pytest.raises(UserError, match=said):
             kimi_k15.build(_partial(**wrong))
+
+
+def _short(**changes):
+    settings = kimi_k15.Settings(
+        levels=(1, 2), train_problems=16, eval_problems=4, max_new_tokens=14, prompts_per_step=2, group_size=4,
+        steps=7, learning_rate=1e-3, updates_per_rollout=2, short_problems=6,
+    )  # fmt: skip
+    return dataclasses.replace(settings, **changes)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    """Eight samples of six prompts, their lengths and verdicts: what both stages begin from."""
+    settings = _short()
+    bench = recipes.bench(settings)
+    found = long_to_short._samples(settings, bench)(bench.model.params, jax.random.key(5))
+    return settings, bench, *(jax.tree.map(np.asarray, x) for x in found)
+
+
+def _said(rows):
+    return {(int(k), *t[m].tolist()) for k, t, m in zip(rows.problem_ids, rows.tokens, rows.mask, strict=True)}
+
+
+def test_the_shortest_right_samples_are_imitated(samples):
+    settings, bench, rows, lengths, right = samples
+    wanted = set()
+    for problem in range(6):
+        members = [k for k in range(8 * problem, 8 * problem + 8) if right[k]]
+        if members:
+            best = min(members, key=lambda k: lengths[k])
+            wanted |= _said(jax.tree.map(lambda x, k=best: x[k : k + 1], rows))
+    stage = long_to_short.imitation_stage(settings, bench, steps=3)
+    table = stage.extras(bench.model.params, jax.random.key(5))["rows"]
+    assert _said(jax.tree.map(np.asarray, table.rows)) == wanted and 0 < len(wanted) and table.there.all()
+    part = jax.tree.map(lambda x: x[:8], table)
+    value, gradient = jax.value_and_grad(lambda p: stage.method.loss(p, {}, part)[0])(bench.model.params)
+    down = jax.tree.map(lambda x, g: x - 0.01 * g, bench.model.params, gradient)
+    assert float(stage.method.loss(down, {}, part)[0]) < float(value)
+    nothing = part._replace(there=jnp.zeros(8, bool))
+    assert float(stage.method.loss(bench.model.params, {}, nothing)[0]) == 0.0
+
+
+def test_longer_samples_are_rejected(samples):
+    settings, bench, rows, lengths, right = samples
+    wanted = set()
+    for problem in range(6):
+        members = range(8 * problem, 8 * problem + 8)
+        if not any(right[k] for k in members):
+            continue
+        least = min(lengths[k] for k in members if right[k])
+        worse = [k for k in members if lengths[k] > (1.5 * least if right[k] else least)]
+        wanted |= _said(jax.tree.map(lambda x, at=np.asarray(worse, int): x[at], rows))
+    stage = long_to_short.preference_stage(settings, bench, steps=3)
+    table = stage.extras(bench.model.params, jax.random.key(5))["rows"]
+    assert _said(jax.tree.map(np.asarray, table.rejected)) == wanted and wanted
+    np.testing.assert_array_equal(table.chosen.problem_ids, table.rejected.problem_ids)
+    longer = reduce.sequences(jnp.ones(table.chosen.mask.shape), table.rejected.mask)
+    assert (reduce.sequences(jnp.ones(table.chosen.mask.shape), table.chosen.mask) < longer).all()
+    part = jax.tree.map(lambda x: x[:8], table)
+    value, gradient = jax.value_and_grad(lambda p: stage.method.loss(p, {}, part)[0])(bench.model.params)
+    close.assert_near(value, np.float32(np.log(2)), terms=64)  # the policy is its own reference
+    down = jax.tree.map(lambda x, g: x - 0.01 * g, bench.model.params, gradient)
+    assert float(stage.method.loss(down, {}, part)[0]) < float(value)
+
+
+def test_the_last_third_is_what_shortens():
+    settings = _short(warm_steps=2)
+    stages = {
+        name: kimi_k15.build(dataclasses.replace(settings, **kimi_k15.ARMS[name])).stages
+        for name in ("mirror", "short_rl", "short_sft", "short_dpo", "merged")
+    }
+    steps = {name: [stage.steps for stage in found] for name, found in stages.items()}
+    assert steps == {
+        "mirror": [2, 7], "short_rl": [2, 5, 2], "short_sft": [2, 5, 4], "short_dpo": [2, 5, 4], "merged": [2, 5],
+    }  # fmt: skip
+    bench = recipes.bench(settings)
+    plan = kimi_k15.build(dataclasses.replace(settings, **kimi_k15.ARMS["merged"]))
+    moved = jax.tree.map(lambda x: x + 1, bench.model.params)
+    half = plan.finish(moved, jax.random.key(0))
+    for found, first in zip(jax.tree.leaves(half), jax.tree.leaves(bench.model.params), strict=True):
+        close.assert_near(found, np.asarray(first) + 0.5, terms=2)

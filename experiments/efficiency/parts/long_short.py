@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from experiments.efficiency.parts.two_model_relay import written_twice
+from experiments.parts import long_winded
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data.problem import Problem
@@ -45,11 +45,9 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
       UserError: for a mesh.
     """
     job.refuse_mesh(found.model, "a merge reads the whole base model inside the measurement")
-    pairs = [(p.prompt, written_twice(p)) for p in problems]
-    width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
     return Tables(
-        supervised.supervised_rows(found.model, [(p.prompt, p.solution) for p in problems], width=width),
-        supervised.supervised_rows(found.model, pairs, width=width),
+        long_winded.rows_of(found, problems, [p.solution for p in problems]),
+        long_winded.rows_of(found, problems, [long_winded.written_twice(p) for p in problems]),
     )
 
 

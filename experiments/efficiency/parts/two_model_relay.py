@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.long_winded import MARK, written_twice
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
@@ -26,18 +27,7 @@ from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
-MARK = "#"
 ANSWER_TOKENS = 4
-
-
-def written_twice(problem: Problem) -> str:
-    """The work of a chain, then all of it again: what a long-winded reasoner writes.
-
-    >>> written_twice(chain.from_parts([3, 5], "+", 11))
-    '3+5=8;3+5=8#8'
-    """
-    work, answer = problem.solution.rsplit(MARK, 1)
-    return f"{work};{work}{MARK}{answer}"
 
 
 def reasoning_tokens(model: Model, problems: list[Problem]) -> Float[Array, " N"]:
