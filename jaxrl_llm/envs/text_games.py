@@ -143,25 +143,31 @@ class _Match:
 
     env: Any
     luck: _Luck
+    drawers: list[Any]
     told: list[str]
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[Any]:
         """The game, whose package draws from this game's generator meanwhile; whoever else draws does so elsewhere."""
-        package = type(self.env).__module__.split(".")[0]
         with _TABLE:
-            drawers = [
-                module
-                for name, module in list(sys.modules.items())
-                if name.split(".")[0] == package and getattr(module, "random", None) is random
-            ]
-            for module in drawers:
+            for module in self.drawers:
                 module.random = self.luck
             try:
                 yield self.env
             finally:
-                for module in drawers:
+                for module in self.drawers:
                     module.random = random
+
+
+def _drawers(env: Any) -> list[Any]:
+    """The modules of a game's package that draw by the name of Python's generator."""
+    package = type(env).__module__.split(".")[0]
+    with _TABLE:
+        return [
+            module
+            for name, module in list(sys.modules.items())
+            if name.split(".")[0] == package and getattr(module, "random", None) is random
+        ]
 
 
 def _arena_maker(name: str, settings: dict[str, Any]) -> Callable[[], Any]:
@@ -226,7 +232,8 @@ def textarena_env(
         return None
 
     def reset(seed: np.ndarray, task: int) -> _Match:
-        match = _Match(make(), _Luck(int(task)), [])
+        game = make()
+        match = _Match(game, _Luck(int(task)), _drawers(game), [])
         with match.drawing() as env:
             env.reset(num_players=players, seed=int(task))
         if to_seat(match, False) is None:
