@@ -132,7 +132,7 @@ def whole(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
 
 def in_parts(settings, bench: recipes.Bench) -> tuple[dict, Callable]:
     """An iteration writes ``budget`` tokens of a response; what has not ended goes on in the next."""
-    if settings.sampler is not make_uniform or settings.order is easy_first:
+    if settings.sampler is not make_uniform:  # easy_first draws by samplers of its own
         # the outcome of a group that waited would be told to the sampler as that of the prompt drawn in its place
         raise UserError("a rollout in parts needs prompts drawn uniformly and at once; leave sampler and order")
     return partial_rollouts.make_partial_rollout(settings, bench, budget=settings.budget)
