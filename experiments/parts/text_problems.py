@@ -44,6 +44,7 @@ class Solved(NamedTuple):
     chosen: str
     rejected: str
     answer: Any
+    level: int
 
 
 def with_answer(solution: str, answer: Any) -> str:
@@ -68,7 +69,7 @@ def solved(settings: Any) -> list[Solved]:
         raise UserError(f"--data {settings.data}: {without} of {len(found)} rows have no worked solution, which this "
                         "experiment shows; give a column solution, or --format gsm8k or math")  # fmt: skip
     told = [with_answer(row.solution, row.answer) for row in found]
-    return [Solved(row.prompt, text, text, row.answer) for row, text in zip(found, told, strict=True)]
+    return [Solved(row.prompt, text, text, row.answer, row.level) for row, text in zip(found, told, strict=True)]
 
 
 def verifier_of(settings: Any) -> Verifier:

@@ -18,7 +18,6 @@ from experiments.parts import strings, text_problems, text_rows
 from jaxrl_llm import reduce
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.own_rows.tasks import Opened
-from jaxrl_llm.run import parts
 from jaxrl_llm.verifiers import answers
 
 GENERATED = "strings"
@@ -74,9 +73,8 @@ def read(settings: Any) -> list[Told]:
     if settings.data == GENERATED:
         return [_told(problem) for problem in text_functions.make_problems(skills.SHOWN, each)] + sums
     solved = text_problems.solved(settings)
-    levels = [row.level for row in parts.read_rows(settings.data, layout=settings.format, bad_rows=settings.bad_rows)]
-    of_class = classes(np.asarray(levels), np.asarray([len(row.chosen) for row in solved]))
-    rows = [Told(*row, int(level), False, False) for row, level in zip(solved, of_class, strict=True)]
+    of_class = classes(np.asarray([row.level for row in solved]), np.asarray([len(row.chosen) for row in solved]))
+    rows = [Told(*row._replace(level=int(level)), False, False) for row, level in zip(solved, of_class, strict=True)]
     return rows + sums
 
 
