@@ -8,13 +8,15 @@ Equations: R = 1 where the database at good-bye is the gold one and the user was
            A_i = (R_i - mean) / std of the talks of a request; PPO's clip, + beta k3(pi, cold start), on the agent's
            tokens only. cold_start: not trained; static: users who say everything in the first message; process: 0.1
            more for every call that a tool could answer; no_mask: tokens of user and tools are trained on, too.
-Left out:  a language model as the user: here it is a script; synthesis of the talks of the cold start, whose script
-           is right four times in five and sees users of both kinds.
+Left out:  the telecom domain, whose users have tools, too; here, a language model as the user, who is a script;
+           synthesis of the talks of the cold start, whose script is right four times in five and sees users of both
+           kinds.
 Expect:    eval/pass1: mua_rl > cold_start, mua_rl > static; eval/pass4: mua_rl > static.
 Measure:   held-out requests of users who hold back, eight trials each; 8 seeds, equal episodes and updates. pass^k:
            chance that k trials of a request all succeed; eval/fickle: success where the user changes the mind.
-Run:       python -m experiments.agents.mua_rl; at scale --model DIR --data retail:FOLDER --user http://localhost:8000/v1
-           --user-model NAME, who plays the users who hold back; static has a script that says everything
+Run:       python -m experiments.agents.mua_rl; at scale --model DIR --data retail:FOLDER (or airline:FOLDER) --user
+           http://localhost:8000/v1 --user-model NAME, who plays the users who hold back; static has a script that says
+           everything
 """
 
 import dataclasses

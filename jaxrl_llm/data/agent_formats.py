@@ -267,6 +267,22 @@ def desk_tasks(path: str | pathlib.Path) -> list[DeskTask]:
     return [_desk_task(record, where, k) for k, (where, record) in enumerate(rows)]
 
 
+def desk_split(path: str | pathlib.Path, tasks: Sequence[DeskTask]) -> tuple[list[DeskTask], list[DeskTask]]:
+    """The tasks to train on and the held-out ones by tau2-bench's ``split_tasks.json``: lists of ids by part.
+
+    Raises:
+      DataError: for a part that is absent, names a task that is not there, or shares one with the other.
+    """
+    parts, known = checked(load_json(pathlib.Path(path)), dict, str(path)), {task.identity: task for task in tasks}
+    train, test = (texts(parts, name, str(path)) for name in ("train", "test"))
+    for name in {*train, *test}:
+        if name not in known:
+            raise DataError(f"{path}: there is no task {name!r}")
+    if both := sorted(set(train) & set(test)):
+        raise DataError(f"{path}: task {both[0]!r} is in train and in test")
+    return [known[name] for name in train], [known[name] for name in test]
+
+
 DESKS = {"retail": ("users", "orders", "products"), "airline": ("users", "reservations", "flights")}
 
 

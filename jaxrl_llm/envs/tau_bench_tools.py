@@ -276,18 +276,36 @@ def exchange_delivered_order_items(
 # --- what the agent is told of them
 
 
-def _declared(function: Callable[..., Any], *arguments: str, ask: bool = False) -> tuple[Tool, Callable[..., Any]]:
-    """Described by its docstring; arguments are texts, lists of texts where they end with ``ids``."""
-    kinds = {name: {"type": "array", "items": {"type": "string"}} if name.endswith("ids") else {"type": "string"}
-             for name in arguments}  # fmt: skip
-    if "reason" in kinds:
-        kinds["reason"]["enum"] = list(REASONS)
-    schema = {"type": "object", "properties": kinds, "required": list(arguments), "additionalProperties": False}
+_ASK = " List the details and have the user confirm them first."
+
+
+def with_text(*names: str) -> Record:
+    """Arguments that are texts, or lists of texts where they end with ``ids``, as a schema has them."""
+    text = {"type": "string"}
+    return {name: {"type": "array", "items": text} if name.endswith("ids") else text for name in names}
+
+
+def declared_as(
+    function: Callable[..., Any], arguments: Record, *, ask: bool = False
+) -> tuple[Tool, Callable[..., Any]]:
+    """A function of the tables as a tool, described by its docstring.
+
+    Args:
+      arguments: what else it takes: the JSON schema of each, all of which are required.
+      ask: the agent is told to have the user confirm it first.
+    """
+    schema = {"type": "object", "properties": arguments, "required": list(arguments), "additionalProperties": False}
     description = " ".join((function.__doc__ or "").split()) + (_ASK if ask else "")
     return tool(function.__name__, description, schema), function
 
 
-_ASK = " List the details and have the user confirm them first."
+def _declared(function: Callable[..., Any], *arguments: str, ask: bool = False) -> tuple[Tool, Callable[..., Any]]:
+    kinds = with_text(*arguments)
+    if "reason" in kinds:
+        kinds["reason"] = {"type": "string", "enum": list(REASONS)}
+    return declared_as(function, kinds, ask=ask)
+
+
 _EXCHANGED = ("order_id", "item_ids", "new_item_ids", "payment_method_id")
 RETAIL = (
     _declared(find_user_id_by_email, "email"),

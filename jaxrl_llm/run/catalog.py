@@ -17,7 +17,15 @@ from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import processes, retry_question, tau_bench, text_games, tool_question
+from jaxrl_llm.envs import (
+    processes,
+    retry_question,
+    tau_bench,
+    tau_bench_airline,
+    tau_bench_tools,
+    text_games,
+    tool_question,
+)
 from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
@@ -38,7 +46,7 @@ FOLDERS = (
 )
 OF_FOLDERS = ("webshop", "alfworld", "textworld")
 OF_PACKAGES = ("textarena", "gymnasium", "reasoning_gym")
-NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail")
+NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail", "airline")
 SEEDS = 1024  # of a game that makes its tasks from seeds, to train on
 HOUSE = (
     "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
@@ -289,39 +297,46 @@ def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[
 APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.make_plan``
 
 
+DESK_TOOLS = {"retail": tau_bench_tools.RETAIL, "airline": tau_bench_airline.AIRLINE}
+
+
 def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:
-    train, test = folder / "tasks_train.py", folder / "tasks_test.py"
+    train, test, split = (folder / name for name in ("tasks_train.py", "tasks_test.py", "split_tasks.json"))
     if train.is_file() and test.is_file():
         return agent_formats.desk_tasks(train), agent_formats.desk_tasks(test)[: settings.eval_problems]
-    tasks = agent_formats.desk_tasks(folder / "tasks.json")
+    tasks = agent_formats.desk_tasks(test if test.is_file() else folder / "tasks.json")
+    if split.is_file() and not test.is_file():
+        fit, held = agent_formats.desk_split(split, tasks)
+        return fit, held[: settings.eval_problems]
     return _parts(tasks, lambda task: task.instruction, settings.eval_problems, settings.data)
 
 
 def _user(settings: Any) -> endpoints.Chat:
     if not settings.user or not settings.user_model:
         raise UserError(
-            "--data retail: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
+            f"--data {settings.data}: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
         )
     cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
     return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
 
 
 def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:
-    """``retail:FOLDER``: tau-bench's ``envs/retail`` or tau2-bench's ``domains/retail``.
+    """``retail:FOLDER`` or ``airline:FOLDER``: such a folder of tau-bench's ``envs`` or tau2-bench's ``domains``.
 
     The folder holds the tables (``data`` or ``db.json``), the rules (``wiki.md`` or ``policy.md``), and
-    ``tasks_train.py`` with ``tasks_test.py``, which is held out, or ``tasks.json``, of which a tenth is. Users are
-    played by the model ``settings.user_model`` behind the address ``settings.user``.
+    ``tasks_train.py`` with ``tasks_test.py``, which is held out; or ``tasks.json`` with ``split_tasks.json``, whose
+    ``test`` is held out; or one file of tasks alone, of which a tenth is. Users are played by the model
+    ``settings.user_model`` behind the address ``settings.user``.
 
     Args:
       openly: users of training say everything in their first message (``tau_bench.plain_user``).
     """
-    _, folder = _place(settings, "retail:FOLDER", ("retail",))
+    kind, folder = _place(settings, "retail:FOLDER or airline:FOLDER", tuple(DESK_TOOLS))
     rules = next((folder / name for name in ("wiki.md", "policy.md") if (folder / name).is_file()), None)
     if rules is None:
         raise UserError(f"--data {settings.data}: the folder has no wiki.md and no policy.md; give the one that does")
-    tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, "retail")
-    service = tau_bench.Desk(tables, rules.read_text(encoding="utf-8"))
+    tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, kind)
+    service = tau_bench.Desk(tables, rules.read_text(encoding="utf-8"), DESK_TOOLS[kind])
     shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
     both, user = _desk_tasks(folder, settings), _user(settings)
     try:

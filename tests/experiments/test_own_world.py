@@ -4,14 +4,14 @@ import importlib
 import json
 import sys
 import types
-from functools import partial
 
 import numpy as np
 import pytest
 
-from jaxrl_llm.envs import tau_bench, tau_bench_tools, webshop
+from jaxrl_llm.envs import tau_bench_tools, webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
+from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import boxes, endpoints
 from tests.models_for_tests import byte_model
 from tests.rollout.test_host_desk import START
@@ -128,7 +128,7 @@ class AppWorld:
 def plain_packages(monkeypatch):
     """In the place of what the searches, AppWorld and users need; and a desk of one tool, whose prompt is short."""
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
-    monkeypatch.setattr(tau_bench, "Desk", partial(tau_bench.Desk, tools=few))
+    monkeypatch.setitem(catalog.DESK_TOOLS, "retail", few)
     monkeypatch.setattr(
         endpoints, "make_chat", lambda *given, **more: lambda heard, draw=0: "Hello" if len(heard) == 2 else "?"
     )
@@ -191,6 +191,8 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ("spa_rl", "{model} --data webshop:none", "--data webshop:none: give webshop:FOLDER"),
         ("loop", "{model} --data appworld:none", "--data appworld:none: give appworld:FOLDER, where FOLDER is"),
         ("mua_rl", "{model} --data retail:{folder}/desk", "needs --user ADDRESS and --user-model NAME"),
+        ("mua_rl", "{model} --data airline:{folder}/desk", "reservations.json cannot be read"),
+        ("mua_rl", "{model} --data telecom:{folder}/desk", "give retail:FOLDER or airline:FOLDER, where FOLDER is"),
         ("mua_rl", "{model} --data retail:{folder}", "the folder has no wiki.md and no policy.md"),
         ("mua_rl", "{model} --data retail:{folder}/desk --eval-samples 2", "--eval-samples 2: pass.4 needs 4"),
         (
