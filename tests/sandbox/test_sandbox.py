@@ -357,7 +357,9 @@ def on_a_busy_core(others):
     """A sandbox of half a second on the clock on one core, which so many endless loops share."""
     core, mine = {min(os.sched_getaffinity(0))}, os.sched_getaffinity(0)
     os.sched_setaffinity(0, core)  # what starts from here on stays there
-    loops = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(others)]
+    # each in a session of its own: a kernel may share a core between sessions (autogroups), not between processes
+    words = [sys.executable, "-S", "-c", "while True: pass"]
+    loops = [subprocess.Popen(words, start_new_session=True) for _ in range(others)]
     try:
         with Sandbox(workers=1, limits=Limits(cpu_s=2.0, wall_s=0.5)) as pool:
             pool.run("")
