@@ -18,13 +18,18 @@ import jinja2.ext
 import jinja2.sandbox
 import jinja2.visitor
 from jinja2 import nodes
+from jinja2.filters import do_indent, make_attrgetter
+from jinja2.utils import Namespace
 
 MOST_STEPS = 200_000  # turns of loops and calls of one rendering
 MOST_CHARACTERS = 10_000_000  # of any text, and items of any list
+MOST_VALUES = 1_000_000  # that one value holds, each as often as it is held
 MOST_NUMBER = 1_000_000  # that a function is told: a width, a count
 MOST_BITS = 100_000  # of a whole number
+MOST_INDENT = 100  # columns of a level of JSON
 _WORK = 10**9  # product of the sizes of what a function is given
 _CALL = 10  # steps that a call costs
+_VALUES, _CHARACTERS = 20, 1000  # as many as are looked at, and as many as are made, for a step
 # a width of seven digits or more, or one that is given apart
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{7}|\*)")
 _WIDE_FORMAT = re.compile(r":[^{}]*[0-9]{7}")
@@ -57,12 +62,20 @@ class _Bounds(jinja2.visitor.NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
+        node.nodes = [_filtered(x, _BOUNDED, node) for x in node.nodes]
         return _filtered(node, _BOUNDED, node)
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:
         self.generic_visit(node)
         node.filter = _filtered(node.filter, _BOUNDED, node)
         return node
+
+    def _visit_holder(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        # names that are assigned to together are no value
+        return node if getattr(node, "ctx", "load") == "store" else _filtered(node, _BOUNDED, node)
+
+    visit_List = visit_Tuple = visit_Dict = _visit_holder
 
 
 def _filtered(inner: Any, name: str, node: nodes.Node) -> nodes.Filter:
@@ -73,12 +86,29 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
 
 
-def _bounded(value: Any) -> Any:
-    if _size(value) > MOST_CHARACTERS:
-        raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or items")
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
-        raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
-    return value
+def _measure(value: Any) -> tuple[int, int]:
+    """How many values it holds and how many characters of text, each as often as it is held: as printing it takes."""
+    held, characters, todo = 0, 0, [value]
+    while todo:
+        here = todo.pop()
+        held += 1
+        if isinstance(here, str | bytes):
+            characters += len(here)
+        elif isinstance(here, int):
+            if here.bit_length() > MOST_BITS:
+                raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
+        elif isinstance(here, list | tuple | set | frozenset | dict):
+            if held + len(here) > MOST_VALUES:
+                break
+            todo.extend(here)
+            todo.extend(here.values() if isinstance(here, dict) else ())
+        elif isinstance(here, Namespace):
+            todo.append(here._Namespace__attrs)  # as its own text shows them
+        if characters > MOST_CHARACTERS or held + len(todo) > MOST_VALUES:
+            break
+    if todo or characters > MOST_CHARACTERS:
+        raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or {MOST_VALUES} values")
+    return held, characters
 
 
 def _check(values: Iterable[Any], told: Iterable[Any]) -> None:
@@ -89,16 +119,17 @@ def _check(values: Iterable[Any], told: Iterable[Any]) -> None:
         raise TooMuch(f"it asks for a width or a count beyond {MOST_NUMBER}")
 
 
-def _measured(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is given and makes no more than is sensible."""
+def _check_text(text: str, given: Iterable[Any]) -> None:
+    """Before a text, or a pattern of one, is filled with values."""
+    if max(len(text), 1) * max((sum(_measure(x)) for x in given), default=1) > _WORK:
+        raise TooMuch("it works with texts that are too long together")
 
-    @functools.wraps(function)  # keeps what jinja notes on the function
-    def measured(*given: Any, **named: Any) -> Any:
-        values = [x for x in given if not isinstance(x, _PASSED)]
-        _check([*values, *named.values()], [*values[1:], *named.values()])
-        return _bounded(function(*given, **named))
 
-    return measured
+def _json(value: Any, indent: Any = None, ensure_ascii: bool = False, **named: Any) -> str:
+    """Without the HTML escapes of jinja's own filter, which would change the text."""
+    if _size(indent) > MOST_INDENT or isinstance(indent, int) and indent > MOST_INDENT:
+        raise TooMuch(f"it indents by more than {MOST_INDENT}")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **named)
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -107,12 +138,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.budget = threading.local()
-        # HTML escapes of jinja's own filter would change the text
-        self.filters["tojson"] = lambda x, indent=None, ensure_ascii=False, **kw: json.dumps(
-            x, ensure_ascii=ensure_ascii, indent=indent, **kw
-        )
-        self.filters = {name: _measured(function) for name, function in self.filters.items()}
-        self.filters |= {_COUNTED: self._counted, _BOUNDED: _bounded}
+        self.finalize = self._looked_at
+        self.filters |= {"tojson": _json, "sum": self._sum, "indent": self._indent}
+        self.filters = {name: self._measured(function) for name, function in self.filters.items()}
+        self.filters |= {_COUNTED: self._counted, _BOUNDED: self._bounded}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
 
@@ -130,11 +159,60 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.spend(1)
             yield item
 
+    def _looked_at(self, value: Any) -> Any:
+        """A value that is given or printed."""
+        self.spend(_measure(value)[0] // _VALUES)
+        return value
+
+    def _bounded(self, value: Any) -> Any:
+        """A value that was made."""
+        held, characters = _measure(value)
+        self.spend(held // _VALUES + characters // _CHARACTERS)
+        return value
+
+    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter that is given and makes no more than is sensible."""
+
+        @functools.wraps(function)  # keeps what jinja notes on the function
+        def measured(*given: Any, **named: Any) -> Any:
+            values = [self._looked_at(x) for x in given if not isinstance(x, _PASSED)]
+            _check([*values, *named.values()], [*values[1:], *named.values()])
+            if values and isinstance(values[0], str):
+                _check_text(values[0], [*values[1:], *named.values()])
+            return self._bounded(function(*given, **named))
+
+        return measured
+
+    def _sum(self, items: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+        """Jinja's, within bounds of each part of the sum."""
+        read = make_attrgetter(self, attribute) if attribute is not None else lambda item: item
+        for item in self._counted(items):
+            start = self._added(start, read(item))
+        return start
+
+    def _added(self, left: Any, right: Any) -> Any:
+        if _size(left) + _size(right) > MOST_CHARACTERS:
+            raise TooMuch("+ makes something too large")
+        return self._bounded(left + right)
+
+    def _indent(self, text: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Any:
+        added = width if isinstance(width, int) else _size(width)
+        if (str(text).count("\n") + 1) * added > MOST_CHARACTERS:
+            raise TooMuch("it indents by too much")
+        return do_indent(text, width, first, blank)
+
     def call(__self, __context: Any, __obj: Any, *given: Any, **named: Any) -> Any:  # noqa: N805 - as jinja has it
         __self.spend(_CALL)
-        owner = getattr(__obj, "__self__", None)
-        _check([owner, *given, *named.values()], [*given, *named.values()])
-        return _bounded(super().call(__context, __obj, *given, **named))
+        owner, values = getattr(__obj, "__self__", None), [*given, *named.values()]
+        _check([owner, *values], values)
+        for value in values:
+            __self._looked_at(value)
+        if isinstance(owner, str):
+            _check_text(owner, values)
+            name = getattr(__obj, "__name__", "")
+            if name == "translate" or name == "expandtabs" and len(owner) * max([8, *values]) > MOST_CHARACTERS:
+                raise TooMuch(f"{name} makes something too large")
+        return __self._bounded(super().call(__context, __obj, *given, **named))
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapper = super().wrap_str_format(value)
@@ -148,6 +226,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             large = _size(left) + _size(right) > MOST_CHARACTERS
         elif operator == "%":
             large = isinstance(left, str) and _WIDE.search(left) is not None
+            if isinstance(left, str):
+                _check_text(left if isinstance(right, dict) else "", [right])
         elif isinstance(left, int) and isinstance(right, int):
             bits = (left.bit_length(), right.bit_length())
             large = (sum(bits) if operator == "*" else bits[0] * max(right, 0)) > MOST_BITS
@@ -156,7 +236,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             large = math.prod(sizes) > MOST_CHARACTERS
         if large:
             raise TooMuch(f"{operator} makes something too large")
-        return super().call_binop(context, operator, left, right)
+        return self._bounded(super().call_binop(context, operator, left, right))
 
 
 def _refuse(message: str) -> None:
@@ -190,6 +270,7 @@ def render(source: str, variables: dict[str, Any]) -> str:
     except RecursionError as error:
         raise ValueError("it calls itself without end, or is nested too deeply") from error
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
-        raise ValueError(" ".join(str(error).split())[:300] or type(error).__name__) from error
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError("".join(x if x.isprintable() else "?" for x in text)) from error
     except MemoryError as error:
         raise ValueError("it needs more memory than there is") from error

@@ -36,13 +36,13 @@ def _scaling(raw: dict[str, Any], rope: dict[str, Any]) -> RopeScaling:
     if kind == "default":
         return RopeScaling()
     if kind == "linear":
-        return RopeScaling(kind, _number(rope, "factor"))
+        return RopeScaling(kind, _positive(rope, "factor"))
     if kind == "llama3":
         return RopeScaling(
             kind,
-            _number(rope, "factor"),
-            _number(rope, "low_freq_factor"),
-            _number(rope, "high_freq_factor"),
+            _positive(rope, "factor"),
+            _positive(rope, "low_freq_factor"),
+            _positive(rope, "high_freq_factor"),
             _integer(rope, "original_max_position_embeddings", _integer(raw, "max_position_embeddings")),
         )
     raise ValueError(f"rope_scaling type {kind!r} is not supported; supported: default, linear, llama3")
@@ -57,12 +57,12 @@ def _rotary(family: Family, raw: dict[str, Any], head_dim: int) -> dict[str, Any
     if share != 1.0 and "partial_rotary_factor" not in family.fixed:
         raise ValueError(f"config key partial_rotary_factor={share!r} is not supported")
     fields = {
-        "rope_theta": _number(rope if "rope_theta" in rope else raw, "rope_theta"),
+        "rope_theta": _positive(rope if "rope_theta" in rope else raw, "rope_theta"),
         "rope_scaling": _scaling(raw, rope),
         "rotary_dim": int(head_dim * share),
     }
     base = local.get("rope_theta", raw.get("rope_local_base_freq"))
-    return fields if base is None else fields | {"local_rope_theta": _number({"rope_theta": base}, "rope_theta")}
+    return fields if base is None else fields | {"local_rope_theta": _positive({"rope_theta": base}, "rope_theta")}
 
 
 def _windows(family: Family, raw: dict[str, Any], layers: int) -> tuple[int, ...]:
@@ -110,6 +110,13 @@ def _number(raw: dict[str, Any], key: str, default: float | None = None) -> floa
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:  # and no nan
         raise ValueError(f"config key {key}={repr(value)[:80]} is not a finite number")
     return float(value)
+
+
+def _positive(raw: dict[str, Any], key: str) -> float:
+    value = _number(raw, key)
+    if value <= 0.0:
+        raise ValueError(f"config key {key}={value} must be above 0")
+    return value
 
 
 def _ids(raw: dict[str, Any], key: str) -> tuple[int, ...]:
@@ -171,7 +178,7 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         "num_heads": heads,
         "num_kv_heads": _integer(raw, "num_key_value_heads", heads),
         "head_dim": head_dim,
-        "rms_norm_eps": _number(raw, "rms_norm_eps"),
+        "rms_norm_eps": _positive(raw, "rms_norm_eps"),
         "tie_embeddings": bool(raw["tie_word_embeddings"]),
         "qkv_bias": bias,
         "output_bias": bias,

@@ -46,6 +46,17 @@ HOSTILE = {
     "joined widely": "{% set s = 'x' * 900000 %}{{ s | join(s) }}",
     "batched": "{{ [1] | batch(10 ** 10, 0) | list }}",
     "sliced": "{{ [1] | slice(10 ** 10) | list }}",
+    "summed": "{{ ([[1] * 9000] * 900) | sum(start=[]) }}",
+    "indented": "{{ ('x\n' * 9000) | indent(90000) }}",
+    "JSON indented": "{{ messages | tojson(indent=900000) }}",
+    "tabs": "{{ ('\t' * 9000).expandtabs(90000) }}",
+    "translated": "{{ ('x' * 90000).translate({120: 'y' * 9000}) }}",
+    "filled": "{{ '%(a)s' * 9000 % {'a': 'x' * 90000} }}",
+    "lists of twice the same": "{% set n = namespace(s=[1]) %}" + "{% set n.s = [n.s, n.s] %}" * 26 + "{{ n.s }}",
+    "the same as JSON": "{% set n = namespace(s=[1]) %}" + "{% set n.s = [n.s, n.s] %}" * 26 + "{{ n.s | tojson }}",
+    "spaces of names": "{% set m = namespace(s=1) %}"
+    + "{% set n = namespace(s=[m, m]) %}{% set m = namespace(s=[n, n]) %}" * 13
+    + "{{ 'x' ~ m }}",
     "nested": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
     "no template": "{% for",
     "unknown filter": "{{ 1 | nothing }}",
@@ -58,6 +69,7 @@ HOSTILE = {
     "an import": "{% import 'os' as os %}",
     "an include": "{% include '/etc/passwd' %}",
     "a change of the messages": "{{ messages.clear() }}",
+    "colours of a terminal": "{{ raise_exception('\x1b[31m') }}",
     "a refusal": "{{ raise_exception('only one system message') }}",
 }
 
@@ -67,7 +79,7 @@ def test_one_clear_line_and_soon(name):
     start = time.process_time()
     with pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
         chat.render(HOSTILE[name], TALK)
-    assert "\n" not in str(found.value) and len(str(found.value)) < 400
+    assert str(found.value).isprintable() and len(str(found.value)) < 400
     assert time.process_time() - start < 3.0
 
 

@@ -24,6 +24,7 @@ _EXPONENTS = {  # all ones where a value is infinite or none
     np.dtype(np.float16): (np.uint16, np.uint16(0x1F << 10)),
     np.dtype(ml_dtypes.bfloat16): (np.uint16, np.uint16(0xFF << 7)),
 }
+_LARGEST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)  # that every type in which models compute holds
 
 
 class Tensor(NamedTuple):
@@ -121,14 +122,16 @@ def tensors_of(folder: pathlib.Path) -> dict[str, Tensor]:
         raise UserError(f"{index} has no weight_map from tensors to files")
     for name, file in where.items():
         # a plain name: what it links to is the user's own matter, as in the cache of Hugging Face
-        if not isinstance(file, str) or not re.fullmatch(r"[^/\\\0]+\.safetensors", file):
+        if not isinstance(file, str) or not re.fullmatch(r"[^/\\\0]{1,200}\.safetensors", file):
             raise UserError(
                 f"{index} places {name[:80]} in {str(file)[:80]!r}; it must be a *.safetensors file of the same folder"
             )
     names = sorted(set(where.values()))
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
-        raise UserError(f"{folder} lacks {', '.join(absent[:3])}, which {index.name} names")
+        raise UserError(
+            f"{folder} lacks {', '.join(ascii(name)[1:-1] for name in absent[:3])}, which {index.name} names"
+        )
     headers = {name: header(folder / name) for name in names}
     for name, file in where.items():
         if name not in headers[file]:
@@ -140,7 +143,8 @@ def check_finite(name: str, tensor: Tensor, values: np.ndarray) -> np.ndarray:
     """The values themselves.
 
     Raises:
-      UserError: naming file and tensor, where one is infinite or not a number: training would make all of them so.
+      UserError: naming file and tensor, where one is infinite or not a number, or becomes so as float32: training would
+        make all of them so.
     """
     bits, exponent = _EXPONENTS[values.dtype]
     if values.size and ((values.view(bits) & exponent) == exponent).any():
@@ -148,6 +152,8 @@ def check_finite(name: str, tensor: Tensor, values: np.ndarray) -> np.ndarray:
             f"{tensor.path}: {name} holds values that are infinite or not a number; the file is damaged, or the run "
             "that wrote it diverged: take an earlier checkpoint"
         )
+    if values.dtype == np.float64 and values.size and (np.abs(values) > _LARGEST).any():
+        raise UserError(f"{tensor.path}: {name} holds values beyond {_LARGEST:.3g}, infinite in other types")
     return values
 
 
