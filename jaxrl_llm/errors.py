@@ -4,7 +4,10 @@ import importlib
 import importlib.util
 import json
 import pathlib
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -18,6 +21,22 @@ class DataError(UserError):
 
 class RunStopped(UserError):
     """What a run needs is used up or gone for good: no episode is to blame, and the run ends here, saved."""
+
+
+@contextmanager
+def from_callbacks() -> Iterator[None]:
+    """What Python raises in the middle of a compiled program comes out of the program as it was raised.
+
+    JAX makes a RuntimeError of it, whose text ends with the traceback.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        found = re.findall(r"^(?:[\w.]+\.)?(UserError|DataError|RunStopped): (.*)$", str(error), re.MULTILINE)
+        if not found:
+            raise
+        kind, message = found[-1]
+        raise {"UserError": UserError, "DataError": DataError, "RunStopped": RunStopped}[kind](message) from error
 
 
 def extra_module(module: str, use: str, extra: str, otherwise: str = "") -> Any:

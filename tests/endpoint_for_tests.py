@@ -19,6 +19,7 @@ class Server:
 
     def __init__(self, reply=capitals, wait_s=0.0):
         self.reply, self.wait_s, self.plan, self.seen = reply, wait_s, [], []
+        self.finish = "stop"  # why replies end
         self.lock, self.now, self.most, self.port = threading.Lock(), 0, 0, 0
         self.http = None
         self.up()
@@ -56,8 +57,7 @@ class Server:
         time.sleep(self.wait_s)
         body = {
             "id": "1", "object": "chat.completion", "created": 0, "model": request["model"],
-            "choices": [{"index": 0, "finish_reason": "stop",
-                         "message": {"role": "assistant", "content": self.reply(request)}}],
+            "choices": [{"index": 0, "finish_reason": self.finish} | self.choice(request)],
             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
         }  # fmt: skip
         raw = json.dumps(body if status == 200 else {"error": {"message": "no"}}).encode()
@@ -70,6 +70,11 @@ class Server:
         handler.send_header("Connection", "close")
         handler.end_headers()
         handler.wfile.write(raw)
+
+    def choice(self, request):
+        """What is said, in the form of whichever of the two was asked."""
+        text = self.reply(request)
+        return {"text": text} if "prompt" in request else {"message": {"role": "assistant", "content": text}}
 
 
 @contextlib.contextmanager

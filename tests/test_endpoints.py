@@ -181,3 +181,21 @@ def test_mistakes(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "openai", None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_llm\[endpoints\]'"):
         endpoints.make_chat("http://localhost/v1", "m", cache=tmp_path / "a")
+
+
+def test_a_model_goes_on_behind_a_text_or_token_ids(server, tmp_path):
+    server.reply = lambda request: str(request["prompt"]) + "!"
+    path = tmp_path / "kept.jsonl"
+    complete = endpoints.make_completion(server.address, "m", cache=path, temperature=1.0, max_tokens=7, seed=5)
+    assert complete("one") == endpoints.Written("one!", True)
+    assert complete([3, 4], 2) == endpoints.Written("[3, 4]!", True)
+    assert complete([3, 4], 2) == complete([3, 4], 2) and len(server.seen) == 2  # kept
+    assert [s["path"] for s in server.seen] == ["/v1/completions"] * 2
+    assert [(s["seed"], s["max_tokens"]) for s in server.seen] == [(5, 7), (7, 7)]
+    server.finish = "length"
+    assert complete("two") == endpoints.Written("two!", False)
+    server.plan = [400]
+    with pytest.raises(endpoints.Unanswered, match="m at .*no"):
+        complete("three")
+    again = endpoints.make_completion(server.address, "m", cache=path, temperature=1.0, max_tokens=7, seed=5)
+    assert again("two") == endpoints.Written("two!", False) and len(server.seen) == 4

@@ -9,8 +9,8 @@ Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0.
            over the whole response, a value head for either roll-out; rewards less 0.001 (log pi - log start) at every
            token of the response, 0.1 of the likelihood of reference solutions in the loss (free: without both).
            ppo_pp_30, ppo_pp_90: other beta (0 is ppo). The guide is sampled from and asked for nothing else:
-           --guide-model DIR is any model of the policy's vocabulary, of any size and shape.
-Left out:  guides behind a server.
+           --guide-model DIR is any model of the policy's vocabulary, of any size and shape, here or behind --guide
+           ADDRESS, where it is called so.
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
 Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
            by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
@@ -32,11 +32,13 @@ from experiments.parts.beside import load_beside
 from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import returns
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.run import parts as job
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import Params, Trajectories, declared
@@ -83,10 +85,36 @@ def writer(settings, model: job.Model) -> roll_in_out.Writer:
     ))  # fmt: skip
 
 
+def server(settings) -> endpoints.Completion:
+    """The guide behind an address, which has answered once.
+
+    Raises:
+      UserError: without a name, or for flags of the endpoint out of range; RunStopped: where nothing answers.
+    """
+    if not settings.guide_model:
+        raise UserError(f"--guide {settings.guide} needs --guide-model NAME, by which the server knows its model")
+    complete = endpoints.make_completion(
+        settings.guide, settings.guide_model, cache=f"runs/guides/{settings.guide_model.replace('/', '_')}.jsonl",
+        budget=endpoints.budget_of(settings), temperature=settings.endpoint_temperature,
+        max_tokens=settings.max_new_tokens, seed=settings.endpoint_seed,
+    )  # fmt: skip
+    try:
+        complete("1")
+    except endpoints.Unanswered as error:
+        raise UserError(f"--guide {settings.guide}: {error}") from error
+    return complete
+
+
 def guide_of(settings, bench) -> Guide:
-    """The named model, else the policy's own after supervised fine-tuning on solutions, when it is asked for."""
+    """The model behind an address or the named one, else the policy's own, fine-tuned on solutions when asked for."""
     own, new = writer(settings, bench.model), settings.max_new_tokens
     sizes = {"new_tokens": new, "share": settings.share, "pad_id": bench.model.tokenizer.pad_id}
+    if settings.guide:
+        guide = roll_in_out.behind_address(
+            server(settings), bench.model, new_tokens=new, group_size=settings.group_size,
+            workers=settings.endpoint_concurrency,
+        )  # fmt: skip
+        return Guide(dict, roll_in_out.in_two_programs(own, guide, **sizes))
     if not settings.guide_model:
         params = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
         return Guide(params, roll_in_out.in_one_program(own, **sizes))
@@ -169,12 +197,16 @@ def guided(settings, bench, guide):
 
 def guide_alone(settings, bench, guide):
     """The guide is measured, nothing is trained."""
+    if settings.guide:
+        raise UserError(
+            "--arm guide measures a model that is here; give --guide-model DIR without --guide, or other arms"
+        )
     measured = dataclasses.replace(settings, model=settings.guide_model or settings.model)
     return Plan(lambda key: guide.params(), (), recipes.make_measure(measured))
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(endpoints.Settings, recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
 
     steps: int = 50
@@ -182,7 +214,8 @@ class Settings(recipes.OnlineSettings):
     share: float = 0.6  # beta: responses that keep a part of their roll-in
     own: float = 1.0  # probability of PPO++ in an iteration, else AggreVaTeD
     switch: int = 0  # iterations of AggreVaTeD before that
-    guide_model: str = ""  # folder of the guide, of the vocabulary of --model; empty: --model fine-tuned on solutions
+    guide: str = ""  # address of a server that goes on behind token ids of the vocabulary of --model, https://HOST/v1
+    guide_model: str = ""  # its name there, or a folder of that vocabulary; empty: --model fine-tuned on solutions
     guide_steps: int = 1000  # of supervised fine-tuning
     kl_weight: float = 0.001  # in the reward of every token
     likelihood: float = 0.1  # of reference solutions

@@ -23,7 +23,7 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
-from jaxrl_llm.errors import UserError
+from jaxrl_llm.errors import UserError, from_callbacks
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
 from jaxrl_llm.planning import utilisation
@@ -433,7 +433,7 @@ def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     host_memory.keep_freed_pages()
     try:
-        with interruptible():
+        with interruptible(), from_callbacks():
             return main(parse(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

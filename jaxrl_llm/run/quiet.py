@@ -1,5 +1,6 @@
 """What libraries say on the terminal: a warning is one line, and a TPU's library says nothing where there is no TPU."""
 
+import logging
 import os
 import pathlib
 import warnings
@@ -31,6 +32,8 @@ def one_line(
 def quieten() -> None:
     """For command lines, before the first array is made. What a user has set in the environment stays."""
     warnings.formatwarning = one_line
+    # what a callback raises is told once, by the error of its program, see errors.from_callbacks
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     if not has_tpu():
         for name, value in _NO_TPU.items():
             os.environ.setdefault(name, value)

@@ -23,6 +23,16 @@ from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 Messages = Sequence[dict[str, str]]  # role and content, as chat templates take them
 Chat = Callable[..., str]
+
+
+class Written(NamedTuple):
+    """How a model goes on behind a text, and whether it ended there or was cut at the most tokens."""
+
+    text: str
+    ended: bool
+
+
+Completion = Callable[..., Written]  # (text or its token ids, draw) ->
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # between questions to a lost endpoint
 
 
@@ -78,14 +88,22 @@ def from_settings(settings: Settings, address: str, model: str, *, cache: str | 
     Raises:
       UserError: as ``check`` and ``make_chat``.
     """
+    return make_chat(
+        address, model, cache=cache, budget=budget_of(settings), temperature=settings.endpoint_temperature,
+        max_tokens=settings.endpoint_reply_tokens, seed=settings.endpoint_seed,
+    )  # fmt: skip
+
+
+def budget_of(settings: Settings) -> Budget:
+    """What the flags of a run allow.
+
+    Raises:
+      UserError: as ``check``.
+    """
     check(settings)
-    budget = Budget(
+    return Budget(
         settings.endpoint_requests, settings.endpoint_tokens, settings.endpoint_timeout_s,
         concurrency=settings.endpoint_concurrency, patience_s=settings.endpoint_patience_s,
-    )  # fmt: skip
-    return make_chat(
-        address, model, cache=cache, budget=budget, temperature=settings.endpoint_temperature,
-        max_tokens=settings.endpoint_reply_tokens, seed=settings.endpoint_seed,
     )  # fmt: skip
 
 
@@ -196,8 +214,12 @@ class _Line:
                     "when it is back: replies that were paid for are kept"
                 ) from error
 
-    def ask(self, request: dict[str, Any]) -> str:
+    def ask(self, request: dict[str, Any], *, create: Callable[..., Any], read: Callable[[Any], Any]) -> Any:
         """The reply, however long it takes.
+
+        Args:
+          create: the client's function for this kind of question.
+          read: what is wanted of the first choice of a reply; None where it lacks it.
 
         Raises:
           Unanswered: where the endpoint refuses the question; RunStopped as ``reserve`` and ``lost``, and where it
@@ -211,7 +233,7 @@ class _Line:
             try:
                 with self.gate:
                     answers = self.answers
-                    reply = self.client.chat.completions.create(**request)
+                    reply = create(**request)
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 self.refund()
                 raise Unanswered(f"{self.name}: {_said(error)}") from error
@@ -226,10 +248,10 @@ class _Line:
                 pause = min(2 * pause, MOST_PAUSE_S)
                 continue
             self.back(reply.usage.total_tokens if reply.usage else request["max_tokens"])
-            text = reply.choices[0].message.content if reply.choices else None
-            if text is None:
+            found = read(reply.choices[0]) if reply.choices else None
+            if found is None:
                 raise Unanswered(f"{self.name}: a reply without text")
-            return text
+            return found
 
 
 def _said(error: Exception) -> str:
@@ -281,11 +303,54 @@ def make_chat(
             return kept.replies[key]
         if line is None:
             raise Unanswered(f"{cache} holds no reply to {json.dumps(request['messages'][-1:])[:200]}; drop replay")
-        text = line.ask(request)
+        text = line.ask(request, create=line.client.chat.completions.create, read=lambda choice: choice.message.content)
         kept.keep(key, request, text)
         return text
 
     return chat
+
+
+def make_completion(
+    address: str,
+    model: str,
+    *,
+    cache: str | pathlib.Path,
+    budget: Budget = Budget(),
+    temperature: float = 1.0,
+    max_tokens: int = 512,
+    seed: int = 0,
+    key_variable: str = "OPENAI_API_KEY",
+    tell: Callable[[str], None] = _tell,
+) -> Completion:
+    """A model behind ``address`` that goes on: ``(prompt, draw=0) -> Written``, for any number of threads.
+
+    It is asked at ``/completions``, which takes a prompt as it stands, without a chat template: a text, or the ids of
+    its tokens, which are those of the policy where the two share a vocabulary.
+
+    Args:
+      cache, budget, temperature, seed, key_variable, tell: as ``make_chat`` takes them.
+      max_tokens: of a continuation.
+
+    Raises:
+      UserError, Unanswered, RunStopped: as ``make_chat`` and its ``chat``.
+    """
+    kept = Cache(cache)
+    line = _Line(_client(address, budget, key_variable), f"{model} at {address}", budget, tell)
+
+    def read(choice: Any) -> str | None:
+        done = choice.finish_reason == "stop"
+        return None if choice.text is None else json.dumps({"text": choice.text, "ended": done})
+
+    def complete(prompt: str | Sequence[int], draw: int = 0) -> Written:
+        given = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
+        request = {"model": model, "prompt": given, "temperature": temperature, "max_tokens": max_tokens,
+                   "seed": (seed + draw if temperature > 0 else seed) % 2**31}  # fmt: skip
+        key = key_of(request)
+        if key not in kept.replies:
+            kept.keep(key, request, line.ask(request, create=line.client.completions.create, read=read))
+        return Written(**json.loads(kept.replies[key]))
+
+    return complete
 
 
 def draw_of(seed: Any) -> int:

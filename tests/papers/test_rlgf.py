@@ -9,11 +9,12 @@ import pytest
 
 from experiments.policy_gradient import rlgf
 from experiments.policy_gradient.parts import roll_in_out
-from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.errors import RunStopped, UserError
+from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
 from tests import close
+from tests.endpoint_for_tests import serving
 
 BASE = dataclasses.replace(rlgf.Settings(), **rlgf.EMBEDDED | rlgf.SMOKE)
 
@@ -121,3 +122,69 @@ def test_a_guide_that_cannot_write_what_the_policy_reads_is_refused():
         rlgf.build(settings)
     with pytest.raises(UserError, match="^--guide-model no/such: no bundled model"):
         rlgf.build(dataclasses.replace(BASE, guide_model="no/such"))
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """A guide of the bundled vocabulary that writes "7" behind anything, and ends; its replies are kept in tmp_path."""
+    pytest.importorskip("openai")
+    monkeypatch.chdir(tmp_path)
+    with serving(monkeypatch, reply=lambda request: "7") as server:
+        yield server
+
+
+def test_a_guide_behind_an_address_writes_its_part(server):
+    settings = dataclasses.replace(BASE, share=1.0, guide=server.address, guide_model="someone")
+    bench = recipes.bench(settings)
+    model, ids = bench.model, jnp.arange(4, dtype=jnp.int32)
+    guide = rlgf.guide_of(settings, bench)
+    asked = bench.train.tokens[ids], bench.train.valid[ids], sample_keys(jax.random.key(1), 0, ids, 2), ids
+    (seven,), end = model.tokenizer.encode("7"), model.tokenizer.eos_ids[0]
+    server.seen.clear()
+    for own in (True, False):
+        rows, begun = jax.jit(guide.mixed)(jnp.asarray(own), model.params, guide.params(), *asked)
+        tokens, begun = np.asarray(rows.tokens), np.asarray(begun)
+        real = np.asarray(roll_in_out.whole_response(rows, new_tokens=settings.max_new_tokens))
+        assert begun.any(axis=1).all() or own  # a roll-in of the guide has two tokens, of which one stays
+        for row, flags, first in zip(tokens, begun, real, strict=True):
+            of_guide = row[flags if own else first & ~flags].tolist()
+            assert of_guide == ([seven] if own else [seven, end][: len(of_guide)]), own
+        np.testing.assert_array_equal(rows.group_ids, np.repeat(np.arange(4), 2))
+        np.testing.assert_array_equal(rows.problem_ids, np.repeat(np.arange(4), 2))
+        steps = np.cumsum(np.asarray(rows.segment_ids), axis=1) - 1
+        np.testing.assert_array_equal(np.asarray(rows.positions)[real], steps[real])
+    prompts = [tuple(request["prompt"]) for request in server.seen]
+    shown = {tuple(row[keep].tolist()) for row, keep in zip(*map(np.asarray, asked[:2]), strict=True)}
+    assert shown <= set(prompts)  # roll-ins of the guide begin behind the prompts themselves
+    assert any(p not in shown and p[: len(q)] == q for p in prompts for q in shown)  # its roll-outs behind roll-ins
+    # cut where it did not end
+    server.finish = "length"
+    rows, _ = jax.jit(guide.mixed)(jnp.asarray(False), model.params, guide.params(), *asked[:2],
+                                   sample_keys(jax.random.key(2), 0, ids, 2), ids)  # fmt: skip
+    assert np.asarray(rows.truncated).all()
+
+
+@pytest.mark.slow
+def test_two_steps_with_a_guide_behind_an_address(server, tmp_path):
+    given = ["--smoke", "--seeds", "1", "--arm", "ppo_pp", "d2lols", "--out", str(tmp_path / "run"),
+             "--guide", server.address, "--guide-model", "someone"]  # fmt: skip
+    found = cli.run(rlgf, given)
+    for name, arm in found.arms.items():
+        assert np.isfinite(arm.metrics["loss/total"]).all(), name
+    assert {request["path"] for request in server.seen} == {"/v1/completions"}
+    server.plan = [200, 400]
+    given[given.index("--out") + 1] = str(tmp_path / "refused")
+    with pytest.raises(UserError, match="--guide: someone at http://127.*: BadRequestError"):
+        cli.run(rlgf, [*given, "--endpoint-seed", "1"])
+
+
+def test_what_is_wrong_with_a_guide_behind_an_address_is_one_line(server):
+    where = {"guide": server.address, "guide_model": "someone"}
+    with pytest.raises(UserError, match="^--guide http://127.* needs --guide-model NAME"):
+        rlgf.build(dataclasses.replace(BASE, **where | {"guide_model": ""}))
+    with pytest.raises(UserError, match="--arm guide measures a model that is here"):
+        rlgf.build(dataclasses.replace(BASE, learn=rlgf.guide_alone, **where))
+    with pytest.raises(UserError, match="--endpoint-timeout-s 0.0 must be positive"):
+        rlgf.build(dataclasses.replace(BASE, endpoint_timeout_s=0.0, **where))
+    with pytest.raises(RunStopped, match="someone at http://127.0.0.1:9/v1 does not answer"):
+        rlgf.build(dataclasses.replace(BASE, **where | {"guide": "http://127.0.0.1:9/v1", "endpoint_seed": 3}))

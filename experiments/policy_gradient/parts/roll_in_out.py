@@ -1,13 +1,20 @@
 """Responses that one policy begins and another ends: roll-in with the one, roll-out with the other."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.distributed import mesh as meshes
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout import given_responses, rollout_cost
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.types import Params, Trajectories
 
 _SALT = 0x52000  # of the keys that cut, and of those that continue
@@ -59,6 +66,67 @@ class Writer(NamedTuple):
 
     groups: Callable[..., Trajectories]
     singles: Callable[..., Trajectories]
+
+
+def behind_address(
+    complete: endpoints.Completion, model: job.Model, *, new_tokens: int, group_size: int, workers: int
+) -> Writer:
+    """A model behind an address that shares the policy's vocabulary, asked by token ids in the middle of a program.
+
+    What it writes is read as text and encoded anew: its own tokens may have parted the text otherwise, and are asked
+    for nothing. Its tokens count as sampled with log-probability 0.
+
+    Args:
+      complete: who goes on behind token ids; each row is a draw of its own.
+      workers: questions under way at once.
+    """
+    tokenizer = model.tokenizer
+
+    def one(prompt: Any, valid: Any, key: Any) -> tuple[Any, Any, bool]:
+        try:
+            said = complete(prompt[valid].tolist(), endpoints.draw_of(key))
+        except endpoints.Unanswered as error:
+            raise UserError(f"--guide: {error}") from error
+        ids = tokenizer.encode(said.text) + ([tokenizer.eos_ids[0]] if said.ended else [])
+        cut = len(ids) > new_tokens or not said.ended
+        row, there = np.full(new_tokens, tokenizer.pad_id, np.int32), np.arange(new_tokens) < len(ids)
+        row[there] = ids[:new_tokens]
+        return row, there, cut
+
+    def write(tokens: Any, valid: Any, keys: Any) -> tuple[Any, Any, Any]:
+        with ThreadPoolExecutor(workers) as pool:
+            rows = list(pool.map(one, *(np.asarray(x) for x in (tokens, valid, keys))))
+        return tuple(np.stack([np.asarray(row[k]) for row in rows]) for k in range(3))
+
+    def asked(tokens: Array, valid: Array, keys: Array) -> tuple[Array, Array, Array]:
+        rows = tokens.shape[0]
+        shapes = (
+            jax.ShapeDtypeStruct((rows, new_tokens), jnp.int32), jax.ShapeDtypeStruct((rows, new_tokens), jnp.bool_),
+            jax.ShapeDtypeStruct((rows,), jnp.bool_),
+        )  # fmt: skip
+        return jax.pure_callback(write, shapes, tokens, valid, keys, vmap_method="sequential")
+
+    if model.mesh is not None:  # a callback is of the first device alone, and what follows of all
+        everywhere, alone = partial(jax.lax.with_sharding_constraint, shardings=meshes.replicated(model.mesh)), asked
+        asked = jax.jit(lambda *given: everywhere(alone(*everywhere(given))))
+
+    def rollout(times: int, params: Params, tokens: Array, valid: Array, keys: Array, problem_ids: Array):
+        tokens, valid, ids = (jnp.repeat(x, times, axis=0) for x in (tokens, valid, problem_ids))
+        data = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
+        written, there, cut = asked(tokens, valid, data)
+        prompt = jnp.concatenate([tokens, jnp.zeros_like(written)], axis=1)
+        real = jnp.concatenate([valid, jnp.zeros_like(there)], axis=1)
+        places = jnp.cumsum(real.astype(jnp.int32), axis=1) - 1
+        empty = Trajectories(
+            tokens=prompt, segment_ids=real.astype(jnp.int32), positions=jnp.where(real, places, 0),
+            mask=jnp.zeros(real.shape, bool), sampler_logp=jnp.zeros(real.shape, jnp.float32),
+            truncated=jnp.zeros(ids.shape, bool), group_ids=jnp.arange(ids.shape[0], dtype=jnp.int32) // times,
+            problem_ids=ids,
+        )  # fmt: skip
+        every = jnp.ones(ids.shape, bool)
+        return given_responses.with_responses(empty, every, written, there, truncated=cut)
+
+    return Writer(partial(rollout, group_size), partial(rollout, 1))
 
 
 Mixed = Callable[..., tuple[Trajectories, Bool[Array, "B T"]]]

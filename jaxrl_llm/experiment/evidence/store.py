@@ -11,6 +11,7 @@ from typing import Any
 
 import jaxrl_llm
 from jaxrl_llm.distributed import hosts
+from jaxrl_llm.errors import from_callbacks
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.durable import Keeping
 from jaxrl_llm.experiment.results import ArmResult, Results
@@ -115,6 +116,7 @@ def identities(
     }
 
 
+@from_callbacks()
 def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: list[int], folder: pathlib.Path, *,
              tail: int = 1, keepings: dict[str, Keeping | None] | None = None) -> Results:  # fmt: skip
     """Every arm in turn; a finished seed is stored at once and taken up again by the next run.
