@@ -11,6 +11,7 @@ Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0.
            ppo_pp_30, ppo_pp_90: other beta (0 is ppo). The guide is sampled from and asked for nothing else:
            --guide-model DIR is any model of the policy's vocabulary, of any size and shape, here or behind --guide
            ADDRESS, where it is called so.
+Left out:  nothing but the paper's tasks (reviews of films, summaries, common sense).
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
 Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
            by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
