@@ -95,9 +95,9 @@ def machine() -> str | None:
     return platform.machine() if platform.system() == "Linux" and platform.machine() in _ARCHITECTURES else None
 
 
-def pivot_root_number() -> int:
-    """Of the system call on this architecture."""
-    return _CALLS["pivot_root"][_ARCHITECTURES[platform.machine()][0]]
+def number_of(call: str) -> int:
+    """Of a system call on this architecture."""
+    return _CALLS[call][_ARCHITECTURES[platform.machine()][0]]
 
 
 def others_memory_is_closed() -> bool:

@@ -5,6 +5,7 @@ Landlock (files, TCP and signals) and seccomp (system calls). Each promise of ``
 them that this machine has.
 """
 
+import contextlib
 import os
 import resource
 import shutil
@@ -121,6 +122,8 @@ def isolate(private: str, without: frozenset[str], shown: Sequence[str] = ()) ->
     if filters.machine() is None:
         how.missing.append("namespaces, Landlock and seccomp: this is no Linux on x86_64 or aarch64")
         return how
+    with contextlib.suppress(OSError):  # a kernel without keys, or a container that lets nobody have them
+        kernel.leave_keys(filters.number_of("keyctl"))
     _enter_namespaces(how)
     if os.geteuid() == 0 and how.namespaces != "user" and "other_user" not in without:
         _other_user(how)
@@ -207,7 +210,7 @@ def _own_root(base: str, extra: Sequence[str]) -> str:
             kernel.make_read_only(base + path, devices=True)
     private = "/private" if any((path + "/").startswith("/tmp/") for path in extra) else "/tmp"
     os.mkdir(base + private)
-    kernel.pivot_root(base, filters.pivot_root_number())
+    kernel.pivot_root(base, filters.number_of("pivot_root"))
     flags = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(None, "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | flags)
     return private

@@ -21,6 +21,8 @@ _MOUNT_SETATTR = 442  # the same number on every architecture
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _CAPABILITY_VERSION = 0x20080522
 
+_JOIN_SESSION_KEYRING = 1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -75,6 +77,15 @@ def pivot_root(new: str, number: int) -> None:
     call(number, b".", b".")
     unmount(".")
     os.chdir("/")
+
+
+def leave_keys(number: int) -> None:
+    """Leaves the keys that the kernel holds for the session of this process: from here on it has an empty ring.
+
+    Args:
+      number: of ``keyctl`` on this architecture.
+    """
+    call(number, _JOIN_SESSION_KEYRING, None)
 
 
 def _prctl(option: int, argument: int) -> None:

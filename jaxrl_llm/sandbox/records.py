@@ -95,21 +95,22 @@ class Protection(NamedTuple):
 _PROMISES = {
     "network": "no connections, no messages to any address",
     "files": "reads the folders of Python's and the system's libraries, writes its private folder; no content else",
-    "attributes": "changes no modes, owners, times, flags, keys or extended attributes of others' files",
+    "attributes": "changes no modes, owners, times, flags, encryption or extended attributes of others' files",
     "names": "does not learn which other files there are",
     "processes": "signals, traces and shares memory with none of the machine's",
-    "calls": "starts no process, mounts nothing, loads nothing into the kernel, leases no file",
+    "calls": "starts no process, mounts nothing, loads nothing into the kernel, has no keys there, leases no file",
     "disk": "all it writes is bounded, and gone afterwards",
 }
 _RISKS = {
     "network": "It can open connections, to programs of this machine, too, which may do more than it can.",
     "files": "It can read and write whatever this user can, and so reach other processes of this user.",
-    "attributes": "It can change modes, times, flags, keys and extended attributes of this user's files.",
+    "attributes": "It can change modes, times, flags, encryption and extended attributes of this user's files.",
     "names": "It can see that a file exists, its size, owner, times and attributes, where a link points, and when it is"
     " used.",
     "processes": "It can signal processes of its user.",
     "calls": "It can start processes, each with these limits, which are killed when it ends; what it puts into shared"
-    " memory, message queues and keys of the kernel is not counted as its memory and may stay. Where it is the owner of"
+    " memory, message queues and keys of the kernel is not counted as its memory and may stay; keys of its user, though"
+    " not of the session, are within its reach. Where it is the owner of"
     " files that it reads, it can lease them: who opens one waits, 45 seconds at most.",
     "disk": "One file is bounded, the sum is not; its folder is watched and removed.",
 }

@@ -3,7 +3,7 @@
 
 ``{...}`` is filled in by the test: HOST (its process), PORT (a server it runs), REPO (this repository), OUTSIDE (a
 folder that anyone may write to, with a file ``bait`` and sockets ``socket`` and ``datagrams``), MEMORY (a segment that
-it shares).
+it shares), KEY (the name of a key of its session).
 """
 
 from typing import NamedTuple
@@ -298,6 +298,9 @@ CALLS = {
         "def f():\n    d = os.open('{OUTSIDE}/bait', os.O_RDONLY)\n"
         "    return _libc.fcntl(d, 1036, (ctypes.c_uint64 * 1)(2)) == 0\nescaped_if(f)"
     ),
+    "leave_a_key": "escaped_if(lambda: call(248 if x86 else 217, b'user', b'left', b'x', 1, -3) > 0)",
+    "search_the_keys_of_the_session": "escaped_if(lambda: call(250 if x86 else 219, 10, -3, b'user', b'{KEY}', 0) > 0)",
+    "link_the_keys_of_the_user": "escaped_if(lambda: call(250 if x86 else 219, 8, -4, -3) == 0)",
     "large_pipes": "r, w = os.pipe()\nescaped_if(lambda: _libc.fcntl(w, 1031, 1 << 20) >= 0)",
     "fork": "escaped_if(lambda: os.fork() >= 0)",
     "fork_bomb": (

@@ -16,6 +16,7 @@ import tempfile
 
 import pytest
 
+from jaxrl_llm.sandbox import filters, kernel
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Limits
 from tests.sandbox.attacks import ATTACKS, CHEATS, HELPERS
@@ -60,11 +61,15 @@ def outside():
         os.setxattr(folder / "bait", "user.bait", b"x")
     libc = ctypes.CDLL(None, use_errno=True)
     memory = libc.shmget(0, 4096, 0o1666)
+    key = f"jaxrl{port}"
+    with contextlib.suppress(OSError):  # a kernel without keys
+        kernel.call(filters.number_of("keyctl"), 1, b"jaxrl")  # a session of its own, which ends with this process
+        kernel.call(filters.number_of("add_key"), b"user", key.encode(), b"SECRET", 6, -3)
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind(f"\0jaxrl{port}")
     abstract.listen()
     os.environ["SANDBOX_TEST"] = "SECRET"
-    yield {"HOST": os.getpid(), "PORT": port, "REPO": REPO, "OUTSIDE": folder, "MEMORY": memory}
+    yield {"HOST": os.getpid(), "PORT": port, "REPO": REPO, "OUTSIDE": folder, "MEMORY": memory, "KEY": key}
     del os.environ["SANDBOX_TEST"]
     assert libc.shmctl(memory, 0, None) == 0  # nobody removed it before
     for used in (datagrams, named):
@@ -147,6 +152,12 @@ def test_the_statement_names_what_is_not_held(sandbox, full):
     }  # fmt: skip
     if sandbox.machine in expected and full.protection.complete():  # this machine lacks nothing by itself
         assert [name for name in promises if getattr(held, name)] == expected[sandbox.machine]
+
+
+def test_keys_of_the_session_stay_there(sandbox, outside):
+    """Whatever holds a program: it begins with an empty ring of keys."""
+    ran = sandbox.run(_program("search_the_keys_of_the_session", outside))
+    assert ran.status == "ok" and "ESCAPED" not in ran.stdout, ran
 
 
 LEFT = """
