@@ -8,13 +8,14 @@ Equations: r = P(yes) where it says yes, 1 - P(no) where it says no, 0 else (sof
            r~ = (r - mean) / std, 0 where all are equal; REINFORCE with a clip (rloo: leave-one-out baseline;
            reinforce_pp: REINFORCE++ with the group's mean as baseline). The small judge is a decoder that reads both
            numbers digit by digit and writes its verdict, trained on the large one's log. rule: 1 for the same number;
-           rule_soft: shared digits (Jaccard); large: the judge that was distilled, wrong on 5 %; raw: soft rewards as
-           they are.
-Left out:  judges of 7B and 72B parameters, domains beyond three kinds of arithmetic, KL.
+           rule_soft: shared digits (Jaccard); large: the judge that was distilled, wrong on 5 %, or a model of language
+           behind --large-judge ADDRESS; raw: soft rewards as they are.
+Left out:  here, judges of 7B and 72B parameters and domains beyond three kinds of arithmetic; KL.
 Expect:    eval/accuracy small_soft > rule, small_soft >= small and |small - large| < 0.03.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
            is first taught to write either; each seed trains its judge; equal rollouts.
-Run:       python -m experiments.reward_models.cross_domain_rlvr
+Run:       python -m experiments.reward_models.cross_domain_rlvr; at scale --model DIR --data FILE of any domain,
+           --large-judge http://localhost:8000/v1 --large-judge-model NAME: the log that small judges learn is its
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ from collections.abc import Callable
 
 from jaxtyping import Array
 
-from experiments.reward_models.parts import answer_judges, free_answers, text_answers
+from experiments.reward_models.parts import answer_judges, free_answers, large_judges, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -61,9 +62,7 @@ def small_soft(settings, free):
 
 
 def large(settings, free):
-    return answer_judges.without_fitting(
-        answer_judges.large_judge(settings.error_rate, equivalent=free.equivalent, marked=free.marked)
-    )
+    return large_judges.large(settings, free, error_rate=settings.error_rate)
 
 
 def rule(settings, free):
@@ -79,7 +78,7 @@ def of_the_group(rewards, group_ids, *, valid):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(large_judges.Settings):
     """The paper's values where they are known; see EMBEDDED for the small model."""
 
     judge: Callable = small_soft  # of the settings
@@ -115,7 +114,7 @@ BED = experiment.Bed(judges=(("small_soft", "judge/accuracy", 0.75),))
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then REINFORCE on the arm's judge."""
-    free = text_answers.make_free(settings)
+    free = large_judges.by_words(text_answers.make_free(settings), settings)
     judge = settings.judge(settings, free)
     stages = [
         free_answers.warm_stage(settings, steps=settings.warm_steps),

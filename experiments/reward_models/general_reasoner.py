@@ -7,12 +7,14 @@ Equations: R = -0.5 without an answer; [passed] (1 - 0.05 min(10, |tokens of the
            GRPO on the problems that the model solves in 1 to 7 of 8 samples. cot: a decoder reads both numbers, writes
            the canonical form of each and then its verdict; direct: the same decoder writes its verdict at once, from as
            many judged examples; no_length: without the price; all_problems: none is left out; rule: passed if the
-           number is the same; oracle: passed if it is right.
-Left out:  a verifier of 1.5B parameters that reads any text, the data pipeline but for its last filter, KL of 1e-4.
+           number is the same; oracle: passed if it is right; large: by a judge that is wrong on 5 %, or by a model of
+           language behind --large-judge ADDRESS, whom cot and direct then imitate.
+Left out:  here, a verifier of 1.5B parameters; the data pipeline but for its last filter, KL of 1e-4.
 Expect:    eval/accuracy cot > direct > rule; judge/false_positives cot < direct.
 Measure:   held-out chains of 2 and 3 operations, right by residue; references are v or v + m by a coin, and the model
            is first taught to write either; each seed trains its verifier; equal rollouts.
-Run:       python -m experiments.reward_models.general_reasoner
+Run:       python -m experiments.reward_models.general_reasoner; at scale --model DIR --data FILE, whose verifier reads
+           the text of answers, and --large-judge http://localhost:8000/v1 --large-judge-model NAME, whom it imitates
 """
 
 import dataclasses
@@ -21,7 +23,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.reward_models.parts import answer_judges, free_answers, text_answers
+from experiments.reward_models.parts import answer_judges, free_answers, large_judges, text_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -50,6 +52,10 @@ def direct(settings, free):
     )
 
 
+def large(settings, free):
+    return large_judges.large(settings, free, error_rate=0.05)
+
+
 def rule(settings, free):
     return answer_judges.without_fitting(free.exact)
 
@@ -69,7 +75,7 @@ def mixed(rates: np.ndarray) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(large_judges.Settings):
     """The paper's values; see EMBEDDED for the small model."""
 
     steps: int = 700
@@ -96,6 +102,7 @@ ARMS = {
     "no_length": {"length_weight": 0.0},
     "all_problems": {"keep": None},
     "oracle": {"compare": oracle},
+    "large": {"compare": large},
 }
 METHOD = "cot"
 METRICS = ("eval/accuracy", "eval/pass@2", "judge/false_positives", "judge/accuracy", "reward/mean")
@@ -105,7 +112,7 @@ BED = experiment.Bed(judges=(("cot", "judge/accuracy", 0.75),))
 
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the arm's verifier."""
-    free = text_answers.make_free(settings)
+    free = large_judges.by_words(text_answers.make_free(settings), settings)
     verifier = settings.compare(settings, free)
 
     def worth(said, value, answered, answers):

@@ -45,6 +45,9 @@ class FreeBench(NamedTuple):
     size: Callable[[Array], Array]  # tokens of answers
     marked: Callable[[Array, dict[str, Array]], Array]  # a number of (value, answers), by which a judge errs
     log: Any = None  # ``answer_judges.Log``: what generative judges read and write; None: digits
+    logged: Callable[..., Any] | None = None  # that log with another judge's verdicts, where answers are texts
+    words: Callable[..., list[tuple[str, str, str]]] | None = None  # (problem, reference, answer) of (value, row)
+    large: Callable[[Array, Array, dict[str, Array]], Array] | None = None  # a model that compares; None: the truth
 
 
 def references(problems: Sequence[Problem], seed: int = 0) -> np.ndarray:

@@ -6,7 +6,7 @@ its reference, and writes one of three verdicts, the last tokens of the vocabula
 that it imitates has references of the same problem and of others, judged by the verifier.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -94,6 +94,12 @@ def _free(identity: tuple, rate: float) -> FreeBench:
         right = jax.pure_callback(judged, shape, value, answers["row"], vmap_method="sequential")
         return answered & right
 
+    def words(value: np.ndarray, numbers: np.ndarray) -> list[tuple[str, str, str]]:
+        return [
+            (_in_words(problems[int(k)].prompt), given[int(k)], text_of(tokens))
+            for k, tokens in zip(numbers, value, strict=True)
+        ]
+
     def rows_of(split):
         count = split.tokens.shape[0]
         shown = table[:count] if split is found.train else jnp.full((count, MOST_TOKENS), strings.PAD, jnp.int32)
@@ -114,7 +120,13 @@ def _free(identity: tuple, rate: float) -> FreeBench:
         size=lambda value: jnp.sum((value != strings.PAD).astype(jnp.float32), axis=1),
         marked=lambda value, answers: _number(value) + 104729 * _number(answers["reference"]),
         log=_log(found.model, rate, table, equivalent),
+        logged=partial(_log, found.model, rate, table),
+        words=words,
     )
+
+
+def _in_words(prompt: str | list[dict[str, Any]]) -> str:
+    return prompt if isinstance(prompt, str) else "\n\n".join(str(message["content"]) for message in prompt)
 
 
 def _padded(tokenizer: Tokenizer, text: str) -> np.ndarray:
