@@ -13,9 +13,11 @@ HEAD = """# What the scorers of reasoning-gym pay for
 
 reasoning-gym {version} has {count} families of problems, each with a scorer of its own. Some pay for answers that are
 not right. This page is the audit of all of them, made by `python docs/make_reasoning_gym.py`: {n} problems a family at
-its default settings; on each the constants {constants}, the family's most common stored answer and that of its first
-problem, texts that answer nothing ({nothing}), a copy of the prompt, and the stored answer of another problem. What a
-text earns counts **without being right**: the share of problems whose stored answer it is, is taken off. A slow test
+its default settings; on each the constants {constants},
+the family's most common stored answer, that of its first problem and, where they answer a quarter of the problems, its
+two most common ones together, texts that answer nothing ({nothing}),
+a copy of the prompt, its first and its last number, and the stored answer of another problem. What a text earns counts
+**without being right**: the share of problems whose stored answer it is, is taken off. A slow test
 (`tests/verifiers/test_gym.py`) keeps `gym.UNSOUND` and this page as the audit finds them.
 
 Two judges: `gym.verify` gives the family's score, `gym.verify_solved` 1 for full marks and 0 for anything else. Both

@@ -9,11 +9,13 @@ refuses them unless asked, ``verify_solved`` pays for full marks alone. ``docs/r
 """
 
 import base64
+import collections
 import functools
 import json
 import os
 import pickle
 import random
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -31,24 +33,33 @@ _DRAWING = Limits(cpu_s=3600.0, wall_s=3600.0, memory_mb=4096, output_bytes=1 <<
 
 # What ``audit`` finds above ``TOLERATED``, at the default settings of reasoning-gym 0.1.25 (``docs/reasoning-gym.md``).
 UNSOUND: dict[str, str] = {
-    "acre": "'None' earns 0.17 on average without being right",
-    "aiw": "'1/2' earns 0.07 on average without being right",
+    "acre": "'off or on' earns 0.19 on average without being right",
+    "aiw": "'25' earns 0.15 on average without being right",
+    "binary_alternation": "'3.14' earns 0.12 on average without being right",
     "calendar_arithmetic": "'10' earns 0.09 on average without being right",
     "coin_flip": "'0' earns 0.93 on average without being right",
+    "count_bits": "'16 or 15' earns 0.08 on average without being right",
+    "course_schedule": "'False or True' earns 0.35 on average without being right",
     "game_of_life": "'[[0,0,0,0,0,0,0,0,0,0],[0,0 ... earns 0.90 on average without being right",
     "game_of_life_halting": "the prompt earns 1.00 on average without being right",
     "gcd": "'1/2' earns 0.22 on average without being right",
+    "isomorphic_strings": "'True or False' earns 0.34 on average without being right",
     "largest_island": "'10' earns 0.12 on average without being right",
     "letter_counting": "'10' earns 0.23 on average without being right",
+    "mahjong_puzzle": "'Peng or Chi' earns 0.23 on average without being right",
+    "maze": "'25' earns 0.11 on average without being right",
     "mini_sudoku": "'3 1 2 4\\n2 4 3 1\\n4 3 1 2\\n ... earns 0.23 on average without being right",
     "number_sequence": "'10' earns 0.06 on average without being right",
     "polynomial_equations": "'0.0, 0.5909' earns 0.28 on average without being right",
-    "propositional_logic": "'{}' earns 0.09 on average without being right",
+    "prime_factorization": "the first number of the prompt earns 0.41 on average without being right",
+    "propositional_logic": "the last number of the prompt earns 0.09 on average without being right",
     "puzzle24": "the answer of another problem earns 1.00 on average without being right",
+    "ransom_note": "'False or True' earns 0.35 on average without being right",
     "rectangle_count": "'5' earns 0.34 on average without being right",
     "rotate_matrix": "the prompt earns 0.12 on average without being right",
+    "rotten_oranges": "'-1 or 6' earns 0.12 on average without being right",
     "sudoku": "the answer of another problem earns 0.13 on average without being right",
-    "syllogism": "'None' earns 0.15 on average without being right",
+    "syllogism": "'Yes or No' earns 0.30 on average without being right",
     "time_intervals": "the answer of another problem earns 0.38 on average without being right",
 }
 PAID_IN_FULL = ("coin_flip", "game_of_life_halting", "puzzle24")  # where ``verify_solved`` is no remedy
@@ -177,24 +188,34 @@ class Audit(NamedTuple):
         return self.worst(self.full)[1] > TOLERATED
 
 
-CONSTANTS = ("0", "1", "-1", "2", "5", "10", "100", "1/2", "Yes", "No", "True", "False", "None", "A", "[]", "{}")
+CONSTANTS = (
+    "0", "1", "-1", "2", "5", "10", "25", "100", "3.14", "1/2", "Yes", "No", "True", "False", "None", "A", "[]", "{}",
+)  # fmt: skip
 NO_ANSWERS = ("", "I do not know.", "qwerty uiop", "!")
 TOLERATED = 0.06  # what a text may earn on average without being right: many families give 0.05 for the form alone
 
 
 def audit(family: str, n: int = 40, seed: int = 0, **settings: Any) -> Audit:
-    """What a family pays for constants, for texts that answer nothing, a copied prompt and shuffled stored answers.
+    """What a family pays for constants, texts that answer nothing, copies of the prompt and shuffled stored answers.
 
-    The constants are ``CONSTANTS`` and the family's own: its most common stored answer and that of its first problem.
+    The constants are ``CONSTANTS`` and the family's own: its most common stored answer, that of its first problem, and,
+    where they answer a quarter of the problems, its two most common ones together, as who does not want to choose says
+    them. Copied are the prompt and its first and last number.
     """
     drawn = problems(family, n, seed, unsound=True, **settings)
     stored = drawn.solutions
     constants = list(CONSTANTS)
     known_answers = [x for x in stored if x is not None]
     if known_answers:
-        constants += [max(known_answers, key=known_answers.count), known_answers[0]]
+        common = collections.Counter(known_answers).most_common(2)
+        constants += [common[0][0], known_answers[0]]
+        if common[-1][1] > 1 and 4 * sum(count for _, count in common) >= n:  # a family of few answers
+            constants.append(" or ".join(text for text, _ in common))
     texts: dict[str, list[str]] = {repr(text): [text] * n for text in (*constants, *NO_ANSWERS)}
     texts["the prompt"] = drawn.prompts
+    numbers = [re.findall(r"-?\d+", prompt) or ["0"] for prompt in drawn.prompts]
+    texts["the first number of the prompt"] = [found[0] for found in numbers]
+    texts["the last number of the prompt"] = [found[-1] for found in numbers]
     if len(known_answers) == n:
         texts["the answer of another problem"] = [*known_answers[1:], known_answers[0]]
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -82,6 +82,12 @@ def test_an_audit_finds_what_pays_for_junk():
     assert sound.paid["'0'"] == 0.0 and "the answer of another problem" in sound.paid
 
 
+def test_an_audit_finds_what_is_paid_for_not_choosing_and_for_a_number_of_the_prompt():
+    both, copied = gym.audit("course_schedule", 8), gym.audit("prime_factorization", 8)
+    assert " or " in both.unsound() and not both.pays_in_full()
+    assert "the first number of the prompt earns" in copied.unsound() and not copied.pays_in_full()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_the_audit_of_all_families_is_the_list_and_the_page():
