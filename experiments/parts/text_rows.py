@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int
 
-from experiments.parts import strings
+from experiments.parts import rating_judge, strings
 from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.data import problems as problem_tables
@@ -37,7 +37,7 @@ from jaxrl_llm.types import Key, Params
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(rating_judge.Settings):
     """Flags of rows of one's own: prompts with a preferred and another response."""
 
     # FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME; empty: embedded
@@ -50,7 +50,8 @@ class Settings:
     max_new_tokens: int = 256  # columns of a response; rows with a longer one are left out
     scorer: str = ""  # MODULE:FUNCTION of (prompt, response) to a number; empty: a reward model trained on the rows
     scorer_steps: int = 200  # of that reward model
-    judge_model: str = ""  # FOLDER of a language model that says whether a response is good, in the place of both
+    # FOLDER of a language model that says whether a response is good, in the place of both; with --judge its name there
+    judge_model: str = ""
 
 
 COMPILED = 1e8  # parameters of a model whose measurement is one program: it holds the judge's weights as constants
@@ -225,15 +226,20 @@ def make_gold(rows: Rows, settings: Any) -> Callable[[Array, Array], Array]:
     """``gold(prompts, responses) -> [N]``: what the truth of an embedded world is: ``--scorer``, or a reward model.
 
     The reward model is trained by Bradley-Terry on the training rows from the loaded weights, once, and says how many
-    held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked.
+    held-out pairs it orders rightly. With ``--judge-model`` a language model of the same tokenizer is asked, with
+    ``--judge`` one of any behind an address.
 
     Raises:
       UserError: for a judge that cannot be loaded, or that reads other tokens.
     """
+    if settings.scorer and settings.judge:
+        raise UserError(f"--scorer {settings.scorer} and --judge {settings.judge} both judge: drop one")
     if settings.scorer and settings.judge_model:
         raise UserError(f"--scorer {settings.scorer} and --judge-model {settings.judge_model} both judge: drop one")
     if settings.scorer:
         return _by_function(rows.model, settings.scorer)
+    if settings.judge:
+        return _by_texts(rows.model, rating_judge.make(settings))
     if settings.judge_model:
         return _by_model(rows, settings)
     world = world_maker(rows, settings)(0, rows.train.prompts.shape[1], rows.train.chosen.shape[1])
@@ -311,20 +317,32 @@ def fit_pairs(score: Callable[[Params, Array, Array], Array], rows: Rows, settin
 
 
 def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Array]:
-    """A judge of texts, asked from inside compiled programs too."""
-    judge, tokenizer = own(name, "--scorer"), model.tokenizer
+    judge = own(name, "--scorer")
+
+    def scores(cases: Sequence[tuple[str, str]]) -> list[float]:
+        said = [float(judge(*case)) for case in cases]
+        for value in said:
+            if not np.isfinite(value):
+                raise UserError(f"--scorer {name} gave {value}, which is no finite number")
+        return said
+
+    return _by_texts(model, scores)
+
+
+def _by_texts(
+    model: parts.Model, scores: Callable[[Sequence[tuple[str, str]]], list[float]]
+) -> Callable[[Array, Array], Array]:
+    """A judge of pairs of prompt and response as texts, asked from inside compiled programs too."""
+    tokenizer = model.tokenizer
 
     def asked(prompts: Any, responses: Any) -> np.ndarray:
         ends = set(tokenizer.eos_ids)
-        said = []
+        cases = []
         for prompt, response in zip(np.asarray(prompts), np.asarray(responses), strict=True):
             stop = next((k for k, token in enumerate(response) if int(token) in ends), len(response))
             text = tokenizer.decode([int(t) for t in prompt if t != strings.PAD])
-            value = float(judge(text, tokenizer.decode(response[:stop].tolist())))
-            if not np.isfinite(value):
-                raise UserError(f"--scorer {name} gave {value}, which is no finite number")
-            said.append(value)
-        return np.asarray(said, np.float32)
+            cases.append((text, tokenizer.decode(response[:stop].tolist())))
+        return np.asarray(scores(cases), np.float32)
 
     def gold(prompts: Array, responses: Array) -> Array:
         shape = jax.ShapeDtypeStruct((prompts.shape[0],), jnp.float32)

@@ -20,6 +20,7 @@ from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import options
 from tests import close
+from tests.endpoint_for_tests import serving
 from tests.experiments.test_smoke import FILES, _name
 from tests.models_for_tests import byte_model
 
@@ -183,6 +184,49 @@ def test_a_language_model_judges(own):
     close.assert_same_forward(gold(wider, table.chosen), first, config, columns=wider.shape[1] + 16)
 
 
+def rated(request):
+    """Longer responses are better, up to ten; a response with a 7 gets words alone."""
+    response = request["messages"][-1]["content"].rpartition("Response:\n")[2]
+    return "Hard to say." if "7" in response else f"Well written in 2 lines: {min(len(response), 10)}/10."
+
+
+def test_a_model_behind_an_address_rates(own, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("openai")
+    monkeypatch.chdir(tmp_path)
+    with serving(monkeypatch, reply=rated) as server:
+        of_rows = text_rows.Settings(data=own[3], max_new_tokens=16, judge=server.address, judge_model="someone")
+        both = dataclasses.asdict(options.ModelSettings(model=own[1])) | dataclasses.asdict(of_rows)
+        settings = types.SimpleNamespace(**both, learning_rate=1e-3)
+        rows = text_rows.opened(settings)
+        gold, table = text_rows.make_gold(rows, settings), rows.heldout
+        decode = rows.model.tokenizer.decode
+        texts = [decode([t for t in row if t >= 0 and t not in rows.model.tokenizer.eos_ids])
+                 for row in np.asarray(table.chosen).tolist()]  # fmt: skip
+        want = [5.5 if "7" in text else min(len(text), 10) for text in texts]
+        assert {5.5} < set(want)
+        np.testing.assert_array_equal(jax.jit(gold)(table.prompts, table.chosen), want)
+        asked = len(server.seen)
+        np.testing.assert_array_equal(gold(table.prompts, table.chosen), want)
+        assert len(server.seen) == asked  # ratings are kept
+        assert capsys.readouterr().err.count("which is no rating and counts as 5.5") == 1
+        assert "Say" in server.seen[1]["messages"][0]["content"]
+        server.reply = lambda request: "No idea."
+        settings.endpoint_seed = 1
+        with pytest.raises(UserError, match="^--judge http.*: asked for a number from 1 to 10 it says 'No idea.'"):
+            text_rows.make_gold(rows, settings)
+
+
+@pytest.mark.slow
+def test_two_steps_by_ratings(own, monkeypatch, tmp_path):
+    pytest.importorskip("openai")
+    monkeypatch.chdir(tmp_path)
+    module = importlib.import_module("experiments.preference.rpo")
+    with serving(monkeypatch, reply=rated) as server:
+        words = [*own, "--judge", server.address, "--judge-model", "someone", "--arm", *list(module.ARMS)[:2]]
+        found = cli.run(module, ["--smoke", "--seeds", "1", "--out", str(tmp_path / "run"), *words])
+    assert all(1 <= arm.metrics["eval/gold"][0] <= 10 for arm in found.arms.values())
+
+
 def test_a_file_makes_everything_from_the_task_that_it_is_given():
     module = importlib.import_module("experiments.preference.rpo")
     task = tasks.embedded(module)
@@ -205,6 +249,9 @@ WRONG = {
     "no model": ("preference.rpo", ["--data", "FILE"], "--data FILE needs --model FOLDER"),
     "flag of rows": ("preference.rpo", ["--scorer", "a:b"], "--scorer is of rows of your own"),
     "two judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge-model", "nano"], "both judge: drop one"),
+    "judges": ("preference.rpo", ["MODEL", "--scorer", "mine:f", "--judge", "http://x"], "both judge: drop one"),
+    "no name": ("preference.rpo", ["MODEL", "--judge", "http://x"], "--judge http://x needs --judge-model NAME"),
+    "judge of rows": ("preference.rpo", ["--judge", "http://x"], "--judge is of rows of your own"),
     "other tokens": ("preference.rpo", ["MODEL", "--judge-model", "nano"], "--judge-model nano reads other tokens"),
     "no such judge": ("preference.rpo", ["MODEL", "--scorer", "nowhere:f"], "--scorer nowhere:f"),
     "too long": ("preference.rpo", ["MODEL", "--max-new-tokens", "3"], "raise --max-prompt-tokens or --max-new-tokens"),

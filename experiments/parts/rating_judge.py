@@ -1,0 +1,83 @@
+"""A model of language behind an address that rates responses to prompts of one's own from 1 to 10."""
+
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.tools import endpoints
+
+LEAST, MOST = 1.0, 10.0
+ASK = (
+    "How good is the response to the prompt below? Judge whether it does what is asked, is right, safe and well "
+    "written. Think in a few sentences if you have to, and end with one number from 1 (poor) to 10 (excellent).\n\n"
+    "Prompt:\n{}\n\nResponse:\n{}"
+)
+_NUMBER = re.compile(r"(?<![\d.])(10|[1-9])(?:\.0+)?(?:\s*/\s*10)?(?![\d/]|\.\d)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(endpoints.Settings):
+    """Flags of a judge behind an address."""
+
+    judge: str = ""  # address of the model that rates responses, https://HOST/v1; its name there is --judge-model
+    endpoint_temperature: float = 0.0  # of its ratings
+
+
+def rating(reply: str) -> float | None:
+    """The last whole number from 1 to 10 of a reply, with or without ``/10`` behind it.
+
+    >>> [rating(text) for text in ("Polite, 2 faults: 7/10.", "**8**", "in 2024 or 11 it was 9.5", "none")]
+    [7.0, 8.0, None, None]
+    """
+    found = _NUMBER.findall(reply)
+    return float(found[-1]) if found else None
+
+
+def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
+    """``ratings([(prompt, response), ...])`` of the model behind ``settings.judge``, which has rated one response.
+
+    Equal questions are asked once. A response about which nothing is said that can be read gets the middle, 5.5; that
+    is told once.
+
+    Raises:
+      UserError: without a name, and where the model rates nothing; RunStopped: where nothing answers.
+    """
+    where = f"--judge {settings.judge}"
+    if not settings.judge_model:
+        raise UserError(f"{where} needs --judge-model NAME, by which the server knows its model")
+    cache = f"runs/judges/{settings.judge_model.replace('/', '_')}.jsonl"
+    asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
+    chat = endpoints.from_settings(asks, settings.judge, settings.judge_model, cache=cache)
+    told: list[str] = []
+
+    def one(case: tuple[str, str]) -> float:
+        try:
+            said = chat([{"role": "user", "content": ASK.format(*case)}])
+        except endpoints.Unanswered as error:
+            said = str(error)
+        found = rating(said)
+        if found is None and not told:
+            told.append(said)
+            print(
+                f"note: {where} said {said[:80]!r}, which is no rating and counts as 5.5", file=sys.stderr, flush=True
+            )
+        return (LEAST + MOST) / 2 if found is None else found
+
+    def ratings(cases: Sequence[tuple[str, str]]) -> list[float]:
+        different = sorted(set(cases))
+        with ThreadPoolExecutor(settings.endpoint_concurrency) as pool:
+            known = dict(zip(different, pool.map(one, different), strict=True))
+        return [known[case] for case in cases]
+
+    try:
+        first = chat([{"role": "user", "content": ASK.format("Say hello.", "Hello!")}])
+    except endpoints.Unanswered as error:
+        raise UserError(f"{where}: {error}") from error
+    if rating(first) is None:
+        raise UserError(f"{where}: asked for a number from 1 to 10 it says {first[:80]!r}; raise "
+                        "--endpoint-reply-tokens, or take another model")  # fmt: skip
+    return ratings
