@@ -201,8 +201,10 @@ _TYPES = frozenset({int, float, complex, str, bytes, bool, list, tuple, set, fro
 class _Callback:
     """In the program, a function of the tests: it runs on their side."""
 
-    def __init__(self, solver: "_Solver", number: int):
+    def __init__(self, solver: "_Solver", number: int, name: str):
         self._solver, self._number = solver, number
+        self.__name__ = self.__qualname__ = name  # which decorators hand on
+        self.__doc__ = None
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._solver.call_back(self._number, arguments, named)
@@ -249,9 +251,9 @@ class _Solver:
             return self.objects[reference]
         kind, *rest = reference
         if kind == "iterator":
-            return _Iterator(self.held(["tests", *rest]))
+            return _Iterator(self.held(["tests", *rest, "__next__"]))
         if kind == "tests":
-            return self.callbacks.setdefault(rest[0], _Callback(self, rest[0]))
+            return self.callbacks.setdefault(rest[0], _Callback(self, *rest))
         return getattr(builtins, rest[0]) if kind == "builtin" else self.target(rest)
 
     def target(self, path: list) -> Any:
@@ -434,7 +436,7 @@ class _Asker:
         if not callable(value):
             raise Unfit(f"a {type(value).__name__} of the tests cannot be handed to the program")
         self.mine.append(value)
-        return ["tests", len(self.mine) - 1]
+        return ["tests", len(self.mine) - 1, str(getattr(value, "__name__", type(value).__name__))]
 
     def held(self, reference: Any) -> Any:
         """What a reference of the program stands for."""

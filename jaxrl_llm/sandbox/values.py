@@ -17,7 +17,11 @@ _CONTAINERS = {list: "l", tuple: "t", set: "s", frozenset: "z"}
 _BACK = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _DICTS = {collections.Counter: "C", collections.OrderedDict: "O", dict: "d"}
 _DICTS_BACK = {tag: base for base, tag in _DICTS.items()}
-_VIEWS = {type({}.keys()): "K", type({}.values()): "V", type({}.items()): "I"}
+_VIEWS = {
+    type(view): tag
+    for kind in (dict, collections.OrderedDict)  # whose views have types of their own
+    for view, tag in ((kind().keys(), "K"), (kind().values(), "V"), (kind().items(), "I"))
+}
 
 
 class Unreadable(ValueError):

@@ -190,6 +190,12 @@ def kind(x, t): return isinstance(x, t)
 def make(t, *a): return t(*a)
 def queue(xs): return collections.deque(xs, 3)
 def count(xs): return collections.Counter(xs)
+def views(d): return [ordered(d).keys(), ordered(d).items()]
+def ordered(d): return collections.OrderedDict(d)
+def wrapped(g):
+    @functools.wraps(g)
+    def h(*a): return g(*a)
+    return h
 """
 
 
@@ -208,6 +214,9 @@ def count(xs): return collections.Counter(xs)
         "assert str(price('1.10')) == '2.20' and price(2) == 4",
         "assert table(3).keys() == {0, 1, 2} and list(table(2).values()) == [0, 1]",
         "assert make(Box, table(2)).keys() == {0, 1}",
+        "d = ordered({'b': 1, 'a': 2})\nassert d == {'b': 1, 'a': 2} and list(d) == ['b', 'a']",
+        "assert views({'b': 1, 'a': 2}) == [{'a', 'b'}, {('a', 2), ('b', 1)}]",
+        "@wrapped\ndef cube(x): return x ** 3\nassert cube(2) == 8 and cube.__name__ == 'cube'",
         "p = Point(1, 2)\nassert p == (1, 2) and p.x == 1 and p._replace(y=3) == (1, 3)",
         "assert queue(range(5)) == __import__('collections').deque([2, 3, 4]) and count('aab').most_common(1) == [('a', 2)]",
         "assert apply(lambda x: x + 1, 3) == 4 and apply(lambda x: [x, x], 'a', times=2) == [['a', 'a'], ['a', 'a']]",
