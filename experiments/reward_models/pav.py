@@ -7,12 +7,12 @@ Claim:     a step should be rewarded by how much it raises a prover's chance of 
 Equations: Q(prefix) = P(the prover completes it rightly), by a head on the base model's hidden states fitted to
            completions; A_h = Q_h - Q_{h-1}; best of K: 1 - (1 - Q)^K; reward alpha A_h at the end of step h, 1 for a
            right answer at the end; PPO with a value head, lambda = 1. pav: K = 4, pav_1, pav_32: others. weak: the
-           prover samples at temperature 1.6; strong: it was taught right solutions first. pits: half of the
-           completions seek the first prefix that none finishes, the others are spent there and one step before, and
-           nothing behind is learnt. chance: alpha Q_h. outcome: alpha = 0; low, high: 0.3, 3. search: no training;
-           beams of two prefixes, each continued by four steps, the best by Q go on, against the best of eight whole
-           samples by the same head.
-Left out:  provers of other families, KL; alpha is 1 where the paper has about 5 for larger models.
+           prover samples at temperature 1.6; strong: it was taught right solutions first; --prover-model DIR is any
+           model of the policy's vocabulary, of any size and shape. pits: half of the completions seek the first prefix
+           that none finishes, the others are spent there and one step before, and nothing behind is learnt. chance:
+           alpha Q_h. outcome: alpha = 0; low, high: 0.3, 3. search: no training; beams of two prefixes, each continued
+           by four steps, the best by Q go on, against the best of eight whole samples by the same head.
+Left out:  KL; provers of another vocabulary; alpha is 1 where the paper has about 5 for larger models.
 Expect:    eval/accuracy after half of the run pav > outcome; at the end pav > pav_1, > pav_32, > weak and > strong;
            eval/steps chance > outcome; search/gain, beam search less best of samples, above 0.
 Measure:   held-out chains of 3 and 4 operations; each seed has its own verifier; equal rollouts (the verifier's own
@@ -47,6 +47,7 @@ class Settings(recipes.OnlineSettings):
     verified_prompts: int = 512  # whose prefixes the verifier learns
     completions: int = 20
     prover: Prover = progress_verifier.BASE
+    prover_model: str = ""  # who completes: a folder or a bundled model of --model's vocabulary; empty: --model
     spend: Callable = progress_verifier.everywhere  # on which prefixes the completions are spent
     stages: int = 1  # 0: the base searches with the verifier
     searched: int = 64  # problems
@@ -92,7 +93,8 @@ def build(settings: Settings) -> experiment.Plan:
     most = settings.max_new_tokens // 4
     fit = progress_verifier.make_verifier(
         settings, prompts=settings.verified_prompts, completions=settings.completions,
-        most=max(settings.levels or (4,)), prover=settings.prover, spend=settings.spend,
+        most=max(settings.levels or (4,)), prover=settings.prover,
+        prover_model=settings.prover_model, spend=settings.spend,
     )  # fmt: skip
 
     def token_rewards(params, extras, rows, rewards):

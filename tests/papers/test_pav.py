@@ -1,13 +1,17 @@
 """Process advantage verifiers: provers, progress that telescopes, and a head that learns chances of success."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import pav
 from experiments.reward_models.parts import progress_verifier, step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
 from tests import close
@@ -153,3 +157,34 @@ def test_prefixes_and_their_measured_success():
     near = progress_verifier.measured_success(found, settings, rows, keep, completions=4)
     far = progress_verifier.measured_success(found, settings, rows, rows.mask & False, completions=4)
     assert float(near.mean()) > float(far.mean()) and float(near.mean()) > 0.8
+
+
+SMALL = recipes.OnlineSettings(levels=(3,), train_problems=12, eval_problems=4, max_new_tokens=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prover", [progress_verifier.BASE, progress_verifier.STRONG._replace(taught_steps=1)])
+def test_a_prover_of_another_shape_completes(prover):
+    """Prefixes and features are the base model's; only who completes them is another, taught or not."""
+    found = recipes.bench(SMALL)
+    proves = progress_verifier.bench_of_prover(found, "tiny", new_tokens=SMALL.max_new_tokens)
+    assert proves.model.params["embed"].shape != found.model.params["embed"].shape
+    taught = progress_verifier.prover_params(proves, SMALL, prover, jax.random.key(0))
+    assert jax.tree.map(jnp.shape, taught) == jax.tree.map(jnp.shape, proves.model.params)
+    assert prover.taught_steps == 0 or (taught["embed"] != proves.model.params["embed"]).any()
+    sizes = {"prompts": 12, "completions": 3, "most": 2}
+    own, other = (
+        progress_verifier.make_verifier(SMALL, **sizes, prover=prover, prover_model=name)(jax.random.key(0))
+        for name in ("", "tiny")
+    )
+    assert own.weight.shape == other.weight.shape == (found.model.config.hidden_size,)
+    assert np.isfinite(other.weight).all() and (own.weight != other.weight).any()
+
+
+def test_a_prover_that_cannot_complete_is_refused():
+    found = recipes.bench(SMALL)
+    assert progress_verifier.bench_of_prover(found, "", new_tokens=14) is found
+    with pytest.raises(UserError, match="^--prover-model tiny has 512 positions, and a row takes up to"):
+        progress_verifier.bench_of_prover(found, "tiny", new_tokens=250)
+    with pytest.raises(UserError, match="^--prover-model no/such: no bundled model"):
+        pav.build(dataclasses.replace(pav.Settings(), **pav.EMBEDDED | pav.SMOKE, prover_model="no/such"))

@@ -1,8 +1,8 @@
 """Process verifiers on the base model's hidden states: a prover's chance of success, and whether a step is right.
 
-The prover is the base model, a hotter or a taught one. Its chance of success at a prefix is measured by completions,
-learnt by a head on the base model's hidden states, and read off by that head while a policy trains. The right steps
-of a policy's own samples teach another such head, a process reward model.
+The prover is the base model, a hotter or a taught one, or another model of its vocabulary. Its chance of success at a
+prefix is measured by completions, learnt by a head on the base model's hidden states, and read off by that head while a
+policy trains. The right steps of a policy's own samples teach another such head, a process reward model.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.beside import load_beside
 from experiments.reward_models.parts import step_labels
 from experiments.reward_models.parts import steps as reader
 from jaxrl_llm.advantages import process
@@ -50,7 +51,7 @@ def prefix_prompts(rows: Trajectories, keep: Bool[Array, "B T"], *, pad_id: int)
 
 
 class Prover(NamedTuple):
-    """Who completes prefixes: the base model at a temperature, after so many supervised steps on right solutions."""
+    """Who completes prefixes: a model at a temperature, after so many supervised steps on right solutions."""
 
     temperature: float = 1.0
     taught_steps: int = 0
@@ -59,8 +60,24 @@ class Prover(NamedTuple):
 BASE, WEAK, STRONG = Prover(), Prover(temperature=1.6), Prover(taught_steps=60)
 
 
+def bench_of_prover(found: Bench, name: str, *, new_tokens: int) -> Bench:
+    """The bench with the model ``name`` in the place of the base model, whose tokens it reads and writes.
+
+    Args:
+      name: a folder or a bundled model of any shape; empty: the base model.
+      new_tokens: of a response. A completion begins behind a whole one at most.
+
+    Raises:
+      UserError: as ``load_beside``.
+    """
+    if not name:
+        return found
+    tokens = found.train.tokens.shape[1] + 2 * new_tokens
+    return found._replace(model=load_beside("--prover-model", name, found.model, tokens=tokens))
+
+
 def prover_params(found: Bench, settings: OnlineSettings, prover: Prover, key: Key) -> Params:
-    """The prover's weights: those of the base model, or of one that was taught."""
+    """The prover's weights: those of the bench's model, or of one that was taught."""
     params = found.model.params
     if not prover.taught_steps:
         return params
@@ -74,7 +91,7 @@ def measured_success(
     found: Bench, settings: OnlineSettings, rows: Trajectories, keep: Bool[Array, "B T"], *, completions: int,
     params: Params | None = None, temperature: float | None = None, key: Key | None = None,
 ) -> Float[Array, " B"]:  # fmt: skip
-    """How often a prover, by default the base model, finishes each kept prefix with the right answer."""
+    """How often a prover, by default the bench's model, finishes each kept prefix with the right answer."""
     tokens, valid, response = prefix_prompts(rows, keep, pad_id=found.model.tokenizer.pad_id)
     roll = recipes.rollout_of(settings, found, group_size=completions, temperature=temperature)
     ids = jnp.arange(tokens.shape[0], dtype=jnp.int32)
@@ -184,7 +201,7 @@ def around_pits(measured: Measured, there: Bool[Array, "B K"], completions: int)
 
 def make_verifier(
     settings: OnlineSettings, *, prompts: int, completions: int, most: int, prover: Prover = BASE,
-    spend: Callable[[Measured, Array, int], tuple[Array, Array]] = everywhere,
+    prover_model: str = "", spend: Callable[[Measured, Array, int], tuple[Array, Array]] = everywhere,
 ) -> Callable[[Key], Verifier]:  # fmt: skip
     """``fit(key)``: completions of the prefixes of two responses to each of some training prompts, then the head.
 
@@ -192,9 +209,11 @@ def make_verifier(
 
     Args:
       most: steps of a response whose ends are prefixes; the prompt alone is one, too.
+      prover_model: who completes, see ``bench_of_prover``; prefixes and hidden states are the base model's.
       spend: which prefixes are completed how often, ``everywhere`` or ``around_pits``.
     """
     found, stepped = recipes.bench(settings), step_labels.make_stepped(settings)
+    proves = bench_of_prover(found, prover_model, new_tokens=settings.max_new_tokens)
     own = settings.temperature * prover.temperature
 
     def examples(params, key):
@@ -204,7 +223,7 @@ def make_verifier(
         def measured(count, number, drawn):
             keep = rows.mask & steps.inside & (steps.ids < jnp.asarray(number, jnp.int32).reshape(-1, 1))
             return measured_success(
-                found, settings, rows, keep, completions=count, params=params, temperature=own,
+                proves, settings, rows, keep, completions=count, params=params, temperature=own,
                 key=jax.random.fold_in(key, 100 + drawn),
             )  # fmt: skip
 
@@ -215,7 +234,7 @@ def make_verifier(
         return features.reshape(-1, features.shape[-1]), rates.reshape(-1), weights.reshape(-1)
 
     def fit(key):
-        params = prover_params(found, settings, prover, jax.random.fold_in(key, 1))
+        params = prover_params(proves, settings, prover, jax.random.fold_in(key, 1))
         return fit_head(*examples(params, jax.random.fold_in(key, 2)))
 
     return fit
