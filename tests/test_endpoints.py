@@ -199,3 +199,10 @@ def test_a_model_goes_on_behind_a_text_or_token_ids(server, tmp_path):
         complete("three")
     again = endpoints.make_completion(server.address, "m", cache=path, temperature=1.0, max_tokens=7, seed=5)
     assert again("two") == endpoints.Written("two!", False) and len(server.seen) == 4
+
+
+def test_what_is_asked_in_the_middle_of_a_step_is_of_one_process(monkeypatch):
+    endpoints.check_one_process("--judge http://x")
+    monkeypatch.setattr(endpoints.jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match="^--judge http://x is asked in the middle of a step, .* run without --hosts$"):
+        endpoints.check_one_process("--judge http://x")

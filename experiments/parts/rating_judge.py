@@ -49,6 +49,7 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
     where = f"--judge {settings.judge}"
     if not settings.judge_model:
         raise UserError(f"{where} needs --judge-model NAME, by which the server knows its model")
+    endpoints.check_one_process(where)
     cache = f"runs/judges/{settings.judge_model.replace('/', '_')}.jsonl"
     asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
     chat = endpoints.from_settings(asks, settings.judge, settings.judge_model, cache=cache)

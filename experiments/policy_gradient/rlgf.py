@@ -94,6 +94,7 @@ def server(settings) -> endpoints.Completion:
     """
     if not settings.guide_model:
         raise UserError(f"--guide {settings.guide} needs --guide-model NAME, by which the server knows its model")
+    endpoints.check_one_process(f"--guide {settings.guide}")
     complete = endpoints.make_completion(
         settings.guide, settings.guide_model, cache=f"runs/guides/{settings.guide_model.replace('/', '_')}.jsonl",
         budget=endpoints.budget_of(settings), temperature=settings.endpoint_temperature,

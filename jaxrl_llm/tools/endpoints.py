@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxrl_llm.errors import DataError, RunStopped, UserError, extra_module
 from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
@@ -92,6 +94,12 @@ def from_settings(settings: Settings, address: str, model: str, *, cache: str | 
         address, model, cache=cache, budget=budget_of(settings), temperature=settings.endpoint_temperature,
         max_tokens=settings.endpoint_reply_tokens, seed=settings.endpoint_seed,
     )  # fmt: skip
+
+
+def check_one_process(flag: str) -> None:
+    """Raises UserError where several processes run: each would ask in the middle of a step, and hear something else."""
+    if jax.process_count() > 1:
+        raise UserError(f"{flag} is asked in the middle of a step, by one process; run without --hosts")
 
 
 def budget_of(settings: Settings) -> Budget:

@@ -62,6 +62,7 @@ def open_judge(settings: Settings, free: FreeBench) -> endpoints.Chat | None:
         raise UserError(f"{where} needs --large-judge-model NAME, by which the server knows its model")
     if free.words is None:
         raise UserError(f"{where} compares texts, and --data {settings.data} is generated; give rows of your own")
+    endpoints.check_one_process(where)
     cache = f"runs/judges/{settings.large_judge_model.replace('/', '_')}.jsonl"
     chat = endpoints.from_settings(settings, settings.large_judge, settings.large_judge_model, cache=cache)
     try:
