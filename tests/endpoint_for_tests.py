@@ -15,7 +15,8 @@ def capitals(request):
 
 
 class Server:
-    """``plan`` holds the status codes of the next requests, ``seen`` all requests, ``most`` how many came at once."""
+    """``plan`` holds the status codes of the next requests (or names of what is no reply), ``seen`` all requests, and
+    ``most`` how many came at once."""
 
     def __init__(self, reply=capitals, wait_s=0.0):
         self.reply, self.wait_s, self.plan, self.seen = reply, wait_s, [], []
@@ -61,10 +62,14 @@ class Server:
             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
         }  # fmt: skip
         raw = json.dumps(body if status == 200 else {"error": {"message": "no"}}).encode()
+        kind = "application/json"
+        if isinstance(status, str):  # a good status, and no reply: a proxy's page, half of one, another's
+            raw = {"page": b"<html>", "cut": raw[:9], "other": b'{"hello": 1}'}[status]
+            kind, status = "text/html" if status == "page" else kind, 200
         with self.lock:
             self.now -= 1
         handler.send_response(status)
-        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Type", kind)
         handler.send_header("Content-Length", str(len(raw)))
         handler.send_header("Retry-After", "0.01")
         handler.send_header("Connection", "close")

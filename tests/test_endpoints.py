@@ -74,7 +74,7 @@ def test_passing_trouble_is_tried_again_and_a_refused_question_is_no_reply(serve
             chat(_said(f"two {status}"))
 
 
-@pytest.mark.parametrize("trouble", ["away", "500", "429"])
+@pytest.mark.parametrize("trouble", ["away", "500", "429", "page", "cut", "other"])
 def test_a_lost_endpoint_is_waited_for_and_that_is_said_once(server, tmp_path, trouble):
     told = []
     budget = endpoints.Budget(retries=0)
@@ -83,7 +83,7 @@ def test_a_lost_endpoint_is_waited_for_and_that_is_said_once(server, tmp_path, t
     if trouble == "away":
         server.down()
     else:
-        server.plan = [int(trouble)] * 10_000
+        server.plan = [{"500": 500, "429": 429}.get(trouble, trouble)] * 10_000
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(chat, _said(f"w{k}")) for k in range(4)]
         assert soon(lambda: told)

@@ -242,6 +242,8 @@ class _Line:
                 with self.gate:
                     answers = self.answers
                     reply = create(**request)
+                if not isinstance(getattr(reply, "choices", None), list):
+                    raise ValueError("what came is no reply of a model, as a proxy's page is none")
             except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
                 self.refund()
                 raise Unanswered(f"{self.name}: {_said(error)}") from error
@@ -249,7 +251,7 @@ class _Line:
                 self.refund()
                 raise RunStopped(f"{self.name}: {_said(error)}; check the address, the model's name and the key"
                                  ) from error  # fmt: skip
-            except openai.OpenAIError as error:
+            except (openai.OpenAIError, ValueError) as error:  # ValueError: no JSON, or other JSON
                 self.refund()
                 self.lost(error, answers)
                 time.sleep(pause)
