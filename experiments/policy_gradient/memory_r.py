@@ -7,9 +7,11 @@ Claim:     with tiny models most groups earn nothing; intrinsic rewards from an 
            collapse the responses.
 Equations: R = r + 0.5 minmax(max_b cos(e, b)) over the bank of successes + 0.5 minmax(1 - max_b cos(e, b)) over that of
            failures, minmax within the group, banks of the K nearest prompts; GRPO on R. memory_r: successes alone;
-           format: 0.1 for any answer instead; other_prompt: the banks of another prompt of the batch (control).
-Left out:  the sentence encoder: prompts and responses are hashed pairs of tokens here. K, both weights and the sizes of
-           the memory are not the paper's (its code asks 1 of 1,000 prompts with 50 responses each).
+           format: 0.1 for any answer instead; other_prompt: the banks of another prompt of the batch (control). e:
+           hashed pairs of tokens; states: the mean of the base model's hidden states; --encoder-model DIR: of another
+           model of its vocabulary, such as a sentence encoder made from it.
+Left out:  K, both weights and the sizes of the memory are not the paper's (its code asks 1 of 1,000 prompts with 50
+           responses each).
 Expect:    eval/accuracy: memory_r_plus > grpo; eval/tokens: memory_r_plus > grpo - 3.
 Measure:   held-out Countdown with four numbers, where the start solves 6 %; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.memory_r
@@ -42,7 +44,8 @@ class Settings(recipes.OnlineSettings):
     neighbours: int = 3  # remembered prompts that are asked
     queries: int = 512  # prompts in memory
     responses: int = 16  # to each
-    width: int = 64  # of an embedding
+    encoder_model: str = ""  # base: --model; a folder or bundled model of its vocabulary; empty: hashed pairs of tokens
+    width: int = 64  # of an embedding of pairs
     shift: int = 0  # groups between a prompt and the one whose memories it gets
 
 
@@ -60,6 +63,7 @@ ARMS = {
     "memory_r": {"avoid": 0.0},
     "format": {"resemble": 0.0, "avoid": 0.0, "ended": 0.1},
     "other_prompt": {"shift": 1},
+    "states": {"encoder_model": "base"},
 }
 METHOD = "memory_r_plus"
 METRICS = ("eval/accuracy", "eval/pass@4", "group/degenerate_fraction", "policy/entropy", "eval/tokens")
@@ -87,11 +91,14 @@ def build(settings: Settings) -> experiment.Plan:
     policy, size = bench.model.policy, settings.group_size
     advantages = builders.per_response(group.group_normalized_advantages)
     plain = builders.make_estimate(policy, advantages, temperature=settings.temperature)
+    longest = bench.train.tokens.shape[1] + settings.max_new_tokens
+    encode, width = episodic_memory.make_encoder(
+        settings.encoder_model, bench.model, width=settings.width, tokens=longest
+    )
 
     def estimate(params, extras, rows, rewards):
         prompt = (rows.segment_ids > 0) & ~rows.mask
-        queries = episodic_memory.ngram_embedding(rows.tokens, prompt, width=settings.width)
-        responses = episodic_memory.ngram_embedding(rows.tokens, rows.mask, width=settings.width)
+        queries, responses = encode(rows.tokens, prompt), encode(rows.tokens, rows.mask)
         bonus = episodic_memory.memory_rewards(
             *declared(Memories, extras),
             jnp.roll(queries, settings.shift * size, axis=0),
@@ -113,7 +120,7 @@ def build(settings: Settings) -> experiment.Plan:
         return state.extras | Memories(successes, failures)._asdict()
 
     def extras(params, key):
-        sizes = settings.queries, settings.responses, settings.width
+        sizes = settings.queries, settings.responses, width
         return Memories(episodic_memory.empty_memory(*sizes), episodic_memory.empty_memory(*sizes))._asdict()
 
     def bonus(logp, entropy, batch):

@@ -1,10 +1,13 @@
 """Episodic memory: worked numbers, overwriting, a plain-Python memory, empty memories."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.policy_gradient.parts import episodic_memory
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
 from tests import close
 
 rng = np.random.default_rng(13)
@@ -90,3 +93,41 @@ def test_refusals():
         )
     with pytest.raises(ValueError, match="n=0"):
         episodic_memory.ngram_embedding(jnp.zeros((1, 3), jnp.int32), jnp.ones((1, 3), bool), n=0)
+
+
+def test_states_of_a_model_against_a_loop():
+    """Each text by itself, without padding and without what stands before it; equal texts have cosine 1."""
+    model = recipes.bench(recipes.OnlineSettings(train_problems=4, eval_problems=4, max_new_tokens=12)).model
+    encode, width = episodic_memory.make_encoder("base", model, width=9, tokens=12)
+    assert width == model.config.hidden_size
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(3, model.config.vocab_size, (4, 12)), jnp.int32)
+    tokens = tokens.at[3, 6:9].set(tokens[0, 2:5])
+    mask = np.zeros((4, 12), bool)
+    mask[0, 2:5], mask[1, :7], mask[3, 6:9] = True, True, True  # the third has no token
+    found = np.asarray(encode(tokens, jnp.asarray(mask)))
+    for row in (0, 1, 3):
+        text = tokens[row][mask[row]][None]
+        ones = jnp.ones(text.shape, jnp.int32)
+        alone = np.asarray(model.policy.hidden(model.params, text, jnp.cumsum(ones, 1) - 1, ones), np.float64)[0]
+        want = alone.mean(0) / np.linalg.norm(alone.mean(0))
+        close.assert_same_forward(found[row], want, model.config, columns=12)
+    assert not found[2].any()
+    close.assert_same_forward(found[0] @ found[3], 1.0, model.config, columns=12)
+    slope = jax.grad(lambda p: jnp.sum(episodic_memory.state_embedding(model.policy, p, tokens, jnp.asarray(mask))))
+    assert not any(x.any() for x in jax.tree.leaves(slope(model.params)))  # rewards have no gradient
+
+
+def test_an_encoder_reads_the_tokens_of_the_policy():
+    model = recipes.bench(recipes.OnlineSettings(train_problems=4, eval_problems=4, max_new_tokens=12)).model
+    encode, width = episodic_memory.make_encoder("tiny", model, width=9, tokens=12)
+    tokens = jnp.ones((2, 12), jnp.int32) * 5
+    assert encode(tokens, tokens > 0).shape == (2, width) and width > model.config.hidden_size
+    pairs, nine = episodic_memory.make_encoder("", model, width=9, tokens=12)
+    np.testing.assert_array_equal(
+        pairs(tokens, tokens > 0), episodic_memory.ngram_embedding(tokens, tokens > 0, width=nine)
+    )
+    with pytest.raises(UserError, match="^--encoder-model tiny has 512 positions, and a row takes up to 600"):
+        episodic_memory.make_encoder("tiny", model, width=9, tokens=600)
+    with pytest.raises(UserError, match="^--encoder-model no/such: no bundled model"):
+        episodic_memory.make_encoder("no/such", model, width=9, tokens=12)

@@ -4,13 +4,18 @@ A memory holds a bank of response embeddings for each of ``C`` queries. Embeddin
 cosine. Everything is fixed in size; the oldest entry is overwritten first.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.beside import load_beside
 from jaxrl_llm.rewards.shaping import group_extremes
+from jaxrl_llm.run import parts as job
+from jaxrl_llm.types import Params, Policy
 
 SAME_QUERY = 0.9999  # cosine from which two queries are one
 
@@ -60,6 +65,40 @@ def ngram_embedding(
     counts = jnp.sum(jnp.where(inside[:, :, None], jax.nn.one_hot(bucket, width), 0.0), axis=1)
     length = jnp.sqrt(jnp.sum(counts**2, axis=1, keepdims=True))
     return counts / jnp.maximum(length, 1e-12)
+
+
+def state_embedding(
+    policy: Policy, params: Params, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
+) -> Float[Array, "B D"]:
+    """Mean of a model's final hidden states over the masked tokens, as a unit vector; 0 for a row without any.
+
+    The masked tokens are read as a text of their own: what stands before them is not seen.
+    """
+    real = mask.astype(jnp.int32)
+    positions = jnp.maximum(jnp.cumsum(real, axis=1) - 1, 0)
+    hidden = jax.lax.stop_gradient(policy.hidden(params, tokens, positions, real)).astype(jnp.float32)
+    total = jnp.sum(jnp.where(mask[:, :, None], hidden, 0.0), axis=1)
+    length = jnp.sqrt(jnp.sum(total**2, axis=1, keepdims=True))
+    return total / jnp.maximum(length, 1e-12)
+
+
+Encoder = Callable[[Array, Array], Array]  # (tokens, mask) -> unit vectors [B, D]
+
+
+def make_encoder(name: str, model: job.Model, *, width: int, tokens: int) -> tuple[Encoder, int]:
+    """What texts are found by, and its width: a model's hidden states, or hashed pairs of tokens.
+
+    Args:
+      name: ``base``, the model itself; a folder or a bundled model of its vocabulary; empty: pairs, ``width`` numbers.
+      tokens: of the longest text.
+
+    Raises:
+      UserError: as ``load_beside``.
+    """
+    if not name:
+        return partial(ngram_embedding, width=width), width
+    by = model if name == "base" else load_beside("--encoder-model", name, model, tokens=tokens)
+    return partial(state_embedding, by.policy, by.params), by.config.hidden_size
 
 
 def remembered(
