@@ -136,3 +136,20 @@ def test_one_matrix_and_no_matrix():
     assert linalg.eigvalsh(SQUARE[0]).shape == (5,)
     assert linalg.eigvalsh(SQUARE[:0]).shape == (0, 5)
     assert time.monotonic() - started < LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}, "1"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "OPENBLAS_NUM_THREADS": "3"}, "3"),
+        ({"XLA_FLAGS": ""}, None),
+    ],
+)
+def test_threads_of_openblas_do_not_fight_for_simulated_devices(given, expected):
+    """Set before SciPy is loaded, by nothing but the import; what the user has set stays."""
+    program = "import jaxrl_llm, os, sys; assert 'scipy' not in sys.modules; print(os.environ.get(sys.argv[1]))"
+    environment = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"} | given
+    command = [sys.executable, "-c", program, "OPENBLAS_NUM_THREADS"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert found.stdout.strip() == str(expected)
