@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -69,6 +70,11 @@ def _shared_context():
 
 mlir.make_ir_context = _shared_context
 
+
+# whoever is started in the background by a script inherits that an interrupt means nothing, and so would every process
+# that a test starts to interrupt it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STARTED = time.monotonic()
 MOST_MAPPINGS = 30_000  # of 65,530 that Linux grants by default
@@ -139,6 +145,17 @@ def pytest_runtest_setup(item):
     limit = item.config.getoption("--slow-minutes")
     if limit is not None and _is_slow(item) and time.monotonic() - STARTED > 60 * limit:
         pytest.skip(f"slow, and {limit:g} minutes are over: --slow-minutes")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Before AVX2 XLA lacks the functions by which its own programs convert numbers of eight bits."""
+    try:
+        return (yield)
+    except jax.errors.JaxRuntimeError as error:
+        if "float8" not in pyfuncitem.name or "Failed to materialize symbols" not in str(error):
+            raise
+        pytest.skip(f"XLA converts no float8 for this processor: {str(error)[:120]}")
 
 
 def pytest_runtest_teardown(item, nextitem):
