@@ -89,6 +89,7 @@ OF_PROCESSES = (
 )  # fmt: skip
 
 MANY = ("test_parts.py",)
+DEAR = frozenset((pathlib.Path(__file__).parent / "dear.txt").read_text().splitlines())  # by measurement, see dear.py
 
 
 def pytest_addoption(parser):
@@ -110,16 +111,20 @@ def _is_slow(item):
 
 
 def _turn(item):
-    """Slow proofs after the others, after them the experiments, which are many, and last every shape of a mesh."""
+    """Dear tests after the others, after them slow proofs, then the experiments, which are many, and last meshes."""
     if not _is_slow(item):
         return 0
-    return 3 if item.path.name in MANY else 1 + (item.path.parent.name == "experiments")
+    if item.nodeid in DEAR:
+        return 1
+    return 4 if item.path.name in MANY else 2 + (item.path.parent.name == "experiments")
 
 
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.name in OF_PROCESSES:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
+        if item.nodeid in DEAR:
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--slow"):
         items.sort(key=_turn)  # stable: all else keeps its order
         return
