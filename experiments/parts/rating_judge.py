@@ -4,7 +4,6 @@ import dataclasses
 import re
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxrl_llm.errors import UserError
@@ -55,24 +54,17 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
     chat = endpoints.from_settings(asks, settings.judge, settings.judge_model, cache=cache)
     told: list[str] = []
 
-    def one(case: tuple[str, str]) -> float:
-        try:
-            said = chat([{"role": "user", "content": ASK.format(*case)}])
-        except endpoints.Unanswered as error:
-            said = str(error)
-        found = rating(said)
-        if found is None and not told:
-            told.append(said)
-            print(
-                f"note: {where} said {said[:80]!r}, which is no rating and counts as 5.5", file=sys.stderr, flush=True
-            )
-        return (LEAST + MOST) / 2 if found is None else found
-
     def ratings(cases: Sequence[tuple[str, str]]) -> list[float]:
         different = sorted(set(cases))
-        with ThreadPoolExecutor(settings.endpoint_concurrency) as pool:
-            known = dict(zip(different, pool.map(one, different), strict=True))
-        return [known[case] for case in cases]
+        questions = [[{"role": "user", "content": ASK.format(*case)}] for case in different]
+        replies = endpoints.ask_all(chat, questions, workers=settings.endpoint_concurrency)
+        known = {case: rating(said or "") for case, said in zip(different, replies, strict=True)}
+        unread = [said for said in replies if rating(said or "") is None]
+        if unread and not told:
+            told.append(where)
+            text = f"note: {where} said {(unread[0] or 'nothing')[:80]!r}, which is no rating and counts as 5.5"
+            print(text, file=sys.stderr, flush=True)
+        return [(LEAST + MOST) / 2 if known[case] is None else known[case] for case in cases]
 
     try:
         first = chat([{"role": "user", "content": ASK.format("Say hello.", "Hello!")}])

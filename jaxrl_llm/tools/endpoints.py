@@ -144,6 +144,13 @@ class Cache:
                 file.flush()
                 os.fsync(file.fileno())
 
+    def reply(self, request: dict[str, Any], ask: Callable[[], str]) -> str:
+        """What is kept for a question, else what ``ask`` says, which is kept."""
+        key = key_of(request)
+        if key not in self.replies:
+            self.keep(key, request, ask())
+        return self.replies[key]
+
 
 def key_of(request: dict[str, Any]) -> str:
     """The name of a question: equal for equal model, messages and settings."""
@@ -308,14 +315,14 @@ def make_chat(
     def chat(messages: Messages, draw: int = 0) -> str:
         request = {"model": model, "messages": [dict(m) for m in messages], "temperature": temperature,
                    "max_tokens": max_tokens, "seed": (seed + draw if temperature > 0 else seed) % 2**31}  # fmt: skip
-        key = key_of(request)
-        if key in kept.replies:
-            return kept.replies[key]
-        if line is None:
-            raise Unanswered(f"{cache} holds no reply to {json.dumps(request['messages'][-1:])[:200]}; drop replay")
-        text = line.ask(request, create=line.client.chat.completions.create, read=lambda choice: choice.message.content)
-        kept.keep(key, request, text)
-        return text
+
+        def ask() -> str:
+            if line is None:
+                raise Unanswered(f"{cache} holds no reply to {json.dumps(request['messages'][-1:])[:200]}; drop replay")
+            create = line.client.chat.completions.create
+            return line.ask(request, create=create, read=lambda choice: choice.message.content)
+
+        return kept.reply(request, ask)
 
     return chat
 
@@ -355,10 +362,8 @@ def make_completion(
         given = prompt if isinstance(prompt, str) else [int(token) for token in prompt]
         request = {"model": model, "prompt": given, "temperature": temperature, "max_tokens": max_tokens,
                    "seed": (seed + draw if temperature > 0 else seed) % 2**31}  # fmt: skip
-        key = key_of(request)
-        if key not in kept.replies:
-            kept.keep(key, request, line.ask(request, create=line.client.completions.create, read=read))
-        return Written(**json.loads(kept.replies[key]))
+        create = line.client.completions.create
+        return Written(**json.loads(kept.reply(request, lambda: line.ask(request, create=create, read=read))))
 
     return complete
 

@@ -6,7 +6,6 @@ stays the verifier of the rows. An answer about which it says nothing that can b
 
 import dataclasses
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -81,18 +80,13 @@ def by_words(free: FreeBench, settings: Settings) -> FreeBench:
     if chat is None:
         return free
 
-    def passes(case: tuple[str, str, str]) -> bool:
-        try:
-            return verdict(chat([{"role": "user", "content": ASK.format(*case)}])) is True
-        except endpoints.Unanswered:
-            return False
-
     def judged(value: Any, numbers: Any, answered: Any) -> np.ndarray:
         cases = free.words(np.asarray(value), np.asarray(numbers))
         asked = sorted({case for case, yes in zip(cases, np.asarray(answered), strict=True) if yes})
-        with ThreadPoolExecutor(settings.endpoint_concurrency) as pool:
-            said = dict(zip(asked, pool.map(passes, asked), strict=True))
-        return np.asarray([said.get(case, False) for case in cases], bool)
+        questions = [[{"role": "user", "content": ASK.format(*case)}] for case in asked]
+        replies = endpoints.ask_all(chat, questions, workers=settings.endpoint_concurrency)
+        passed = {case for case, said in zip(asked, replies, strict=True) if verdict(said or "")}
+        return np.asarray([yes and case in passed for case, yes in zip(cases, np.asarray(answered), strict=True)], bool)
 
     def judge(value: Array, answered: Bool[Array, " B"], answers: dict[str, Array]) -> Bool[Array, " B"]:
         shape = jax.ShapeDtypeStruct((value.shape[0],), jnp.bool_)
