@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.errors import UserError
 from jaxrl_llm.tools import endpoints
 
 LEAST, MOST = 1.0, 10.0
@@ -45,32 +44,23 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
     Raises:
       UserError: without a name, and where the model rates nothing; RunStopped: where nothing answers.
     """
-    where = f"--judge {settings.judge}"
-    if not settings.judge_model:
-        raise UserError(f"{where} needs --judge-model NAME, by which the server knows its model")
-    endpoints.check_one_process(where)
-    cache = f"runs/judges/{settings.judge_model.replace('/', '_')}.jsonl"
     asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
-    chat = endpoints.from_settings(asks, settings.judge, settings.judge_model, cache=cache)
+    chat = endpoints.open_judge(
+        asks, "--judge", settings.judge, settings.judge_model, question=ASK.format("Say hello.", "Hello!"),
+        read=rating, wants="a number from 1 to 10",
+    )  # fmt: skip
     told: list[str] = []
 
     def ratings(cases: Sequence[tuple[str, str]]) -> list[float]:
         different = sorted(set(cases))
         questions = [[{"role": "user", "content": ASK.format(*case)}] for case in different]
         replies = endpoints.ask_all(chat, questions, workers=settings.endpoint_concurrency)
-        known = {case: rating(said or "") for case, said in zip(different, replies, strict=True)}
-        unread = [said for said in replies if rating(said or "") is None]
+        found = {case: rating(said or "") for case, said in zip(different, replies, strict=True)}
+        unread = [said for case, said in zip(different, replies, strict=True) if found[case] is None]
         if unread and not told:
-            told.append(where)
-            text = f"note: {where} said {(unread[0] or 'nothing')[:80]!r}, which is no rating and counts as 5.5"
-            print(text, file=sys.stderr, flush=True)
-        return [(LEAST + MOST) / 2 if known[case] is None else known[case] for case in cases]
+            told.append(settings.judge)
+            text = f"note: --judge {settings.judge} said {(unread[0] or 'nothing')[:80]!r}"
+            print(f"{text}, which is no rating and counts as 5.5", file=sys.stderr, flush=True)
+        return [(LEAST + MOST) / 2 if found[case] is None else found[case] for case in cases]
 
-    try:
-        first = chat([{"role": "user", "content": ASK.format("Say hello.", "Hello!")}])
-    except endpoints.Unanswered as error:
-        raise UserError(f"{where}: {error}") from error
-    if rating(first) is None:
-        raise UserError(f"{where}: asked for a number from 1 to 10 it says {first[:80]!r}; raise "
-                        "--endpoint-reply-tokens, or take another model")  # fmt: skip
     return ratings

@@ -387,6 +387,35 @@ def ask_all(chat: Chat, conversations: Sequence[Messages], *, workers: int = 8) 
         return list(pool.map(one, conversations))
 
 
+def open_judge(
+    settings: Settings, flag: str, address: str, model: str, *, question: str, read: Callable[[str], Any], wants: str
+) -> Chat:
+    """The model behind ``address`` for verdicts in the middle of a step, once it has answered a question as wanted.
+
+    Args:
+      flag: that gives the address; ``{flag}-model`` gives the name.
+      read: what is made of a reply, None where it says nothing of the kind that is wanted.
+      wants: that kind, in words.
+
+    Raises:
+      UserError: without a name, with several processes, and where the model does not answer so; RunStopped: where
+        nothing answers.
+    """
+    where = f"{flag} {address}"
+    if not model:
+        raise UserError(f"{where} needs {flag}-model NAME, by which the server knows its model")
+    check_one_process(where)
+    chat = from_settings(settings, address, model, cache=f"runs/judges/{model.replace('/', '_')}.jsonl")
+    try:
+        said = chat([{"role": "user", "content": question}])
+    except Unanswered as error:
+        raise UserError(f"{where}: {error}") from error
+    if read(said) is None:
+        raise UserError(f"{where}: asked for {wants} it says {said[:80]!r}; raise --endpoint-reply-tokens, or take "
+                        "another model")  # fmt: skip
+    return chat
+
+
 def make_verifier(
     chat: Chat, ask: Callable[[dict[str, Any], str], Messages], read: Callable[[str], float | None]
 ) -> Verifier:

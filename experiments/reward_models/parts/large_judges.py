@@ -56,22 +56,13 @@ def open_judge(settings: Settings, free: FreeBench) -> endpoints.Chat | None:
     """
     if not settings.large_judge:
         return None
-    where = f"--large-judge {settings.large_judge}"
-    if not settings.large_judge_model:
-        raise UserError(f"{where} needs --large-judge-model NAME, by which the server knows its model")
-    if free.words is None:
-        raise UserError(f"{where} compares texts, and --data {settings.data} is generated; give rows of your own")
-    endpoints.check_one_process(where)
-    cache = f"runs/judges/{settings.large_judge_model.replace('/', '_')}.jsonl"
-    chat = endpoints.from_settings(settings, settings.large_judge, settings.large_judge_model, cache=cache)
-    try:
-        said = chat([{"role": "user", "content": ASK.format("How much is 1 + 1?", "2", "two")}])
-    except endpoints.Unanswered as error:
-        raise UserError(f"{where}: {error}") from error
-    if verdict(said) is None:
-        raise UserError(f"{where}: asked for YES or NO it says {said[:80]!r}; raise --endpoint-reply-tokens, or take "
-                        "another model")  # fmt: skip
-    return chat
+    if settings.large_judge_model and free.words is None:
+        asked = f"--large-judge {settings.large_judge} compares texts"
+        raise UserError(f"{asked}, and --data {settings.data} is generated; give rows of your own")
+    return endpoints.open_judge(
+        settings, "--large-judge", settings.large_judge, settings.large_judge_model,
+        question=ASK.format("How much is 1 + 1?", "2", "two"), read=verdict, wants="YES or NO",
+    )  # fmt: skip
 
 
 def by_words(free: FreeBench, settings: Settings) -> FreeBench:
