@@ -6,6 +6,9 @@ inner widths, between the closest devices.
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -83,3 +86,14 @@ def batch_sharding(mesh: AnyMesh) -> NamedSharding:
 def replicated(mesh: AnyMesh) -> NamedSharding:
     """The same everywhere."""
     return NamedSharding(mesh, P())
+
+
+def around_callback(function: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """A function with a callback in it, whose arrays are whole on every device of the mesh; without one as it is.
+
+    A callback is of the first device alone, and what follows of all.
+    """
+    if mesh is None:
+        return function
+    everywhere = partial(jax.lax.with_sharding_constraint, shardings=replicated(mesh))
+    return jax.jit(lambda *given: everywhere(function(*everywhere(given))))

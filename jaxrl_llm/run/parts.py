@@ -524,11 +524,7 @@ def make_callback(
 
         return Rewards(*jax.pure_callback(answer, shapes, seen, vmap_method="sequential"))
 
-    if mesh is None:
-        return score
-    # a callback is of the first device alone, and what follows of all
-    everywhere = partial(jax.lax.with_sharding_constraint, shardings=meshes.replicated(mesh))
-    return jax.jit(lambda *given: everywhere(score(*everywhere(given))))
+    return meshes.around_callback(score, mesh)
 
 
 def side_by_side(tokenizer: Tokenizer, problems: Sequence[Problem], before: Evaluation, after: Evaluation, n: int = 4):

@@ -106,14 +106,12 @@ def behind_address(
         )  # fmt: skip
         return jax.pure_callback(write, shapes, tokens, valid, keys, vmap_method="sequential")
 
-    if model.mesh is not None:  # a callback is of the first device alone, and what follows of all
-        everywhere, alone = partial(jax.lax.with_sharding_constraint, shardings=meshes.replicated(model.mesh)), asked
-        asked = jax.jit(lambda *given: everywhere(alone(*everywhere(given))))
+    ask_whole = meshes.around_callback(asked, model.mesh)
 
     def rollout(times: int, params: Params, tokens: Array, valid: Array, keys: Array, problem_ids: Array):
         tokens, valid, ids = (jnp.repeat(x, times, axis=0) for x in (tokens, valid, problem_ids))
         data = jax.random.key_data(keys) if jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else keys
-        written, there, cut = asked(tokens, valid, data)
+        written, there, cut = ask_whole(tokens, valid, data)
         prompt = jnp.concatenate([tokens, jnp.zeros_like(written)], axis=1)
         real = jnp.concatenate([valid, jnp.zeros_like(there)], axis=1)
         places = jnp.cumsum(real.astype(jnp.int32), axis=1) - 1

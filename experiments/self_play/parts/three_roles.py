@@ -131,11 +131,7 @@ def _here(text: Text, function: Callable, shapes: Any, *arrays: Array) -> Any:
             lambda *x: function(*map(np.asarray, x)), shapes, *given, vmap_method="sequential"
         )  # fmt: skip
 
-    if text.model.mesh is None:
-        return ask(*arrays)
-    # a callback is of the first device alone, and what follows of all
-    everywhere = partial(jax.lax.with_sharding_constraint, shardings=meshes.replicated(text.model.mesh))
-    return jax.jit(lambda *given: everywhere(ask(*everywhere(given))))(*arrays)
+    return meshes.around_callback(ask, text.model.mesh)(*arrays)
 
 
 def _table(rows: int, width: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
