@@ -60,6 +60,7 @@ NOT_HERE = {  # what another test runs whole, and why it is not run here
         "python",
         "benchmarks/",
     ): "it measures a machine for minutes or hours and writes results; --help is run below",
+    ("python", "-m", "tests.dear"): "it reads the report of a whole run of this suite, and writes tests/dear.txt",
     ("python", "-m", "venv"): "it installs another library, to be measured against",
     ("pip", "install"): "tests/test_packaging.py: launch/ installs",
 }
