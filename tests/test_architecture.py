@@ -205,7 +205,15 @@ def test_one_loop_runs_every_training():
 
 
 # Builders of one name: what differs between papers is a function that is passed to them.
-BUILDERS = {"make_measure": 1, "make_arena": 1, "make_online": 1, "make_rollout": 1, "make_score": 0}
+BUILDERS = {
+    "make_measure": 1,
+    "make_arena": 1,
+    "make_online": 1,
+    "make_rollout": 1,
+    "make_score": 0,
+    "make_grpo": 1,
+    "make_plan": 1,
+}
 
 
 def test_a_builder_stands_once():

@@ -108,13 +108,13 @@ def build(settings: Settings) -> experiment.Plan:
         return group.group_spread(rewards.value, rows.group_ids, valid=rewards.valid) > 0
 
     slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
-    online = curricula.make_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
+    online = curricula.make_single_turn_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     rng = np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]
     rows = supervised.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
     warm = supervised.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
-    return curricula.make_plan(settings, found, stages)
+    return curricula.make_single_turn_plan(settings, found, stages)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

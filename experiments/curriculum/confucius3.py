@@ -103,7 +103,7 @@ def build(settings: Settings) -> experiment.Plan:
         one = dataclasses.replace(settings, max_new_tokens=longest, **(first if k == 0 else {}))
         stages.append(stage_of(one, found, count))
     host_score = None if found.score else lambda rows: settings.judge(found.host_score(rows), rows)
-    return curricula.make_plan(settings, found, stages, more=curricula.by_level, host_score=host_score)
+    return curricula.make_single_turn_plan(settings, found, stages, more=curricula.by_level, host_score=host_score)
 
 
 def stage_of(settings: Settings, found: recipes.Bench, steps: int) -> experiment.Stage:

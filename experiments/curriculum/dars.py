@@ -112,9 +112,11 @@ def build(settings: Settings) -> experiment.Plan:
     slots = make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
     slots |= {"group_size": capacity, "prompts_per_step": settings.prompts_per_step * settings.breadth}
     slots |= {"estimate": estimate, "loss": loss, "updates_per_rollout": settings.breadth}
-    online = curricula.make_grpo(settings, found, **slots)
+    online = curricula.make_single_turn_grpo(settings, found, **slots)
     # as many updates in every arm: each iteration of a broad one has several
-    return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps // settings.breadth)])
+    return curricula.make_single_turn_plan(
+        settings, found, [experiment.Stage(online, settings.steps // settings.breadth)]
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

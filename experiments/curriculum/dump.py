@@ -93,8 +93,12 @@ def build(settings: Settings) -> experiment.Plan:
         )
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = bandit.make_categories(categories, arms, signal=signal)
-    online = curricula.make_grpo(settings, found, sampler=sampler, problems=problems, **spending(categories))
-    return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
+    online = curricula.make_single_turn_grpo(
+        settings, found, sampler=sampler, problems=problems, **spending(categories)
+    )
+    return curricula.make_single_turn_plan(
+        settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

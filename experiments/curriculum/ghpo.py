@@ -69,7 +69,7 @@ def build(settings: Settings) -> experiment.Plan:
         steps = [settings.steps * (k + 1) // count - settings.steps * k // count for k in range(count)]
         parts = zip(settings.quarters, steps, strict=True)
         stages = [experiment.Stage(hinted(settings, found, (share,)), n) for share, n in parts if n]
-        plan = curricula.make_plan(settings, found, stages)
+        plan = curricula.make_single_turn_plan(settings, found, stages)
     if not settings.sft_steps:
         return plan
     numbers = {"steps": settings.sft_steps, "learning_rate": settings.learning_rate}
@@ -88,7 +88,7 @@ def hinted(settings: Settings, found: recipes.Bench, shares: tuple[float, ...]):
         group_size=settings.group_size,
         needs=settings.needs,
     )
-    return curricula.make_grpo(
+    return curricula.make_single_turn_grpo(
         settings,
         found,
         advantages=partial(group.group_normalized_advantages, eps=1e-4),

@@ -78,7 +78,9 @@ def build(settings: Settings) -> experiment.Plan:
     if hint is None and settings.halves:
         hint = written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
     if settings.validation:
-        return curricula.make_plan(settings, found, [until_plateau(settings, found, problems, rollout, hint)])
+        return curricula.make_single_turn_plan(
+            settings, found, [until_plateau(settings, found, problems, rollout, hint)]
+        )
     stages = []
     for half in (1, 2):
         hinted = half in settings.halves
@@ -92,11 +94,11 @@ def build(settings: Settings) -> experiment.Plan:
             unhinted=1,
             needs=settings.needs if hinted else hints.all_wrong,
         )
-        online = curricula.make_grpo(
+        online = curricula.make_single_turn_grpo(
             settings, found, row_extras=hints.draw_extras, diagnostics=hints.draw_figures, **slots
         )
         stages.append(experiment.Stage(online, settings.steps))
-    return curricula.make_plan(settings, found, stages)
+    return curricula.make_single_turn_plan(settings, found, stages)
 
 
 def hinted_after(state: TrainState) -> tuple[Params, Bool[Array, ""]]:
@@ -116,7 +118,7 @@ def until_plateau(settings: Settings, found: recipes.Bench, problems, rollout, h
         unhinted=1,
         needs=settings.needs,
     )
-    online = curricula.make_grpo(
+    online = curricula.make_single_turn_grpo(
         settings,
         found,
         actor=hinted_after,

@@ -144,9 +144,11 @@ def build(settings: Settings) -> experiment.Plan:
         sampler = make_balanced() if settings.choose == "dictionary" else make_uniform()
     if settings.take is not None:
         slots = {"prompts_per_step": settings.candidates * settings.prompts_per_step, "keep": taken(settings)}
-    online = curricula.make_grpo(settings, found, sampler=sampler, advantages=group.dr_grpo_advantages, **slots)
+    online = curricula.make_single_turn_grpo(
+        settings, found, sampler=sampler, advantages=group.dr_grpo_advantages, **slots
+    )
     stages = [experiment.Stage(online, settings.steps, extras)]
-    return curricula.make_plan(settings, found, stages, more=curricula.by_level)
+    return curricula.make_single_turn_plan(settings, found, stages, more=curricula.by_level)
 
 
 def taken(settings: Settings):

@@ -144,7 +144,7 @@ def build(settings: Settings) -> experiment.Plan:
     rollout = recipes.rollout_of(settings, found, group_size=capacity)
     drawn = partial(pools.rounds_drawn, per_round=settings.per_round, done=settings.done)
     slots = make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
-    online = curricula.make_grpo(settings, found, estimate=estimate, loss=loss, **slots)
+    online = curricula.make_single_turn_grpo(settings, found, estimate=estimate, loss=loss, **slots)
     return recipes.one_stage(settings, found, online)
 
 

@@ -132,8 +132,10 @@ def build(settings: Settings) -> experiment.Plan:
     signal = partial(settings.signal, group_size=settings.group_size)
     sampler = on_rows(bandit.make_categories(categories, arms, signal=signal), rows)
     spent = spending(categories, rows)
-    online = curricula.make_grpo(settings, found, sampler=sampler, advantages=settings.advantages, **spent)
-    return curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
+    online = curricula.make_single_turn_grpo(settings, found, sampler=sampler, advantages=settings.advantages, **spent)
+    return curricula.make_single_turn_plan(
+        settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -118,21 +118,25 @@ def build(settings: Settings) -> experiment.Plan:
     found = recipes.bench(settings)
     rows = level_rows(settings, found, settings)
     if settings.validation:
-        return curricula.make_plan(settings, found, [validated(settings, found, rows)], more=curricula.by_level)
+        return curricula.make_single_turn_plan(
+            settings, found, [validated(settings, found, rows)], more=curricula.by_level
+        )
     stages = [
         experiment.Stage(
-            curricula.make_grpo(settings, found, sampler=curricula.make_chosen(rows[level], f"of level {level}")),
+            curricula.make_single_turn_grpo(
+                settings, found, sampler=curricula.make_chosen(rows[level], f"of level {level}")
+            ),
             settings.steps,
         )
         for level in settings.stages
     ]
-    return curricula.make_plan(settings, found, stages, more=curricula.by_level)
+    return curricula.make_single_turn_plan(settings, found, stages, more=curricula.by_level)
 
 
 def validated(settings: Settings, found: recipes.Bench, rows: list[np.ndarray]) -> experiment.Stage:
     """All levels of the arm's order in one stage of the run; each ends where the validation score stops rising."""
     slots = validation.until_flat(settings, [rows[level] for level in settings.stages])
-    online = curricula.make_grpo(settings, found, **slots)
+    online = curricula.make_single_turn_grpo(settings, found, **slots)
     return experiment.Stage(online, settings.steps * len(settings.stages))
 
 
@@ -158,10 +162,10 @@ def build_domains(settings: Settings) -> experiment.Plan:
         first = np.r_[of_level(maths, level, "problem of mathematics"), none[1]]
         second = np.r_[none[0], of_level([rows & passing for rows in code], level, "program")]
         sampler = domains.make_shares(first, second, settings.code_share)
-        return experiment.Stage(curricula.make_grpo(settings, found.joint, sampler=sampler), settings.steps)
+        return experiment.Stage(curricula.make_single_turn_grpo(settings, found.joint, sampler=sampler), settings.steps)
 
     stages = [stage(level) for level in settings.stages]
-    plan = curricula.make_plan(settings, found.maths, (), more=curricula.by_level)
+    plan = curricula.make_single_turn_plan(settings, found.maths, (), more=curricula.by_level)
     measured = plan.measure if plan.on_host else jax.jit(plan.measure)
     measure = recipes.beside(measured, recipes.make_measure(asked), "code")
     plan = plan._replace(

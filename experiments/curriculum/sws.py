@@ -77,8 +77,10 @@ def build(settings: Settings) -> experiment.Plan:
         bounds = {"low": settings.low, "high": settings.high, "valid": rewards.valid}
         return group.mean_within(rewards.value, trajectories.group_ids, **bounds)
 
-    online = curricula.make_grpo(settings, found, problems=synthesis.encode(found, problems), keep=keep)
-    plan = curricula.make_plan(settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level)
+    online = curricula.make_single_turn_grpo(settings, found, problems=synthesis.encode(found, problems), keep=keep)
+    plan = curricula.make_single_turn_plan(
+        settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
+    )
     return plan._replace(init=lambda key: first.params)
 
 

@@ -101,9 +101,9 @@ def build(settings: Settings) -> experiment.Plan:
         if found.score is not None:
             slots["score"] = lambda answers, trajectories: judged(found.score(answers, trajectories), trajectories)
         if settings.values == "critic":
-            return curricula.make_grpo(settings, found, **with_critic(settings, found, lam, label), **slots)
+            return curricula.make_single_turn_grpo(settings, found, **with_critic(settings, found, lam, label), **slots)
         estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature)
-        return curricula.make_grpo(settings, found, estimate=estimate, **slots)
+        return curricula.make_single_turn_grpo(settings, found, estimate=estimate, **slots)
 
     level = np.asarray(found.train.level)
     hard = level >= settings.hard_level
@@ -116,7 +116,7 @@ def build(settings: Settings) -> experiment.Plan:
     first = experiment.Stage(make(np.flatnonzero(hard), 1.0, as_judged, by_token), settings.first_steps)
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
-    plan = curricula.make_plan(settings, found, (first, second), host_score=host_score)
+    plan = curricula.make_single_turn_plan(settings, found, (first, second), host_score=host_score)
     return recipes.with_heads(found, plan, value=1) if settings.values == "critic" else plan
 
 

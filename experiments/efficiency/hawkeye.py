@@ -78,11 +78,11 @@ def build(settings: Settings) -> experiment.Plan:
     score = two_model_relay.score_by_answerer(
         both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems), penalty
     )
-    online = curricula.make_grpo(settings, found, rollout=rollout, score=score)
+    online = curricula.make_single_turn_grpo(settings, found, rollout=rollout, score=score)
     warm = long_winded.warm_stage(found, problems, steps=settings.warm_steps)
     stages = [warm, experiment.Stage(online, settings.steps)]
     measure = two_model_relay.measure_of_pair(settings, read_share=settings.read_share)
-    return curricula.make_plan(settings, found, stages)._replace(measure=measure)
+    return curricula.make_single_turn_plan(settings, found, stages)._replace(measure=measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

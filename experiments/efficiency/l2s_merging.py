@@ -78,7 +78,7 @@ def build(settings: Settings) -> experiment.Plan:
             found.model.policy, tables, rows_per_step=settings.rows_per_step, tx=tx, beta=settings.dpo_beta
         )
         stages.append(experiment.Stage(pairs, settings.dpo_steps, long_short.reference_extras))
-    plan = curricula.make_plan(settings, found, stages, more=long_short.reflections)
+    plan = curricula.make_single_turn_plan(settings, found, stages, more=long_short.reflections)
 
     def merged(params, key):
         return settings.merge(found.model, params, tables, key)

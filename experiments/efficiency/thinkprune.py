@@ -83,13 +83,13 @@ def build(settings: Settings) -> experiment.Plan:
         stages.append(long_winded.warm_stage(found, recipes.solved_problems(settings), steps=settings.warm_steps))
     for share in settings.shares:
         limited = dataclasses.replace(settings, max_new_tokens=round(share * settings.max_new_tokens))
-        online = curricula.make_grpo(limited, found)
+        online = curricula.make_single_turn_grpo(limited, found)
         if settings.length_weight and found.score is not None:
             online = online._replace(score=lambda answers, rows: penalised(found.score(answers, rows), rows, settings))
         stages.append(experiment.Stage(online, settings.steps))
     host = (lambda rows: penalised(found.host_score(rows), rows, settings)) if settings.length_weight else None
     more = cut_accuracy(round(settings.cut_share * settings.max_new_tokens))
-    return curricula.make_plan(settings, found, stages, more=more, host_score=host)
+    return curricula.make_single_turn_plan(settings, found, stages, more=more, host_score=host)
 
 
 def penalised(rewards, trajectories, settings):

@@ -105,7 +105,9 @@ def build(settings: Settings) -> experiment.Plan:
         whole=method.whole,
     )
     stages = [experiment.Stage(offline, settings.steps // settings.rounds, extras)] * settings.rounds
-    plan = curricula.make_plan(settings, found, stages)._replace(validate=response_table.make_validation(settings))
+    plan = curricula.make_single_turn_plan(settings, found, stages)._replace(
+        validate=response_table.make_validation(settings)
+    )
     plan = recipes.with_heads(found, plan, **({"value": 1} if method.critic else {}))
     return with_critic(settings, found, plan) if method.critic else plan
 

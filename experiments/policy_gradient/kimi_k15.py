@@ -248,7 +248,7 @@ def build(settings: Settings) -> experiment.Plan:
     stages = settings.order(settings, bench)
     if settings.warm_steps and settings.data == "chain":  # a model for rows of one's own is long-winded already
         stages = long_winded.warm_stage(bench, recipes.solved_problems(settings), steps=settings.warm_steps), *stages
-    plan = curricula.make_plan(settings, bench, stages)
+    plan = curricula.make_single_turn_plan(settings, bench, stages)
     return plan._replace(finish=settings.finish(bench))
 
 

@@ -108,7 +108,9 @@ def build(settings: Settings) -> experiment.Plan:
         tx=optax.adam(settings.learning_rate),
         updates_per_rollout=settings.updates_per_rollout,
     )
-    return curricula.make_plan(settings, bench, [Stage(online, settings.steps)], more=curricula.distinct_right)
+    return curricula.make_single_turn_plan(
+        settings, bench, [Stage(online, settings.steps)], more=curricula.distinct_right
+    )
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

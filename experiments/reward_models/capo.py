@@ -120,8 +120,8 @@ def build(settings: Settings) -> experiment.Plan:
         return process.group_token_normalized(paid, rows.group_ids, rows.mask & rewards.valid[:, None])
 
     estimate = builders.make_estimate(found.model.policy, advantages, temperature=settings.temperature, **slots)
-    online = curricula.make_grpo(settings, found, estimate=estimate)
-    return step_labels.make_plan(settings, found, [experiment.Stage(online, settings.steps, **begins)])
+    online = curricula.make_single_turn_grpo(settings, found, estimate=estimate)
+    return step_labels.make_step_plan(settings, found, [experiment.Stage(online, settings.steps, **begins)])
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -120,7 +120,7 @@ def build(settings: Settings) -> experiment.Plan:
         free_answers.warm_stage(settings, steps=settings.warm_steps),
         answer_judges.judged_stage(settings, free, judge, advantages=settings.advantages),
     ]
-    plan = curricula.make_plan(settings, free.bench, stages)
+    plan = curricula.make_single_turn_plan(settings, free.bench, stages)
     return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 

@@ -108,7 +108,7 @@ def build(settings: Settings) -> experiment.Plan:
         fit = progress_verifier.make_step_model(settings, prompts=settings.learned_from, most=most)
         train = train._replace(extras=lambda params, key: Judged(fit(params["model"], key))._asdict())
     stages = [warm._replace(method=step_labels.of_model(warm.method)), train]
-    plan = step_labels.make_plan(settings, found, stages)
+    plan = step_labels.make_step_plan(settings, found, stages)
     return recipes.with_heads(found, plan, value=1)
 
 

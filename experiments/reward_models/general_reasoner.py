@@ -133,7 +133,7 @@ def build(settings: Settings) -> experiment.Plan:
         settings, free, verifier, advantages=group.group_normalized_advantages, worth=worth, **slots
     )
     stages = [free_answers.warm_stage(settings, steps=settings.warm_steps), stage]
-    plan = curricula.make_plan(settings, free.bench, stages)
+    plan = curricula.make_single_turn_plan(settings, free.bench, stages)
     return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 

@@ -105,7 +105,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     online = step_labels.make_ppo(settings, found, token_rewards)
     stage = experiment.Stage(online, settings.steps, lambda params, key: Verified(fit(key))._asdict())
-    plan = step_labels.make_plan(settings, found, [stage] * settings.stages)
+    plan = step_labels.make_step_plan(settings, found, [stage] * settings.stages)
     plan = recipes.with_heads(found, plan, value=1)
     if settings.stages:
         return plan

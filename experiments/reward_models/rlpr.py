@@ -159,7 +159,7 @@ def build(settings: Settings) -> experiment.Plan:
         return {"filter/kept": jnp.sum(declared(Filtered, batch.extras).kept) / batch.mask.shape[0]}
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
-    online = curricula.make_grpo(
+    online = curricula.make_single_turn_grpo(
         drawn, found, estimate=estimate, remember=remember, score=free_answers.score_by_judge(free, free.exact),
         figures=figures,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)
-    plan = curricula.make_plan(settings, found, [warm, stage])
+    plan = curricula.make_single_turn_plan(settings, found, [warm, stage])
     return plan._replace(measure=recipes.make_measure(settings, free_answers.by_residues))
 
 

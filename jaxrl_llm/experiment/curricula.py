@@ -107,7 +107,7 @@ def make_chosen(rows: np.ndarray, which: str) -> Sampler:
         ) from error
 
 
-def make_grpo(
+def make_single_turn_grpo(
     settings: OnlineSettings,
     found: Bench,
     *,
@@ -146,7 +146,9 @@ def make_grpo(
     return recipes.make_online(settings, found, **parts | slots)
 
 
-def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *, more=None, host_score=None) -> Plan:
+def make_single_turn_plan(
+    settings: OnlineSettings, found: Bench, stages: Sequence[Stage], *, more=None, host_score=None
+) -> Plan:
     """An arm of several stages from the bench's model, measured on held-out problems.
 
     Args:
@@ -186,7 +188,7 @@ def _measure(identity: tuple, temperature: float, samples: int, more) -> Callabl
 
 
 def by_level(found: Bench) -> Callable[[Trajectories, Rewards], dict[str, Array]]:
-    """``eval/accuracy_<level>`` for every level of the held-out problems: a ``more`` of ``make_plan``."""
+    """``eval/accuracy_<level>`` for every level of the held-out problems: a ``more`` of ``make_single_turn_plan``."""
     levels = sorted({int(x) for x in np.asarray(found.heldout.level)})
 
     def figures(rows, rewards):
@@ -200,7 +202,7 @@ def by_level(found: Bench) -> Callable[[Trajectories, Rewards], dict[str, Array]
 def distinct_right(found: Bench) -> Callable[[Trajectories, Rewards], dict[str, Array]]:
     """``eval/distinct_right``: different right responses to a problem, as a share of its samples.
 
-    A ``more`` of ``make_plan``: accuracy without what is only said again.
+    A ``more`` of ``make_single_turn_plan``: accuracy without what is only said again.
     """
     problems = found.heldout.level.shape[0]
 

@@ -31,7 +31,7 @@ class Drawn(NamedTuple):
 
 
 def spending(categories: np.ndarray, rows: np.ndarray | None = None) -> dict[str, Callable]:
-    """Slots of ``make_grpo`` that log ``drawn/<k>``, the share of a step's responses that went to category k.
+    """Slots of ``make_single_turn_grpo`` that log ``drawn/<k>``, the share of responses that went to category k.
 
     Args:
       categories: of every training row, or of the chosen ``rows``; others count in none.

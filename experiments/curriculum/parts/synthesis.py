@@ -64,7 +64,7 @@ def first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
 @lru_cache(maxsize=4)
 def _first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
     found = recipes.bench(settings)
-    online = curricula.make_grpo(settings, found, sampler=make_epochs())
+    online = curricula.make_single_turn_grpo(settings, found, sampler=make_epochs())
     steps = max(1, found.train.tokens.shape[0] // settings.prompts_per_step)
     run, history = fused.make_run(online, steps), []
     state = init_state(online, jax.tree.map(jnp.copy, found.model.params), jax.random.key(5))

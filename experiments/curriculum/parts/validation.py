@@ -10,7 +10,7 @@ from jaxrl_llm.errors import UserError
 
 
 def until_flat(settings: Any, stages: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Slots of ``curricula.make_grpo`` by which a stage ends where the reward of validation problems is flat.
+    """Slots of ``make_single_turn_grpo`` by which a stage ends where the reward of validation problems is flat.
 
     Args:
       settings: ``validation`` prompts of a step, ``validation_rows`` of the table held back for them, ``window`` and

@@ -98,7 +98,7 @@ def make_dpo(
 
 
 def reflections(found: Bench):
-    """``eval/reflection``: responses that begin their work again. A ``more`` of ``curricula.make_plan``."""
+    """``eval/reflection``: responses that begin their work again. A ``more`` of ``curricula.make_single_turn_plan``."""
     again = found.model.tokenizer.encode(";")[0]
 
     def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:

@@ -271,7 +271,7 @@ def judged_stage(
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
 
-    online = curricula.make_grpo(
+    online = curricula.make_single_turn_grpo(
         settings, free.bench, estimate=estimate, score=free_answers.score_by_judge(free, free.equivalent),
         figures=lambda batch, metrics: agreement(*declared(Passed, batch.extras)), **slots,
     )  # fmt: skip

@@ -136,9 +136,9 @@ def _figures(identity: tuple):
     return more
 
 
-def make_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage]) -> Plan:
-    """``curricula.make_plan`` with the figures of steps, also where the host judges."""
-    plan = curricula.make_plan(settings, found, stages, more=make_figures(settings))
+def make_step_plan(settings: OnlineSettings, found: Bench, stages: Sequence[Stage]) -> Plan:
+    """``curricula.make_single_turn_plan`` with the figures of steps, also where the host judges."""
+    plan = curricula.make_single_turn_plan(settings, found, stages, more=make_figures(settings))
     if found.score is not None:
         return plan
     numbers = settings.temperature, settings.eval_samples
