@@ -12,7 +12,7 @@ Equations: N responses give a (0 counts as 0.5/N); a < 1/2 draws ceil((wish - N 
 Left out:  batches of 3072 prompts, pass@128.
 Expect:    eval/pass@16 dars_hw > naive, at fewer tokens, and > grpo, which draws a third; eval/accuracy breadth > grpo;
            dars_hw_breadth best.
-Measure:   held-out Countdown with 3 and 4 numbers, 16 samples a problem; 8 seeds, equal updates; the columns
+Measure:   held-out Countdown with 3 numbers, 16 samples a problem; 8 seeds, equal updates; the columns
            rollouts and tokens count what was drawn of a pool's capacity.
 Run:       python -m experiments.curriculum.dars
 """
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.curriculum.parts.pool_rollout import make_pool_rollout
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
 from jaxrl_llm.experiment import curricula, recipes
@@ -56,11 +57,7 @@ class Settings(recipes.OnlineSettings):
     breadth: int = 1  # times as many prompts, in as many full-batch updates
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 80, "eval_every": 40, "prompts_per_step": 6, "group_size": 4,
-    "most": 16, "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 64, "eval_samples": 16,
-    "train_problems": 2048,
-}  # fmt: skip
+EMBEDDED = {**rare_search.EMBEDDED, "group_size": 4, "most": 16, "eval_samples": 16}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "most": 4, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 16,

@@ -13,7 +13,7 @@ Left out:  the entropy bonus of 1e-4 (the released script has none), training on
            the draws of new prompts for groups that dapo drops (rollouts are equal to those of grpo_16).
 Expect:    eval/accuracy ada_balanced > grpo_16, which spends at least as many rollouts, > ada_pos and > grpo_4, which
            spends less than half; group/degenerate_fraction ada_balanced < grpo_4.
-Measure:   held-out Countdown with 3 and 4 numbers; 8 seeds, equal updates. The columns rollouts and tokens count what
+Measure:   held-out Countdown with 3 numbers; 8 seeds, equal updates. The columns rollouts and tokens count what
            was drawn of a pool, which is reward/valid_fraction of its capacity.
 Run:       python -m experiments.curriculum.reinforce_ada
 """
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.curriculum.parts.pool_rollout import keep_members, make_pool_rollout
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
 from jaxrl_llm.experiment import curricula, recipes
@@ -71,11 +72,7 @@ class Settings(recipes.OnlineSettings):
     mixed_only: float = 0.0  # 1: pools of equal rewards are left out of the token mean
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 96, "eval_every": 48, "prompts_per_step": 6, "group_size": 16,
-    "per_round": 4, "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 96, "eval_samples": 8,
-    "train_problems": 2048,
-}  # fmt: skip
+EMBEDDED = {**rare_search.EMBEDDED, "group_size": 16, "per_round": 4, "eval_samples": 8}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "max_new_tokens": 6, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 8,

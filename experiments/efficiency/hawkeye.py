@@ -5,14 +5,14 @@ Claim:     most of a large model's chain of thought is redundant for a small mod
            penalty on length makes the large one write about a third of it at comparable quality, for less than half
            the cost.
 Equations: c ~ large(x), y = small(x, c) greedy and frozen; R = 1[y right] - lambda max(0, |c| / |c_ref| - tau)^2 with
-           tau = 0.3; GRPO on the tokens of c alone. full: lambda = 0. cut: as full, but the first 35 % of c are read
-           when measured. two_sided: (|c| / |c_ref| - tau)^2. mild: lambda = 0.3. eval/alone: y without any c.
+           tau = 0.3; GRPO on the tokens of c alone. full: lambda = 0. two_sided: (|c| / |c_ref| - tau)^2. mild:
+           lambda = 0.3. eval/alone: y without any c. eval/cut: y after the first 0.35 |c_ref| tokens of c at most.
 Left out:  the form of the reward is a reconstruction (the paper's text was not at hand); the small model is as large as
            the other here, but may only answer: it is handed the reasoning and the answer mark; free-text judges.
 Expect:    hawkeye against full: eval/accuracy at least 0.95 times, eval/share at most 0.4 times, eval/cost lower;
-           eval/accuracy hawkeye > cut.
-Measure:   held-out chains of 2 and 3 operations; the large model is first taught to write its work twice (share 1);
-           8 seeds, equal rollouts in every arm; eval/cost: 10 for its tokens, 1 for the small model's.
+           eval/cut higher: reasoning that was trained to be short against a long one that is cut off there.
+Measure:   held-out chains of 2 and 3 operations; the large model is first taught to write its work thrice (share 1,
+           once is a third); 8 seeds, equal rollouts in every arm; eval/cost: 10 for its tokens, 1 for the other's.
 Run:       python -m experiments.efficiency.hawkeye
 """
 
@@ -43,13 +43,14 @@ class Settings(recipes.OnlineSettings):
     penalty: Callable[..., Array] = shaping.excess_length_penalty
     weight: float = 1.0  # lambda
     target_share: float = 0.3  # tau
-    read_share: float = 1.0  # how much of the reasoning is handed over when measured
+    read_share: float = 0.35  # of the long-winded reasoning, what the small model reads at most for eval/cut
+    times: int = 3  # that the long-winded reasoning has the work
     warm_steps: int = 0  # supervised steps on work that is written twice
 
 
 EMBEDDED = {
     "levels": (2, 3), "steps": 120, "eval_every": 40, "warm_steps": 80, "prompts_per_step": 8, "group_size": 8,
-    "max_new_tokens": 48, "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96,
+    "max_new_tokens": 64, "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "warm_steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10,
@@ -58,12 +59,11 @@ SMOKE = {
 ARMS = {
     "full": {"weight": 0.0},
     "hawkeye": {},
-    "cut": {"weight": 0.0, "read_share": 0.35},
     "two_sided": {"penalty": two_sided},
     "mild": {"weight": 0.3},
 }
 METHOD = "hawkeye"
-METRICS = ("eval/accuracy", "eval/share", "eval/tokens", "eval/alone", "eval/cost")
+METRICS = ("eval/accuracy", "eval/share", "eval/cut", "eval/tokens", "eval/alone", "eval/cost")
 CURVES = ("eval/accuracy", "eval/share", "eval/cost", "reward/mean", "policy/entropy")
 
 
@@ -76,17 +76,17 @@ def build(settings: Settings) -> experiment.Plan:
     )
     penalty = partial(settings.penalty, target_share=settings.target_share, weight=settings.weight)
     score = two_model_relay.score_by_answerer(
-        both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems), penalty
+        both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems, settings.times), penalty
     )
     online = curricula.make_single_turn_grpo(settings, found, rollout=rollout, score=score)
-    warm = long_winded.warm_stage(found, problems, steps=settings.warm_steps)
+    warm = long_winded.warm_stage(found, problems, steps=settings.warm_steps, times=settings.times)
     stages = [warm, experiment.Stage(online, settings.steps)]
-    measure = two_model_relay.measure_of_pair(settings, read_share=settings.read_share)
+    measure = two_model_relay.measure_of_pair(settings, times=settings.times, read_share=settings.read_share)
     return curricula.make_single_turn_plan(settings, found, stages)._replace(measure=measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """The penalty cuts the reasoning to 40 % at 95 % of the accuracy, better than cutting it without training."""
+    """The penalty cuts the reasoning to 40 % at 95 % of the accuracy, and the first 35 % are worth more than of any."""
     values = {arm: results.values(arm, "eval/accuracy") for arm in ("full", "hawkeye")}
     loss = 0.05 * float(np.mean(values["full"]))
     length = 0.6 * float(np.mean(results.values("full", "eval/share")))
@@ -94,7 +94,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         " ".join(claim.__doc__.split()),
         experiment.smaller(results, "eval/share", "hawkeye", "full", by=length),
         experiment.greater(results, "eval/accuracy", "hawkeye", "full", by=-loss),
-        experiment.greater(results, "eval/accuracy", "hawkeye", "cut"),
+        experiment.greater(results, "eval/cut", "hawkeye", "full"),
         experiment.smaller(results, "eval/cost", "hawkeye", "full"),
     )
 

@@ -1,4 +1,4 @@
-"""A reasoner that writes its work twice: where methods that shorten begin."""
+"""A reasoner that writes its work over and over: where methods that shorten begin."""
 
 from collections.abc import Sequence
 
@@ -13,27 +13,27 @@ from jaxrl_llm.train.plan import Stage
 MARK = "#"  # before the answer of a chain
 
 
-def written_twice(problem: Problem) -> str:
-    """The work of a chain, then all of it again: what a long-winded reasoner writes.
+def written_over(problem: Problem, times: int = 2) -> str:
+    """The work of a chain so many ``times``: what a long-winded reasoner writes.
 
     >>> from jaxrl_llm.data.tasks import chain
-    >>> written_twice(chain.from_parts([3, 5], "+", 11))
+    >>> written_over(chain.from_parts([3, 5], "+", 11))
     '3+5=8;3+5=8#8'
     """
     work, answer = problem.solution.rsplit(MARK, 1)
-    return f"{work};{work}{MARK}{answer}"
+    return ";".join([work] * times) + MARK + answer
 
 
-def rows_of(found: Bench, problems: Sequence[Problem], texts: Sequence[str]) -> SupervisedRows:
-    """Rows of problems with these texts, as wide as work that is written twice."""
-    width = found.train.tokens.shape[1] + 2 * max(len(p.solution) for p in problems)
+def rows_of(found: Bench, problems: Sequence[Problem], texts: Sequence[str], times: int = 2) -> SupervisedRows:
+    """Rows of problems with these texts, as wide as work that is written so many ``times``."""
+    width = found.train.tokens.shape[1] + times * max(len(p.solution) for p in problems)
     return supervised.supervised_rows(
         found.model, [(p.prompt, text) for p, text in zip(problems, texts, strict=True)], width=width
     )
 
 
-def warm_stage(found: Bench, problems: Sequence[Problem], *, steps: int) -> Stage:
-    """Supervised training that makes a model long-winded."""
-    rows = rows_of(found, problems, [written_twice(p) for p in problems])
+def warm_stage(found: Bench, problems: Sequence[Problem], *, steps: int, times: int = 2) -> Stage:
+    """Supervised training that makes a model write its work so many ``times``."""
+    rows = rows_of(found, problems, [written_over(p, times) for p in problems], times)
     warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     return Stage(warm, steps)

@@ -21,6 +21,7 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, sign
 from jaxrl_llm.experiment import recipes
@@ -42,10 +43,7 @@ class Settings(recipes.OnlineSettings):
     clip: float = 0.2
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 240, "eval_every": 60, "prompts_per_step": 12,
-    "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 64, "eval_samples": 16,
-}  # fmt: skip
+EMBEDDED = {**rare_search.EMBEDDED, "eval_samples": 16}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 16,

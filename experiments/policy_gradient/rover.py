@@ -23,6 +23,7 @@ import jax
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment, logprobs, reduce
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -45,11 +46,7 @@ class Settings(recipes.OnlineSettings):
     loss: Callable | None = rover_loss  # None: PPO's clipped surrogate
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 30,
-    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 64, "eval_samples": 8,
-    "temperature": 1.0, "updates_per_rollout": 2,
-}  # fmt: skip
+EMBEDDED = {**rare_search.EMBEDDED, "eval_samples": 8, "temperature": 1.0, "updates_per_rollout": 2}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 8,

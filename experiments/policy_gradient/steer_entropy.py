@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -55,10 +56,7 @@ class Settings(recipes.OnlineSettings):
     entropy_bonus: float = 0.0
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 30,
-    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2,
-}  # fmt: skip
+EMBEDDED = {**rare_search.EMBEDDED, "updates_per_rollout": 2}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,

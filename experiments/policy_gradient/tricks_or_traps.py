@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
@@ -92,10 +93,7 @@ class Settings(recipes.OnlineSettings):
     overflow: Callable | None = None  # refill.dropped: a batch waits until it is full of informative groups
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 240, "eval_every": 60, "prompts_per_step": 8,
-    "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 192,
-}  # fmt: skip
+EMBEDDED = rare_search.EMBEDDED
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,

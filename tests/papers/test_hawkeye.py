@@ -49,11 +49,11 @@ def test_reasoning_ends_at_the_mark_and_is_handed_over_with_one(world):
     questions = [p for p in _texts(found, found.train.tokens, found.train.valid) for _ in range(2)]
     given = [q + text.removesuffix("#") + "#" for q, text in zip(questions, reasoning, strict=True)]
     assert _texts(found, tokens, valid) == given
-    nothing = two_model_relay.shortened(rows, 0.0)
+    nothing = two_model_relay.shortened(rows, jnp.zeros(len(rows.mask)))
     assert not nothing.mask.any()
     assert _texts(found, *two_model_relay.handed_over(pair, nothing)) == [q + "#" for q in questions]
-    half = two_model_relay.shortened(rows, 0.5)
-    np.testing.assert_array_equal(half.mask.sum(1), np.ceil(0.5 * np.asarray(rows.mask.sum(1))))
+    some = two_model_relay.shortened(rows, jnp.full(len(rows.mask), 2.5))
+    np.testing.assert_array_equal(some.mask.sum(1), np.minimum(3, np.asarray(rows.mask.sum(1))))
 
 
 @pytest.mark.slow
@@ -82,7 +82,8 @@ def test_the_measurement_names_the_same_problems(world):
     settings, found, _, _ = world
     heldout = two_model_relay.heldout_problems(settings)
     assert [p.prompt for p in heldout] == _texts(found, found.heldout.tokens, found.heldout.valid)
-    assert long_winded.written_twice(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
+    assert long_winded.written_over(chain.from_parts([3, 5, 4], "+*", 11)) == "3+5=8,8*4=10;3+5=8,8*4=10#10"
+    assert long_winded.written_over(chain.from_parts([3, 5], "+", 11), 3) == "3+5=8;3+5=8;3+5=8#8"
     figures = jax.jit(two_model_relay.measure_of_pair(settings, read_share=0.5))(found.model.params, jax.random.key(0))
-    assert set(figures) == {"eval/accuracy", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
+    assert set(figures) == {"eval/accuracy", "eval/cut", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
     assert two_model_relay.measure_of_pair(settings) is two_model_relay.measure_of_pair(settings)

@@ -47,7 +47,7 @@ def make_tables(found: Bench, problems: Sequence[Problem]) -> Tables:
     job.refuse_mesh(found.model, "a merge reads the whole base model inside the measurement")
     return Tables(
         long_winded.rows_of(found, problems, [p.solution for p in problems]),
-        long_winded.rows_of(found, problems, [long_winded.written_twice(p) for p in problems]),
+        long_winded.rows_of(found, problems, [long_winded.written_over(p) for p in problems]),
     )
 
 

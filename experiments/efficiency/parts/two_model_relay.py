@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from experiments.parts.long_winded import MARK, written_twice
+from experiments.parts.long_winded import MARK, written_over
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
@@ -30,9 +30,9 @@ from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 ANSWER_TOKENS = 4
 
 
-def reasoning_tokens(model: Model, problems: list[Problem]) -> Float[Array, " N"]:
-    """Tokens of each problem's long-winded reasoning, its mark included: the length that a share refers to."""
-    texts = [written_twice(p).rsplit(MARK, 1)[0] + MARK for p in problems]
+def reasoning_tokens(model: Model, problems: list[Problem], times: int = 2) -> Float[Array, " N"]:
+    """Tokens of each problem's work so many ``times``, its mark included: the length that a share refers to."""
+    texts = [written_over(p, times).rsplit(MARK, 1)[0] + MARK for p in problems]
     return jnp.asarray([len(model.tokenizer.encode(text)) for text in texts], jnp.float32)
 
 
@@ -73,10 +73,9 @@ def make_reasoner(relay: Relay, *, group_size: int, max_new_tokens: int, tempera
     return rollout
 
 
-def shortened(rows: Trajectories, share: float) -> Trajectories:
-    """The first ``share`` of each response's tokens, rounded up: a cut that looks at nothing."""
-    length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
-    kept = given_responses.prefix(rows.mask, jnp.ceil(share * length).astype(jnp.int32))
+def shortened(rows: Trajectories, tokens: Float[Array, " B"]) -> Trajectories:
+    """At most so many of each response's first ``tokens``, rounded up: a cut that looks at nothing."""
+    kept = given_responses.prefix(rows.mask, jnp.ceil(tokens).astype(jnp.int32))
     return rows._replace(mask=kept, segment_ids=jnp.where(rows.mask & ~kept, 0, rows.segment_ids))
 
 
@@ -113,30 +112,34 @@ def price(
     return large_price * reasoning + small_price * answer
 
 
-def measure_of_pair(settings: OnlineSettings, *, read_share: float = 1.0) -> Callable[[Params, Key], dict[str, Array]]:
-    """``measure(params, key)`` on held-out problems: accuracy of the pair, accuracy without any reasoning, its length
-    (as a share of the long-winded one, too) and its cost at a tenth of the price for the answerer's tokens.
+def measure_of_pair(
+    settings: OnlineSettings, *, times: int = 2, read_share: float = 0.35
+) -> Callable[[Params, Key], dict[str, Array]]:
+    """``measure(params, key)`` on held-out problems: accuracy of the pair, accuracy without any reasoning and with its
+    beginning alone, its length (as a share of the long-winded one, too) and its cost at a tenth of the price for the
+    answerer's tokens.
 
     Args:
-      read_share: how much of the reasoning is handed over, see ``shortened``.
+      times: how often the long-winded reasoning has the work.
+      read_share: of the long-winded reasoning, what the answerer reads at most for ``eval/cut``; see ``shortened``.
     """
-    return _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, read_share)
+    return _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, times, read_share)
 
 
 @lru_cache(maxsize=8)
-def _measure(identity: tuple, temperature: float, samples: int, read_share: float):
+def _measure(identity: tuple, temperature: float, samples: int, times: int, read_share: float):
     settings = OnlineSettings(**dict(identity))
     found = recipes.bench(settings)
     relay, problems = make_relay(found), found.heldout
-    reference = reasoning_tokens(found.model, heldout_problems(settings))
+    reference = reasoning_tokens(found.model, heldout_problems(settings), times)
     roll = make_reasoner(relay, group_size=samples, max_new_tokens=settings.max_new_tokens, temperature=temperature)
 
     def measure(params, key):
         ids = jnp.arange(problems.tokens.shape[0], dtype=jnp.int32)
         rows = roll(params, problems.tokens, problems.valid, sample_keys(key, 0, ids, samples), ids)
         own = jax.tree.map(lambda x: x[rows.problem_ids], problems.answers)
-        read = shortened(rows, read_share)
-        length = jnp.sum(read.mask.astype(jnp.float32), axis=1)
+        length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
+        long = reference[rows.problem_ids]
 
         def accuracy(rows):
             right = answered(relay, found.model.params, rows, own).value > 0.5
@@ -144,10 +147,11 @@ def _measure(identity: tuple, temperature: float, samples: int, read_share: floa
 
         cost = price(length, float(ANSWER_TOKENS), large_price=10.0, small_price=1.0)
         return {
-            "eval/accuracy": accuracy(read),
-            "eval/alone": accuracy(shortened(rows, 0.0)),
+            "eval/accuracy": accuracy(rows),
+            "eval/cut": accuracy(shortened(rows, read_share * long)),
+            "eval/alone": accuracy(shortened(rows, jnp.zeros_like(long))),
             "eval/tokens": reduce.scalars(length),
-            "eval/share": reduce.scalars(length / reference[rows.problem_ids]),
+            "eval/share": reduce.scalars(length / long),
             "eval/cost": reduce.scalars(cost),
         }
 
