@@ -329,20 +329,30 @@ def _by_function(model: parts.Model, name: str) -> Callable[[Array, Array], Arra
     return _by_texts(model, scores)
 
 
-def _by_texts(
-    model: parts.Model, scores: Callable[[Sequence[tuple[str, str]]], list[float]]
-) -> Callable[[Array, Array], Array]:
-    """A judge of pairs of prompt and response as texts, asked from inside compiled programs too."""
+def make_texts(model: parts.Model) -> Callable[[Any, Any], list[tuple[str, str]]]:
+    """``(prompts, responses) -> [(prompt, response), ...]`` as texts, without what stands around either."""
     tokenizer = model.tokenizer
 
-    def asked(prompts: Any, responses: Any) -> np.ndarray:
+    def read(prompts: Any, responses: Any) -> list[tuple[str, str]]:
         ends = set(tokenizer.eos_ids)
         cases = []
         for prompt, response in zip(np.asarray(prompts), np.asarray(responses), strict=True):
             stop = next((k for k, token in enumerate(response) if int(token) in ends), len(response))
             text = tokenizer.decode([int(t) for t in prompt if t != strings.PAD])
             cases.append((text, tokenizer.decode(response[:stop].tolist())))
-        return np.asarray(scores(cases), np.float32)
+        return cases
+
+    return read
+
+
+def _by_texts(
+    model: parts.Model, scores: Callable[[Sequence[tuple[str, str]]], list[float]]
+) -> Callable[[Array, Array], Array]:
+    """A judge of pairs of prompt and response as texts, asked from inside compiled programs too."""
+    read = make_texts(model)
+
+    def asked(prompts: Any, responses: Any) -> np.ndarray:
+        return np.asarray(scores(read(prompts, responses)), np.float32)
 
     def gold(prompts: Array, responses: Array) -> Array:
         shape = jax.ShapeDtypeStruct((prompts.shape[0],), jnp.float32)

@@ -6,7 +6,7 @@ say nothing; ``END`` ends the reply. After a risky prompt actions are unsafe, to
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +174,7 @@ class Replies(NamedTuple):
     draw_behaviour: Callable[..., tuple[Array, Array]]
     draw_pairs: Callable[..., Pairs]
     reading: Reading | None = None
+    agents: Any = None  # ``writing_agents.Agents``: language models in the roles of judges
 
 
 LANGUAGE = Replies(
