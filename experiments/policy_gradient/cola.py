@@ -5,16 +5,23 @@ Claim:     with a policy over 64 learned codes, and a world model that turns sta
            accurate than over tokens, responses are more diverse, and what the language model knew elsewhere is kept.
 Equations: inverse model: code of token t from the state after it, straight-through Gumbel softmax; world model:
            -log W(token | s, code) + 0.001 sum p log p; policy: imitates the codes, then GRPO on log pi(k | s) of the
-           codes k that were drawn, with 0.001 KL to where it began, all else frozen. marginal: GRPO on
-           log sum_k pi(k | s) W(token | s, k); token: GRPO on the language model; no_usage: without the 0.001 term;
-           random_codes: even policy, untrained.
-Left out:  tree search with a learned Q (MCTS-Q), transformer layers for the three parts, fine-tuning on a task before
-           RL. A code is drawn behind its token, from pi(k | s) W(token | s, k): the same pairs.
+           codes k that were drawn, with 0.001 KL to where it began, all else frozen. The inverse model and the policy
+           are layers of a transformer, the world model feed-forward layers on state and code, as released;
+           perceptrons: one hidden layer each, which sees one state. marginal: GRPO on log sum_k pi(k | s)
+           W(token | s, k); token: GRPO on the language model; no_usage: without the 0.001 term; random_codes: even
+           policy, untrained. search (MCTS-Q): after RL, Q(s, k) by double Q-learning on rollouts of the policy; of the
+           texts that may go on, that of largest V + 0.7 prior sqrt(N_parent) / (N + 1) gets a child for each of its
+           likeliest codes, whose edge goes on greedily where (Q - 0.99 max Q')^2 < 0.01; values are backed up from
+           greedily completed responses. best_of: as many drawn responses instead. tuned: before RL, policy and world
+           model learn the solutions of the rewarded task under the inverse model's codes, which stay.
+Left out:  a learned reward: completed responses are judged by the verifier. A code is drawn behind its token, from
+           pi(k | s) W(token | s, k): the same pairs.
 Expect:    eval/kept: since the start cola loses less than token (learning the codes alone brings more of the chains
            than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola >
-           token - 0.02.
+           token - 0.02; eval/searched: search > best_of.
 Measure:   held-out Countdown; codes learned from solutions of Countdown and of arithmetic chains; eval/kept is the mean
-           log-probability of held-out chains, on which nothing was rewarded; 8 seeds, equal rollouts and updates.
+           log-probability of held-out chains, on which nothing was rewarded; eval/searched is the share of problems
+           with a right response among those judged; 8 seeds, equal rollouts and updates of the policy.
 Run:       python -m experiments.policy_gradient.cola
 """
 
@@ -26,8 +33,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.policy_gradient.parts import latent_code_search as searching
 from experiments.policy_gradient.parts import latent_code_tasks as codes
 from experiments.policy_gradient.parts import latent_code_training as code_training
+from experiments.policy_gradient.parts import latent_code_values as code_values
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain, countdown
@@ -53,7 +62,7 @@ def even(plan):
     return plan._replace(init=init, stages=())
 
 
-def on_tokens(settings: "Settings", found: recipes.Bench, sharpness: float) -> tuple[dict, dict]:
+def on_tokens(settings: "Settings", found: recipes.Bench) -> tuple[dict, dict]:
     """GRPO on the probability of the tokens: slots of the method, and what its stage keeps."""
     policy, temperature = found.model.policy, settings.temperature
     return {
@@ -62,7 +71,7 @@ def on_tokens(settings: "Settings", found: recipes.Bench, sharpness: float) -> t
     }, {}
 
 
-def on_codes(settings: "Settings", found: recipes.Bench, sharpness: float) -> tuple[dict, dict]:
+def on_codes(settings: "Settings", found: recipes.Bench) -> tuple[dict, dict]:
     """GRPO on the probability of the codes that were drawn, with a KL to where it began."""
     if settings.temperature != 1.0:
         raise UserError(
@@ -70,9 +79,35 @@ def on_codes(settings: "Settings", found: recipes.Bench, sharpness: float) -> tu
         )
     slots = code_training.make_code_slots(
         recipes.bench(settings).model.policy, ADVANTAGES, partial(clipped_policy_loss, clip_low=0.2, clip_high=0.2),
-        sharpness=sharpness, kl_weight=settings.kl,
+        sharpness=settings.sharpness, kl_weight=settings.kl, form=codes.form_of(settings, how_of(settings)),
     )  # fmt: skip
     return slots, {"extras": code_training.keep_policy}
+
+
+def policy_alone(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -> experiment.Plan:
+    """Nothing is searched at test time."""
+    return plan
+
+
+def best_of(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -> experiment.Plan:
+    """The best of as many drawn responses as a search judges."""
+    drawn = searching.by_sampling(settings, how_of(settings), search_of(settings))
+    return plan._replace(measure=searching.also(plan.measure, drawn))
+
+
+def by_tree(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -> experiment.Plan:
+    """A further stage learns Q, and held-out problems are answered by a search with it (MCTS-Q)."""
+    form, model = codes.form_of(settings, how_of(settings)), recipes.bench(settings).model
+
+    def init(key):
+        return plan.init(key) | {"q": form.init_part(model.config.hidden_size, settings.codes, jax.random.key(1))}
+
+    slots = code_values.make_q_slots(model.policy, form, sharpness=settings.sharpness, gamma=settings.gamma)
+    tx = optax.adam(settings.q_rate)
+    learn = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
+    stages = (*plan.stages, experiment.Stage(learn, settings.q_steps, code_values.keep_earlier))
+    tree = searching.by_search(settings, how_of(settings), search_of(settings))
+    return plan._replace(init=init, stages=stages, measure=searching.also(plan.measure, tree))
 
 
 ADVANTAGES = builders.per_response(group.group_normalized_advantages)
@@ -84,28 +119,50 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 300
     codes: int = 64  # 0: a policy over tokens
+    layers: int = 4  # of each of the three parts; 0: perceptrons
     usage: float = 0.001  # weight of the term that keeps codes in use
     sharpness: float = 4.0  # factor of the world model's logits
     learn_steps: int = 10000  # of the world model
+    tune_steps: int = 0  # of policy and world model on the rewarded task alone, the codes as they are
     then: Callable[[experiment.Plan], experiment.Plan] = trained
     learn: Callable[..., tuple[dict, dict]] = on_codes  # or on_tokens, whatever code brought them about
     kl: float = 0.001  # weight of the KL of the policy over codes to its start
+    answer: Callable[..., experiment.Plan] = policy_alone  # how a held-out problem is answered beside: by_tree, best_of
+    q_steps: int = 300  # updates of Q, after the policy's
+    q_rate: float = 1e-3
+    gamma: float = 0.99  # of Q, and of values in the tree
+    rounds: int = 32  # of a search; in each, one text gets all its children
+    first_children: int = 5  # of the prompt
+    children: int = 4  # of any other text
+    stretch: int = 64  # tokens that an edge goes on where Q has no doubt
 
 
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 18,
-    "learning_rate": 3e-4, "eval_problems": 64, "train_problems": 1024, "codes": 16, "learn_steps": 400,
+    "learning_rate": 3e-4, "eval_problems": 64, "train_problems": 1024, "codes": 16, "layers": 1,
+    "learn_steps": 400, "q_steps": 60, "rounds": 8, "first_children": 4, "children": 3, "stretch": 4,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 18, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 4, "codes": 3, "learn_steps": 2,
+    "q_steps": 2, "rounds": 2, "first_children": 2, "children": 2, "stretch": 4,
 }  # fmt: skip
 ARMS = {
     "token": {"codes": 0, "learn": on_tokens}, "cola": {}, "marginal": {"learn": on_tokens}, "no_usage": {"usage": 0.0},
-    "random_codes": {"then": even},
+    "random_codes": {"then": even}, "perceptrons": {"layers": 0}, "search": {"answer": by_tree},
+    "best_of": {"answer": best_of}, "tuned": {"tune_steps": 200},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/distinct", "eval/kept", "eval/tokens")
-CURVES = (*METRICS, "reward/mean", "policy/entropy", "codes/used", "grad/norm")
+CURVES = (
+    *METRICS,
+    "eval/searched",
+    "eval/search_tokens",
+    "q/error",
+    "reward/mean",
+    "policy/entropy",
+    "codes/used",
+    "grad/norm",
+)
 
 
 SOURCES = ((countdown, (3,)), (chain, (1, 2)))  # what codes are learned from; the second earns no reward
@@ -116,32 +173,47 @@ def all_of(params: Params) -> Params:
     return params
 
 
+def how_of(settings: Settings) -> codes.Codes:
+    """The codes of an arm."""
+    return codes.Codes(settings.codes, settings.layers, settings.sharpness)
+
+
+def search_of(settings: Settings) -> searching.Search:
+    """The numbers of a search."""
+    return searching.Search(
+        rounds=settings.rounds, first=settings.first_children, then=settings.children, stretch=settings.stretch,
+        gamma=settings.gamma,
+    )  # fmt: skip
+
+
 def build(settings: Settings) -> experiment.Plan:
-    """One online stage of GRPO; the arm says over what."""
-    sharpness = settings.sharpness if settings.codes else 0.0
-    found = codes.over_codes(settings, sharpness)
+    """One online stage of GRPO; the arm says over what, and what is asked of the policy it leaves."""
+    how = how_of(settings)
+    found = codes.over_codes(settings, how)
 
     def init(key):
         if not settings.codes:
             return found.model.params
-        numbers = {"codes": settings.codes, "steps": settings.learn_steps, "usage": settings.usage}
-        return codes.learned_codes(settings, SOURCES, **numbers)
+        numbers = {"steps": settings.learn_steps, "tune_steps": settings.tune_steps, "usage": settings.usage}
+        return codes.learned_codes(settings, SOURCES, how, **numbers)
 
-    slots, more = settings.learn(settings, found, sharpness)
+    slots, more = settings.learn(settings, found)
     tx = optax.adam(settings.learning_rate)
     online = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
     plan = recipes.one_stage(settings, found, online, **more)
-    measure = codes.measure_of_codes(settings, SOURCES[1:], sharpness=sharpness)
-    return settings.then(plan._replace(init=init, measure=measure))
+    measure = codes.measure_of_codes(settings, SOURCES[1:], how)
+    return settings.then(settings.answer(settings, found, plan._replace(init=init, measure=measure)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Over codes more of the other task is kept and responses differ more, at no less than 0.02 of the accuracy."""
+    """Over codes more of the other task is kept and responses differ more, at no less than 0.02 of the accuracy; a
+    search with a learned Q finds more than as many draws."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/distinct", "cola", "token"),
         experiment.grows_more(results, "eval/kept", "cola", "token", start=0),
         experiment.greater(results, "eval/accuracy", "cola", "token", by=-0.02),
+        experiment.greater(results, "eval/searched", "search", "best_of"),
     )
 
 

@@ -50,14 +50,16 @@ def test_arms_differ_in_what_they_act_on():
     assert token.init(jax.random.key(0)) is recipes.bench(BASE).model.params and token.stages
     params = even.init(jax.random.key(0))
     assert not even.stages and not any(np.asarray(x).any() for x in jax.tree.leaves(params["policy"]))
+    form, where = latent_code_tasks.form_of(BASE, cola.how_of(BASE)), jnp.ones((1, 1), jnp.int32)
     hidden = jnp.ones((1, 1, params["codes"].shape[1]))
-    chances = jax.nn.softmax(latent_codes.policy_logits(params, hidden), axis=-1)
-    close.assert_near(chances, 1 / 3)
+    states = form.states(params["policy"], hidden, 0 * where, where)
+    close.assert_near(jax.nn.softmax(form.chances(params["policy"], states), axis=-1), 1 / 3)
 
 
 def test_what_is_measured():
     """Likelihood of text that earns nothing, and the share of different responses."""
-    measure = latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], sharpness=0.0)
-    assert measure is latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], sharpness=0.0), "one program"
+    none = latent_code_tasks.Codes(0)
+    measure = latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], none)
+    assert measure is latent_code_tasks.measure_of_codes(BASE, cola.SOURCES[1:], none), "one program"
     found = jax.jit(measure)(recipes.bench(BASE).model.params, jax.random.key(0))
     assert 0 < float(found["eval/distinct"]) <= 1 and -2 < float(found["eval/kept"]) < 0

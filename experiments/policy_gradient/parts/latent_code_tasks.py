@@ -1,13 +1,15 @@
 """Benches whose policy chooses among learned codes, and measurements of what a method leaves of everything else."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array
 
-from experiments.policy_gradient.parts import latent_code_training, latent_codes
+from experiments.policy_gradient.parts import latent_code_layers, latent_codes
+from experiments.policy_gradient.parts import latent_code_training as training
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.experiment import recipes
@@ -19,12 +21,34 @@ from jaxrl_llm.types import Key, Params
 Sources = Sequence[tuple[ModuleType, tuple[int, ...]]]  # tasks of data.tasks, each with its levels
 
 
-def over_codes(settings: OnlineSettings, sharpness: float) -> Bench:
-    """``recipes.bench(settings)`` with a policy over codes, see ``latent_codes``; over tokens for 0."""
+class Codes(NamedTuple):
+    """How many codes there are, and how many layers what chooses among them has."""
+
+    number: int  # 0: a policy over tokens
+    layers: int = 0  # of each part, see ``latent_code_layers``; 0: perceptrons
+    sharpness: float = 4.0  # factor of the world model's logits
+
+
+def form_of(settings: OnlineSettings, how: Codes) -> latent_codes.Form:
+    """What the parts are made of."""
+    return _form(recipes.bench_identity(settings), how.number, how.layers)
+
+
+@lru_cache(maxsize=4)
+def _form(identity: tuple, codes: int, layers: int) -> latent_codes.Form:
+    if not layers:
+        return latent_codes.PERCEPTRONS
+    model = recipes.bench(OnlineSettings(**dict(identity))).model
+    return latent_code_layers.transformers(model.config, codes=codes, layers=layers)
+
+
+def over_codes(settings: OnlineSettings, how: Codes) -> Bench:
+    """``recipes.bench(settings)`` with a policy over codes, see ``latent_codes``; over tokens where there are none."""
     found = recipes.bench(settings)
-    if not sharpness:
+    if not how.number:
         return found
-    policy = latent_codes.make_latent_policy(found.model.policy, sharpness=sharpness)
+    form = form_of(settings, how)
+    policy = latent_codes.make_latent_policy(found.model.policy, sharpness=how.sharpness, form=form)
     return found._replace(model=found.model._replace(policy=policy))
 
 
@@ -39,55 +63,63 @@ def solution_rows(
 
 
 def learned_codes(
-    settings: OnlineSettings, sources: Sources, *, codes: int, steps: int, usage: float, learning_rate: float = 3e-3
-) -> Params:
+    settings: OnlineSettings, sources: Sources, how: Codes, *, steps: int, tune_steps: int = 0, usage: float,
+    learning_rate: float = 3e-3,
+) -> Params:  # fmt: skip
     """Parameters of ``over_codes`` whose codes were learned from solutions; computed once, also while tracing.
 
     Args:
       sources: the task that is rewarded first. Rows of a file take its place with their own solutions.
+      tune_steps: of fine-tuning to that task alone, in which the codes keep their meaning.
     """
     with jax.core.eval_context():
         identity = recipes.bench_identity(settings)
-        return _learned_codes(identity, tuple(sources), codes, steps, usage, learning_rate)
+        return _learned_codes(identity, tuple(sources), how, (steps, tune_steps), usage, learning_rate)
 
 
 @lru_cache(maxsize=4)
-def _learned_codes(identity: tuple, sources: Sources, codes: int, steps: int, usage: float, rate: float) -> Params:
+def _learned_codes(
+    identity: tuple, sources: Sources, how: Codes, steps: tuple[int, int], usage: float, rate: float
+) -> Params:
     settings = OnlineSettings(**dict(identity))
-    model, count = recipes.bench(settings).model, settings.train_problems // len(sources)
+    form, model = form_of(settings, how), recipes.bench(settings).model
+    count = settings.train_problems // len(sources)
     own = [] if settings.data in job.TASKS else recipes.solved_problems(settings)
-    rows = solution_rows(settings, sources[1:] if own else sources, split="train", n=count, own=own)
-    numbers = {"steps": steps, "rows_per_step": min(32, count), "learning_rate": rate, "usage": usage}
-    first = latent_codes.init_latent(model.params, model.config.hidden_size, jax.random.key(0), codes=codes)
-    return jax.jit(lambda p: latent_code_training.learn_world(model.policy, p, rows, jax.random.key(1), **numbers))(
-        first
-    )
+    width = model.config.hidden_size
+    params = latent_codes.init_latent(model.params, width, jax.random.key(0), codes=how.number, form=form)
+    rewarded = [] if own else sources[:1]
+    stages = (([*rewarded, *sources[1:]], steps[0], training.PARTS), (rewarded, steps[1], training.GUIDED))
+    for stage, (read, some, trained) in enumerate(stages):
+        if some:
+            rows = solution_rows(settings, read, split="train", n=count, own=own)
+            numbers = {"steps": some, "rows_per_step": min(32, count), "learning_rate": rate, "usage": usage}
+            learn = partial(training.learn_world, model.policy, form=form, trained=trained, **numbers)
+            params = jax.jit(learn)(params, rows, jax.random.key(1 + stage))
+    return params
 
 
-def measure_of_codes(
-    settings: OnlineSettings, other: Sources, *, sharpness: float
-) -> Callable[[Params, Key], dict[str, Array]]:
+def measure_of_codes(settings: OnlineSettings, other: Sources, how: Codes) -> Callable[[Params, Key], dict[str, Array]]:
     """``recipes.summary``, ``eval/distinct`` (share of different samples), ``eval/kept`` (likelihood of other text).
 
     Args:
       other: tasks whose held-out solutions are scored, and which training does not touch.
     """
     identity = recipes.bench_identity(settings)
-    return _measure(identity, tuple(other), settings.temperature, settings.eval_samples, sharpness)
+    return _measure(identity, tuple(other), settings.temperature, settings.eval_samples, how)
 
 
 @lru_cache(maxsize=4)
-def _measure(identity: tuple, other: Sources, temperature: float, samples: int, sharpness: float):
+def _measure(identity: tuple, other: Sources, temperature: float, samples: int, how: Codes):
     settings = OnlineSettings(**dict(identity))
-    found = over_codes(settings, sharpness)
+    found = over_codes(settings, how)
     rows = solution_rows(settings, other, split="heldout", n=settings.eval_problems)
     rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
     if found.score is None:
         parts = jax.jit(rollout), found.heldout, found.heldout_score, samples
-        likelihood = jax.jit(lambda params: latent_code_training.likelihood(found.model.policy, params, rows))
+        likelihood = jax.jit(lambda params: training.likelihood(found.model.policy, params, rows))
 
         def distinct_of(said, rewards):
-            return {"eval/distinct": latent_code_training.distinct_fraction(said.tokens, said.mask, samples)}
+            return {"eval/distinct": training.distinct_fraction(said.tokens, said.mask, samples)}
 
         def on_host(params, key):
             figures = recipes.measure_on_host(*parts, params, key, more=distinct_of)
@@ -98,8 +130,8 @@ def _measure(identity: tuple, other: Sources, temperature: float, samples: int, 
     def measure(params, key):
         got = recipes.sample_all(rollout, params, found.heldout, key, samples)
         rewards = found.score(jax.tree.map(lambda x: x[got.problem_ids], found.heldout.answers), got)
-        distinct = latent_code_training.distinct_fraction(got.tokens, got.mask, samples)
-        kept = latent_code_training.likelihood(found.model.policy, params, rows)
+        distinct = training.distinct_fraction(got.tokens, got.mask, samples)
+        kept = training.likelihood(found.model.policy, params, rows)
         return recipes.summary(got.mask, rewards, samples) | {"eval/distinct": distinct, "eval/kept": kept}
 
     return measure

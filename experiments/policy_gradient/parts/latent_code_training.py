@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array
 
 from experiments.policy_gradient.parts import latent_codes
+from experiments.policy_gradient.parts.latent_codes import PERCEPTRONS, Form
 from jaxrl_llm import logprobs, reduce
 from jaxrl_llm.losses import kl
 from jaxrl_llm.train.methods import builders
@@ -16,7 +17,7 @@ from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenT
 
 
 def world_loss(
-    policy: Policy, params: Params, rows: Any, noise: Array, *, usage: float = 0.001
+    policy: Policy, params: Params, rows: Any, noise: Array, *, usage: float = 0.001, form: Form = PERCEPTRONS
 ) -> tuple[Array, Metrics]:
     """Stages 0 and 1 of CoLA at once: ``-log W(token | state, code) + usage sum p log p``, and imitation of the codes.
 
@@ -29,13 +30,15 @@ def world_loss(
     """
     frozen = jax.lax.stop_gradient(params["model"])
     hidden = jax.lax.stop_gradient(policy.hidden(frozen, rows.tokens, rows.positions, rows.segment_ids))
-    before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    logits = latent_codes.inverse_logits(params, hidden)
+    read = hidden, rows.positions, rows.segment_ids
+    before = latent_codes.before_each(form.states(params["policy"], *read))
+    logits = form.read(params["inverse"], *read)
     action = latent_codes.straight_through(logits, noise) @ params["codes"]
-    world = jax.nn.log_softmax(policy.unembed(frozen, latent_codes.merged(params, before, action)), axis=-1)
+    state = form.merged(params["merge"], latent_codes.text_of(params, before), action)
+    world = jax.nn.log_softmax(policy.unembed(frozen, state), axis=-1)
     logp = jnp.take_along_axis(world, rows.tokens[:, :, None], axis=-1)[:, :, 0]
     wanted = jnp.argmax(logits, axis=-1)
-    copied = jax.nn.log_softmax(latent_codes.policy_logits(params, before), axis=-1)
+    copied = jax.nn.log_softmax(form.chances(params["policy"], before), axis=-1)
     copied = jnp.take_along_axis(copied, wanted[:, :, None], axis=-1)[:, :, 0]
     even = latent_codes.code_usage(logits)
     mean = {
@@ -43,6 +46,10 @@ def world_loss(
         for name, x in (("world", -logp), ("usage", even), ("imitation", -copied))
     }
     return mean["world"] + usage * mean["usage"] + mean["imitation"], {f"latent/{k}": v for k, v in mean.items()}
+
+
+PARTS = ("inverse", "codes", "merge", "policy")
+GUIDED = ("merge", "policy")  # what the codes mean stays
 
 
 def learn_world(
@@ -55,14 +62,17 @@ def learn_world(
     rows_per_step: int,
     learning_rate: float,
     usage: float = 0.001,
+    form: Form = PERCEPTRONS,
+    trained: tuple[str, ...] = PARTS,
 ) -> Params:
     """``init_latent``'s parameters after ``steps`` of Adam on ``world_loss``; the language model stays as it is.
 
     Args:
       rows: a table whose leaves are ``[N, T]``.
+      trained: the parts that learn; ``GUIDED`` is fine-tuning to a task under the codes that are there.
     """
     tx, codes = optax.adam(learning_rate), params["codes"].shape[0]
-    model, parts = params["model"], {k: v for k, v in params.items() if k != "model"}
+    fixed, parts = ({k: v for k, v in params.items() if (k in trained) == learns} for learns in (False, True))
 
     def step(carry, k):
         parts, state = carry
@@ -72,14 +82,14 @@ def learn_world(
         noise = jax.random.gumbel(gumbel, (*batch.tokens.shape, codes), jnp.float32)
 
         def loss(parts):
-            return world_loss(policy, parts | {"model": model}, batch, noise, usage=usage)[0]
+            return world_loss(policy, parts | fixed, batch, noise, usage=usage, form=form)[0]
 
         with jax.numpy_dtype_promotion("standard"):  # optax mixes integer counts with floats
             updates, state = tx.update(jax.grad(loss)(parts), state)
         return (optax.apply_updates(parts, updates), state), None
 
     (parts, _), _ = jax.lax.scan(step, (parts, tx.init(parts)), jnp.arange(steps, dtype=jnp.int32))
-    return parts | {"model": model}
+    return parts | fixed
 
 
 class Begun(NamedTuple):
@@ -101,6 +111,7 @@ def make_code_slots(
     *,
     sharpness: float,
     kl_weight: float = 0.0,
+    form: Form = PERCEPTRONS,
 ) -> dict[str, Callable]:
     """Slots ``estimate`` and ``loss``: a policy gradient on the codes that were drawn, with a KL to where it began.
 
@@ -114,31 +125,25 @@ def make_code_slots(
     From "Controlling Large Language Model with Latent Actions" (CoLA), arXiv:2503.21383, section 3.
     """
 
-    def states(params: Params, rows: Any) -> Array:
-        frozen = jax.lax.stop_gradient(params["model"])
-        hidden = policy.hidden(frozen, rows.tokens, rows.positions, rows.segment_ids)
-        return jax.lax.stop_gradient(jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0))).astype(jnp.float32))
-
     plain = builders.make_estimate(policy, advantages)
 
     def estimate(params: Params, extras: dict[str, Any], rows: Trajectories, rewards: Rewards) -> Batch:
-        batch, before = plain(params, extras, rows, rewards), states(params, rows)
-        key = jax.random.fold_in(jax.random.key(23), jnp.sum(rows.tokens))  # the responses are the seed of the draw
-        codes = latent_codes.drawn_codes(policy, params, before, rows.tokens, key, sharpness=sharpness)
-        old, _ = latent_codes.code_logp(params, before, codes)
-        first = {"policy": declared(Begun, extras).first}
-        ref, _ = latent_codes.code_logp(first, before, codes)
+        batch, before = plain(params, extras, rows, rewards), states_before(policy, form, params, rows)
+        codes = codes_behind(policy, form, params, before, rows.tokens, sharpness)
+        old, _ = latent_codes.code_logp(params, before, codes, form=form)
+        first = params | {"policy": declared(Begun, extras).first}
+        ref, _ = latent_codes.code_logp(first, states_before(policy, form, first, rows), codes, form=form)
         fixed = jax.lax.stop_gradient((old, ref))
         kept = batch.extras | Coded(codes)._asdict()
         return batch._replace(old_logp=fixed[0], ref_logp=fixed[1], extras=kept)
 
     def loss(params: Params, batch: Batch) -> tuple[Array, Metrics]:
-        before = states(params, batch)
-        logp, entropy = latent_codes.code_logp(params, before, declared(Coded, batch.extras).codes)
+        before = states_before(policy, form, params, batch)
+        logp, entropy = latent_codes.code_logp(params, before, declared(Coded, batch.extras).codes, form=form)
         terms = token_loss(logp, batch.old_logp, batch.advantages, batch.mask)
         held = kl_weight * kl.kl_gradient_terms(logp, batch.ref_logp, batch.mask)
         value = reduce.tokens(terms.loss + held, batch.mask, total=batch.total)
-        chances = jax.nn.softmax(latent_codes.policy_logits(params, before), axis=-1)
+        chances = jax.nn.softmax(form.chances(params["policy"], before), axis=-1)
         weight = batch.mask.astype(jnp.float32)[:, :, None]
         mean = jnp.sum(chances * weight, axis=(0, 1)) / jnp.maximum(jnp.sum(weight), 1.0)
         used = jnp.exp(-jnp.sum(mean * jnp.log(jnp.maximum(mean, 1e-12)))) / mean.shape[0]
@@ -146,6 +151,24 @@ def make_code_slots(
         return value, metrics | {"codes/used": jax.lax.stop_gradient(used)}
 
     return {"estimate": estimate, "loss": loss}
+
+
+def frozen_hidden(policy: Policy, params: Params, rows: Any) -> Array:
+    """The states of the language model after each token, without a gradient."""
+    hidden = policy.hidden(params["model"], rows.tokens, rows.positions, rows.segment_ids)
+    return jax.lax.stop_gradient(hidden.astype(jnp.float32))
+
+
+def states_before(policy: Policy, form: Form, params: Params, rows: Any) -> Array:
+    """The states of the form in which each token was chosen; gradients reach the policy over codes alone."""
+    hidden = frozen_hidden(policy, params, rows)
+    return latent_codes.before_each(form.states(params["policy"], hidden, rows.positions, rows.segment_ids))
+
+
+def codes_behind(policy: Policy, form: Form, params: Params, before: Array, tokens: Array, sharpness: float) -> Array:
+    """``drawn_codes`` of responses, which are themselves the seed of the draw."""
+    key = jax.random.fold_in(jax.random.key(23), jnp.sum(tokens))
+    return latent_codes.drawn_codes(policy, params, before, tokens, key, sharpness=sharpness, form=form)
 
 
 def keep_policy(params: Params, key: Key) -> dict[str, Params]:

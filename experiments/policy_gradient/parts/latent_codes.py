@@ -2,14 +2,17 @@
 
 Parameters are ``{"model": the frozen language model, "inverse", "codes", "merge", "policy"}``. Alignment as everywhere:
 the code at index t is the one that brings about token t, so the policy sees the state before it and the inverse model
-the state after it.
+the state after it. What the three parts are made of is a ``Form``.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.types import Key, Params, Policy
+from jaxrl_llm.types import Cache, Key, Params, Policy
 
 TRAINED_BY_REWARD = "policy"  # all else stays as the world was learned
 
@@ -18,7 +21,54 @@ def _dense(key: Key, inputs: int, outputs: int, scale: float = 1.0) -> Array:
     return scale * inputs**-0.5 * jax.random.normal(key, (inputs, outputs), jnp.float32)
 
 
-def init_latent(model: Params, width: int, key: Key, *, codes: int = 64, hidden: int = 64) -> Params:
+class Form(NamedTuple):
+    """What the parts of a latent-action model are made of, as pure functions; ``K`` codes, states of size ``D``.
+
+    * ``init_part(width, codes, key) -> part``: a part that says one number of each code.
+    * ``init_merge(width, key) -> merge``: the layers of the world model.
+    * ``read(part, hidden, positions, segment_ids) -> [B, T, K]``: what such a part says after each token.
+    * ``states(part, hidden, positions, segment_ids) -> [B, T, W]``: the states of the language model, and behind them
+      those in which the policy over codes chooses; ``W = D`` where it has none of its own.
+    * ``chances(part, states[..., W]) -> [..., K]``: logits of the policy over codes.
+    * ``merged(merge, text[..., D], action[..., D]) -> [..., D]``: the state that the language model's head reads.
+    * ``init_cache``, ``extend(part, cache, hidden, positions, segment_ids, column) -> (states, cache)`` and
+      ``repeat_cache``: what the policy over codes keeps while tokens are drawn, as those of a ``Policy``.
+    """
+
+    init_part: Callable[[int, int, Key], Params]
+    init_merge: Callable[[int, Key], Params]
+    read: Callable[..., Array]
+    states: Callable[..., Array]
+    chances: Callable[[Params, Array], Array]
+    merged: Callable[[Params, Array, Array], Array]
+    init_cache: Callable[[int, int], Cache]
+    extend: Callable[..., tuple[Array, Cache]]
+    repeat_cache: Callable[[Cache, int], Cache]
+
+
+def _init_perceptron(width: int, codes: int, key: Key, *, hidden: int = 64) -> Params:
+    first, last = jax.random.split(key)
+    return {"in": _dense(first, width, hidden), "out": _dense(last, hidden, codes, 0.1)}
+
+
+def _perceptron(layer: Params, x: Array) -> Array:
+    return jax.nn.silu(x.astype(jnp.float32) @ layer["in"]) @ layer["out"]
+
+
+PERCEPTRONS = Form(
+    init_part=_init_perceptron,
+    init_merge=lambda width, key: _init_perceptron(2 * width, width, key),
+    read=lambda part, hidden, positions, segment_ids: _perceptron(part, hidden),
+    states=lambda part, hidden, positions, segment_ids: hidden,
+    chances=_perceptron,
+    merged=lambda merge, text, action: text + _perceptron(merge, jnp.concatenate([text, action], axis=-1)),
+    init_cache=lambda batch, length: {},
+    extend=lambda part, cache, hidden, positions, segment_ids, column: (hidden, cache),
+    repeat_cache=lambda cache, repeats: cache,
+)  # one hidden layer each, which sees one state
+
+
+def init_latent(model: Params, width: int, key: Key, *, codes: int = 64, form: Form = PERCEPTRONS) -> Params:
     """The tree of a latent-action model around a language model of hidden size ``width``.
 
     The last matrices begin small: the world model starts as the language model, the policy almost uniform.
@@ -28,32 +78,24 @@ def init_latent(model: Params, width: int, key: Key, *, codes: int = 64, hidden:
     """
     if codes < 2:
         raise ValueError(f"codes={codes} must be at least 2: one code is no choice")
-    keys = iter(jax.random.split(key, 7))
-
-    def mlp(inputs, outputs):
-        return {"in": _dense(next(keys), inputs, hidden), "out": _dense(next(keys), hidden, outputs, 0.1)}
-
+    inverse, merge, acting, table = jax.random.split(key, 4)
     return {
         "model": model,
-        "inverse": mlp(width, codes),
-        "merge": mlp(2 * width, width),
-        "policy": mlp(width, codes),
-        "codes": 0.5 * jax.random.normal(next(keys), (codes, width), jnp.float32),
+        "inverse": form.init_part(width, codes, inverse),
+        "merge": form.init_merge(width, merge),
+        "policy": form.init_part(width, codes, acting),
+        "codes": 0.5 * jax.random.normal(table, (codes, width), jnp.float32),
     }
 
 
-def _mlp(layer: Params, x: Array) -> Array:
-    return jax.nn.silu(x.astype(jnp.float32) @ layer["in"]) @ layer["out"]
+def text_of(params: Params, states: Float[Array, "... W"]) -> Float[Array, "... D"]:
+    """The language model's own part of the states that a ``Form`` makes, without a gradient."""
+    return jax.lax.stop_gradient(states[..., : params["codes"].shape[1]].astype(jnp.float32))
 
 
-def inverse_logits(params: Params, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K"]:
-    """Which code brought about the token at each index: read from the state after it, at training time only."""
-    return _mlp(params["inverse"], jax.lax.stop_gradient(hidden))
-
-
-def policy_logits(params: Params, before: Float[Array, "... D"]) -> Float[Array, "... K"]:
-    """The policy over codes in a state."""
-    return _mlp(params["policy"], jax.lax.stop_gradient(before))
+def before_each(states: Float[Array, "B T W"]) -> Float[Array, "B T W"]:
+    """The state in which the token at each index was chosen; 0 before the first."""
+    return jnp.pad(states[:, :-1], ((0, 0), (1, 0), (0, 0)))
 
 
 def straight_through(
@@ -75,12 +117,6 @@ def straight_through(
     return jax.lax.stop_gradient(hard - soft) + soft
 
 
-def merged(params: Params, before: Float[Array, "... D"], action: Float[Array, "... D"]) -> Float[Array, "... D"]:
-    """The state that the language model's own head reads: ``s + merge(s, e)`` for a code's embedding e."""
-    before = before.astype(jnp.float32)
-    return before + _mlp(params["merge"], jnp.concatenate([before, action], axis=-1))
-
-
 def code_usage(logits: Float[Array, "B T K"]) -> Float[Array, "B T"]:
     """``sum_k p_k log p_k``: minus the entropy of the inverse model's choice, ``-log K`` for an even one.
 
@@ -95,12 +131,13 @@ def code_usage(logits: Float[Array, "B T K"]) -> Float[Array, "B T"]:
     return jnp.sum(jnp.exp(logp) * logp, axis=-1)
 
 
-def _worlds(
-    policy: Policy, frozen: Params, before: Float[Array, "... D"], codes: Float[Array, "K D"], sharpness: float
-) -> Float[Array, "... K V"]:
-    """``log W(v | s, k)`` of some codes."""
-    wide = jnp.broadcast_to(before[..., None, :], (*before.shape[:-1], *codes.shape))
-    states = merged(frozen, wide, jnp.broadcast_to(codes, wide.shape))
+def world_logp(
+    policy: Policy, form: Form, frozen: Params, text: Float[Array, "... D"], codes: Float[Array, "K D"],
+    sharpness: float,
+) -> Float[Array, "... K V"]:  # fmt: skip
+    """``log W(v | s, k)`` of codes, by their embeddings, in states of the language model."""
+    wide = jnp.broadcast_to(text[..., None, :], (*text.shape[:-1], *codes.shape))
+    states = form.merged(frozen["merge"], wide, jnp.broadcast_to(codes, wide.shape))
     return jax.nn.log_softmax(sharpness * policy.unembed(frozen["model"], states), axis=-1)
 
 
@@ -113,10 +150,11 @@ def _in_parts(codes: int, states: int, vocabulary: int, most: int) -> int:
 def token_logits(
     policy: Policy,
     params: Params,
-    before: Float[Array, "... D"],
+    before: Float[Array, "... W"],
     *,
     sharpness: float = 1.0,
     most_logits: int = 2**27,
+    form: Form = PERCEPTRONS,
 ) -> Float[Array, "... V"]:
     """``log sum_k pi(k | s) W(v | s, k)``: the chance of each token, whatever code brings it about.
 
@@ -124,20 +162,21 @@ def token_logits(
     policy over codes alone. Sampling a code and then its token draws from this distribution.
 
     Args:
+      before: states as ``form`` makes them.
       most_logits: that exist at once, of as many codes as so many allow and at least one.
     """
     if sharpness <= 0:
         raise ValueError(f"sharpness={sharpness} must be positive")
     frozen = jax.lax.stop_gradient({k: v for k, v in params.items() if k != TRAINED_BY_REWARD})
-    before = jax.lax.stop_gradient(before.astype(jnp.float32))
-    chances = jax.nn.log_softmax(policy_logits(params, before), axis=-1)
+    text = text_of(params, before)
+    chances = jax.nn.log_softmax(form.chances(params["policy"], before), axis=-1)
     codes = frozen["codes"]
     count, width = codes.shape
-    size = _in_parts(count, before[..., 0].size, policy.vocab_size, most_logits)
+    size = _in_parts(count, text[..., 0].size, policy.vocab_size, most_logits)
 
     @jax.checkpoint
     def of(codes: Array, chances: Array) -> Array:
-        world = _worlds(policy, frozen, before, codes, sharpness)
+        world = world_logp(policy, form, frozen, text, codes, sharpness)
         possible = jnp.isfinite(world)
         joint = chances[..., None] + jnp.where(possible, world, -1e30)
         return jnp.where(possible[..., 0, :], jax.nn.logsumexp(joint, axis=-2), -jnp.inf)
@@ -151,10 +190,10 @@ def token_logits(
 
 
 def code_logp(
-    params: Params, before: Float[Array, "B T D"], chosen: Int[Array, "B T"]
+    params: Params, before: Float[Array, "B T W"], chosen: Int[Array, "B T"], *, form: Form = PERCEPTRONS
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
     """``(log pi(k | s), entropy)`` of the codes chosen in each state; gradients reach the policy over codes alone."""
-    chances = jax.nn.log_softmax(policy_logits(params, before), axis=-1)
+    chances = jax.nn.log_softmax(form.chances(params["policy"], before), axis=-1)
     entropy = -jnp.sum(jnp.exp(chances) * chances, axis=-1)
     return jnp.take_along_axis(chances, chosen[:, :, None], axis=-1)[:, :, 0], entropy
 
@@ -162,11 +201,12 @@ def code_logp(
 def drawn_codes(
     policy: Policy,
     params: Params,
-    before: Float[Array, "B T D"],
+    before: Float[Array, "B T W"],
     tokens: Int[Array, "B T"],
     key: Key,
     *,
     sharpness: float = 1.0,
+    form: Form = PERCEPTRONS,
 ) -> Int[Array, "B T"]:
     """Codes that brought about given tokens: a draw from ``pi(k | s) W(token | s, k) / sum_j``, no gradient.
 
@@ -174,11 +214,11 @@ def drawn_codes(
     drawn from the world model under it: what the method trains on. One code is unembedded at a time.
     """
     frozen = jax.lax.stop_gradient(params)
-    before = jax.lax.stop_gradient(before.astype(jnp.float32))
-    chances = jax.nn.log_softmax(policy_logits(frozen, before), axis=-1)
+    text, before = text_of(params, before), jax.lax.stop_gradient(before)
+    chances = jax.nn.log_softmax(form.chances(frozen["policy"], before), axis=-1)
 
     def of(code: Array) -> Array:
-        world = _worlds(policy, frozen, before, code[None], sharpness)[..., 0, :]
+        world = world_logp(policy, form, frozen, text, code[None], sharpness)[..., 0, :]
         return jnp.take_along_axis(world, tokens[:, :, None], axis=-1)[:, :, 0]
 
     likelihood = jnp.moveaxis(jax.lax.map(of, frozen["codes"]), 0, -1)
@@ -186,21 +226,44 @@ def drawn_codes(
     return jax.random.categorical(key, joint, axis=-1).astype(jnp.int32)
 
 
-def make_latent_policy(policy: Policy, *, sharpness: float = 1.0) -> Policy:
+def make_latent_policy(policy: Policy, *, sharpness: float = 1.0, form: Form = PERCEPTRONS) -> Policy:
     """The latent-action model as a ``Policy`` of tokens: every rollout, score and loss takes it.
 
-    From "Controlling Large Language Model with Latent Actions" (CoLA), arXiv:2503.21383. Differs from the paper in
-    multilayer perceptrons where it has transformer layers. Its log-probabilities are those of tokens, over all codes
-    that bring them about; the method itself trains on the codes drawn, see ``drawn_codes``.
+    From "Controlling Large Language Model with Latent Actions" (CoLA), arXiv:2503.21383. Its log-probabilities are
+    those of tokens, over all codes that bring them about; the method itself trains on the codes drawn, see
+    ``drawn_codes``. Its hidden states are the states of the form; its cache is that of the language model and that of
+    the policy over codes.
     """
 
     def hidden(params, tokens, positions, segment_ids):
-        return policy.hidden(jax.lax.stop_gradient(params["model"]), tokens, positions, segment_ids)
+        found = policy.hidden(jax.lax.stop_gradient(params["model"]), tokens, positions, segment_ids)
+        return form.states(params["policy"], found, positions, segment_ids)
 
     def extend(params, cache, tokens, positions, segment_ids, column):
-        return policy.extend(params["model"], cache, tokens, positions, segment_ids, column)
+        where = positions, segment_ids, column
+        found, of_model = policy.extend(params["model"], cache["model"], tokens, *where)
+        states, of_codes = form.extend(params["policy"], cache["policy"], found, *where)
+        return states, {"model": of_model, "policy": of_codes}
 
-    def unembed(params, hidden):
-        return token_logits(policy, params, hidden, sharpness=sharpness)
+    def unembed(params, states):
+        return token_logits(policy, params, states, sharpness=sharpness, form=form)
 
-    return policy._replace(hidden=hidden, extend=extend, unembed=unembed, scored=None, unstack=None)
+    return policy._replace(
+        hidden=hidden,
+        extend=extend,
+        unembed=unembed,
+        init_cache=lambda batch, length: {
+            "model": policy.init_cache(batch, length),
+            "policy": form.init_cache(batch, length),
+        },
+        repeat_cache=lambda cache, repeats: {
+            "model": policy.repeat_cache(cache["model"], repeats),
+            "policy": form.repeat_cache(cache["policy"], repeats),
+        },
+        scored=None,
+        unstack=None,
+        grow_cache=None,
+        hidden_groups=None,
+        hidden_pages=None,
+        experts=None,
+    )
