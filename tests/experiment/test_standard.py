@@ -338,6 +338,17 @@ def test_the_difference_of_two_updates():
     assert np.isnan(pilot.update_difference({"a": np.zeros(2)}, right, start))
 
 
+def test_two_plans_are_compared_where_they_part():
+    """Two arms may share their first stage, and differ in what comes after it."""
+    plan = tiny.build(tiny.Settings())
+    shared, other = plan.stages[0], tiny.build(tiny.Settings(learning_rate=0.3)).stages[0]
+    two, parted = plan._replace(stages=[shared, shared]), plan._replace(stages=[shared, other])
+    assert pilot.first_updates(two, two)["update_difference"] == 0.0
+    assert pilot.first_updates(parted, two)["update_difference"] > 0.1
+    imitated = tiny.build(tiny.Settings(warm_steps=2)).stages[0]  # no rollouts: nothing is compared there
+    assert pilot.first_updates(plan._replace(stages=[imitated]), plan._replace(stages=[imitated])) == {}
+
+
 @pytest.mark.slow
 def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
     cli.run(tiny, WORDS)

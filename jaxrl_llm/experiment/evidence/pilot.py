@@ -33,19 +33,42 @@ def compared(module: ModuleType, claim: Claim) -> tuple[str, str]:
     return first, second
 
 
-def _iterations(plan: Plan, steps: int) -> tuple[Any, Any, dict[str, float]] | None:
-    """Parameters before and after a few iterations of the first stage, and metrics; None with Python in the loop."""
-    if plan.world is not None or plan.on_host or not plan.stages or not isinstance(plan.stages[0].method, Online):
+def _iterations(plan: Plan, steps: int, index: int) -> tuple[Any, Any, dict[str, float]] | None:
+    """Parameters before and after a few iterations of one stage, begun by itself, and metrics.
+
+    None with Python in the loop, and of a stage without rollouts.
+    """
+    if plan.world is not None or plan.on_host or not isinstance(plan.stages[index].method, Online):
         return None
     key = jax.random.key(SEEDS[0])
     params = plan.init(key)
-    stage = plan.stages[0]
+    stage = plan.stages[index]
     step = jax.jit(lambda state: online.iterate(stage.method, state))
     state, seen = plans.start(stage, params, jax.random.fold_in(key, 0)), []
     for _ in range(steps):
         state, metrics = step(state)
         seen.append(metrics)
     return params, state.params, {k: float(np.mean([m[k] for m in seen])) for k in seen[0]}
+
+
+def first_updates(method: Plan, baseline: Plan) -> dict[str, float]:
+    """``update_difference`` and ``groups_with_signal`` of three iterations of the first stage in which the two differ.
+
+    Of the last of their stages where none does; empty where no stage of both can be traced.
+    """
+    found = {}
+    for index in range(min(len(method.stages), len(baseline.stages))):
+        ends = [_iterations(plan, 3, index) for plan in (baseline, method)]
+        if ends[0] is None or ends[1] is None:
+            continue
+        (start, right, _), (_, left, acts) = ends
+        found = {
+            "update_difference": update_difference(left, right, start),
+            "groups_with_signal": 1.0 - acts.get("group/degenerate_fraction", math.nan),
+        }
+        if not found["update_difference"] < SAME:
+            break
+    return found
 
 
 def update_difference(left: Any, right: Any, start: Any) -> float:
@@ -132,12 +155,10 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     identities = store.identities(module, pair, built)
     found: dict[str, Any] = {"method": method, "baseline": baseline, "metric": claim.primary.metric}
     problems: list[str] = []
-    ends = {name: _iterations(built[name], 3) for name in dict.fromkeys((method, baseline))}
-    if all(x is not None for x in ends.values()) and method != baseline:
-        (start, right, _), (_, left, acts) = ends[baseline], ends[method]
-        found["update_difference"] = update_difference(left, right, start)
-        found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
-        if found["update_difference"] < SAME:
+    if method != baseline and (first := first_updates(built[method], built[baseline])):
+        found |= first
+        lengths = [[stage.steps for stage in built[name].stages] for name in (method, baseline)]
+        if found["update_difference"] < SAME and lengths[0] == lengths[1]:
             problems.append(f"{method} and {baseline} make the same updates: three iterations differ by nothing")
         if found["groups_with_signal"] == 0.0:
             problems.append("no group of the first iterations has two different rewards: nothing acts on anything")
