@@ -9,10 +9,12 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            hint is the solution, partial: its first half. grpo: failed groups are drawn again without any hint (equal
            rollouts). plateau: hints from where the reward of validation problems, asked beside those that train,
            no longer rises (parts.plateau). The model writes the hints itself before training, from its
-           explanation of the known answer; --writer FOLDER: a teacher does.
-Left out:  embedded, hints that are written: the cue is the first pair of operands without its result, from the
-           reference, as the small model has no words; the switch of all arms but plateau is at half time; the
-           un-hinted member is a failed first response, not a fresh one.
+           explanation of the known answer; --writer FOLDER: a teacher does. Embedded, its explanation is the first
+           right one of 64 responses of its own, and the cue that one's first pair of operands without a result;
+           reference: of the reference solution, for every problem.
+Left out:  embedded, an abstraction in words: a rule makes the cue, as the small model has none, and a problem that none
+           of the 64 solves has no hint; the switch of all arms but plateau is at half time; the un-hinted member is a
+           failed first response, not a fresh one.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
            prompt in every arm (hints/draws), which the columns rollouts and tokens count.
@@ -31,15 +33,27 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.types import Params, TrainState
 
 
+def in_words(settings: "Settings") -> Callable[..., str]:
+    """The model, or a teacher, is asked to explain the known answer and then for a cue."""
+    return written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
+
+
+def from_right_responses(settings: "Settings") -> Callable[..., str]:
+    """The model's own right responses are its explanations; a rule takes the cue."""
+    return written_hints.cue_of(settings, settings.hint_samples)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper gives few numbers; see EMBEDDED for the small model."""
 
     steps: int = 200  # of each half
     group_size: int = 16
-    hint: Callable[..., str] | None = None  # None: the model writes it, see parts.written_hints
+    hint: Callable[..., str] | None = None  # None: the model writes it
+    write: Callable[..., Callable[..., str]] = in_words  # how it does, see parts.written_hints
     writer: str = ""  # folder of the model that writes the hints; empty: the one that trains
     hint_tokens: int = 64  # at most, of a written hint
+    hint_samples: int = 64  # responses to each problem, among which a right one is looked for
     halves: tuple[int, ...] = (2,)  # of the run, first and second, in which hints are given
     needs: Callable[..., object] = hints.all_wrong
     validation: int = 0  # prompts of validation in each step, which do not train; 0: halves decide
@@ -51,11 +65,11 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3, 4), "steps": 40, "eval_every": 40, "prompts_per_step": 8, "group_size": 8,
     "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 64, "eval_samples": 16, "train_problems": 1024,
-    "hint": hints.first_operands,
+    "write": from_right_responses,
 }  # fmt: skip
 SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "train_problems": 16,
-    "eval_problems": 8, "eval_samples": 16, "validation_rows": 4,
+    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 28, "train_problems": 16,
+    "eval_problems": 8, "eval_samples": 16, "validation_rows": 4, "hint_samples": 8,
 }  # fmt: skip
 ARMS = {
     "grpo": {"halves": ()},
@@ -65,6 +79,7 @@ ARMS = {
     "answer": {"halves": (1, 2), "hint": hints.whole_solution},
     "partial": {"hint": hints.make_prefix_hint(0.5)},
     "plateau": {"validation": 4},
+    "reference": {"hint": hints.first_operands},
 }
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction")
@@ -76,7 +91,7 @@ def build(settings: Settings) -> experiment.Plan:
     problems = recipes.solved_problems(settings)
     rollout, hint = recipes.rollout_of(settings, found), settings.hint
     if hint is None and settings.halves:
-        hint = written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
+        hint = settings.write(settings)
     if settings.validation:
         return curricula.make_single_turn_plan(
             settings, found, [until_plateau(settings, found, problems, rollout, hint)]

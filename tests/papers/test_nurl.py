@@ -11,8 +11,10 @@ from experiments.curriculum import nurl
 from experiments.curriculum.parts import hints, plateau, written_hints
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.run import parts
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
+from jaxrl_llm.verifiers import countdown
 from tests import close
 from tests.papers import staged
 
@@ -173,3 +175,35 @@ def test_a_compiled_staged_rollout_keeps_shapes_and_draws_new_responses():
     same = jnp.all(rows.tokens[:, 1:] == plain.tokens[:, 1:], axis=1).reshape(4, 3)
     assert same[:, 0].all() and not same[:, 1:].all()
     assert hints.stage_of(rows).reshape(4, 3).tolist() == [[0, 1, 1]] * 4
+
+
+OWN = recipes.OnlineSettings(data="countdown", levels=(2, 3, 4), train_problems=12, eval_problems=4, max_new_tokens=28)
+
+
+def test_a_right_response_of_the_model_is_its_explanation():
+    """Every text is right for its own problem, whatever is drawn together; it is the first right one of the samples."""
+    found, problems = recipes.bench(OWN), recipes.solved_problems(OWN)
+    own = written_hints.right_responses(found, samples=4, max_new_tokens=28)
+    assert own == written_hints.right_responses(found, samples=4, max_new_tokens=28, at_once=20), "five and seven"
+    assert len(own) == 12 and 0 < sum(map(bool, own)) < 12
+    rollout = jax.jit(recipes.rollout_of_model(found.model, group_size=4, max_new_tokens=28, temperature=1.0))
+    rows = recipes.sample_all(rollout, found.model.params, found.train, jax.random.key(33), 4)
+    texts = parts.responses(found.model.tokenizer, rows)
+    for k, (problem, text) in enumerate(zip(problems, own, strict=True)):
+        right = [t for t in texts[4 * k : 4 * k + 4] if countdown.verify(problem.answer, t).value == 1.0]
+        assert text == (right[0] if right else "")
+    with pytest.raises(ValueError, match="samples=0"):
+        written_hints.right_responses(found, samples=0, max_new_tokens=28)
+
+
+def test_the_cue_of_an_own_response_has_no_result_and_is_none_without_one(monkeypatch):
+    hint = written_hints.cue_of(OWN, 4)
+    own = written_hints.right_responses(recipes.bench(OWN), samples=4, max_new_tokens=28)
+    for problem, text in zip(recipes.solved_problems(OWN), own, strict=True):
+        cue = hint(problem)
+        assert (cue == "") == (text == "") and text.startswith(cue)
+        assert not text or (cue.endswith("=") and cue.count("=") == 1)
+    assert hint(staged.problem("unknown", "1+1=2")) == "", "a problem that was never drawn has none"
+    assert written_hints.cue_of(OWN, 4).args[0] is hint.args[0], "drawn once"
+    monkeypatch.setattr(written_hints, "right_responses", lambda *_, **__: ["it is 26"] * 12)
+    assert set(written_hints.cue_of(OWN, 5).args[0].values()) == {""}, "no operands: it would give the answer away"

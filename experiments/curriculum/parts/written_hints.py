@@ -1,11 +1,17 @@
-"""Hints that a model writes itself before training: it explains the known answer, then gives a cue (NuRL)."""
+"""Hints that a model writes itself before training: it explains the known answer, then gives a cue (NuRL).
+
+A model with words is asked for both. One without explains an answer by a response of its own that is right, and a rule
+takes the cue from it.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
+import numpy as np
 
+from experiments.curriculum.parts.hints import first_operands
 from experiments.parts.messages import asked_text
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
@@ -126,3 +132,55 @@ def _written(identity: tuple, writer: str, most_tokens: int) -> dict[str, str]:
     cues = write(by, problems, chat=settings.chat, most_tokens=most_tokens)
     print(f"hints written by {writer or settings.model}: {sum(map(bool, cues))} of {len(cues)} name no answer")
     return {problem.identity: cue for problem, cue in zip(problems, cues, strict=True)}
+
+
+def right_responses(
+    found: recipes.Bench, *, samples: int, max_new_tokens: int, temperature: float = 1.0, at_once: int = 2048
+) -> list[str]:
+    """A right response of the model itself to each training problem, none where so many samples have none.
+
+    The first right one of independent samples is a draw from the model's own responses given that they are right: its
+    explanation of an answer that is known, for a model that cannot be asked for one.
+
+    Args:
+      at_once: samples that are drawn together, at least one group.
+    """
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be at least 1")
+    rollout = jax.jit(
+        recipes.rollout_of_model(
+            found.model, group_size=samples, max_new_tokens=max_new_tokens, temperature=temperature
+        )
+    )
+    said, groups = [], max(1, at_once // samples)
+    for rows, real in recipes.sample_in_parts(
+        rollout, found.model.params, found.train, jax.random.key(33), samples, chunk=groups
+    ):
+        rewards = found.host_score(rows)
+        right = (np.asarray(rewards.valid) & (np.asarray(rewards.value) > 0.5))[:real].reshape(-1, samples)
+        first = np.arange(right.shape[0]) * samples + right.argmax(axis=1)
+        texts = job.responses(found.model.tokenizer, jax.tree.map(lambda x, first=first: x[first], rows))
+        said += [text if some else "" for text, some in zip(texts, right.any(axis=1), strict=True)]
+    return said
+
+
+def cue_of(settings: OnlineSettings, samples: int) -> Callable[[Problem], str]:
+    """``problem -> hint``: the first pair of operands of a right response of the bench's own model, without a result.
+
+    Drawn once, before training, from ``samples`` responses; a problem that none of them solves has no hint, nor has one
+    whose response is no arithmetic.
+    From "Nudging the Boundaries of LLM Reasoning" (NuRL), arXiv:2509.25666, section 3. Differs from the paper in the
+    rule that abstracts, and in problems without a hint: there the model explains any answer that it is told.
+    """
+    return partial(_looked_up, _cues(recipes.bench_identity(settings), samples))
+
+
+@lru_cache(maxsize=4)
+def _cues(identity: tuple, samples: int) -> dict[str, str]:
+    settings = OnlineSettings(**dict(identity))
+    found, problems = recipes.bench(settings), recipes.solved_problems(settings)
+    with jax.core.eval_context():
+        own = right_responses(found, samples=samples, max_new_tokens=settings.max_new_tokens)
+    print(f"cues from right responses of the model: {sum(map(bool, own))} of {len(own)}")
+    return {p.identity: first_operands(p._replace(solution=text)) if "=" in text else ""
+            for p, text in zip(problems, own, strict=True)}  # fmt: skip
