@@ -9,22 +9,28 @@ Equations: R = -1 malformed; 0 wrong; Acc + r_M where right with both tools; Acc
            no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder; sft: the cold start goes on for as many
            updates; single_tool: no calculator, in the cold start, training and measurement; two_critics: GRPO in
            thirds with half of the critic's updates after each of the first two.
-Left out:  the synthesis of data, inference-time tools, the web, the KL term; tool_star has one critic, amid GRPO.
+Left out:  the web, the KL term; tool_star has one critic, amid GRPO. The embedded world has no text, so that its cold
+           start is made by a rule, and nothing mends its episodes.
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
 Measure:   sums over two entries of a hidden table; 8 seeds, equal updates; the critic plays as many episodes as the
            GRPO steps in its place. eval/both: share of episodes that call both tools.
 Run:       python -m experiments.agents.tool_star; at scale --model DIR --data FILE --format hotpotqa
-           --tools python,search=CORPUS.jsonl, where the model itself is the cold start
+           --tools python,search=CORPUS.jsonl, where the model itself is the cold start. Data with tools, sampled by
+           prompts and hints, are made by ``rows --data FILE --tools ... --writer http://localhost:8000/v1
+           --writer-model NAME --out FOLDER`` behind the same module (or by --model DIR): FOLDER/sft.jsonl for
+           ``jaxrl sft``, FOLDER/rl.jsonl for --data. ``solve`` answers held-out questions with and without the code
+           debugger, tool-use backtracer and chain refiner (parts/tool_data, parts/tool_chains)
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from functools import partial
 
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import calculator, imitation, self_critic, two_tools
+from experiments.agents.parts import calculator, imitation, self_critic, tool_runs, two_tools
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.envs import tool_question
@@ -152,4 +158,6 @@ def claim(results: experiment.Results) -> experiment.Claim:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["rows"], ["solve"]):
+        sys.exit(tool_runs.cli(sys.argv[1:]))
     experiment.main(__name__)

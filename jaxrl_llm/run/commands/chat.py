@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +29,21 @@ class Settings(SamplingSettings, ModelSettings):
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
 
 
-def make_answer(settings: Settings) -> Callable[[list[dict[str, str]]], str]:
-    """``answer(messages) -> text``: the messages by the model's chat template, or the last one's text without one.
+def make_answer(settings: Any, model: parts.Model | None = None) -> Callable[..., str]:
+    """``answer(messages, draw=0) -> text``: messages by the model's chat template, or the last one's text without one.
+
+    Args:
+      settings: those of a model and of its sampling, and a ``seed``.
+      model: that is open already; None: it is opened here.
 
     Raises:
-      UserError: for a model that does not load.
+      UserError: for a model that does not load; ``answer``, where the messages leave no room for a response.
     """
-    model = options.open_model(settings)
+    model = options.open_model(settings) if model is None else model
     rollout = jax.jit(parts.make_rollout(model, group_size=1, **options.sampling_of(settings)._asdict()))
     template = model.tokenizer.chat_template is not None
 
-    def answer(messages: list[dict[str, str]]) -> str:
+    def answer(messages: list[dict[str, str]], draw: int = 0) -> str:
         prompt = messages if template else messages[-1]["content"]
         problem = Problem("rows", prompt, "", {}, 0, str(len(messages)))
         tokens = problem_tables.encode_problems(
@@ -51,7 +56,7 @@ def make_answer(settings: Settings) -> Callable[[list[dict[str, str]]], str]:
                             f"{settings.max_new_tokens}; begin again, or lower it")  # fmt: skip
         left = ((0, 0), (columns - length, 0))
         ids = jnp.zeros((1,), jnp.int32)
-        keys = sample_keys(jax.random.key(settings.seed), len(messages), ids, 1)
+        keys = sample_keys(jax.random.key(settings.seed), len(messages), ids + draw, 1)
         rows = rollout(model.params, jnp.pad(tokens.tokens, left), jnp.pad(tokens.valid, left), keys, ids)
         return parts.responses(model.tokenizer, jax.tree.map(np.asarray, rows))[0]
 
