@@ -5,7 +5,9 @@ Claim:     negatives differ widely in worth; chosen and weighted by their effect
 Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J, grad log pi(y_i)>, J the true reward
            (implicit: with (H + 0.1)^-1 grad J); top: the 16 of highest positive value, weight 1; u2a: w <- clip(w +
            eta (value / largest - gamma), 0, 1). random: any 16; all: all; npo: -2/beta log sig(-beta log pi/ref).
-Left out:  the paper's stopping rule; a learned reward (J uses the true one of 256 samples).
+           Values are found anew in each of 4 rounds; one in which none is positive changes nothing.
+Left out:  the paper's own stopping rule, in whose place the last sentence stands (in every round of the record one of
+           256 negatives is positive); a learned reward (J uses the true one of 256 samples).
 Expect:    eval/gold at eval/kl 1.5: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
            npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
 Measure:   true reward on fresh prompts, perplexity of the behaviour's text; 256 negatives, half of them harmless text
@@ -95,7 +97,8 @@ def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: C
         gain = worth(task, policy, prompts, kept, gain)
         values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
         ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
-        return prompts, bad, kept, weigh(values, keys[3], keep) * (pool / keep), ref
+        weights = weigh(values, keys[3], keep) * (pool / keep)
+        return prompts, bad, kept, weights, ref, negatives.goes_on(weights)
 
     return rows
 
@@ -104,16 +107,17 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """Rounds: score, choose, unlearn."""
 
     def loss(params, extras, batch):
-        prompts, bad, kept, weights, ref = batch
+        prompts, bad, kept, weights, ref, goes_on = batch
         logp = strings.sum_logp(task.world, params["policy"], jnp.tile(prompts, (2, 1)), jnp.concatenate([bad, kept]))
         down, retained = jnp.split(logp, 2)
         terms = supervised.ascent_loss(down, weights)
         if settings.bounded:
             terms = supervised.npo_loss(down, ref, beta=settings.bounded)
-        value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(retained)
+        value = reduce.scalars(terms.loss) - settings.retain * reduce.scalars(goes_on * retained)
         return value / task.world.response_tokens, {
             "unlearn/used": reduce.scalars((weights > 0).astype(jnp.float32)),
             "unlearn/drift": reduce.scalars(down - ref),
+            "unlearn/stopped": 1.0 - reduce.scalars(goes_on),
             "tokens/trained": jnp.asarray(2.0 * bad.size, jnp.float32),
         }
 

@@ -1,5 +1,6 @@
 """Pairwise judges, levels and rankings, negatives and steps: their equations on literal numbers, and their toys."""
 
+import dataclasses
 import math
 
 import jax
@@ -8,11 +9,13 @@ import numpy as np
 import pytest
 
 from experiments.parts import preference_task as toy
-from experiments.preference import mpo
+from experiments.preference import mpo, u2a
 from experiments.preference.parts import negatives, noisy_ranker, pair_judges, requests
 from experiments.preference.parts import spurious_steps as sums
 from jaxrl_llm.curriculum import pairs
 from jaxrl_llm.losses import preference, ranking, supervised
+from jaxrl_llm.train import offline
+from jaxrl_llm.train.plan import start
 from tests import close
 from tests.close import doubles, singles
 
@@ -175,6 +178,10 @@ def test_weights_and_ascent():
     close.assert_near(negatives.priced(values, key, 3, price=0.9), [0.6, 0.0, 0.0, 0.0])
     assert negatives.best(values, key, 3).tolist() == [1.0, 1.0, 1.0, 0.0]
     assert negatives.best(values, key, 1).tolist() == [1.0, 0.0, 0.0, 0.0]
+    for weigh in (negatives.best, negatives.priced):
+        assert negatives.goes_on(weigh(values, key, 3)).tolist() == [1.0] * 4
+        assert negatives.goes_on(weigh(-jnp.abs(values), key, 3)).tolist() == [0.0] * 4
+    assert negatives.goes_on(negatives.uniform(-jnp.abs(values), key, 3)).all(), "what does not look never stops"
     assert negatives.uniform(values, key, 2).tolist() == [0.5] * 4
     assert float(negatives.at_random(values, key, 2).sum()) == 2.0
     slope = jax.grad(lambda x: supervised.ascent_loss(x, jnp.asarray([0.0, 2.0])).loss.sum())(jnp.zeros(2))
@@ -182,6 +189,21 @@ def test_weights_and_ascent():
     slope = jax.grad(lambda x: supervised.npo_loss(x, jnp.zeros(2), beta=0.5).loss.sum())
     assert slope(jnp.zeros(2)).tolist() == doubles([1.0, 1.0])
     close.assert_relative(slope(jnp.asarray([-40.0, 0.0])), [2 / (1 + math.exp(20)), 1.0])
+
+
+@pytest.mark.parametrize("worth", [0.0, 1.0], ids=["nothing is worth it", "something is"])
+def test_a_round_in_which_no_negative_is_worth_unlearning_changes_nothing(worth):
+    """Neither ascent on negatives nor descent on the retained text."""
+
+    def gain(task, policy, prompts, kept, gain):
+        return jax.tree.map(lambda x: worth * x, gain)
+
+    settings = dataclasses.replace(u2a.Settings(), **u2a.SMOKE | {"pool": 64, "keep": 8, "gain": gain})
+    plan = u2a.build(settings)
+    params, stage = plan.init(jax.random.key(0)), plan.stages[0]
+    state, metrics = jax.jit(lambda s: offline.iterate(stage.method, s))(start(stage, params, jax.random.key(1)))
+    moved = [float(jnp.abs(a - b).max()) for a, b in zip(*map(jax.tree.leaves, (state.params, params)), strict=True)]
+    assert float(metrics["unlearn/stopped"]) == 1.0 - worth and (max(moved) > 0) == bool(worth)
 
 
 def test_half_of_the_negatives_are_bad_and_some_are_copies():

@@ -71,3 +71,17 @@ def priced(
     """
     share = values / jnp.maximum(jnp.max(values), 1e-12) - price
     return best(values, key, keep) * jnp.clip(0.5 + steps * rate * share, 0.0, 1.0)
+
+
+def goes_on(weights: Float[Array, " N"]) -> Float[Array, " N"]:
+    """1 for every example while one of them is worth unlearning, 0 for all where none is: the round changes nothing.
+
+    Where no marginal value is positive, weights of 0 meet the first-order conditions of ``max_w J(theta(w))`` over
+    [0, 1], and ``best`` and ``priced`` give no others. Derived from the objective of arXiv:2504.06659, whose own
+    stopping rule was not at hand.
+
+    >>> import jax.numpy as jnp
+    >>> goes_on(jnp.array([0.0, 0.5])).tolist(), goes_on(jnp.array([0.0, 0.0])).tolist()
+    ([1.0, 1.0], [0.0, 0.0])
+    """
+    return jnp.broadcast_to(jnp.any(weights > 0).astype(jnp.float32), weights.shape)
