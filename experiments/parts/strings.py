@@ -18,6 +18,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.losses.policy import clipped_policy_loss
+from jaxrl_llm.models import heads as model_heads
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.generate import generate
@@ -159,6 +160,13 @@ def mean_hidden(
         return jnp.mean(hidden, axis=1)
     there = counted(responses, world.end).astype(jnp.float32)[:, :, None]
     return jnp.sum(hidden.astype(jnp.float32) * there, axis=1) / jnp.sum(there, axis=1)
+
+
+def last_hidden(world: World, hidden: Float[Array, "N L D"], rows: Rows) -> Float[Array, "N 1 D"]:
+    """The last state of each row: that of its last token, where texts are filled up behind their end."""
+    if world.start is None:
+        return hidden[:, -1:]
+    return jnp.take_along_axis(hidden, model_heads.last_index(rows.segment_ids)[:, None, None], axis=1)
 
 
 def token_logp(

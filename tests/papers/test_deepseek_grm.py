@@ -13,7 +13,9 @@ import pytest
 from experiments.parts import strings
 from experiments.reward_models import deepseek_grm
 from experiments.reward_models.parts import judge_pairs as task
-from experiments.reward_models.parts import judge_panels, judgements, report_judges, text_judges
+from experiments.reward_models.parts import (
+    attribute_rewards, judge_panels, judgements, report_judges, text_attributes, text_judges,
+)  # fmt: skip
 from jaxrl_llm.run import options
 from tests import close
 from tests.models_for_tests import byte_model
@@ -252,3 +254,27 @@ def test_panels_of_rows_of_ones_own_show_one_answer_or_both(tmp_path):
     told = np.asarray(panels.hinted(prompts, jnp.zeros(400, jnp.int32)))
     hinted = np.array(["Better:" in tokenizer.decode(row[row != strings.PAD].tolist()) for row in told[:40]])
     assert (hinted == (gold[:40, 1] >= 0)).all()
+
+
+def test_judges_of_rows_of_ones_own_read_the_last_token_not_the_padding(tmp_path):
+    """Heads on texts of different lengths: what they say depends on the text, and not on the columns behind it."""
+    byte_model(tmp_path, "qwen2", max_positions=400)
+    lines = [{"prompt": f"Say {k}.", "chosen": f"It is {k}.", "rejected": f"No {k}!"} for k in range(12)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    of_rows = text_judges.Settings(data=str(tmp_path / "pairs.jsonl"), max_new_tokens=16, scorer_steps=1)
+    both = dataclasses.asdict(options.ModelSettings(model=str(tmp_path))) | dataclasses.asdict(of_rows)
+    settings = types.SimpleNamespace(**both, learning_rate=1e-3)
+    rows = text_judges.text_rows.opened(settings)
+    replies, pairs = text_attributes.replies(rows, settings), text_judges.open_task(settings).task
+    table, end = rows.train, rows.model.tokenizer.eos_ids[0]
+    reward = attribute_rewards.init_reward(replies, jax.random.key(0), outputs=3)
+    meta = report_judges.init_meta(pairs, jax.random.key(0))
+    meta["head"] = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), meta["head"])
+    for read in (
+        lambda said: attribute_rewards.scores(replies, reward, table.prompts, said),
+        lambda said: report_judges.meta_logits(pairs, meta, table.prompts, said)[:, None],
+    ):
+        found = read(table.chosen)
+        longer = read(jnp.pad(table.chosen, ((0, 0), (0, 5)), constant_values=end))
+        close.assert_same_forward(longer, found, rows.model.config, columns=table.prompts.shape[1] + 21)
+        assert (found != read(table.rejected)).all()

@@ -49,7 +49,7 @@ def scores(
     """All outputs of a reward model for whole replies."""
     rows = strings.whole(task.world, prompts, responses)
     hidden = task.world.policy.hidden(reward["model"], rows.tokens, rows.positions, rows.segment_ids)
-    return heads.apply_head(reward["head"], hidden[:, -1:])[:, 0]
+    return heads.apply_head(reward["head"], strings.last_hidden(task.world, hidden, rows))[:, 0]
 
 
 @lru_cache(maxsize=16)

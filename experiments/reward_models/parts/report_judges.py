@@ -196,7 +196,7 @@ def meta_logits(
     """How sure the judge of judgements is that a report is right."""
     rows = strings.whole(task.world, prompts, responses)
     hidden = task.world.policy.hidden(meta["model"], rows.tokens, rows.positions, rows.segment_ids)
-    return heads.apply_head(meta["head"], hidden[:, -1:])[:, 0, 0]
+    return heads.apply_head(meta["head"], strings.last_hidden(task.world, hidden, rows))[:, 0, 0]
 
 
 def meta_stage(
