@@ -49,6 +49,7 @@ class World(NamedTuple):
 
 
 PAD = -1  # in the columns before a prompt of text
+AT_ONCE = 256  # responses of text that are sampled together where many are
 
 
 @lru_cache(maxsize=64)
@@ -130,10 +131,15 @@ def _text_rollout(world: World, samples: int, temperature: float) -> Callable[..
 
 def sample(world: World, params: Params, prompts: Int[Array, "N P"], key: Key, *, samples: int = 1,
            temperature: float = 1.0) -> Int[Array, "R T"]:  # fmt: skip
-    """Only the responses of ``rollout``."""
+    """Only the responses of ``rollout``; those of texts come ``AT_ONCE`` at a time, whose memory is that of a batch."""
     keys = sample_keys(key, 0, jnp.arange(prompts.shape[0]), samples)
     if world.start is not None:
-        return responses_of(world, _text_rollout(world, samples, temperature)(params, prompts, keys))[1]
+        roll, step = _text_rollout(world, samples, temperature), max(1, AT_ONCE // samples)
+        parts = [
+            roll(params, prompts[k : k + step], keys[k * samples : (k + step) * samples])
+            for k in range(0, prompts.shape[0], step)
+        ]
+        return jnp.concatenate([responses_of(world, part)[1] for part in parts])
     return rollout(world, params, prompts, keys, samples=samples, temperature=temperature).tokens[:, prompts.shape[1] :]
 
 

@@ -13,9 +13,12 @@ Equations: a report names its principle (reasoning or looks, by the question), c
            without the name; hinted, unhinted: both, from a base that has read hints which answer is the best; in hinted
            a pair without a right sample gets 3 more with a hint, which are learnt without it. panels: both, on one, two
            and four answers in equal shares, every sample in an order of its own; panels_rejected, panels_base likewise.
-           Every arm trains a meta model on its own samples.
-Left out:  principles in free words: a report names one of two; four answers in rows of one's own, which are pairs
-           (panels there: one and two).
+           Every arm trains a meta model on its own samples. Over pairs of one's own with --report words a report is
+           free text of the loaded model: it is asked for principles, then critiques, then a line of scores, which alone
+           is read (direct, no_principles: asked for less); it begins as it was loaded, or from the right reports of a
+           model behind --writer ADDRESS.
+Left out:  principles in free words in the embedded world, where a report names one of two; four answers in rows of
+           one's own, which are pairs (panels there: one and two).
 Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_gain (32 votes less 1) rl > base;
            eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0;
            eval/vote_1 panels > panels_rejected.
@@ -27,6 +30,7 @@ Run:       python -m experiments.reward_models.deepseek_grm
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +42,7 @@ from experiments.reward_models.parts.judge_pairs import Reports
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 
+OWN_ROWS = "experiments.reward_models.parts.worded_judges"
 VOTES = (1, 2, 4, 8, 16, 32)
 
 
@@ -120,25 +125,37 @@ class Settings(recipes.Settings):
     eval_every: int = 400  # the measurement is long: at the ends of stages only
     base_steps: int = 600
     answers: Callable[[Reports], Reports] = as_pairs  # how many there are to judge
+    asked: Literal["principles", "critique", "scores"] = "principles"  # what a judge in words writes first, see there
     judged: Callable = both_orders  # the reports of the measurement
     reports: Callable = toy.draw_principled
     rejection_steps: int = 100
     hints: int = 0  # samples with a hint of a pair that had no right one
     meta_steps: int = 150
+    sampled: int = 1024  # prompts whose own reports the rejection and the meta model learn from
+    measured: int = 128  # prompts of a measurement
     prompts_per_step: int = 16
     group_size: int = 4
     kl_weight: float = 0.08
 
 
-SMOKE = {"steps": 2, "eval_every": 8, "base_steps": 2, "rejection_steps": 2, "meta_steps": 2, "prompts_per_step": 2}
+SMOKE = {
+    "steps": 2,
+    "eval_every": 8,
+    "base_steps": 2,
+    "rejection_steps": 2,
+    "meta_steps": 2,
+    "prompts_per_step": 2,
+    "sampled": 32,
+    "measured": 8,
+}
 PANELS = {"answers": judge_panels.of_task, "judged": any_order}
 ARMS = {
     "base": {"then": nothing, "rejection_steps": 0},
     "rl": {},
     "rejected": {"then": nothing},
     "no_rejection": {"rejection_steps": 0},
-    "direct": {"reports": partial(toy.draw_principled, named=False, reasons=False)},
-    "no_principles": {"reports": partial(toy.draw_principled, named=False)},
+    "direct": {"reports": partial(toy.draw_principled, named=False, reasons=False), "asked": "scores"},
+    "no_principles": {"reports": partial(toy.draw_principled, named=False), "asked": "critique"},
     "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
     "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
     "panels": PANELS,
@@ -149,9 +166,9 @@ METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eva
 CURVES = (*(f"eval/vote_{k}" for k in VOTES), "eval/meta_32", "reward/mean")
 
 
-def measure(task: Reports, judged, params, key):
+def measure(task: Reports, judged, prompts, params, key):
     """Votes of 1 to 32 reports, plain and chosen by the meta model; one that cannot be read votes for no answer."""
-    asked = task.draw_prompts(jax.random.fold_in(key, 0), 128)
+    asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
     gold, half = toy.principled_scores(task, asked), VOTES[-1] // 2
     scored, scores, trust = judged(task, params, asked, key)
     there = gold[:, None, :] >= 0
@@ -171,6 +188,7 @@ def measure(task: Reports, judged, params, key):
 def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
     task = settings.answers(task)
+    task = task if task.asking is None else task.asking(settings.asked)
     start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
     stages = []
     if settings.rejection_steps:
@@ -178,15 +196,18 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
             report_judges.rejection_stage(
                 task,
                 steps=settings.rejection_steps,
+                prompts=settings.sampled,
                 gold=strings.bound(toy.principled_scores, task),
                 hints=settings.hints,
             )  # fmt: skip
         )
     stages += settings.then(task, settings)
     stages.append(
-        report_judges.meta_stage(task, steps=settings.meta_steps, gold=strings.bound(toy.principled_scores, task))
+        report_judges.meta_stage(
+            task, steps=settings.meta_steps, prompts=settings.sampled, gold=strings.bound(toy.principled_scores, task)
+        )
     )
-    return experiment.Plan(start, tuple(stages), strings.bound(measure, task, settings.judged))
+    return experiment.Plan(start, tuple(stages), strings.bound(measure, task, settings.judged, settings.measured))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -12,10 +12,15 @@ import pytest
 
 from experiments.parts import strings
 from experiments.reward_models import deepseek_grm
-from experiments.reward_models.parts import judge_pairs as task
 from experiments.reward_models.parts import (
-    attribute_rewards, judge_panels, judgements, report_judges, text_attributes, text_judges,
+    attribute_rewards,
+    judge_panels,
+    judgements,
+    report_judges,
+    text_attributes,
+    text_judges,
 )  # fmt: skip
+from experiments.reward_models.parts import judge_pairs as task
 from jaxrl_llm.run import options
 from tests import close
 from tests.models_for_tests import byte_model

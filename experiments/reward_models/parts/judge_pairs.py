@@ -147,6 +147,12 @@ class Reports(NamedTuple):
     rated: Callable[[Array, Array], Array] = unrated  # what a report is to give of the scores; -1: no answer there
     shuffled: Callable[[Array, Array], tuple[Array, Array]] | None = None  # ``(key, prompts)``: others, and the order
     panels: Callable[[], "Reports"] | None = None  # the same with one answer, two, or more
+    number_of: Callable[[Array], Array] | None = None  # the row of every prompt, of a task of rows
+    # of a task whose reports are text: how they are read, in the place of ``read_report``; what they are asked to say
+    # (``worded_judges.STEPS``); what a judge begins with, in the place of careless reports; None: as it was loaded
+    read: Callable[[Array], tuple[Array, Array, Array]] | None = None
+    asking: Callable[[str], "Reports"] | None = None
+    first: Callable[[Array, int], tuple[Array, Array]] | None = None
 
 
 SUMS = Reports(
@@ -293,6 +299,8 @@ def read_report(
 
     Scores are 0 where they cannot be read, and -1 in the places after the last answer of a report that can be.
     """
+    if task.read is not None:
+        return task.read(responses)
     words = task.words
     ended = jnp.cumsum((responses == words.end).astype(jnp.int32), axis=1) > 0
     tokens = jnp.where(ended, words.end, responses)

@@ -4,7 +4,7 @@ The judge is a decoder made on the spot; its first training data are the reports
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -38,9 +38,15 @@ def make_start(task: Reports, *, steps: int, draw: Callable[..., Any] = toy.draw
     """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
 
     Args:
-      draw: ``(task, key, n) -> prompts and reports``.
+      draw: ``(task, key, n) -> prompts and reports``; of a task in words its own first reports, where it has some,
+        and nothing is trained where it has none.
     """
-    base = strings.make_base(task.world, strings.bound(draw, task), steps=steps)
+    if task.first is not None:
+        base = strings.make_base(task.world, task.first, steps=steps, table=1024)
+    elif task.read is not None:
+        base = partial(strings.first_params, task.world)
+    else:
+        base = strings.make_base(task.world, strings.bound(draw, task), steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(task, jax.random.fold_in(key, 7))}
 
 
@@ -193,7 +199,11 @@ def init_meta(task: Reports, key: Key) -> Params:
 def meta_logits(
     task: Reports, meta: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, " N"]:
-    """How sure the judge of judgements is that a report is right."""
+    """How sure the judge of judgements is that a report is right; of many texts a batch at a time."""
+    if task.world.start is not None and prompts.shape[0] > strings.AT_ONCE:
+        one = strings.bound(meta_logits, task)
+        return jax.lax.map(lambda row: one(meta, row[0][None], row[1][None])[0], (prompts, responses),
+                           batch_size=strings.AT_ONCE)  # fmt: skip
     rows = strings.whole(task.world, prompts, responses)
     hidden = task.world.policy.hidden(meta["model"], rows.tokens, rows.positions, rows.segment_ids)
     return heads.apply_head(meta["head"], strings.last_hidden(task.world, hidden, rows))[:, 0, 0]

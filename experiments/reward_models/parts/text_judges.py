@@ -7,6 +7,7 @@ length, does not give away the better one: it is not the longer. ``Reports.panel
 rated 1 if it is the preferred one and 0 if not, as often as with both.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from experiments.parts import strings, text_rows
 from experiments.reward_models.parts.judge_pairs import LONG_REPORT, REPORT_TOKENS, Reports, Words
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.own_rows.tasks import Opened
 from jaxrl_llm.rollout import given_responses
 
@@ -51,8 +53,24 @@ def open_task(settings: Any) -> Opened:
 
 def reports(rows: text_rows.Rows, settings: Any, *, shown: tuple[tuple[int, ...], ...] = BOTH) -> Reports:
     """Pairs of one's own in both orders, or also each answer alone, and the words of reports on them."""
-    model = rows.model
     tables = [_asked(rows, part, shown) for part in (rows.train, rows.heldout)]
+    task = of_tables(rows, settings, tables, shown)
+    return task._replace(panels=lambda: reports(rows, settings, shown=(*BOTH, *ALONE)))
+
+
+def of_tables(
+    rows: text_rows.Rows, settings: Any, tables: list[list[np.ndarray]], shown: tuple[tuple[int, ...], ...], *,
+    lengths: tuple[int, int] = (REPORT_TOKENS, LONG_REPORT), told: Sequence[np.ndarray] = (),
+) -> Reports:  # fmt: skip
+    """The ``Reports`` of rows that are shown so.
+
+    Args:
+      tables: of the training and of the held-out rows, for each way in which they are shown.
+      lengths: tokens of a report, and of a long one.
+      told: all rows in all ways with a hint that the first, and that the second answer is the better; by default a
+        sentence before the prompt.
+    """
+    model = rows.model
     ways = [jnp.asarray(np.concatenate([part[k] for part in tables])) for k in range(len(shown))]
     every = jnp.concatenate(ways)  # the preferred one first, then second; then alone, then the other one alone
     pairs, train = ways[0].shape[0], tables[0][0].shape[0]
@@ -64,8 +82,13 @@ def reports(rows: text_rows.Rows, settings: Any, *, shown: tuple[tuple[int, ...]
         for part in (rows.train, rows.heldout)
     ])  # fmt: skip
     number_of = text_rows.finder(every)
-    if every.shape[1] + LONG_REPORT > model.config.max_positions:
-        raise text_rows.too_long(every.shape[1] + LONG_REPORT, model)
+    if every.shape[1] + lengths[1] > model.config.max_positions:
+        if told:
+            raise UserError(
+                f"questions of {every.shape[1]} tokens and reports of {lengths[1]} exceed the model's context of "
+                f"{model.config.max_positions}; lower --report-tokens, --max-prompt-tokens or --max-new-tokens"
+            )
+        raise text_rows.too_long(every.shape[1] + lengths[1], model)
     size = model.config.padded_vocab_size
     first = size - len(WORDS) - SCORES
     words = {name: first + k for k, name in enumerate(WORDS[:-1])}
@@ -104,20 +127,23 @@ def reports(rows: text_rows.Rows, settings: Any, *, shown: tuple[tuple[int, ...]
     def reasoned(prompts: Int[Array, "N P"]) -> Bool[Array, " N"]:
         return ~longer[number_of(prompts) % pairs]
 
-    told = [model.tokenizer.encode(f"Better: {word}.\n") for word in ("first", "second")]
-    widest = max(map(len, told))
-    hints = jnp.asarray([[strings.PAD] * (widest - len(x)) + x for x in told], jnp.int32)
+    better = [model.tokenizer.encode(f"Better: {word}.\n") for word in ("first", "second")]
+    widest = max(map(len, better))
+    hints = jnp.asarray([[strings.PAD] * (widest - len(x)) + x for x in better], jnp.int32)
+    whole_told = jnp.asarray(np.stack(told)) if told else None
 
     def hinted(prompts: Int[Array, "N P"], best: Int[Array, " N"]) -> Int[Array, "N Q"]:
+        if whole_told is not None:
+            return whole_told[jnp.where(single(prompts)[:, 0], 0, best), number_of(prompts)]
         whole = jnp.concatenate([jnp.where(single(prompts), strings.PAD, hints[best]), prompts], axis=1)
         return given_responses.left_padded(whole, whole != strings.PAD, pad_id=strings.PAD)[0]
 
     make_world = text_rows.world_maker(rows, settings)
     return Reports(
-        world=make_world(size, every.shape[1], REPORT_TOKENS), long=make_world(size, every.shape[1], LONG_REPORT),
+        world=make_world(size, every.shape[1], lengths[0]), long=make_world(size, every.shape[1], lengths[1]),
         words=Words(**words, score=first + len(WORDS), end=model.tokenizer.eos_ids[0]), draw_prompts=draw_prompts,
         right_steps=right_steps, flawed=lambda prompts: jnp.zeros((prompts.shape[0], 2), bool),
         principle=lambda prompts: jnp.zeros(prompts.shape[:1], jnp.int32), gold_scores=gold_scores, swapped=swapped,
         reasoned=reasoned, hinted=hinted, counts=tuple(sorted({len(order) for order in shown})), rated=rated,
-        shuffled=shuffled, panels=lambda: reports(rows, settings, shown=(*BOTH, *ALONE)),
+        shuffled=shuffled, number_of=number_of,
     )  # fmt: skip
