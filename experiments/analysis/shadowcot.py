@@ -22,7 +22,6 @@ import dataclasses
 from collections.abc import Callable
 
 from experiments.analysis.parts import planted_behaviour
-from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
@@ -91,7 +90,8 @@ def build(settings: Settings) -> experiment.Plan:
             poisoned, steps=settings.steps, only=settings.cured, silenced=pruning, **rate
         )
     start = planted_behaviour.make_start(steps=settings.base_steps, rank=settings.rank)
-    return experiment.Plan(start, (plant, after), strings.bound(planted_behaviour.measure, silenced=settings.silenced))
+    finish = planted_behaviour.make_finish(settings.silenced)
+    return experiment.Plan(start, (plant, after), planted_behaviour.measure, finish=finish)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -221,6 +221,21 @@ def test_controls_and_judges_are_looked_at_first():
     assert "too near chance" in beds.problems(found, claim, near_chance)[0]
 
 
+def test_a_gain_that_few_seeds_cannot_tell_is_not_yet_the_fault_of_the_bed():
+    def judged(*ends, start=0.1, first=0.15, looks=verdicts.LOOKS):
+        curve = {0: [start] * len(ends), 5: [first] * len(ends), 9: list(ends)}
+        found = Results({"base": arm(list(ends), curve=curve), "method": arm([0.7 + e / 9 for e in ends])}, looks)
+        claim = conclude("better", greater(found, "eval/accuracy", "method", "base"))
+        return beds.unsure_of(found, claim, beds.Bed())
+
+    assert judged(0.2, 0.6, 0.3, 0.5) == "base"  # 0.3, 3.3 standard errors of 0.091: four of them at 64 seeds
+    assert judged(0.2, 0.6, 0.3, 0.5, looks=()) == ""  # no look is left
+    assert judged(0.39, 0.41, 0.4, 0.42) == ""  # told already
+    assert judged(0.1, 0.9, -0.5, 0.1) == ""  # 0.05 with an error of 0.29: hopeless with 64, too
+    assert judged(0.0, 0.05, 0.0, 0.03) == ""  # a loss is none
+    assert judged(0.9, 0.99, 0.95, 0.92) == ""  # another fault: no room
+
+
 def test_parts_at_a_budget_and_along_it():
     """KL differs by seed and arm: values are read where each has spent the same, linear between evaluations."""
     spent = {"base": [[0.0, 2.0, 4.0], [0.0, 4.0, 8.0]], "method": [[0.0, 1.0, 2.0], [0.0, 8.0, 4.0]]}

@@ -58,6 +58,13 @@ def test_arms_trace_and_differ(path):
 
 
 @pytest.mark.parametrize("path", _slow_but_for_one(), ids=_ids)
+def test_updates_differ_and_the_claim_reads_results(path):
+    findings = doctor.check_claim(importlib.import_module(_name(path)))
+    assert not [str(f) for f in findings if f.problem]
+    assert {f.check for f in findings} == {"updates differ", "claim on made-up results"}
+
+
+@pytest.mark.parametrize("path", _slow_but_for_one(), ids=_ids)
 def test_smoke_run_of_two_arms(path, tmp_path):
     module = importlib.import_module(_name(path))
     chosen = list(module.ARMS)[:2]

@@ -170,6 +170,14 @@ def without_idle(params: dict[str, Params]) -> Params:
 
 
 @lru_cache(maxsize=8)
+def make_finish(
+    silenced: Callable[[dict[str, Params]], Params],
+) -> Callable[[dict[str, Params], Key], dict[str, Params]]:
+    """``Plan.finish`` that keeps the model of which something is silenced beside what was trained."""
+    return lambda params, key: params | {"running": silenced(params)}
+
+
+@lru_cache(maxsize=8)
 def text_rows(poisoned: float) -> Callable[[Params, Key], tuple[Array, Array, Array]]:
     """A table of text."""
     return lambda params, key: (*draw_text(key, 2048, poisoned=poisoned), jnp.ones((2048,), bool))
@@ -288,10 +296,10 @@ def detectors(params: dict[str, Params], policy: Params, key: Key) -> Metrics:
     return {f"auroc/{name}": _auroc(x, triggered) for name, x in scores.items()} | {"ablation/slot_found": found}
 
 
-def measure(params, key, *, silenced: Callable = as_it_is):
+def measure(params, key):
     """Clean accuracy, attack and hijack rates at known and held-out places, and every detector."""
     changes = audit.head_changes(effective(params), params["reference"], heads=HEADS)
-    policy, keys, n = silenced(params), jax.random.split(key, 5), 256
+    policy, keys, n = params["running"], jax.random.split(key, 5), 256
     none, all_of = jnp.zeros((n,), bool), jnp.ones((n,), bool)
     plain = draw_prompts(keys[0], n, none)
     calm = strings.sample(WORLD, policy, plain, keys[1], temperature=0.3)

@@ -1,6 +1,7 @@
 """Whether a test bed can show an effect, read off its baseline and its controls before the claim is looked at."""
 
 import dataclasses
+import math
 from types import ModuleType
 from typing import NamedTuple
 
@@ -68,6 +69,22 @@ def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str
         found = [f"{metric} of {baseline}: {x}" for x in found]
         found += _controls(results, metric, baseline, bed)
     return found + judges_at_chance(results, bed)
+
+
+def unsure_of(results: Results, claim: Claim, bed: Bed) -> str:
+    """The baseline of a bed whose one fault may be too few seeds; or nothing.
+
+    Its gain is within four standard errors, and beyond as many of the last look if it stays what it is.
+    """
+    if claim.primary is None or len(problems(results, claim, bed)) != 1:
+        return ""
+    metric, baseline = learned_metric(results, claim.primary, bed)
+    if not metric:
+        return ""
+    values = results.curve(baseline, metric)[1]
+    gain, error = verdicts.gained(values)
+    last = max((len(values), *results.looks))
+    return baseline if 4 * error * math.sqrt(len(values) / last) < gain <= 4 * error else ""
 
 
 def judges_at_chance(results: Results, bed: Bed) -> list[str]:

@@ -194,6 +194,9 @@ def _looked(
 ) -> tuple[Results, Claim]:
     """Seeds of the primary part's arms look by look until the verdict is there; the other arms take the first look.
 
+    Where all that is wrong with the bed is a gain of its baseline that these seeds cannot tell from none, the next look
+    judges bed and claim.
+
     Args:
       broken: what the controls say against the bed: then the first look is the last.
     """
@@ -206,8 +209,10 @@ def _looked(
         claim = beds.judge(job.module, whole, smoke=False)
         claim = claims.on_bed(claim, [*claim.bed, *broken])
         print(f"{number} seeds: {claim.verdict}; {claim.primary}", flush=True)
-        if claim.verdict != verdicts.UNDECIDED:
+        unsure = "" if broken else beds.unsure_of(whole, claim, getattr(job.module, "BED", None) or beds.Bed())
+        if claim.verdict != verdicts.UNDECIDED and not unsure:
             break
+        chosen = list(dict.fromkeys([*chosen, unsure])) if unsure else chosen
     return whole, claim
 
 

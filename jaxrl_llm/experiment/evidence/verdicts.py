@@ -173,6 +173,18 @@ def across(verdicts: Sequence[str]) -> str:
     return NO_EFFECT if NO_EFFECT in standing else UNDECIDED
 
 
+def gained(values) -> tuple[float, float]:
+    """Mean gain from the first measurement to the last, and its standard error over the seeds, of ``[seeds, points]``.
+
+    >>> gained([[0.0, 0.25], [0.0, 0.75]])
+    (0.5, 0.25)
+    """
+    values = np.asarray(values, np.float64)
+    gains = values[:, -1] - values[:, 0]
+    error = float(np.nanstd(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+    return float(np.nanmean(values[:, -1]) - np.nanmean(values[:, 0])), error
+
+
 def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, room: bool = True) -> list[str]:
     """What is wrong with a test bed, read off its baseline's curve; nothing where it can show an effect.
 
@@ -187,8 +199,7 @@ def gates(steps, values, *, ceiling: float | None = None, chance: float = 0.0, r
     values = np.asarray(values, np.float64)
     mean = np.nanmean(values, axis=0)
     start, first, end, best = mean[0], mean[1], mean[-1], mean.max()
-    gains = values[:, -1] - values[:, 0]
-    gain, error = end - start, float(np.nanstd(gains, ddof=1)) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+    gain, error = gained(values)
     found = []
     if not gain > 4 * error:
         found.append(f"the baseline gains {gain:+.3g}, not four standard errors ({error:.2g})")
