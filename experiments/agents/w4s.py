@@ -7,12 +7,12 @@ Equations: r_i = 1 if v_i > max(v_0..v_{i-1}), 0.5 if only v_i > v_{i-1}, else 0
            last turn (arm rlao). Each turn has m candidates: the best goes on, all of them train. sft_best: weight 1 for
            r = 1 and 0 else; no_best: the first candidate goes on; untrained; archive: untrained, reads workflows at
            random of all so far (as ADAS) instead of the last three; repaired: rlao, where a program that cannot be run
-           is shown and written anew up to three times before it counts.
-Left out:  analysis before a program, at scale turns to repair; data are collected once. Three turns are read (paper:
-           five; at scale all, and candidates are searches of their own), workflows drawn at temperature 1 (paper:
-           0.5). The best in validation counts at the end (released code: in test). Embedded training is short: all
-           arms still rise at its end; and the untrained one writes much the same whatever it reads, so that an archive
-           can hardly help it.
+           is shown and written anew up to three times before it counts. At scale a turn is an analysis and a program.
+Left out:  an analysis before embedded programs, whose letters could not say it; data are collected once. Three turns
+           are read (paper: five; at scale all, and candidates are searches of their own), workflows drawn at
+           temperature 1 (paper: 0.5). The best in validation counts at the end (released code: in test). Embedded
+           training is short: all arms still rise at its end; and the untrained one writes much the same whatever it
+           reads, so that an archive can hardly help it.
 Expect:    eval/test@10: rlao > sft_best (what imitating the best programs brings), rlao > archive, rlao > untrained.
 Measure:   programs of up to six letters for executors whose calculator, decomposing and verifying are good or bad, 64
            held out, one candidate a turn, 4 searches each; 8 seeds, equal samples and updates. test@k: fresh items,
@@ -103,22 +103,31 @@ METRICS = ("eval/test@10", "eval/test@2", "eval/seed", "eval/runs", "eval/better
 CURVES = ("eval/test@10", "eval/test@2", "eval/test@1", "eval/runs", "eval/better", "grad/norm")
 
 
+def text_plan(settings: Settings) -> Plan:
+    """Searches of a model of one's own, whose repairs are responses beside the turns."""
+    if settings.repairs < 0:
+        raise UserError(f"--repairs {settings.repairs} must not be negative")
+    responses, turns = 1 + settings.repairs, (settings.turns, settings.max_turns)
+    more = {
+        "opened": partial(workflow_programs.workflows, turns=turns if settings.repairs else None),
+        "more": partial(workflow_programs.figures, turns=settings.max_turns),
+        "turns": settings.turns * responses,
+        "only": ONLY,
+    }
+    return multi_turn_plan.make_plan(
+        dataclasses.replace(settings, max_turns=settings.max_turns * responses),
+        stages=lambda stage, hosted: settings.teach(settings, hosted), **more,
+    )  # fmt: skip
+
+
 def build(settings: Settings) -> Plan:
     """A base that scribbles workflows, then the arm's teaching; measured by searches of its own."""
     if settings.data:
-        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest or settings.repairs:
+        if settings.choose is not meta_agent.best_of or settings.window is not meta_agent.latest:
             raise UserError(
-                "arms no_best, archive and repaired are of the embedded world; give --arm untrained rlao sft_best"
+                "arms no_best and archive are of the embedded world; give --arm untrained rlao sft_best repaired"
             )
-        more = {
-            "opened": workflow_programs.workflows,
-            "more": workflow_programs.figures,
-            "turns": settings.turns,
-            "only": ONLY,
-        }
-        return multi_turn_plan.make_plan(
-            settings, stages=lambda stage, hosted: settings.teach(settings, hosted), **more
-        )
+        return text_plan(settings)
     base = strings.make_base(workflows.WORLD, meta_agent.draw_scribbles, steps=settings.base_steps)
     measure = strings.bound(meta_agent.measure, window=settings.window, repairs=settings.repairs)
     return Plan(base, settings.teach(settings), measure)

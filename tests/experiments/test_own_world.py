@@ -39,7 +39,7 @@ CASES = {  # experiment: its arms, and what it is given
     "tool_star": (["tool_star"], [*SEARCH[:-1], "calculator,search={folder}/corpus.jsonl"]),
     "ufo": (["ufo", "grpo"], ROWS),
     "curio": (["rlhf", "diff_acc", "info_gain"], ["--data", "{folder}/users.jsonl", *USER]),
-    "w4s": (["rlao", "untrained", "sft_best"], [*ROWS, *EXECUTOR, "--validation-items", "1"]),
+    "w4s": (["rlao", "untrained", "sft_best", "repaired"], [*ROWS, *EXECUTOR, "--validation-items", "1"]),
     "mua_rl": (["mua_rl", "static", "cold_start"], ["--data", "retail:{folder}/desk", *USER, "--eval-samples", "4"]),
     "asyncflow": (["async"], [*ROWS, "--eval-samples", "2"]),
 }
@@ -211,7 +211,7 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ),
         ("supo --arm rule", "{model} {rows} --tools calculator --last-turn dropped", "a rule reads the observation"),
         ("w4s --arm rlao", "{model} {rows}", "workflows need --executor ADDRESS and --executor-model NAME"),
-        ("w4s --arm archive", "{model} {rows}", "arms no_best, archive and repaired are of the embedded world;"),
+        ("w4s --arm archive", "{model} {rows}", "arms no_best and archive are of the embedded world;"),
         (
             "w4s --arm rlao", "{model} {rows} --executor x --executor-model y --eval-problems 4",
             "--validation-items 32: [0-9]+ questions are held out, so none is left to test",

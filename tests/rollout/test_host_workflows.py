@@ -120,6 +120,27 @@ def test_turns_are_paid_for_beating_what_was_before(run):
     assert "Question: 1\nit answers: 0" in world.step(at, zero).text
 
 
+def test_a_program_that_fails_is_repaired_before_it_counts(run):
+    """Two attempts a turn: the third failure counts, with 0, and so does what runs; a search ends after two turns."""
+    world = workflow_programs.workflow_world(verify, double, run, most=6, repairs=2, turns=2)
+    at = world.reset(np.zeros(2, np.uint32), Task(tuple(QUESTIONS), tuple(QUESTIONS[1:3])))
+    fine = f"It asks too little.\n```python\n{RIGHT}```"
+    said = []
+    for text in ("x", "def workflow(ask, question):\n    return 1 / 0", "y", "z", fine):
+        said.append(world.step(at, text))
+        assert world.identity(at) != world.identity(said[-1].state)
+        at = said[-1].state
+    marks = jnp.array([x.mark for x in said])
+    assert workflow_programs.counted(marks).tolist() == [False, False, True, False, True]
+    assert [x.reward for x in said] == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert [x.done for x in said] == [False, False, False, False, True]
+    shares, tested, _, runs = (x.tolist() for x in workflow_programs.scores_of(marks))
+    assert shares == [0, 0, 0, 0, 1] and tested == [0, 0, 0, 0, 1] and runs == [0, 0, 0, 0, 1]
+    assert "attempt 1 of 2" in said[0].text and "NameError" in said[0].text
+    assert "attempt 2 of 2" in said[1].text and "ZeroDivisionError" in said[1].text
+    assert "Right: 0.000" in said[2].text and "attempt 1 of 2" in said[3].text
+
+
 def test_every_repetition_asks_with_a_seed_of_its_own(monkeypatch, tmp_path):
     settings = w4s.Settings(executor_model="a/b", endpoint_seed=3)
     with serving(
@@ -157,6 +178,22 @@ def test_figures_of_searches():
     assert found == singles(wanted)
 
 
+def test_repairs_are_in_no_figure():
+    """Three turns at most: one with two repairs before it, one alone; the second search repairs and stops."""
+    mark = workflow_programs.marked
+    rows = _rows(
+        [[mark(None, 0.1, 0.1, False)] * 2 + [mark(0.3, 0.4, 0.1, True), mark(0.1, 0.4, 0.1, False)],
+         [mark(0.0, 0.2, 0.2, False), mark(None, 0.2, 0.2, False), 0, 0]],
+        [[0.0, 0.0, 1.0, 0.0], [0.0] * 4], [[True] * 4, [True, True, False, False]],
+    )  # fmt: skip
+    valid = Rewards(jnp.zeros(2), jnp.ones(2, bool))
+    problems = Problems(jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1), bool), {}, jnp.zeros(1, jnp.int32))
+    found = workflow_programs.figures(rows, valid, problems, turns=3)
+    wanted = {"eval/test@1": 0.3, "eval/test@2": 0.3, "eval/test@3": 0.3, "eval/seed": 0.15, "eval/runs": 1 / 3,
+              "eval/better": 1 / 3}  # fmt: skip
+    assert {name: float(x) for name, x in found.items()} == singles(wanted)
+
+
 def test_the_regression_is_the_mean_over_turns_of_weighted_token_means():
     policy = make_policy(small_config(num_layers=1))
     params, rng = policy.init(jax.random.key(0)), np.random.default_rng(0)
@@ -179,6 +216,11 @@ def test_the_regression_is_the_mean_over_turns_of_weighted_token_means():
     weigh = lambda rewards: exponential_weights(rewards, temperature=0.4)  # noqa: E731
     value = workflow_programs.regression(place, params, rows, weigh)
     close.assert_near(np.float32(value), wanted / turns, terms=rows.tokens.size)
+    # a program that was to be repaired does not train
+    marks = jnp.array([[workflow_programs.marked(None, 0.0, 0.0, False), 0], [0, 0]], jnp.int32)
+    less = workflow_programs.regression(place, params, rows._replace(extras=rows.extras | {"turns/mark": marks}), weigh)
+    first = -np.exp(1.0 / 0.4) * np.mean(logp[0, 1:3])
+    close.assert_near(np.float32(less), (wanted - first) / (turns - 1), terms=rows.tokens.size)
     # what a world answered does not train: its tokens are in no mask
     slope = jax.grad(lambda p: workflow_programs.regression(place, p, rows, lambda r: 0.0 * r))(params)
     assert all(not np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(slope))
@@ -195,4 +237,4 @@ def test_tasks_and_what_is_too_few():
     with pytest.raises(UserError, match="so none is left to test"):
         workflow_programs.held_task(QUESTIONS, 4)
     shown = workflow_programs.asked(tasks[0], most=7).prompt
-    assert "At most 7 calls" in shown and "of 2 questions" in shown and SEED in shown
+    assert "first analyse" in shown and "At most 7 calls" in shown and "of 2 questions" in shown and SEED in shown

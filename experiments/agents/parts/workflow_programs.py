@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -42,9 +41,15 @@ TASK = (
     "You improve a workflow: a Python function workflow(ask, question) that answers a question with the help of "
     "another model. ask(text) gives that model's reply; it remembers nothing between two calls, and asked the same "
     "again it may reply something else. At most {most} calls a question; Python's own library, no files, no network. "
-    "Each turn, write one whole program between ```python and ```; you are told how many of {count} questions it "
-    "answers right, and shown some that it does not. The better it gets, the better. To begin with there is\n\n"
+    "Each turn, first analyse in a few sentences what was tried so far: what helped, which questions fail and why, and "
+    "what you change therefore. Then write one whole program between ```python and ```; you are told how many of "
+    "{count} questions it answers right, and shown some that it does not. The better it gets, the better. To begin "
+    "with there is\n\n"
     "```python\n{seed}\n```\n\nQuestions look like this:\n\n{questions}"
+)
+BROKEN = (
+    "The program fails on every question. Say what is wrong with it and write it again, as a whole, between ```python "
+    "and ```: attempt {} of {} to repair it, which is no turn of its own.\n\n{}"
 )
 WHOLE = 1000  # a score of 1 in a mark
 SHOWN = 2  # questions in the prompt, and wrong ones in what a program is told
@@ -141,6 +146,8 @@ class Search(NamedTuple):
     tested: float
     seed: float  # test score of what a search begins with
     told: str = ""
+    taken: int = 0  # turns
+    attempts: int = 0  # to repair the program of this turn
 
 
 class Scored(NamedTuple):
@@ -179,11 +186,21 @@ def score(program: str, problems: Sequence[Problem], verify: Verifier, ask: Ask,
     return Scored(float(np.mean([value for value, *_ in found])), wrong, any(fine for *_, fine in found))
 
 
-def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> TextEnv:
+def workflow_world(
+    verify: Verifier, ask: Ask, run: Run, *, most: int, repairs: int = 0, turns: int | None = None
+) -> TextEnv:
     """Programs are scored on the validation questions, and paid as ``advantages.turns.improvement_rewards`` says.
 
     A mark holds validation score, the test scores of the best program so far and of the seed, and whether the program
     ran: ``marked``.
+
+    Args:
+      repairs: how often a program that answers no question is shown with its error and written anew before it counts.
+      turns: after which a search ends, repairs not counted; None: whoever plays decides.
+
+    From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3: a program
+    that raises gets up to three turns of self-correction. Differs from the paper in that one fails where it does on
+    every question of the validation.
     """
     measured = partial(score, verify=verify, ask=ask, run=run, most=most)
 
@@ -194,39 +211,56 @@ def workflow_world(verify: Verifier, ask: Ask, run: Run, *, most: int) -> TextEn
 
     def step(at: Search, text: str) -> TextStepResult:
         found = measured(code_of(text), at.task.validation)
+        if not found.runs and at.attempts < repairs:
+            told = BROKEN.format(at.attempts + 1, repairs, found.wrong)
+            after = at._replace(told=told, attempts=at.attempts + 1)
+            return TextStepResult(after, told, 0.0, False, mark=marked(None, at.tested, at.seed, False))
         scores = (jnp.array([x], jnp.float32) for x in (found.share, at.last, at.best))
         paid = float(improvement_rewards(*scores)[0])
         better = found.share > at.best
         tested = measured(code_of(text), at.task.test).share if better and at.task.test else at.tested
         told = f"Right: {found.share:.3f}. Before: {at.last:.3f}, at best {at.best:.3f}.\n\n{found.wrong}"
-        after = Search(at.task, found.share, max(at.best, found.share), tested, at.seed, told)
-        return TextStepResult(after, told, paid, False, mark=marked(found.share, tested, at.seed, found.runs))
+        after = Search(at.task, found.share, max(at.best, found.share), tested, at.seed, told, at.taken + 1)
+        over = turns is not None and after.taken >= turns
+        return TextStepResult(after, told, paid, over, mark=marked(found.share, tested, at.seed, found.runs))
 
     return TextEnv(reset, step, lambda at: text_identity(at.told))
 
 
-def marked(share: float, tested: float, seed: float, runs: bool) -> int:
-    """The mark of a turn, below 2**31; ``scores_of`` reads it.
+def marked(share: float | None, tested: float, seed: float, runs: bool) -> int:
+    """The mark of a turn, below 2**31; ``scores_of`` and ``counted`` read it.
 
-    >>> marked(1.0, 1.0, 1.0, True) < 2**31
-    True
+    Args:
+      share: of right answers; None for a program that is to be repaired, which does not count.
+
+    >>> marked(1.0, 1.0, 1.0, True) < 2**31, marked(None, 1.0, 1.0, True) < 2**31
+    (True, True)
     """
     found = int(runs)
-    for value in (seed, tested, share):
-        found = (WHOLE + 1) * found + round(value * WHOLE)
-    return found
+    for value in (seed, tested):
+        found = (WHOLE + 2) * found + round(value * WHOLE)
+    return (WHOLE + 2) * found + (WHOLE + 1 if share is None else round(share * WHOLE))
+
+
+def counted(marks: Array) -> Array:
+    """Whether programs count, and are not to be repaired.
+
+    >>> counted(jnp.array([marked(None, 0.5, 0.1, False), marked(0.0, 0.5, 0.1, False)])).tolist()
+    [False, True]
+    """
+    return marks % (WHOLE + 2) <= WHOLE
 
 
 def scores_of(marks: Array) -> tuple[Array, Array, Array, Array]:
-    """``(validation, test, test of the seed, runs)`` of marks.
+    """``(validation, test, test of the seed, runs)`` of marks; a program that does not count has a validation of 0.
 
     >>> [float(x) for x in scores_of(jnp.array(marked(0.25, 0.5, 0.125, True)))]
     [0.25, 0.5, 0.125, 1.0]
     """
     found = []
     for _ in range(3):
-        marks, value = marks // (WHOLE + 1), (marks % (WHOLE + 1)) / WHOLE
-        found.append(value)
+        marks, value = marks // (WHOLE + 2), marks % (WHOLE + 2)
+        found.append(jnp.where(value <= WHOLE, value, 0) / WHOLE)
     return *found, marks.astype(jnp.float32)
 
 
@@ -264,8 +298,13 @@ def held_task(problems: Sequence[Problem], validation: int) -> Task:
     return Task(tuple(problems[:validation]), tuple(problems[validation:]))
 
 
-def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
+def workflows(
+    settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, turns: tuple[int, int] | None = None
+) -> list[Given]:
     """``opened`` of ``multi_turn_plan.make_plan``: rows of the main job as questions for the executor of the settings.
+
+    Args:
+      turns: of searches that train and of those that are measured, where ``settings.repairs`` do not count as turns.
 
     Raises:
       UserError: without an executor, where it does not answer, or where there are too few rows.
@@ -281,12 +320,16 @@ def workflows(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> lis
         ask = executor(settings, folder="runs/executors")
     except endpoints.Unanswered as error:
         raise UserError(f"--executor {settings.executor} does not answer: {error}") from error
-    world = workflow_world(verify, ask, Sandbox(workers=settings.sandboxes).run, most=settings.calls)
+    world = partial(
+        workflow_world, verify, ask, Sandbox(workers=settings.sandboxes).run, most=settings.calls,
+        repairs=settings.repairs,
+    )  # fmt: skip
 
-    def part(tasks: list[Task]) -> Given:
-        return given(world, [asked(task, most=settings.calls) for task in tasks], tasks, tokenizer, **sizes)
+    def part(tasks: list[Task], most: int | None) -> Given:
+        shown = [asked(task, most=settings.calls) for task in tasks]
+        return given(world(turns=most), shown, tasks, tokenizer, **sizes)
 
-    return [part(tasks), part(tested)]
+    return [part(some, most) for some, most in zip((tasks, tested), turns or (None, None), strict=True)]
 
 
 def regression(
@@ -294,17 +337,20 @@ def regression(
 ) -> Array:
     """``mean_n w(r_n) NLL_n`` over the turns of all searches, NLL the token mean of what was written in a turn.
 
+    That is the analysis and the program. A program that was to be repaired is in the context of the one that counts,
+    and does not train.
+
     From "Weak-for-Strong: Training Weak Meta-Agent to Harness Strong Executors", arXiv:2504.04785, section 3, as
     ``meta_agent.regression``. Differs from the paper in what a turn has in its context: all turns before it.
     """
     turns, (logp, _) = turns_of(rows), builders.score_tokens(place.policy, params, rows)
-    counted = turns.taken & turns.valid[:, None]
-    number = jnp.arange(counted.shape[1], dtype=jnp.int32)[None, :, None]
+    counts = turns.taken & turns.valid[:, None] & counted(marks_of(rows))
+    number = jnp.arange(counts.shape[1], dtype=jnp.int32)[None, :, None]
     mine = (turns.turn[:, None, :] == number) & rows.mask[:, None, :]
     length = jnp.maximum(jnp.sum(mine.astype(jnp.float32), axis=2), 1.0)
     nll = -jnp.sum(jnp.where(mine, logp[:, None, :], 0.0), axis=2) / length
     weights = weigh(turns.reward.reshape(-1))
-    return reduce.scalars(weights * nll.reshape(-1), counted.reshape(-1))
+    return reduce.scalars(weights * nll.reshape(-1), counts.reshape(-1))
 
 
 def regression_stage(
@@ -331,21 +377,31 @@ def regression_stage(
     return strings.table_stage(collect, loss, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
 
 
-def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
+def figures(rows: Trajectories, rewards: Rewards, problems: Problems, *, turns: int | None = None) -> dict[str, Array]:
     """Of measured searches: test score of the best program after k turns, programs that run, turns that beat all.
 
-    Names are those of ``meta_agent.measure``; the best program is that of the validation score.
+    Names are those of ``meta_agent.measure``; the best program is that of the validation score. Programs that were to
+    be repaired do not count.
+
+    Args:
+      turns: of a search, where its repairs are responses beside them; None: all responses are turns.
     """
-    turns, (_, tested, seed, runs) = turns_of(rows), scores_of(marks_of(rows))
-    counted, most = turns.taken & turns.valid[:, None], turns.taken.shape[1]
-    # a search that ended early keeps its best program
-    last = jax.lax.cummax(jnp.where(counted, jnp.arange(most, dtype=jnp.int32)[None, :], 0), axis=1)
-    kept = jnp.take_along_axis(tested, last, axis=1)
+    found, (_, tested, seed, runs) = turns_of(rows), scores_of(marks_of(rows))
+    there = found.taken & found.valid[:, None]
+    counts = there & counted(marks_of(rows))
+    number, most = jnp.cumsum(counts.astype(jnp.int32), axis=1), turns or there.shape[1]
+    place = jnp.arange(there.shape[1], dtype=jnp.int32)[None, :]
+
+    def after(k: int) -> Array:
+        """A search that ended early keeps its best program."""
+        last = jnp.max(jnp.where(there & (number <= k), place, 0), axis=1)
+        return jnp.take_along_axis(tested, last[:, None], axis=1)[:, 0]
+
     marks = sorted({1, min(2, most), min(5, most), most})
-    found = {f"eval/test@{k}": reduce.scalars(kept[:, k - 1], rewards.valid) for k in marks}
-    flat = counted.reshape(-1)
-    return found | {
+    shown = {f"eval/test@{k}": reduce.scalars(after(k), rewards.valid) for k in marks}
+    flat = counts.reshape(-1)
+    return shown | {
         "eval/seed": reduce.scalars(seed[:, 0], rewards.valid),
         "eval/runs": reduce.scalars(runs.reshape(-1), flat),
-        "eval/better": reduce.scalars((turns.reward == 1.0).astype(jnp.float32).reshape(-1), flat),
+        "eval/better": reduce.scalars((found.reward == 1.0).astype(jnp.float32).reshape(-1), flat),
     }
