@@ -9,10 +9,13 @@ Equations: weak: max accuracy over the epochs of the first round <= 1/2 and its 
            least one perfect and no bad vote, the solver's majority answer with a share >= 1/2, accuracy of the model in
            [1/8, 7/8]. Second round: GRPO on the old and the new problems, groups of accuracy in [1/8, 7/8] alone.
            continued: no new problems. uniform: equal budgets, concepts of all problems. no_filter: whatever the
-           accuracy. oracle: budgets ~ 1 - the category's accuracy, from many samples.
-Left out:  language models as generator, judges and solver (recipes with errors stand in); sets have 3 of 10 concepts,
-           not 5 of thousands. The first round is run once and shared by all seeds, for what is made of its weaknesses
-           is a table of the one program in which all seeds run: intervals do not have its variance.
+           accuracy. oracle: budgets ~ 1 - the category's accuracy, from many samples. Over rows of one's own a model
+           behind --synthesiser ADDRESS names concepts, writes problems for sets of 5, votes twice and solves each 5
+           times; categories are the levels of the rows.
+Left out:  language models in the embedded world, where recipes with errors are generator, judges and solver and sets
+           have 3 of 10 concepts; several models, one for each role. The first round is run once and shared by all
+           seeds, for what is made of its weaknesses is a table of the one program in which all seeds run: intervals do
+           not have its variance.
 Expect:    eval/accuracy sws > uniform > continued; eval/accuracy_6, the weakest category, sws > uniform.
 Measure:   held-out chains of 3 to 6 operations (the categories); 8 seeds, equal rollouts and updates in the second
            round.
@@ -22,14 +25,15 @@ Run:       python -m experiments.curriculum.sws
 import dataclasses
 from collections.abc import Callable
 
-from experiments.curriculum.parts import chain_concepts, synthesis
+from experiments.curriculum.parts import chain_concepts, synthesis, written_problems
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.run.bench import is_generated, problem_sets
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(written_problems.Settings):
     """The paper's values where it gives them; see EMBEDDED for the small model."""
 
     prompts_per_step: int = 1024
@@ -64,24 +68,48 @@ CURVES = ("eval/accuracy", "eval/accuracy_6", "reward/mean", "group/degenerate_f
 
 def build(settings: Settings) -> experiment.Plan:
     """The second round: one online stage from the first round's parameters, on the old and the arm's new problems."""
+    if not is_generated(settings.data):
+        return _over_rows(settings)
+    written_problems.check_generated(settings)
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
+    curricula.device_score(found)  # of problems that are not in the bench, too
     if settings.aim is not None:
         chain_concepts.check_chains(problems)  # before the first round is trained
     first = synthesis.first_round(settings, settings.epochs)
     if settings.aim is not None:
         aim = settings.aim(problems, first, settings.new_problems)
-        recipe = synthesis.Recipe(low=settings.keep_low, high=settings.keep_high)
-        problems = problems + synthesis.synthesise(settings, aim, first.params, recipe)
+        problems = problems + synthesis.synthesise(settings, aim, first.params, recipe_of(settings))
+    return second_round(settings, found, first.params, problems=synthesis.encode(found, problems))
+
+
+def _over_rows(settings: Settings) -> experiment.Plan:
+    """The same over rows of one's own, whose new problems a model writes."""
+    found, problems = recipes.bench(settings), list(problem_sets(settings)[0])
+    ask_all = None if settings.aim is None else written_problems.open_synthesiser(settings, problems)
+    first = synthesis.first_round(settings, settings.epochs)
+    if settings.aim is not None:
+        aim = settings.aim(problems, first, settings.new_problems)
+        problems += written_problems.synthesise(settings, aim, first.params, recipe_of(settings), ask_all)
+    return second_round(settings, written_problems.bench_of(settings, found, problems), first.params)
+
+
+def recipe_of(settings: Settings) -> synthesis.Recipe:
+    """Which new problems the arm keeps."""
+    return synthesis.Recipe(low=settings.keep_low, high=settings.keep_high)
+
+
+def second_round(settings: Settings, found: recipes.Bench, params, **slots) -> experiment.Plan:
+    """GRPO from these parameters on groups of middling accuracy alone."""
 
     def keep(trajectories, rewards):
         bounds = {"low": settings.low, "high": settings.high, "valid": rewards.valid}
         return group.mean_within(rewards.value, trajectories.group_ids, **bounds)
 
-    online = curricula.make_single_turn_grpo(settings, found, problems=synthesis.encode(found, problems), keep=keep)
+    online = curricula.make_single_turn_grpo(settings, found, keep=keep, **slots)
     plan = curricula.make_single_turn_plan(
         settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
     )
-    return plan._replace(init=lambda key: first.params)
+    return plan._replace(init=lambda key: params)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

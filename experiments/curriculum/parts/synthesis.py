@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from experiments.curriculum.parts import chain_concepts, weakness
 from jaxrl_llm.curriculum.epochs import make_epochs
@@ -17,7 +18,7 @@ from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.online import init_state
-from jaxrl_llm.types import Params, Problems
+from jaxrl_llm.types import Key, Params, Problems
 
 
 class FirstRound(NamedTuple):
@@ -64,15 +65,23 @@ def first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
 @lru_cache(maxsize=4)
 def _first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
     found = recipes.bench(settings)
-    online = curricula.make_single_turn_grpo(settings, found, sampler=make_epochs())
+    online = curricula.make_single_turn_grpo(settings, found, sampler=make_epochs(), score=curricula.train_score(found))
     steps = max(1, found.train.tokens.shape[0] // settings.prompts_per_step)
     run, history = fused.make_run(online, steps), []
     state = init_state(online, jax.tree.map(jnp.copy, found.model.params), jax.random.key(5))
     for _ in range(epochs):
         state, _ = run(state)
-        history.append(solved_share(settings, state.params, found.train))
-    solved = solved_share(settings, state.params, found.train, 32)
+        history.append(train_share(settings, found, state.params, 8))
+    solved = train_share(settings, found, state.params, 32)
     return FirstRound(state.params, np.stack(history, axis=1), solved)
+
+
+def train_share(settings: OnlineSettings, found: Bench, params: Params, samples: int) -> np.ndarray:
+    """Share of right answers to each training problem of a bench, wherever they are judged ``[N]``."""
+    if found.score is not None:
+        return solved_share(settings, params, found.train, samples)
+    rows, by = np.arange(found.train.tokens.shape[0]), found.model._replace(params=params)
+    return curricula.pass_rates(found, by, rows, samples=samples, max_new_tokens=settings.max_new_tokens)
 
 
 class Aim(NamedTuple):
@@ -153,7 +162,7 @@ def candidates(
     together = has.T @ has * (1 - np.eye(len(concepts), dtype=np.float32)) / max(len(examples), 1)
     keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), count)
     bounds = {"size": min(recipe.set_size, len(concepts)), "temperature": recipe.set_temperature}
-    sets = _concept_sets(keys, jnp.asarray(has.sum(0)), jnp.asarray(together), vectors, **bounds)
+    sets = drawn_sets(keys, jnp.asarray(has.sum(0)), jnp.asarray(together), vectors, **bounds)
     made, answers, ratings = [], [], []
     for row in np.asarray(sets):
         problem = chain_concepts.make_from(rng, [c for c, there in zip(concepts, row, strict=True) if there], levels)
@@ -177,7 +186,8 @@ def candidates(
 
 
 @partial(jax.jit, static_argnames=("size", "temperature"))
-def _concept_sets(keys, frequency, together, vectors, *, size: int, temperature: float):
+def drawn_sets(keys: Key, frequency: Array, together: Array, vectors: Array, *, size: int, temperature: float) -> Array:
+    """``weakness.draw_concepts`` for every key, ``[N, K]``."""
     draw = partial(weakness.draw_concepts, size=size, temperature=temperature)
     return jax.vmap(draw, in_axes=(0, None, None, None))(keys, frequency, together, vectors)
 
