@@ -9,9 +9,11 @@ Equations: G responses to x; all wrong: G to decompose(x); still all wrong: G to
            with 0 < mean r < 1 train, each under the prompt that made it, A = (r - mean) / std; loss + c mean over right
            responses y of the two later stages of -1/|y| log pi(y | x). direct: x is asked again; decompose, refine: one
            template and x once again; no_sft: c = 0; direct_sft: c times that term over all right responses to x alone.
-Left out:  templates in words: to decompose means to begin with the first operation of the chain, to refine that the
-           attempt and a ';' stand behind the prompt (taught for some steps first, in all arms); counts, weights and
-           choice of the attempt are a reconstruction (the paper's text was not at hand).
+           Over rows of one's own both requests are words: decompose(x) asks to split, solve and put together (inside
+           the message with --chat), refine stands behind the attempt as a user's next message, or a paragraph.
+Left out:  words in the embedded world, where to decompose means to begin with the first operation of the chain, to
+           refine that the attempt and a ';' stand behind the prompt (taught for some steps first, in all arms); counts,
+           weights, words and choice of the attempt are a reconstruction (the paper's text was not at hand).
 Expect:    group/degenerate_fraction cog < direct; eval/accuracy cog > direct and cog > no_sft.
 Measure:   held-out chains of 4 to 6 operations under the direct prompt; 8 seeds, at most three draws of a prompt in
            every arm (hints/draws), which the columns rollouts and tokens count.
@@ -19,6 +21,7 @@ Run:       python -m experiments.curriculum.cog_rethinker
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -28,11 +31,16 @@ import optax
 from experiments.curriculum.parts import hints
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
+from jaxrl_llm.run.bench import is_generated, problem_sets
+from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train.methods import builders, supervised
+from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import declared
 
 
@@ -75,14 +83,21 @@ class Plain(NamedTuple):
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """A short supervised stage that teaches to correct, then one online stage of staged rollouts."""
-    found = recipes.bench(settings)
-    model, problems = found.model, curricula.train_problems(settings)
-    asked = (hints.no_hint, *settings.later)
-    table = hints.encode_hints(model, problems, asked, spare_tokens=settings.max_new_tokens + 1)
+    """One online stage of staged rollouts; for chains behind a short supervised one that teaches to correct."""
+    found, generated = recipes.bench(settings), is_generated(settings.data)
+    model, size = found.model, settings.group_size
+    problems = curricula.train_problems(settings) if generated else list(problem_sets(settings)[0])
+    asked = (hints.no_hint, *(settings.later if generated else map(in_words, settings.later)))
+    behind = model.tokenizer.encode(";") if generated else hints.refine_words(model, problems, chat=settings.chat)
+    table = hints.encode_hints(
+        model, problems, asked, spare_tokens=settings.max_new_tokens + len(behind), chat=settings.chat, phrase="\n"
+    )
     rollout = recipes.rollout_of(settings, found)
-    judge, size = curricula.device_score(found), settings.group_size
-    prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=size)
+    if not generated:
+        table = hints.asked_in_words(table)
+        check_room(settings, model, table)
+    judge = curricula.device_score(found) if generated else curricula.train_score(found)
+    prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=size, separator=behind)
     slots = hints.make_staged_rollout(rollout, judge, found.train.answers, table, group_size=size, prompts=prompts)
 
     def row_extras(extras, rows, rewards):
@@ -109,12 +124,33 @@ def build(settings: Settings) -> experiment.Plan:
 
     slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
     online = curricula.make_single_turn_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
+    stages = [experiment.Stage(online, settings.steps)]
+    if generated:  # a loaded model knows what to correct means
+        stages.insert(0, experiment.Stage(corrections(model, problems), settings.warm_steps))
+    return curricula.make_single_turn_plan(settings, found, stages)
+
+
+def in_words(ask: Callable[[Problem], str]) -> Callable[[Problem], str]:
+    """The same way of asking, of rows of one's own."""
+    return hints.in_parts if ask is hints.first_operands else ask
+
+
+def check_room(settings: Settings, model: Model, table: hints.Hints) -> None:
+    """UserError where the model's context does not hold a problem, an attempt, the request to refine and an answer."""
+    columns = table.tokens.shape[2] + settings.max_new_tokens
+    if columns > model.config.max_positions:
+        raise UserError(
+            f"problems with an attempt behind them and --max-new-tokens {settings.max_new_tokens} take {columns} of "
+            f"the model's {model.config.max_positions} positions; lower --max-new-tokens, or drop long rows"
+        )
+
+
+def corrections(model: Model, problems: list[Problem]) -> Offline:
+    """Solutions behind a wrong attempt at a chain and a ';', to imitate."""
     rng = np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]
     rows = supervised.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
-    warm = supervised.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
-    stages = [experiment.Stage(warm, settings.warm_steps), experiment.Stage(online, settings.steps)]
-    return curricula.make_single_turn_plan(settings, found, stages)
+    return supervised.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

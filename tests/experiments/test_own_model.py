@@ -14,7 +14,7 @@ from tests.experiments.test_smoke import FILES, _ids, _name
 from tests.models_for_tests import byte_model
 
 # These write their own problems or work, which is known of generated tasks only, and say so.
-GENERATED = ("cog_rethinker", "hawkeye", "l2s_merging")
+GENERATED = ("hawkeye", "l2s_merging")
 # These choose problems by pass rates, which a model of random weights has not, or have them written by another model.
 CHOOSING = {
     "sws": "a model writes problems like rows of your own",

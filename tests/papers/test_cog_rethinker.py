@@ -1,12 +1,17 @@
 """Cog-Rethinker: who is asked again, what a refining prompt shows, and what the supervised term learns from."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import cog_rethinker
 from experiments.curriculum.parts import hints
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import cli, recipes
+from jaxrl_llm.run import parts
+from tests.models_for_tests import byte_model
 from tests.papers import staged
 
 NEW = 8
@@ -75,8 +80,6 @@ def test_a_refining_prompt_shows_the_attempt(world):
     ]
     for got, own in zip(prompts(1, ids, before), _table(world, 1), strict=True):
         np.testing.assert_array_equal(got, own)
-    with pytest.raises(ValueError, match="separator='12'"):
-        hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=1, separator="12")
 
 
 def test_the_supervised_term_sees_the_plain_prompt_only(world):
@@ -96,3 +99,92 @@ def test_the_supervised_term_sees_the_plain_prompt_only(world):
             assert found.positions[k][real].tolist() == list(range(int(real.sum())))
     none = plain_answers(refined, table, jnp.zeros(2, bool))
     assert not none.mask.any()  # nothing chosen: the term is 0
+
+
+# --- requests in words, over rows of one's own
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    byte_model(folder, "qwen2", max_positions=400)
+    rows = [{"question": f"What is {k} + 1?", "answer": f"{k} + 1 = {k + 1}.\n#### {k + 1}"} for k in range(60)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+def _worded(folder, chat):
+    """A table of two problems in words, its prompts and a rollout."""
+    model = parts.load_model(str(folder))
+    problems = [staged.problem("Ann has 3. How many?", "3"), staged.problem("2 + 3?", "5")]
+    asked = (hints.no_hint, cog_rethinker.in_words(hints.first_operands), hints.shown_attempt)
+    behind = hints.refine_words(model, problems, chat=chat)
+    sizes = {"spare_tokens": NEW + len(behind), "chat": chat, "phrase": "\n"}
+    table = hints.asked_in_words(hints.encode_hints(model, problems, asked, **sizes))
+    rollout = jax.jit(recipes.rollout_of_model(model, group_size=1, max_new_tokens=NEW, temperature=1.0))
+    prompts = hints.make_attempt_prompts(table, asked, model.tokenizer, group_size=1, separator=behind)
+    return (model, asked, table, rollout), prompts
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_requests_in_words_are_asked_and_are_no_answer(own, chat):
+    """Decomposed inside the message, refined in the next one; what is taught stands behind the plain prompt alone."""
+    world, prompts = _worded(own, chat)
+    model, _, table, _ = world
+    ids = jnp.arange(2, dtype=jnp.int32)
+    ask = ("<s><|user|>{}<|end|><|assistant|>" if chat else "<s>{}").format
+    split = f"\n{hints.DECOMPOSE}\n"
+    split = "\n" + split if chat else split
+
+    def spelled(tokens, keep):
+        shown = [int(t) for t in np.asarray(tokens)[np.asarray(keep)]]
+        special = {k: name for k, name in enumerate(("<pad>", "<s>", "<|end|>", "</s>", "<|user|>", "<|assistant|>"))}
+        return "".join(special.get(t) or model.tokenizer.decode([t]) for t in shown)
+
+    asked = ["Ann has 3. How many?", "2 + 3?"]
+    decomposed = _answered(world, 1, _table(world, 1), ["No: 4", "6"])
+    for k, text in enumerate(asked):
+        assert spelled(table.tokens[0, k], table.valid[0, k]) == ask(text)
+        assert spelled(table.tokens[1, k], table.valid[1, k]) == ask(text + split)
+    tokens, valid = prompts(2, ids, decomposed)
+    again = f"<|end|><|user|>{hints.REFINE}<|end|><|assistant|>" if chat else f"\n\n{hints.REFINE}\n"
+    for k, (text, said) in enumerate(zip(asked, ["No: 4", "6"], strict=True)):
+        assert spelled(tokens[k], valid[k]) == ask(text + split) + said + again
+    refined = _answered(world, 2, (tokens, valid), ["3", "5"])
+    for rows, said in ((decomposed, ["No: 4", "6"]), (refined, ["3", "5"])):
+        np.testing.assert_array_equal(hints.with_hint(rows, table).mask, rows.mask)  # a verifier reads the answer alone
+        found = hints.plain_answers(rows, table, jnp.array([True, True]))
+        for k, text in enumerate(asked):
+            real, mask = np.asarray(found.segment_ids[k] > 0), np.asarray(found.mask[k])
+            assert spelled(found.tokens[k], real & ~mask) == ask(text)
+            assert spelled(found.tokens[k], mask).removesuffix("<|end|>") == said[k]
+            assert found.positions[k][real].tolist() == list(range(real.sum()))
+
+
+WRONG = {
+    "no room": (["--max-new-tokens", "120"], "of the model's 400 positions; lower --max-new-tokens"),
+    "corrections": (["--max-new-tokens", "24", "--warm-steps", "3"], "--warm-steps is read by no chosen arm"),
+    "no template": (["--data", "chain", "--chat"], "--chat belong to rows of your own, not to --data chain"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_line(case, own, capsys, monkeypatch):
+    given, said = WRONG[case]
+    monkeypatch.setattr("sys.argv", ["x"])
+    rows = [] if "chain" in given else ["--model", str(own), "--data", str(own / "rows.jsonl"), "--format", "gsm8k"]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(cog_rethinker.__name__, ["--smoke", "--seeds", "1", "--arm", "cog", *rows, *given])
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and said in lines[0], lines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chat", [False, True])
+def test_two_steps_in_words(chat, own, tmp_path):
+    words = ["--model", str(own), "--data", str(own / "rows.jsonl"), "--format", "gsm8k", "--max-new-tokens", "24"]
+    given = ["--smoke", "--seeds", "1", "--arm", "cog", "refine", "--out", str(tmp_path / "run")]
+    found = cli.run(cog_rethinker, [*given, *words, *(["--chat"] if chat else [])])
+    for name, arm in found.arms.items():
+        assert np.isfinite(arm.metrics["loss/total"]).all(), name
+        assert arm.rollouts == 2 * 3 * 2 * 2, "random weights solve nothing: both prompts are drawn three times"

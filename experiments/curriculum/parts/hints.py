@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.data import problems as tables
+from jaxrl_llm.data.chat import make_reply_encoder
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
@@ -64,6 +65,30 @@ def first_step(problem: Problem) -> str:
 def shown_attempt(problem: Problem) -> str:
     """No text: the name of a stage whose prompt shows a response of the stage before, see ``make_attempt_prompts``."""
     return ""
+
+
+DECOMPOSE = (
+    "Split the problem into smaller problems, solve each of them in turn, and put their results together to the answer."
+)
+REFINE = "This solution is wrong. Find its error, then solve the whole problem anew."
+
+
+def in_parts(problem: Problem) -> str:
+    """The request to decompose a problem in words: no part of the response, see ``asked_in_words``."""
+    return f"\n{DECOMPOSE}\n"
+
+
+def asked_in_words(table: Hints) -> Hints:
+    """Stages whose texts are requests: the response does not go on from them, and a verifier does not read them."""
+    return table._replace(length=jnp.zeros_like(table.length))
+
+
+def refine_words(model: Model, problems: Sequence[Problem], *, chat: bool) -> list[int]:
+    """The tokens behind a wrong attempt that ask for another one: a user's next message, or a paragraph of text."""
+    tokenizer = model.tokenizer
+    if chat or not isinstance(problems[0].prompt, str):
+        return [tokenizer.eos_ids[0], *make_reply_encoder(tokenizer)(REFINE)]
+    return tokenizer.encode(f"\n\n{REFINE}\n")
 
 
 def whole_solution(problem: Problem) -> str:
@@ -297,23 +322,22 @@ def make_attempt_prompts(
     tokenizer: Tokenizer,
     *,
     group_size: int,
-    separator: str = ";",
+    separator: Sequence[int] = (),
 ) -> Callable[[int, Array, Trajectories], tuple[Array, Array]]:
     """The ``prompts`` of a staged rollout: those ``asked`` by ``shown_attempt`` show a response of the stage before.
 
-    Shown is the first response of the group without its end token, then ``separator``: where a stage is reached all
-    are wrong, and of equals the first is as random as any.
+    Shown is the first response of the group without its end token, behind the prompt that it answered, then
+    ``separator``: where a stage is reached all are wrong, and of equals the first is as random as any.
 
     Args:
-      asked: the stages of ``encode_hints``.
-      separator: text of one token.
+      asked: the stages of ``encode_hints``, whose table has as many spare columns as a response and ``separator`` have.
+      separator: tokens; by default those of ``;``.
 
     From "Cog-Rethinker: Hierarchical Metacognitive Reinforcement Learning for LLM Reasoning", arXiv:2510.15979.
-    Differs from the paper in that its templates are sentences.
+    Differs from the paper in the words of the templates, which were not at hand.
     """
-    width, marks, ends = hints.tokens.shape[2], tokenizer.encode(separator), list(tokenizer.eos_ids)
-    if len(marks) != 1:
-        raise ValueError(f"separator={separator!r} is {len(marks)} tokens; choose a text of one token")
+    width, ends = hints.tokens.shape[2], list(tokenizer.eos_ids)
+    marks = jnp.asarray([*separator] or tokenizer.encode(";"), jnp.int32)
 
     def prompts(stage, ids, rows):
         if asked[stage] is not shown_attempt:
@@ -322,8 +346,9 @@ def make_attempt_prompts(
         ended = jnp.any(first.tokens[:, :, None] == jnp.asarray(ends, jnp.int32)[None, None, :], axis=2)
         keep = (first.segment_ids > 0) & ~(first.mask & ended)
         count = first.tokens.shape[0]
-        tokens = jnp.concatenate([first.tokens, jnp.full((count, 1), marks[0], jnp.int32)], axis=1)
-        keep = jnp.concatenate([keep, jnp.ones((count, 1), bool)], axis=1)
+        behind = jnp.broadcast_to(marks[None, :], (count, marks.shape[0]))
+        tokens = jnp.concatenate([first.tokens, behind], axis=1)
+        keep = jnp.concatenate([keep, jnp.ones(behind.shape, bool)], axis=1)
         return tuple(x[:, -width:] for x in given.left_padded(tokens, keep))
 
     return prompts
@@ -343,12 +368,13 @@ def plain_answers(rows: Trajectories, hints: Hints, chosen: Bool[Array, " B"]) -
 
     From "Cog-Rethinker", arXiv:2510.15979: what the templates of a rollout achieve is learned without them.
     """
-    width = hints.tokens.shape[2]
-    plain = jnp.sum(hints.valid[0].astype(jnp.int32), axis=1)[rows.problem_ids]
-    real, mask = rows.segment_ids > 0, with_hint(rows, hints).mask
-    columns = jnp.arange(real.shape[1], dtype=jnp.int32)[None, :]
-    added = (columns < width) & (rows.positions >= plain[:, None]) & ~mask
-    tokens, valid = given.right_padded(rows.tokens, real & ~added)
-    taught = given.right_padded(mask.astype(jnp.int32), real & ~added)[0] > 0
+    ids, mask = rows.problem_ids, with_hint(rows, hints).mask
+    whole = jnp.concatenate([hints.tokens[0][ids], rows.tokens], axis=1)
+    keep = jnp.concatenate([hints.valid[0][ids], mask], axis=1)
+    answered = jnp.concatenate([jnp.zeros(hints.valid[0][ids].shape, jnp.int32), mask.astype(jnp.int32)], axis=1)
+    width = rows.tokens.shape[1]  # enough: prompts of all stages are at least as long as the plain one
+    tokens, valid = (x[:, :width] for x in given.right_padded(whole, keep))
+    taught = given.right_padded(answered, keep)[0][:, :width] > 0
+    columns = jnp.arange(width, dtype=jnp.int32)[None, :]
     positions = jnp.where(valid, columns, 0)
     return PlainAnswers(tokens, positions, valid.astype(jnp.int32), taught & chosen[:, None])
