@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.analysis.parts import search_traces
+from experiments.analysis.parts import search_puzzles, search_traces
 from experiments.analysis.parts import search_traces_task as toy
 from tests import close
 
@@ -33,8 +33,9 @@ def test_exactly_so_many_dead_ends(task, back):
     assert (responses[:, -1] == toy.END).all(), "every trace fits"
     assert toy.backs(jnp.asarray(responses)).tolist() == [back] * 12
     assert np.asarray(toy.right(jnp.asarray(prompts), jnp.asarray(responses))).all()
-    if back == 0:  # the shortest text: the path alone
-        assert set((responses != toy.END).sum(1).tolist()) == {toy.DIRECT_TOKENS[task]}
+    if back == 0:  # the shortest text: the path alone, which is longer the more sides a polygon has
+        found = set((responses != toy.END).sum(1).tolist())
+        assert max(found) == toy.DIRECT_TOKENS[task] and (len(found) == 1) == (task != search_puzzles.GEOMETRY)
 
 
 @pytest.mark.parametrize("how", [toy.by_search, toy.by_fixed_order])
@@ -97,6 +98,70 @@ def test_what_is_left_alone_counts(task):
     own = np.asarray(responses)
     first = [max(np.flatnonzero(row == toy.BACK)) for row in own]
     assert ends == [row[k + 1 :][row[k + 1 :] != toy.END].tolist() for row, k in zip(own, first, strict=True)]
+
+
+def test_turned_cubes():
+    """By hand, of (top, right, front, left, back, bottom); a turn back, four turns and two opposite ones are none."""
+    cube = (1, 2, 3, 4, 5, 6)
+    assert search_puzzles.turned(cube, 1) == (2, 6, 3, 1, 5, 4)  # the right side: what was above is on the left
+    assert search_puzzles.turned(cube, 4) == (5, 2, 1, 4, 6, 3)  # the back: what was above is in front
+    for sides in ((1, 3), (2, 4), (5, 5), (1, 1, 1, 1), (2, 2, 2, 2)):
+        found = cube
+        for side in sides:
+            assert search_puzzles.turned(found, side)[0] == found[side]
+            found = search_puzzles.turned(found, side)
+        assert found == cube
+
+
+def test_worked_puzzles_of_the_other_families():
+    """Right answers and wrong ones, by hand."""
+    p = search_puzzles
+    cases = [
+        # a triangle of 40 and 60 degrees: 180, 140, 80; of the wrong sum; of an angle that was added
+        ([p.GEOMETRY, 3, 2, 3], [9, 7, 4], True), ([p.GEOMETRY, 3, 2, 3], [18, 16, 13], False),
+        ([p.GEOMETRY, 3, 2, 3], [9, 11, 8], False), ([p.GEOMETRY, 3, 2, 3], [9, 7], False),
+        # the right side to the top, then the front
+        ([p.CUBE, 1, 2, 3, 4, 5, 6, 1, 2, 0], [2, 6, 3, 1, 5, 4, 3, 6, 4, 1, 2, 5, 3], True),
+        ([p.CUBE, 1, 2, 3, 4, 5, 6, 1, 2, 4], [2, 6, 3, 1, 5, 4, 3, 6, 4, 1, 2, 5, 3], False),
+        # the sum, not the largest
+        ([p.LIST, 1, 2, 0, 3, 4, 0, 1, 5, 7, 7, 7], [p.FUNCTION + 4, 3, 5, 21], True),
+        ([p.LIST, 1, 2, 0, 3, 4, 0, 1, 5, 7, 7, 7], [p.FUNCTION + 2, 3, 5, 7], False),
+        ([p.ZEBRA, p.IN, 1, 2, p.LEFT, 1, 3, p.SAME, 3, 4, p.LEFT, 6, 5], [2, 1, 3, 6, 5, 4], True),
+        ([p.ZEBRA, p.IN, 1, 2, p.LEFT, 1, 3, p.SAME, 3, 4, p.LEFT, 6, 5], [2, 1, 3, 5, 6, 4], False),
+        ([p.ZEBRA, p.IN, 1, 2], [2, 1, 1, 6, 5, 4], False), ([p.ZEBRA, p.IN, 1, 2], [6, 1, 5, 3, 2, 4], False),
+        # one is true, at least three are, at most one is, none is
+        ([p.SELF, p.EXACTLY, 1, p.LEAST, 3, p.MOST, 1, p.EXACTLY, 0], [1, 0, 1, 0], False),
+        ([p.SELF, p.EXACTLY, 2, p.LEAST, 3, p.MOST, 2, p.EXACTLY, 0], [1, 0, 1, 0], True),
+    ]  # fmt: skip
+    prompts = np.full((len(cases), toy.PROMPT_TOKENS), toy.PAD, np.int32)
+    said = np.full((len(cases), toy.RESPONSE_TOKENS), toy.END, np.int32)
+    for k, (prompt, answer, _) in enumerate(cases):
+        prompts[k, : len(prompt)], said[k, : len(answer)] = prompt, answer
+    assert np.asarray(toy.right(jnp.asarray(prompts), jnp.asarray(said))).tolist() == [fine for *_, fine in cases]
+
+
+@pytest.mark.parametrize("task", list(search_puzzles.MAKERS))
+def test_one_solution_alone(task):
+    """Every other path of a puzzle is wrong; the judge and the puzzle agree on all of them."""
+
+    def paths(puzzle, state=()):
+        below = puzzle.children(state)
+        return [state] if not below else [p for node in below for p in paths(puzzle, (*state, node))]
+
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        puzzle = search_puzzles.MAKERS[task](rng)
+        every = [p for p in paths(puzzle) if len(p) == puzzle.depth]
+        said = np.full((len(every), toy.RESPONSE_TOKENS), toy.END, np.int32)
+        for k, path in enumerate(every):
+            tokens = [x for node in path for x in node] + list(puzzle.answer(path))
+            said[k, : len(tokens)] = tokens
+        prompts = jnp.broadcast_to(jnp.asarray(puzzle.prompt, jnp.int32), (len(every), toy.PROMPT_TOKENS))
+        found = np.asarray(toy.right(prompts, jnp.asarray(said)))
+        solved = np.array([puzzle.solved(path) for path in every])
+        assert solved.sum() == 1 and found[solved].all()
+        by_luck = found & ~solved  # another way to the same end: an answer is judged, not its way
+        assert not by_luck.any() or task in (search_puzzles.GEOMETRY, search_puzzles.CUBE, search_puzzles.LIST)
 
 
 def test_all_grids():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from experiments.analysis.parts import search_puzzles
 from experiments.analysis.parts import search_traces_task as toy
 from experiments.parts import strings
 from jaxrl_llm import reduce
@@ -21,15 +22,24 @@ HELD_OUT = 96  # puzzles to be measured on, from another seed than those to imit
 BUDGETS = (1, 4, 16, 64)  # in direct samples
 
 
-def draw_first(key: Key, n: int) -> tuple[Array, Array]:
-    """What the base has read: paths alone for all kinds of puzzles, half of them those of another puzzle."""
+def _read(tasks: tuple[int, ...], key: Key, n: int) -> tuple[Array, Array]:
     found = []
-    for task in toy.MAKERS:
+    for task in tasks:
         for swapped in ("", "traces"):
             found.append(toy.make_table(task, (0,), 600, 9, swapped))
     prompts, responses = (jnp.asarray(x) for x in map(jnp.concatenate, zip(*found, strict=True)))
     ids = jax.random.randint(key, (n,), 0, prompts.shape[0], jnp.int32)
     return prompts[ids], responses[ids]
+
+
+def draw_first(key: Key, n: int) -> tuple[Array, Array]:
+    """What the base of Countdown, Sudoku and lines has read: paths alone, half of them those of another puzzle."""
+    return _read(tuple(toy.FIRST), key, n)
+
+
+def draw_others(key: Key, n: int) -> tuple[Array, Array]:
+    """What the base of the five families of ``search_puzzles`` has read, likewise."""
+    return _read(tuple(search_puzzles.MAKERS), key, n)
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,6 @@
-"""Three search problems as token strings with depth-first traces: Countdown, 4 x 4 Sudoku, and a one-dimensional rule.
+"""Search problems as token strings with depth-first traces: Countdown, 4 x 4 Sudoku, a one-dimensional rule, and more.
+
+The other five are those of ``search_puzzles``.
 
 A trace places nodes one after another; ``BACK`` takes the last one off, from whatever state the search is in. A node is
 a value (Sudoku), a step ``a ? b = c`` (Countdown), or a rule with what it makes of the example (the line). What is
@@ -8,16 +10,31 @@ judged is the stack of nodes that is left at ``END``. Problems are drawn by NumP
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import permutations
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-LARGEST = 40  # numbers 0 .. 40 are their own tokens
-PLUS, MINUS, TIMES, BACK, COUNTDOWN, SUDOKU, LINE, PAD, END = range(LARGEST + 1, LARGEST + 10)
-RULE = END + 1  # token of the first rule of a line
+from experiments.analysis.parts import search_puzzles
+from experiments.analysis.parts.search_puzzles import (
+    BACK,
+    COUNTDOWN,
+    END,
+    LARGEST,
+    LINE,
+    MINUS,
+    PAD,
+    PLUS,
+    PROMPT_TOKENS,
+    RULE,
+    SUDOKU,
+    TIMES,
+    VOCABULARY,
+    Puzzle,
+    State,
+)
+
 CELLS, COLOURS = 5, 4  # of a line: colours 1 .. 4, 0 is empty
 LINE_RULES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda x: x[1:] + x[:1],
@@ -27,26 +44,15 @@ LINE_RULES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda x: tuple(sorted(x)),
     lambda x: x[:1] * CELLS,
 )
-VOCABULARY = RULE + len(LINE_RULES)
 BLANKS = 5  # of a sudoku
-PROMPT_TOKENS, RESPONSE_TOKENS = 17, 60
+RESPONSE_TOKENS = 60
 MAX_BACK = 6
-UNITS = {COUNTDOWN: 4, SUDOKU: 1, LINE: 1 + CELLS}  # tokens of a node
-DIRECT_TOKENS = {COUNTDOWN: 8, SUDOKU: BLANKS, LINE: 1 + 2 * CELLS}  # of a solution without a search
+UNITS = {COUNTDOWN: 4, SUDOKU: 1, LINE: 1 + CELLS} | search_puzzles.UNITS  # tokens of a node
+# of a solution without a search, at most
+DIRECT_TOKENS = {COUNTDOWN: 8, SUDOKU: BLANKS, LINE: 1 + 2 * CELLS} | search_puzzles.DIRECT_TOKENS
 OPERATORS: dict[int, Callable[[int, int], int]] = {
     PLUS: lambda a, b: a + b, MINUS: lambda a, b: a - b, TIMES: lambda a, b: a * b,
 }  # fmt: skip
-State = tuple[tuple[int, ...], ...]  # the nodes that are placed
-
-
-class Puzzle(NamedTuple):
-    """Prompt tokens; which nodes may come next; which states solve it; what is written behind the last node."""
-
-    prompt: list[int]
-    children: Callable[[State], list[tuple[int, ...]]]
-    solved: Callable[[State], bool]
-    depth: int  # nodes of a solution
-    answer: Callable[[State], tuple[int, ...]] = lambda state: ()
 
 
 def _steps(numbers: tuple[int, ...]):
@@ -167,7 +173,8 @@ def make_line(rng: np.random.Generator) -> Puzzle:
     )
 
 
-MAKERS = {COUNTDOWN: make_countdown, SUDOKU: make_sudoku, LINE: make_line}
+FIRST = {COUNTDOWN: make_countdown, SUDOKU: make_sudoku, LINE: make_line}
+MAKERS = FIRST | search_puzzles.MAKERS
 
 
 def _shuffled(rng: np.random.Generator, nodes: list) -> list:
@@ -305,11 +312,12 @@ def with_work_of(own: list[int], other: list[int]) -> list[int]:
 
 def units(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
     """How many tokens a node of each puzzle has."""
-    first = prompts[:, 0]
-    return jnp.where(first == SUDOKU, UNITS[SUDOKU], jnp.where(first == LINE, UNITS[LINE], UNITS[COUNTDOWN]))
+    table = np.full(VOCABULARY, UNITS[COUNTDOWN], np.int32)
+    table[list(UNITS)] = list(UNITS.values())
+    return jnp.asarray(table)[jnp.clip(prompts[:, 0], 0, VOCABULARY - 1)]
 
 
-STACK = 12  # tokens of the longest solution, and one
+STACK = 14  # tokens of the longest solution, and one
 
 
 def replay(
@@ -379,7 +387,8 @@ def right(prompts: Int[Array, "N P"], responses: Int[Array, "N T"]) -> Bool[Arra
     wanted = jnp.sum(jnp.where(explains[:, :, None], _ruled(asked), 0), axis=0)  # one rule alone does
     lined = (depth == 1 + 2 * CELLS) & jnp.all(path[:, 1 + CELLS : 1 + 2 * CELLS] == wanted, axis=1)
     first = prompts[:, 0]
-    return ended & jnp.where(first == SUDOKU, solved, jnp.where(first == LINE, lined, sound & used))
+    old = jnp.where(first == SUDOKU, solved, jnp.where(first == LINE, lined, (first == COUNTDOWN) & sound & used))
+    return ended & (old | search_puzzles.right(prompts, path, depth))
 
 
 def _filled(grid: Array, values: Array) -> Array:
