@@ -297,7 +297,7 @@ def _by_search(identity: tuple, how: codes.Codes, search: Search) -> Callable[[P
 def by_sampling(
     settings: recipes.OnlineSettings, how: codes.Codes, search: Search
 ) -> Callable[[Params, Key], dict[str, Array]]:
-    """The same figures of the best of as many drawn responses as the search judges."""
+    """``eval/best_of``: the same share of the best of as many drawn responses; ``eval/best_of_tokens``."""
     return _by_sampling(recipes.bench_identity(settings), how, search.responses)
 
 
@@ -318,12 +318,17 @@ def _by_sampling(identity: tuple, how: codes.Codes, responses: int) -> Callable[
         ids = jnp.arange(found.heldout.tokens.shape[0], dtype=jnp.int32)
         best, decoded = builders.in_row_parts(of, (found.heldout, ids), at_once=AT_ONCE)
         right = (best > 0.5).astype(jnp.float32)
-        return {"eval/searched": reduce.scalars(right), "eval/search_tokens": reduce.scalars(decoded)}
+        return {"eval/best_of": reduce.scalars(right), "eval/best_of_tokens": reduce.scalars(decoded)}
 
     return jax.jit(measure)
 
 
 @lru_cache(maxsize=4)
-def also(measure: Callable, other: Callable) -> Callable[[Params, Key], dict[str, Array]]:
-    """Two measurements in one."""
-    return lambda params, key: measure(params, key) | other(params, key)
+def compared(measure: Callable, tree: Callable, drawn: Callable) -> Callable[[Params, Key], dict[str, Array]]:
+    """A measurement, ``by_search``, ``by_sampling``, and what the search finds more: ``eval/search_gain``."""
+
+    def figures(params, key):
+        found = measure(params, key) | tree(params, key) | drawn(params, key)
+        return found | {"eval/search_gain": found["eval/searched"] - found["eval/best_of"]}
+
+    return figures
