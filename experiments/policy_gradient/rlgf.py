@@ -125,9 +125,9 @@ def guide_of(settings, bench) -> Guide:
     return Guide(lambda: by.params, roll_in_out.in_two_programs(own, writer(settings, by), **sizes))
 
 
-def guided(settings, bench, guide):
+def guided(settings, bench):
     """PPO; a coin in the state's extras says who begins and who ends the next responses."""
-    new = settings.max_new_tokens
+    guide, new = guide_of(settings, bench), settings.max_new_tokens
     judge = curricula.train_score(bench)
     whole = partial(roll_in_out.whole, new_tokens=new)
 
@@ -197,12 +197,13 @@ def guided(settings, bench, guide):
     return recipes.with_heads(bench, recipes.one_stage(settings, bench, online, **first), value=1, of_guide=1)
 
 
-def guide_alone(settings, bench, guide):
+def guide_alone(settings, bench):
     """The guide is measured, nothing is trained."""
     if settings.guide:
         raise UserError(
             "--arm guide measures a model that is here; give --guide-model DIR without --guide, or other arms"
         )
+    guide = guide_of(settings, bench)
     measured = dataclasses.replace(settings, model=settings.guide_model or settings.model)
     return Plan(lambda key: guide.params(), (), recipes.make_measure(measured))
 
@@ -244,7 +245,7 @@ CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 def build(settings: Settings) -> experiment.Plan:
     """One online stage, or none; the guide is imitated when it is asked for."""
     bench = recipes.bench(settings)
-    return settings.learn(settings, bench, guide_of(settings, bench))
+    return settings.learn(settings, bench)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

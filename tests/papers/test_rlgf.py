@@ -182,8 +182,10 @@ def test_what_is_wrong_with_a_guide_behind_an_address_is_one_line(server):
     where = {"guide": server.address, "guide_model": "someone"}
     with pytest.raises(UserError, match="^--guide http://127.* needs --guide-model NAME"):
         rlgf.build(dataclasses.replace(BASE, **where | {"guide_model": ""}))
+    asked = len(server.seen)
     with pytest.raises(UserError, match="--arm guide measures a model that is here"):
         rlgf.build(dataclasses.replace(BASE, learn=rlgf.guide_alone, **where))
+    assert len(server.seen) == asked, "nothing is asked of a server for an arm that cannot use it"
     with pytest.raises(UserError, match="--endpoint-timeout-s 0.0 must be positive"):
         rlgf.build(dataclasses.replace(BASE, endpoint_timeout_s=0.0, **where))
     with pytest.raises(RunStopped, match="someone at http://127.0.0.1:9/v1 does not answer"):
