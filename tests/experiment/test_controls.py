@@ -64,6 +64,24 @@ def test_a_reward_that_does_not_pass_the_score_cannot_be_scrambled():
     assert controls.scrambled(inside) is None
 
 
+def test_more_problems_for_an_arm_that_draws_none_are_no_control():
+    """Supervised rows are counted otherwise: four times the prompts would be the same program once more."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(tiny.Settings):
+        prompts_per_step: int = 4
+
+    settings = Counted(steps=2)
+    plan = tiny.build(settings)
+    assert controls.more(tiny.build, settings) is not None
+    assert controls.made("more", tiny.build, plan, settings) is None
+
+    def build(settings):
+        return tiny.build(dataclasses.replace(settings, learning_rate=0.1 * settings.prompts_per_step))
+
+    assert controls.made("more", build, build(settings), settings) is not None
+
+
 def test_shown_solutions_and_more_problems():
     base = arms.preset(stale_sampler, smoke=True, model="nano")
     settings = dataclasses.replace(arms.resolve(stale_sampler, base, ("fresh",))["fresh"], max_new_tokens=18)
