@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from experiments.agents.parts import tool_runs
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.experiment.own_rows import tasks
 from jaxrl_llm.models.io import weights
@@ -75,6 +76,8 @@ def test_commands_exist(page, words):
             pass
         case ["python", "-m", "experiments.FAMILY.SLUG", *rest]:  # of any experiment
             cli.parse(importlib.import_module("experiments.policy_gradient.dr_grpo"), rest)
+        case ["python", "-m", "experiments.agents.tool_star", ("rows" | "solve") as name, *rest]:
+            flags.read({"rows": tool_runs.RowSettings, "solve": tool_runs.SolveSettings}[name], rest, prog="")
         case ["python", "-m", module, *rest]:
             assert importlib.util.find_spec(module) is not None
             if module == "jaxrl_llm" and rest[:1] == ["plan"]:

@@ -57,7 +57,8 @@ def test_arms_trace_and_differ(path):
     assert "arms differ" in {f.check for f in findings}
 
 
-@pytest.mark.parametrize("path", _slow_but_for_one(), ids=_ids)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=_ids)
 def test_updates_differ_and_the_claim_reads_results(path):
     findings = doctor.check_claim(importlib.import_module(_name(path)))
     assert not [str(f) for f in findings if f.problem]
