@@ -226,7 +226,7 @@ def test_a_gain_that_few_seeds_cannot_tell_is_not_yet_the_fault_of_the_bed():
         curve = {0: [start] * len(ends), 5: [first] * len(ends), 9: list(ends)}
         found = Results({"base": arm(list(ends), curve=curve), "method": arm([0.7 + e / 9 for e in ends])}, looks)
         claim = conclude("better", greater(found, "eval/accuracy", "method", "base"))
-        return beds.unsure_of(found, claim, beds.Bed())
+        return beds.unsure_of(found, beds.examined(found, claim), beds.Bed())
 
     assert judged(0.2, 0.6, 0.3, 0.5) == "base"  # 0.3, 3.3 standard errors of 0.091: four of them at 64 seeds
     assert judged(0.2, 0.6, 0.3, 0.5, looks=()) == ""  # no look is left

@@ -35,6 +35,11 @@ class Bed(NamedTuple):
     knob: str = ""  # the setting that is the dose of the disease
 
 
+def bed_of(module: ModuleType) -> Bed:
+    """What a file says of its bed; nothing where it says nothing."""
+    return getattr(module, "BED", None) or Bed()
+
+
 def learned_metric(results: Results, primary: Judged, bed: Bed) -> tuple[str, str]:
     """The metric and the arm whose curve shows whether training works at all; empty where no arm has such a curve."""
     baseline = bed.baseline or primary.than or next(iter(results.arms))
@@ -75,8 +80,11 @@ def unsure_of(results: Results, claim: Claim, bed: Bed) -> str:
     """The baseline of a bed whose one fault may be too few seeds; or nothing.
 
     Its gain is within four standard errors, and beyond as many of the last look if it stays what it is.
+
+    Args:
+      claim: after its bed was looked at.
     """
-    if claim.primary is None or len(problems(results, claim, bed)) != 1:
+    if claim.primary is None or len(claim.bed) != 1:
         return ""
     metric, baseline = learned_metric(results, claim.primary, bed)
     if not metric:

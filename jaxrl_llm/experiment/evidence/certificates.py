@@ -140,7 +140,7 @@ def certify(module: ModuleType, options: Any, resolved: dict[str, Any], built: d
       UserError: where no arm has a curve of the metric.
     """
     planned = rehearsal.rehearse(module, resolved, built)
-    bed = getattr(module, "BED", None) or beds.Bed()
+    bed = beds.bed_of(module)
     healthy, sick = healthy_arm(bed, planned.primary, list(resolved))
     metric = bed.metric or (planned.primary.metric if planned.primary else "")
     seeds = list(range(options.seeds))
@@ -215,7 +215,7 @@ def stale(module: ModuleType) -> str:
     kept = json.loads(path_of(module).read_text())
     if kept["versions"] != record.versions():
         return ""  # another jax writes its programs in other words
-    bed = getattr(module, "BED", None) or beds.Bed()
+    bed = beds.bed_of(module)
     stated = {"knob": bed.knob, "chance": bed.chance, "ceiling": beds.ceiling_of(kept["metric"], bed)}
     moved = [name for name, value in stated.items() if not results.same(kept[name], results.plain(value))]
     if bed.metric not in ("", kept["metric"]):

@@ -148,7 +148,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
       Numbers and ``problems``: each a sentence why a record would show nothing.
     """
     method, baseline = compared(module, claim)
-    bed = getattr(module, "BED", None) or beds.Bed()
+    bed = beds.bed_of(module)
     healthy = bed.baseline or baseline  # a file whose baseline is sick by design says on which arm the bed is judged
     judging = [arm for arm, _, _ in bed.judges]  # a judge at chance is known here, not after the record
     pair = {name: resolved[name] for name in dict.fromkeys((method, baseline, healthy, *judging))}

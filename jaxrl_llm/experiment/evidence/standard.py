@@ -170,7 +170,7 @@ def controlled(
     """
     if not job.options.controls:
         return [], []
-    bed = getattr(job.module, "BED", None) or beds.Bed()
+    bed = beds.bed_of(job.module)
     seeds = list(range(first, first + (looks[0] if looks else job.options.seeds)))
     names = (planned.primary.arm, planned.primary.than) if planned.primary.than else tuple(job.resolved)
     healthy = bed.baseline or next(name for name in reversed(names) if name)
@@ -209,7 +209,7 @@ def _looked(
         claim = beds.judge(job.module, whole, smoke=False)
         claim = claims.on_bed(claim, [*claim.bed, *broken])
         print(f"{number} seeds: {claim.verdict}; {claim.primary}", flush=True)
-        unsure = "" if broken else beds.unsure_of(whole, claim, getattr(job.module, "BED", None) or beds.Bed())
+        unsure = beds.unsure_of(whole, claim, beds.bed_of(job.module))
         if claim.verdict != verdicts.UNDECIDED and not unsure:
             break
         chosen = list(dict.fromkeys([*chosen, unsure])) if unsure else chosen
