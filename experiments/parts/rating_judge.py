@@ -44,9 +44,9 @@ def make(settings: Any) -> Callable[[Sequence[tuple[str, str]]], list[float]]:
     Raises:
       UserError: without a name, and where the model rates nothing; RunStopped: where nothing answers.
     """
-    asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
     chat = endpoints.open_judge(
-        asks, "--judge", settings.judge, settings.judge_model, question=ASK.format("Say hello.", "Hello!"),
+        endpoints.settings_of(settings),
+        "--judge", settings.judge, settings.judge_model, question=ASK.format("Say hello.", "Hello!"),
         read=rating, wants="a number from 1 to 10",
     )  # fmt: skip
     told: list[str] = []

@@ -84,6 +84,11 @@ def check(settings: Settings) -> None:
             raise UserError(f"--endpoint-{name.replace('_', '-')} {value} must be {least_of} and finite")
 
 
+def settings_of(settings: Any) -> Settings:
+    """The flags of an endpoint among those of a run."""
+    return Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Settings)})
+
+
 def from_settings(settings: Settings, address: str, model: str, *, cache: str | pathlib.Path) -> Chat:
     """``make_chat`` by the flags of a run.
 

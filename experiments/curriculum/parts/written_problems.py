@@ -121,9 +121,9 @@ def open_synthesiser(settings: Any, problems: Sequence[Problem]) -> AskAll:
     if other := sorted({key for p in problems for key in p.answer} - {"value"}):
         raise UserError(f"--data {settings.data}: answers hold {', '.join(other)}, which a majority of solutions does "
                         "not give; choose rows with one answer each")  # fmt: skip
-    asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
     chat = endpoints.open_judge(
-        asks, "--synthesiser", settings.synthesiser, settings.synthesiser_model, read=_rated, wants="a line RATING:",
+        endpoints.settings_of(settings),
+        "--synthesiser", settings.synthesiser, settings.synthesiser_model, read=_rated, wants="a line RATING:",
         question=RATE.format(problem="How much is 1 + 1?"),
     )  # fmt: skip
 

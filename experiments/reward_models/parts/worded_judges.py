@@ -122,9 +122,9 @@ def open_writer(settings: Any) -> Callable[[Sequence[str]], list[str | None]]:
     Raises:
       UserError: without a name, and where the model gives no scores; RunStopped: where nothing answers.
     """
-    asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
     chat = endpoints.open_judge(
-        asks, "--writer", settings.writer, settings.writer_model, read=scores, wants="a line SCORES: with two numbers",
+        endpoints.settings_of(settings),
+        "--writer", settings.writer, settings.writer_model, read=scores, wants="a line SCORES: with two numbers",
         question=question("Say hello.", ("Hello!", "No."), "principles"),
     )  # fmt: skip
 

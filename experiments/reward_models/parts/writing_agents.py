@@ -338,9 +338,9 @@ def make_agents(settings: Any, rows: text_rows.Rows) -> Agents:
     Raises:
       UserError: without a name, and where the model says neither GOOD nor BAD; RunStopped: where nothing answers.
     """
-    asks = endpoints.Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(endpoints.Settings)})
     chat = endpoints.open_judge(
-        asks, "--agents", settings.agents, settings.agents_model, read=verdict, wants="a line VERDICT: GOOD or BAD",
+        endpoints.settings_of(settings),
+        "--agents", settings.agents, settings.agents_model, read=verdict, wants="a line VERDICT: GOOD or BAD",
         question=_detection(FIRST, Case("Say hello.", "Hello!")),
     )  # fmt: skip
     read, told = text_rows.make_texts(rows.model), []
