@@ -13,12 +13,10 @@ Equations: weak: max accuracy over the epochs of the first round <= 1/2 and its 
            behind --synthesiser ADDRESS names concepts, writes problems for sets of 5, votes twice and solves each 5
            times; categories are the levels of the rows.
 Left out:  language models in the embedded world, where recipes with errors are generator, judges and solver and sets
-           have 3 of 10 concepts; several models, one for each role. The first round is run once and shared by all
-           seeds, for what is made of its weaknesses is a table of the one program in which all seeds run: intervals do
-           not have its variance.
+           have 3 of 10 concepts; several models, one for each role.
 Expect:    eval/accuracy sws > uniform > continued; eval/accuracy_6, the weakest category, sws > uniform.
-Measure:   held-out chains of 3 to 6 operations (the categories); 8 seeds, equal rollouts and updates in the second
-           round.
+Measure:   held-out chains of 3 to 6 operations (the categories); 8 seeds, each with a first round and new problems of
+           its own; equal rollouts and updates in the second round.
 Run:       python -m experiments.curriculum.sws
 """
 
@@ -67,30 +65,52 @@ CURVES = ("eval/accuracy", "eval/accuracy_6", "reward/mean", "group/degenerate_f
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """The second round: one online stage from the first round's parameters, on the old and the arm's new problems."""
-    if not is_generated(settings.data):
-        return _over_rows(settings)
+    """The second round: one online stage from the first round's parameters, on the old and the arm's new problems.
+
+    Both are the seed's own: a plan of seed 0, with ``Plan.of_seed``.
+    """
+    second = _generated(settings) if is_generated(settings.data) else _over_rows(settings)
+
+    def of_seed(plan: experiment.Plan, seed: int) -> experiment.Plan:
+        own = second(seed)
+        table = {name: getattr(own.stages[0].method, name) for name in ("problems", "score")}
+        (stage,) = plan.stages
+        stages = (stage._replace(method=stage.method._replace(**table)),)
+        return plan._replace(init=own.init, stages=stages, host_score=own.host_score)
+
+    return second(0)._replace(of_seed=of_seed)
+
+
+def _generated(settings: Settings) -> Callable[[int], experiment.Plan]:
     written_problems.check_generated(settings)
-    found, problems = recipes.bench(settings), curricula.train_problems(settings)
+    found, old = recipes.bench(settings), curricula.train_problems(settings)
     curricula.device_score(found)  # of problems that are not in the bench, too
     if settings.aim is not None:
-        chain_concepts.check_chains(problems)  # before the first round is trained
-    first = synthesis.first_round(settings, settings.epochs)
-    if settings.aim is not None:
-        aim = settings.aim(problems, first, settings.new_problems)
-        problems = problems + synthesis.synthesise(settings, aim, first.params, recipe_of(settings))
-    return second_round(settings, found, first.params, problems=synthesis.encode(found, problems))
+        chain_concepts.check_chains(old)  # before the first round is trained
+
+    def second(seed: int) -> experiment.Plan:
+        first, new = synthesis.first_round(settings, settings.epochs, seed), []
+        if settings.aim is not None:
+            aim = settings.aim(old, first, settings.new_problems)
+            new = synthesis.synthesise(settings, aim, first.params, recipe_of(settings), seed)
+        return second_round(settings, found, first.params, problems=synthesis.encode(found, old + new))
+
+    return second
 
 
-def _over_rows(settings: Settings) -> experiment.Plan:
+def _over_rows(settings: Settings) -> Callable[[int], experiment.Plan]:
     """The same over rows of one's own, whose new problems a model writes."""
-    found, problems = recipes.bench(settings), list(problem_sets(settings)[0])
-    ask_all = None if settings.aim is None else written_problems.open_synthesiser(settings, problems)
-    first = synthesis.first_round(settings, settings.epochs)
-    if settings.aim is not None:
-        aim = settings.aim(problems, first, settings.new_problems)
-        problems += written_problems.synthesise(settings, aim, first.params, recipe_of(settings), ask_all)
-    return second_round(settings, written_problems.bench_of(settings, found, problems), first.params)
+    found, old = recipes.bench(settings), list(problem_sets(settings)[0])
+    ask_all = None if settings.aim is None else written_problems.open_synthesiser(settings, old)
+
+    def second(seed: int) -> experiment.Plan:
+        first, new = synthesis.first_round(settings, settings.epochs, seed), []
+        if settings.aim is not None:
+            aim = settings.aim(old, first, settings.new_problems)
+            new = written_problems.synthesise(settings, aim, first.params, recipe_of(settings), seed, ask_all)
+        return second_round(settings, written_problems.bench_of(settings, found, old + new), first.params)
+
+    return second
 
 
 def recipe_of(settings: Settings) -> synthesis.Recipe:

@@ -230,6 +230,7 @@ def keeping_of(
     remote = durable.remote_of(
         options, settings.mesh, build,
         (plan.world is not None, "does not play episodes in Python: give threads:N"),
+        (plan.of_seed is not None, "does not make what belongs to each seed: give threads:N"),
         (options.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {options.layout}"),
         (options.record, "is not for a record, whose arms are tuned: give threads:N"),
     )  # fmt: skip

@@ -1,10 +1,10 @@
-"""Runs one arm for all its seeds: fused (seeds are an axis of one compiled program) or on the host, seed by seed."""
+"""Runs one arm for all its seeds: fused (seeds are an axis of one compiled program), or seed by seed."""
 
 import dataclasses
 import time
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -126,6 +126,19 @@ def _first(init, seeds: tuple[int, ...]):
     return _compiled(init)(_keys(seeds))
 
 
+def _joined(found: list[_Curves]) -> _Curves:
+    """The curves of seeds that ran one after another."""
+    curves = _Curves()
+    for name, steps in found[0].points.items():
+        curves.points[name] = {s: np.concatenate([f.points[name][s] for f in found]) for s in steps}
+    for name, rows in found[0].problems.items():
+        curves.problems[name] = {s: np.concatenate([f.problems[name][s] for f in found]) for s in rows}
+    curves.measured = found[0].measured
+    curves.tokens = float(np.mean([f.tokens for f in found]))
+    curves.rollouts = float(np.mean([f.rollouts for f in found]))
+    return curves
+
+
 def _trials(curves: _Curves, tail: int) -> int:
     return min((len(_last(rows, tail)) for rows in curves.problems.values()), default=0)
 
@@ -164,17 +177,14 @@ def run_arm(
     if plan.on_host or mesh or keeping is not None:
         stop, temperature = Stop(), getattr(settings, "temperature", 1.0)
         kept = (keeping or Keeping())._replace(most_skipped=most_skipped)
-        seed_run = SeedRun(plan, every, mesh, kept, temperature=temperature)
-        found = [_follow(seed_run.run(seed, stop), total, alone=True, most_skipped=most_skipped) for seed in seeds]
-        curves = _Curves()
-        for name in found[0].points:
-            steps = found[0].points[name]
-            curves.points[name] = {s: np.concatenate([f.points[name][s] for f in found]) for s in steps}
-        for name, rows in found[0].problems.items():
-            curves.problems[name] = {s: np.concatenate([f.problems[name][s] for f in found]) for s in rows}
-        curves.measured = found[0].measured
-        curves.tokens = float(np.mean([f.tokens for f in found]))
-        curves.rollouts = float(np.mean([f.rollouts for f in found]))
+        seed_run = partial(SeedRun, every=every, mesh=mesh, keeping=kept, temperature=temperature)
+        shared = seed_run(plan) if plan.of_seed is None else None
+        runs = ((shared or seed_run(plans.of_seed(plan, seed))).run(seed, stop) for seed in seeds)
+        curves = _joined([_follow(run, total, alone=True, most_skipped=most_skipped) for run in runs])
+    elif plan.of_seed is not None:
+        own = ((plans.of_seed(plan, seed), seed) for seed in seeds)
+        runs = (_run_fused(one, [seed], every, _compiled(plans.measured(one))) for one, seed in own)
+        curves = _joined([_follow(run, total, alone=False, most_skipped=most_skipped) for run in runs])
     else:
         stretches = _run_fused(plan, seeds, every, _compiled(plans.measured(plan)))
         curves = _follow(stretches, total, alone=False, most_skipped=most_skipped)

@@ -71,6 +71,10 @@ class Plan(NamedTuple):
     With ``on_host`` the rewards come from ``host_score`` in Python, ``measure`` is called as it is, and seeds run one
     after another; else everything is compiled and the seeds are an axis of one program. A ``world`` in Python, on the
     host as well, rolls out in place of the stages' own rollouts.
+
+    With ``of_seed`` the programs themselves belong to the seed (its own table of problems, say): the plan is that of
+    seed 0, ``of_seed(plan, seed)`` that of another, and seeds run one after another. It changes the plan it is given,
+    which may have been changed since it was built.
     """
 
     init: Callable[[Key], Params]
@@ -86,6 +90,12 @@ class Plan(NamedTuple):
     validate: Callable[[Params, Key], dict[str, Array]] | None = None
     # ``finish(params, key)``: what is measured and exported of the trained parameters, for example a merge of models
     finish: Callable[[Params, Key], Params] = as_trained
+    of_seed: Callable[["Plan", int], "Plan"] | None = None
+
+
+def of_seed(plan: Plan, seed: int) -> Plan:
+    """The plan as this seed runs it, see ``Plan.of_seed``."""
+    return plan if plan.of_seed is None else plan.of_seed(plan, seed)
 
 
 def finished(plan: Plan, params: Params, key: Key) -> Params:

@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,6 +48,24 @@ def test_a_python_verifier_gives_the_same_as_its_twin_on_the_device():
     assert len(calls) == 6
     for name, curve in found.curves.items():
         close.assert_near(curve["values"], fused().curves[name]["values"][:1], err_msg=name)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_what_belongs_to_a_seed_is_what_that_seed_runs(on_host):
+    """Seed k begins from a table of k: the same numbers as its own plan alone, joined in the order of the seeds."""
+    plan = tiny.build(tiny.Settings(steps=2, eval_every=1))._replace(on_host=on_host)
+    first = plan.init(None)
+
+    def of_seed(plan, seed):
+        return plan._replace(init=lambda key: jax.tree.map(lambda x: x + seed * x**2, first))
+
+    settings = tiny.Settings(steps=2, eval_every=1)
+    found = loop.run_arm(plan._replace(of_seed=of_seed), settings, [0, 2])
+    alone = [loop.run_arm(of_seed(plan, seed), settings, [seed]) for seed in (0, 2)]
+    for name, curve in found.curves.items():
+        close.assert_near(curve["values"], [one.curves[name]["values"][0] for one in alone], err_msg=name)
+    assert found.seeds == [0, 2] and found.rollouts == alone[0].rollouts
+    assert found.metrics != loop.run_arm(plan, settings, [0, 2]).metrics
 
 
 def test_stages_follow_each_other_in_one_count_of_steps():

@@ -45,7 +45,7 @@ def _rates(monkeypatch):
     def pass_rates(found, settings, rows, *, samples, **_):
         return (np.arange(len(rows)) % (samples + 1)) / samples
 
-    def first_round(settings, epochs):
+    def first_round(settings, epochs, seed):
         found = curricula.recipes.bench(settings)
         solved = np.linspace(0.0, 1.0, found.train.tokens.shape[0])
         return synthesis.FirstRound(found.model.params, np.stack([solved] * epochs, axis=1), solved)

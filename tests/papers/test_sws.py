@@ -94,6 +94,53 @@ def test_aims():
     assert synthesis.at_weakness(problems, learnt, 10) == synthesis.everywhere(problems, learnt, 10)
 
 
+def _small(**changes):
+    small = {
+        "levels": (2, 3), "steps": 2, "eval_every": 2, "prompts_per_step": 8, "group_size": 2, "max_new_tokens": 24,
+        "train_problems": 16, "eval_problems": 8, "new_problems": 16, "epochs": 1,
+    }  # fmt: skip
+    return sws.Settings(**small | changes)
+
+
+def test_each_seed_has_a_first_round_and_new_problems_of_its_own():
+    settings = _small(keep_low=0.0, keep_high=1.0)
+    plan = sws.build(settings)
+    firsts = [synthesis.first_round(settings, 1, seed) for seed in (0, 1)]
+    assert synthesis.first_round(_small(aim=None), 1, 1) is firsts[1], "arms share it"
+    trees = [jax.tree.leaves(first.params) for first in firsts]
+    assert any((a != b).any() for a, b in zip(*trees, strict=True))
+    old = curricula.train_problems(settings)
+    plans = [plan.of_seed(plan, seed) for seed in (0, 1)]
+    for first, one in zip(firsts, plans, strict=True):
+        assert one.init(jax.random.key(5)) is first.params
+    tables_of = [one.stages[0].method.problems for one in (plan, *plans)]
+    same = [np.array_equal(tables_of[0].tokens, table.tokens) for table in tables_of]
+    assert same == [True, True, False], "the plan is that of seed 0"
+    for table in tables_of:
+        assert table.tokens.shape[0] > len(old)
+        np.testing.assert_array_equal(table.level[: len(old)], [p.level for p in old])
+
+
+def test_the_order_of_a_first_round_belongs_to_its_seed(monkeypatch):
+    """All problems once an epoch, in another order for another seed."""
+    settings, seen = synthesis._common(_small()), []
+    run, online = synthesis._epoch(settings)
+
+    def watched(state):
+        sampler, ids = state.sampler, []
+        for _ in range(2):
+            drawn, sampler = online.sampler.draw(sampler, state.key, 8)
+            ids += drawn.tolist()
+        seen.append(ids)
+        return state, None
+
+    monkeypatch.setattr(synthesis, "_epoch", lambda settings: (watched, online))
+    monkeypatch.setattr(synthesis, "train_share", lambda *_: np.zeros(16))
+    for seed in (0, 1):
+        synthesis._first_round(settings, 1, seed)
+    assert [sorted(ids) for ids in seen] == [list(range(16))] * 2 and seen[0] != seen[1]
+
+
 def test_other_problems_are_refused_before_the_first_round():
     settings = sws.Settings(data="countdown", levels=(3,), train_problems=8, eval_problems=8, max_new_tokens=16)
     with pytest.raises(UserError, match="not of countdown: --data chain"):

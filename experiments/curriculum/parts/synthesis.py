@@ -15,6 +15,7 @@ from jaxrl_llm.curriculum.epochs import make_epochs
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.experiment.arms import bundled
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train import fused
 from jaxrl_llm.train.online import init_state
@@ -29,12 +30,18 @@ class FirstRound(NamedTuple):
     solved: np.ndarray  # [N]: accuracy of the parameters, from more samples
 
 
-def solved_share(settings: OnlineSettings, params: Params, problems: Problems, samples: int = 8) -> np.ndarray:
+def solved_share(
+    settings: OnlineSettings, params: Params, problems: Problems, samples: int = 8, seed: int = 0
+) -> np.ndarray:
     """Share of right answers to each problem of a table ``[N]``."""
     count = problems.tokens.shape[0]
     rows = np.minimum(np.arange(1 << max(count - 1, 1).bit_length()), count - 1)  # sizes that share compiled programs
     problems = jax.tree.map(lambda x: x[rows], problems)
-    return np.asarray(_share_of(_common(settings), samples)(params, problems, jax.random.key(11)))[:count]
+    return np.asarray(_share_of(_common(settings), samples)(params, problems, _key(11, seed)))[:count]
+
+
+def _key(purpose: int, seed: int) -> Key:
+    return jax.random.fold_in(jax.random.key(purpose), seed)
 
 
 @lru_cache(maxsize=8)
@@ -57,29 +64,43 @@ def _common(settings: OnlineSettings) -> OnlineSettings:
     return OnlineSettings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(OnlineSettings)})
 
 
-def first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
-    """GRPO over all training problems for some epochs, the same for every arm and seed; computed once."""
-    return _first_round(_common(settings), epochs)
+def first_round(settings: OnlineSettings, epochs: int, seed: int) -> FirstRound:
+    """GRPO over all training problems for some epochs, with order and samples of its seed; the same for every arm.
+
+    Those of many seeds are kept for the other arms, of a model of one's own only the last one.
+    """
+    keep = _small_first_round if bundled(settings.model) else _large_first_round
+    return keep(_common(settings), epochs, seed)
 
 
-@lru_cache(maxsize=4)
-def _first_round(settings: OnlineSettings, epochs: int) -> FirstRound:
+def _first_round(settings: OnlineSettings, epochs: int, seed: int) -> FirstRound:
     found = recipes.bench(settings)
-    online = curricula.make_single_turn_grpo(settings, found, sampler=make_epochs(), score=curricula.train_score(found))
-    steps = max(1, found.train.tokens.shape[0] // settings.prompts_per_step)
-    run, history = fused.make_run(online, steps), []
-    state = init_state(online, jax.tree.map(jnp.copy, found.model.params), jax.random.key(5))
+    run, online = _epoch(settings)
+    state = init_state(online, jax.tree.map(jnp.copy, found.model.params), _key(5, seed))
+    cursor, ids = state.sampler  # of ``make_epochs``, whose orders are orders of these
+    state, history = state._replace(sampler=(cursor, jax.random.permutation(_key(6, seed), ids))), []
     for _ in range(epochs):
         state, _ = run(state)
-        history.append(train_share(settings, found, state.params, 8))
-    solved = train_share(settings, found, state.params, 32)
+        history.append(train_share(settings, found, state.params, 8, seed))
+    solved = train_share(settings, found, state.params, 32, seed)
     return FirstRound(state.params, np.stack(history, axis=1), solved)
 
 
-def train_share(settings: OnlineSettings, found: Bench, params: Params, samples: int) -> np.ndarray:
+_small_first_round, _large_first_round = lru_cache(maxsize=64)(_first_round), lru_cache(maxsize=1)(_first_round)
+
+
+@lru_cache(maxsize=2)
+def _epoch(settings: OnlineSettings):
+    """The program of an epoch, compiled once for all seeds, and its method."""
+    found = recipes.bench(settings)
+    online = curricula.make_single_turn_grpo(settings, found, sampler=make_epochs(), score=curricula.train_score(found))
+    return fused.make_run(online, max(1, found.train.tokens.shape[0] // settings.prompts_per_step)), online
+
+
+def train_share(settings: OnlineSettings, found: Bench, params: Params, samples: int, seed: int) -> np.ndarray:
     """Share of right answers to each training problem of a bench, wherever they are judged ``[N]``."""
     if found.score is not None:
-        return solved_share(settings, params, found.train, samples)
+        return solved_share(settings, params, found.train, samples, seed)
     rows, by = np.arange(found.train.tokens.shape[0]), found.model._replace(params=params)
     return curricula.pass_rates(found, by, rows, samples=samples, max_new_tokens=settings.max_new_tokens)
 
@@ -192,16 +213,16 @@ def drawn_sets(keys: Key, frequency: Array, together: Array, vectors: Array, *, 
     return jax.vmap(draw, in_axes=(0, None, None, None))(keys, frequency, together, vectors)
 
 
-def synthesise(settings: OnlineSettings, aim: Aim, params: Params, recipe: Recipe) -> list[Problem]:
+def synthesise(settings: OnlineSettings, aim: Aim, params: Params, recipe: Recipe, seed: int) -> list[Problem]:
     """For each level as many new problems as its budget, like the examples of that level and of middling difficulty."""
-    found, rng, out = recipes.bench(settings), np.random.default_rng(3), []
+    found, rng, out = recipes.bench(settings), np.random.default_rng([3, seed]), []
     for level, wanted in sorted(aim.budgets.items()):
         mine = [p for p in aim.examples if p.level == level]
         if not wanted or not mine:
             continue
         fresh = candidates(rng, mine, wanted * recipe.surplus, found, recipe)
         if fresh and (recipe.low > 0 or recipe.high < 1):
-            share = solved_share(settings, params, encode(found, fresh))
+            share = solved_share(settings, params, encode(found, fresh), 8, seed)
             fresh = [p for p, s in zip(fresh, share, strict=True) if recipe.low <= s <= recipe.high]
         out += fresh[:wanted]
     return out

@@ -242,9 +242,9 @@ def bench_of(settings: Any, found: Bench, problems: Sequence[Problem]) -> Bench:
     )  # fmt: skip
 
 
-def synthesise(settings: Any, aim: Aim, params: Params, recipe: Recipe, ask_all: AskAll) -> list[Problem]:
+def synthesise(settings: Any, aim: Aim, params: Params, recipe: Recipe, seed: int, ask_all: AskAll) -> list[Problem]:
     """``synthesis.synthesise`` of rows of one's own."""
-    found, rng, out = recipes.bench(settings), np.random.default_rng(3), []
+    found, rng, out = recipes.bench(settings), np.random.default_rng([3, seed]), []
     for level, wanted in sorted(aim.budgets.items()):
         mine = [p for p in aim.examples if p.level == level]
         if not wanted or not mine:
@@ -252,7 +252,7 @@ def synthesise(settings: Any, aim: Aim, params: Params, recipe: Recipe, ask_all:
         fresh = candidates(rng, mine, wanted * recipe.surplus, found, recipe, ask_all, chat=settings.chat)
         made = len(fresh)
         if fresh and (recipe.low > 0 or recipe.high < 1):
-            share = synthesis.train_share(settings, bench_of(settings, found, fresh), params, 8)
+            share = synthesis.train_share(settings, bench_of(settings, found, fresh), params, 8, seed)
             fresh = [p for p, s in zip(fresh, share, strict=True) if recipe.low <= s <= recipe.high]
         print(f"level {level}: {made} new problems were written, found good and solved, {len(fresh)} of them are of "
               f"middling difficulty, {wanted} wanted", flush=True)  # fmt: skip

@@ -40,7 +40,7 @@ def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     computes the same does not change it. What Python computes during a run is not traced: there all sources count.
     """
     program = arms.fingerprint(plan, traced)
-    if not (plan.on_host or plan.world is not None):
+    if not (plan.on_host or plan.world is not None or plan.of_seed is not None):
         return program[:16]
     text = pathlib.Path(module.__file__ or "").read_text()
     return hashlib.sha256(f"{program}|{text}|{_library()}".encode()).hexdigest()[:16]
