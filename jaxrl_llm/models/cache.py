@@ -1,7 +1,7 @@
 """The key-value cache of a decoder: in the compute dtype, or in a byte with a scale for every head and column."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +23,38 @@ UNROLLED = 6  # so few layers have an array each: the products read it where it 
 UNROLLED_BESIDE_KERNEL = 40
 
 
-def init_cache(config: ModelConfig, dtype, few, tile: int, batch: int, length: int) -> Cache:
+class CacheLayout(NamedTuple):
+    """How a cache lies: so few layers have an array each, and there are a multiple of ``tile`` columns.
+
+    On a GPU layers in a stack are copied out of it at every token, weights and cache, and rows of columns that do not
+    begin at a multiple of 16 bytes are read number by number: see docs/performance.md.
+    """
+
+    apart: int
+    tile: int = 1
+
+
+ON_GPU = CacheLayout(UNROLLED_BESIDE_KERNEL, 64)
+
+
+def init_cache(config: ModelConfig, dtype, few, layout: CacheLayout, batch: int, length: int) -> Cache:
     """An empty cache: keys and values ``[B, G, C, K]`` of each layer, and in a byte their scales ``[B, G, C]``.
 
-    The layers are a tuple, or more than ``UNROLLED`` of them the first axis of one array. In a tuple keys are
+    The layers are a tuple, or more than ``layout.apart`` of them the first axis of one array. In a tuple keys are
     ``[B, G, K, C]``: what the product of one query with all of them reads without turning it (four times as fast on a
     CPU; an accelerator chooses the order in memory itself).
 
     Args:
       few: the dtype of a byte that keys and values are kept in, one of ``LARGEST``; None: ``dtype``.
-      tile: 1, or the columns that a kernel reads at once: there are a multiple of them, in one array for all layers.
+      layout: of the columns there are a multiple of its ``tile``, those that a kernel reads at once.
 
     Raises:
       ValueError: for another dtype of few bits.
     """
     if few is not None and jnp.dtype(few).name not in LARGEST:
         raise ValueError(f"cache_dtype={jnp.dtype(few).name} is not one of {', '.join(LARGEST)}")
-    layers, length = config.num_layers, -(-length // tile) * tile
-    shape, stacked = (batch, config.num_kv_heads, length, config.head_dim), layers > UNROLLED or tile > 1
+    layers, length = config.num_layers, -(-length // layout.tile) * layout.tile
+    shape, stacked = (batch, config.num_kv_heads, length, config.head_dim), layers > layout.apart
     turned = (*shape[:2], *shape[:1:-1])
 
     def empty(shape: tuple[int, ...], dtype) -> Array | tuple[Array, ...]:

@@ -264,7 +264,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
     x = embed(config, how, params, tokens, positions, segment_ids)
     stored = {} if made else {name: array for name, array in cache.items() if name not in caches.ROWS_FIRST}
-    if config.num_layers > caches.UNROLLED and not isinstance(params["layers"], tuple):
+    if not isinstance(params["layers"], tuple) and not isinstance(cache["k"], tuple):
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x, stored), (new, chosen) = jax.lax.scan(step, (x, stored), (scanned(config, params), indices))
     else:
@@ -345,6 +345,7 @@ def make_policy(
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
+    layout: caches.CacheLayout | None = None,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -367,8 +368,12 @@ def make_policy(
         ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
       sums_fn: how tokens are scored without their logits, ``models.kernels.attention_kernels.make_sums``; None: by
         ``unembed``.
+      layout: how a cache lies where there is no ``cached_fn``, ``models.kernels.attention_kernels.make_layout``; None:
+        as is best on a CPU.
     """
-    apart = caches.UNROLLED if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
+    layout = layout or caches.CacheLayout(caches.UNROLLED)
+    apart = layout.apart if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
+    layout = layout if cached_fn is None else caches.CacheLayout(0, TILE)  # the kernel reads a stack
     rotate_fn = rotate if cached_fn is None else rotate_by_product
     how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart)
 
@@ -376,7 +381,7 @@ def make_policy(
         init=partial(init_params, config),
         hidden=partial(_hidden, config, how),
         unembed=partial(_unembed, config, how),
-        init_cache=partial(caches.init_cache, config, compute_dtype, cache_dtype, 1 if cached_fn is None else TILE),
+        init_cache=partial(caches.init_cache, config, compute_dtype, cache_dtype, layout),
         extend=partial(_extend, config, how),
         repeat_cache=caches.repeat_cache,
         scored=None if sums_fn is None else partial(_scored, config, how, sums_fn),

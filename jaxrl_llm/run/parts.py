@@ -35,7 +35,14 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
-from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_parts, make_rows, make_sums
+from jaxrl_llm.models.kernels.attention_kernels import (
+    make_attend,
+    make_cached,
+    make_layout,
+    make_parts,
+    make_rows,
+    make_sums,
+)
 from jaxrl_llm.models.mlp import grouped_experts
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
@@ -113,7 +120,7 @@ def policy_maker(
 ) -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     few = jnp.dtype(rollout_cache) if rollout_cache else None
-    make, attend_fn = partial(make_policy, cache_dtype=few), make_attend(attention)
+    make, attend_fn = partial(make_policy, cache_dtype=few, layout=make_layout()), make_attend(attention)
     kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
     if mesh is None:
         return partial(make, attend_fn=attend_fn, **kernels)

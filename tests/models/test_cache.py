@@ -75,15 +75,18 @@ def test_slots_sample_the_same():
 
 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_layers_in_a_stack_sample_as_layers_apart(monkeypatch, int8):
+def test_layers_and_columns_lie_as_they_may(int8):
+    """A stack of layers, layers apart, and the columns of a GPU sample the same."""
     _, params, config = small_model()
-    policy = make_policy(config, cache_dtype=jnp.int8 if int8 else None)
     keys, found = jax.random.split(jax.random.key(3), 12), []
-    for most in (caches.UNROLLED, 1):
-        monkeypatch.setattr(caches, "UNROLLED", most)
-        found.append(jax.jit(lambda p: generate(policy, p, PROMPTS, VALID, keys, **SETTINGS))(params))
-    np.testing.assert_array_equal(found[0].tokens, found[1].tokens)
-    close.assert_same_forward(found[0].sampler_logp, found[1].sampler_logp)
+    for layout in (None, caches.CacheLayout(1), caches.ON_GPU):
+        policy = make_policy(config, cache_dtype=jnp.int8 if int8 else None, layout=layout)
+        assert isinstance(policy.init_cache(2, 5)["k"], tuple) == (layout is None or layout.apart > 1)
+        found.append(jax.jit(lambda p, policy=policy: generate(policy, p, PROMPTS, VALID, keys, **SETTINGS))(params))
+    assert policy.init_cache(2, 65)["v"][0].shape[2] == 128
+    for other in found[1:]:
+        np.testing.assert_array_equal(found[0].tokens, other.tokens)
+        close.assert_same_forward(found[0].sampler_logp, other.sampler_logp)
 
 
 def test_bytes():

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
-from jaxrl_llm.models.cache import RowsFn
+from jaxrl_llm.models.cache import ON_GPU, CacheLayout, RowsFn
 from jaxrl_llm.models.kernels import attention_cached, attention_pallas, vocabulary
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
@@ -109,6 +109,15 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
         return None
     interpret = (platform or jax.default_backend()) != "tpu"
     return partial(attention_cached.repeat_rows, interpret=interpret)
+
+
+def make_layout(*, platform: str | None = None) -> CacheLayout | None:
+    """The ``layout`` of ``models.decoder.make_policy``, whoever computes attention.
+
+    >>> make_layout(platform="gpu"), make_layout(platform="cpu")
+    (CacheLayout(apart=40, tile=64), None)
+    """
+    return ON_GPU if (platform or jax.default_backend()) == "gpu" else None
 
 
 def make_sums(name: str = "auto", *, platform: str | None = None) -> SumsFn | None:
