@@ -7,16 +7,21 @@ Claim:     a recurrent agent trained without a model holds a plan in its memory:
 Equations: cells c' = f c + i g + alpha w, h' = o tanh(c') of D layers, K ticks a step; C_A, C_B: by which action the
            agent next steps on, the box is next pushed off a square, or never; probes: softmax(c_yx W), no bias;
            written: alpha w_action on another square beside the agent, alpha w_never on the one it would go to; or on
-           the first three squares of a shortest solution around that one (route).
-           feedforward: nothing stays from step to step; one_tick: K = 1; untrained: fresh weights.
-Left out:  boards of 8 x 8 with four boxes, DRC(3, 3), 3 x 3 probes, V-trace over a quarter of a billion frames: here a
-           solver is imitated first.
+           the first three squares of a shortest solution around that one (route). The same for every box with the
+           vectors of C_B: another direction than it would be pushed in, and a way of the box around the square that it
+           would come to.
+           feedforward: nothing stays from step to step; one_tick: K = 1; untrained: fresh weights; two_boxes: boards
+           with two boxes (--boxes N for more), which any goal takes.
+Left out:  the million boards of Boxoban (a file of them may be given, trimmed to squares; two_boxes then has longer
+           games alone), DRC(3, 3), 3 x 3 probes, V-trace over a quarter of a billion frames: here a solver is imitated
+           first, which pushes one box after another, the nearest first.
 Expect:    probe/agent_gain and probe/box_gain (macro F1 of memory less that of the board) above 0; plan/rise (F1 after
            ticks without a move less that of the first) above 0; steer/gain (first steps on the square that was written
            less those with random vectors of equal length) above 0; probe/agent drc > feedforward; as a secondary
-           figure steer/route_gain, the same of whole routes, walked in order and without the erased square.
-Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps. think/gain: share solved
-           after five steps of standing still less that without.
+           figure steer/route_gain, the same of whole routes, walked in order and without the erased square; steer/box,
+           steer/box_route and their gains are means over all boxes of a board; of two_boxes probe/box_gain above 0.
+Measure:   fresh boards of 6 x 6 with one box, whose shortest solutions have 4 to 16 steps (two boxes: 4 to 24).
+           think/gain: share solved after five steps of standing still less that without.
 Run:       python -m experiments.analysis.drc_planning; on boards of one's own --data FILE
 """
 
@@ -34,6 +39,7 @@ from experiments.analysis.parts import plan_probes, sokoban, thinking_network
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages.returns import gae_advantages
 from jaxrl_llm.curriculum.uniform import make_uniform
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.types import Key, Params, declared
@@ -68,6 +74,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     games_per_step: int = 32
     side: int = 6
+    boxes: int = 1
     levels: int = 1024
     moves: int = 20  # of a game
     depth: int = 2
@@ -92,13 +99,18 @@ ARMS = {
     "feedforward": {"carry": 0.0},
     "one_tick": {"ticks": 1},
     "untrained": {"learn": untrained},
+    "two_boxes": {"boxes": 2, "moves": 32},
 }
 METRICS = (
     "eval/solved", "think/gain", "probe/agent", "probe/agent_gain", "probe/box", "probe/box_gain", "plan/rise",
-    "steer/written", "steer/gain", "steer/route", "steer/route_gain",
+    "steer/written", "steer/gain", "steer/route", "steer/route_gain", "steer/box", "steer/box_gain", "steer/box_route",
+    "steer/box_route_gain",
 )  # fmt: skip
 CURVES = ("eval/solved", "probe/agent", "probe/box", "think/gain")
-D_STAR = {"probe/agent_gain": 0.02, "probe/box_gain": 0.02, "plan/rise": 0.02, "steer/gain": 0.05, "probe/agent": 0.02}
+D_STAR = {
+    "probe/agent_gain": 0.02, "probe/box_gain": 0.02, "plan/rise": 0.02, "steer/gain": 0.05, "probe/agent": 0.02,
+    "steer/box_gain": 0.05,
+}  # fmt: skip
 
 
 def playing(settings) -> Callable[..., plan_probes.Game]:
@@ -127,19 +139,24 @@ def stage(settings, loss: Callable[..., Any], steps: int) -> experiment.Stage:
 
 
 def imitation(settings, params: Params, level: sokoban.Level, keys: Key) -> tuple[Array, dict[str, Array]]:
-    """``-log pi`` of a shortest solution's action wherever its follower comes, who takes one step in four by chance."""
+    """``-log pi`` of the solver's action wherever its follower comes, who takes one step in four by chance.
+
+    By chance no box is pushed but the one whose turn it is: the solver's plan stays one.
+    """
     side = settings.side
-    far = jax.vmap(lambda one: sokoban.distances(one.walls, one.goal, side=side, most=3 * settings.moves))(level)
+    far = jax.vmap(lambda one: sokoban.tables_of(one, side=side, most=3 * settings.moves))(level)
 
     def one(level, far, key):
-        def clumsy(logits, key, agent, box):
+        def clumsy(logits, key, agent, boxes):
             coin, draw = jax.random.split(key)
-            best = sokoban.best_action(far, level.walls, agent, box, side=side)
+            best = sokoban.expert_action(far, level, agent, boxes, side=side)
             anything = jax.random.randint(draw, (), 0, sokoban.ACTIONS, jnp.int32)
-            return jnp.where(jax.random.uniform(coin) < 0.75, best, anything)
+            moved = sokoban.move(level.walls, agent, boxes, anything, side=side)[1] != boxes
+            other = jnp.any(moved & (jnp.arange(boxes.shape[0]) != sokoban.turn_of(level, boxes)))
+            return jnp.where((jax.random.uniform(coin) < 0.75) | other, best, anything)
 
         game = playing(settings)(params, level, key, clumsy)
-        best = jax.vmap(lambda a, b: sokoban.best_action(far, level.walls, a, b, side=side))
+        best = jax.vmap(lambda a, b: sokoban.expert_action(far, level, a, b, side=side))
         return game, best(game.agents[:-1], game.boxes[:-1])
 
     games, wanted = jax.vmap(one)(level, far, keys)
@@ -149,10 +166,14 @@ def imitation(settings, params: Params, level: sokoban.Level, keys: Key) -> tupl
 
 
 def actor_critic(settings, params: Params, level: sokoban.Level, keys: Key) -> tuple[Array, dict[str, Array]]:
-    """``-A log pi + (V - target)^2 / 2 - entropy`` of its own games: 1 for a solution, less 0.01 a step."""
+    """``-A log pi + (V - target)^2 / 2 - entropy`` of its own games.
+
+    1 for a solution, 0.1 for a box that comes onto a goal, -0.1 for one that leaves it, -0.01 a step.
+    """
     games = jax.vmap(lambda one, key: playing(settings)(params, one, key, plan_probes.sampled))(level, keys)
     ends = games.used & ~jnp.concatenate([games.used[:, 1:], ~games.solved[:, None]], axis=1)
-    rewards = jnp.where(games.used, ends.astype(jnp.float32) - 0.01, 0.0)
+    on = jnp.sum(jnp.any(games.boxes[..., None] == level.goals[:, None, None, :], axis=3).astype(jnp.float32), axis=2)
+    rewards = jnp.where(games.used, ends.astype(jnp.float32) + 0.1 * (on[:, 1:] - on[:, :-1]) - 0.01, 0.0)
     stop = jax.lax.stop_gradient
     last = jnp.where(games.solved, 0.0, stop(games.values[:, -1]))
     advantages, targets = gae_advantages(
@@ -172,8 +193,8 @@ def squares(values: Array) -> Array:
     return values.reshape(-1, values.shape[-1])
 
 
-def readings(settings, fitted: plan_probes.Game, tested: plan_probes.Game) -> tuple[dict[str, Array], Array]:
-    """How well probes on the last layer and on the board read both concepts; and the weights of the first."""
+def readings(settings, fitted: plan_probes.Game, tested: plan_probes.Game) -> tuple[dict[str, Array], list[Array]]:
+    """How well probes on the last layer and on the board read both concepts; and the weights of those on the layer."""
     cells = settings.side**2
 
     def rows(games):
@@ -195,7 +216,7 @@ def readings(settings, fitted: plan_probes.Game, tested: plan_probes.Game) -> tu
             scores.append(plan_probes.macro_f1(plan_probes.read(fresh, fit), label_, valid_))
             weights.append(fit)
         found |= {f"probe/{name}": scores[0], f"probe/{name}_gain": scores[0] - scores[1]}
-    return found, weights[0]
+    return found, weights[::2]
 
 
 def formation(settings, weights: Array, thought: plan_probes.Game) -> Array:
@@ -212,9 +233,9 @@ def formation(settings, weights: Array, thought: plan_probes.Game) -> Array:
 def steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key):
     """``(first step on the written square, there is one)``: another square beside the agent than it would go to."""
     side, each = settings.side, jnp.arange(sokoban.ACTIONS, dtype=jnp.int32)
-    after, boxes = jax.vmap(lambda k: sokoban.move(level.walls, level.agent, level.box, k, side=side))(each)
+    after, boxes = jax.vmap(lambda k: sokoban.move(level.walls, level.agent, level.boxes, k, side=side))(each)
     first = own.actions[0]
-    free = (after != level.agent) & (boxes == level.box) & (each != first)
+    free = (after != level.agent) & jnp.all(boxes == level.boxes[None], axis=1) & (each != first)
     action = jnp.argmax(free)
     towards = plan_probes.steering(
         weights, action, after[action], after[first], layer=settings.depth - 1, depth=settings.depth, side=side,
@@ -237,6 +258,49 @@ def routed(settings, params: Params, level: sokoban.Level, own: plan_probes.Game
     return walked, there & (own.actions[0] > 0)
 
 
+def each_box(how: Callable[..., tuple[Array, Array]]) -> Callable[..., tuple[Array, Array]]:
+    """``how`` for every box of a board in turn."""
+
+    def of_board(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key):
+        every = jnp.arange(level.boxes.shape[0], dtype=jnp.int32)
+        return jax.lax.map(lambda box: how(settings, params, level, own, weights, key, box), every)
+
+    return of_board
+
+
+def box_steered(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key, box):
+    """``(first pushed in the written direction, there is one)``: another than it would be pushed in."""
+    side, each, square = settings.side, jnp.arange(sokoban.ACTIONS, dtype=jnp.int32), level.boxes[box]
+    first = plan_probes.labels(own)[1][0, square]
+    beside = jnp.pad(jnp.asarray(sokoban.neighbours(side)), ((0, 0), (0, 1)), constant_values=side**2)[:, square]
+    closed = jnp.append(sokoban.closed_by(level.walls, level.boxes, box), True)
+    onto = closed[beside]
+    free = ~onto & ~onto[sokoban.OPPOSITE] & (each > 0) & (each != first)
+    action = jnp.argmax(free)
+    towards = plan_probes.steering(
+        weights, action, square, beside[first], layer=settings.depth - 1, depth=settings.depth, side=side,
+        alpha=settings.alpha,
+    )  # fmt: skip
+    game = playing(settings)(params, level, key, plan_probes.greedy, steering=towards)
+    return plan_probes.labels(game)[1][0, square] == action, jnp.any(free) & (first > 0)
+
+
+def box_routed(settings, params: Params, level: sokoban.Level, own: plan_probes.Game, weights: Array, key: Key, box):
+    """``(the box went the written way, there is one)``: its first pushes on a way around where it would come to."""
+    side, square = settings.side, level.boxes[box]
+    first = plan_probes.labels(own)[1][0, square]
+    erase = jnp.asarray(sokoban.neighbours(side))[first, square]
+    way = sokoban.around(level, erase, box, side=side, most=3 * settings.moves)
+    route, actions, ends, there = sokoban.pushes(way.boxes, way.actions, settings.route)
+    towards = plan_probes.route_steering(
+        weights, actions, route, erase, layer=settings.depth - 1, depth=settings.depth, side=side, alpha=settings.alpha
+    )
+    game = playing(settings)(params, level, key, plan_probes.greedy, steering=towards)
+    _, _, went, pushed = sokoban.pushes(game.boxes[:, box], game.actions, settings.route)
+    as_written = jnp.all(jnp.where(there, pushed & (went == ends), True))
+    return as_written & ~jnp.any(game.boxes[:, box] == erase), way.there & there[0] & (first > 0)
+
+
 @lru_cache(maxsize=8)
 def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
     """Everything that is asked of an agent, on boards that it has not trained on."""
@@ -249,22 +313,27 @@ def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
             return jax.vmap(lambda one: how(params, one, key, plan_probes.greedy, **more))(level)
 
         fitted, tested, thought = games(fitted_on, play), games(held, play), games(held, longer, still=STILL)
-        found, weights = readings(settings, fitted, tested)
-        by_tick = formation(settings, weights, thought)
-        random = jax.random.normal(key, weights.shape, jnp.float32)
-        size = jnp.sqrt(jnp.sum(weights**2, axis=0) / jnp.sum(random**2, axis=0))
-        rates = []
-        for how in (steered, routed):
-            for vectors in (weights, random * size[None, :]):
+        found, (of_agent, of_box) = readings(settings, fitted, tested)
+        by_tick = formation(settings, of_agent, thought)
+        random = jax.random.normal(key, of_agent.shape, jnp.float32)
+        rates = {}
+        for name, how, weights in (
+            ("written", steered, of_agent), ("route", routed, of_agent),
+            ("box", each_box(box_steered), of_box), ("box_route", each_box(box_routed), of_box),
+        ):  # fmt: skip
+            size = jnp.sqrt(jnp.sum(weights**2, axis=0) / jnp.sum(random**2, axis=0))
+            for kind, vectors in (("", weights), ("_random", random * size[None, :])):
                 done, there = jax.vmap(lambda one, own, v=vectors, how=how: how(settings, params, one, own, v, key))(
                     held, tested
                 )
-                rates.append(reduce.scalars(done.astype(jnp.float32), there))
+                rates[name + kind] = reduce.scalars(done.reshape(-1).astype(jnp.float32), there.reshape(-1))
+        gains = {"gain" if name == "written" else f"{name}_gain": rates[name] - rates[f"{name}_random"]
+                 for name in ("written", "route", "box", "box_route")}  # fmt: skip
         solved, later = (reduce.scalars(x.solved.astype(jnp.float32)) for x in (tested, thought))
         return found | {
             "eval/solved": solved, "think/gain": later - solved, "plan/rise": by_tick[-1] - by_tick[0],
-            "steer/written": rates[0], "steer/gain": rates[0] - rates[1],
-            "steer/route": rates[2], "steer/route_gain": rates[2] - rates[3],
+            **{f"steer/{name}": rates[name] for name in ("written", "route", "box", "box_route")},
+            **{f"steer/{name}": value for name, value in gains.items()},
         }  # fmt: skip
 
     return measure
@@ -272,14 +341,19 @@ def make_study(settings) -> Callable[[Params, Key], dict[str, Array]]:
 
 def boards_of(settings) -> tuple[sokoban.Level, sokoban.Level]:
     """What is trained on, and what is not."""
-    return sokoban.read(settings.data)[1:] if settings.data else sokoban.levels(settings.levels, settings.side)
+    if settings.data:
+        return sokoban.read(settings.data)[1:]
+    return sokoban.levels(settings.levels, settings.side, settings.boxes)
 
 
 def build(settings: Settings) -> experiment.Plan:
     """An agent that plays, and the study of it."""
     if settings.data:
         side, train, _ = sokoban.read(settings.data)
-        settings = dataclasses.replace(settings, side=side, levels=train.goal.shape[0])
+        count, boxes = train.goals.shape
+        settings = dataclasses.replace(settings, side=side, levels=count, boxes=boxes)
+    elif not 1 <= settings.boxes <= 4:
+        raise UserError(f"--boxes {settings.boxes} must be from 1 to 4")
     sizes = {"planes": sokoban.PLANES, "side": settings.side, "channels": settings.channels, "depth": settings.depth}
     init = partial(thinking_network.make, **sizes, actions=sokoban.ACTIONS)
     return experiment.Plan(init, settings.learn(settings), make_study(settings))
@@ -294,6 +368,8 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.above(results, "plan/rise", "drc", 0.0),
         experiment.above(results, "steer/gain", "drc", 0.0),
         experiment.greater(results, "probe/agent", "drc", "feedforward"),
+        experiment.above(results, "steer/box_gain", "drc", 0.0),
+        experiment.above(results, "probe/box_gain", "two_boxes", 0.0),
     )
 
 

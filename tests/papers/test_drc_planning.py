@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +21,10 @@ NET = {"planes": sokoban.PLANES, "side": SIDE, "channels": 3, "depth": 2, "actio
 PLAY = {"side": SIDE, "steps": 6, "ticks": 2, "carry": 1.0}
 
 
-def _moved(walls, agent, box, action):
-    """The rules on coordinates."""
+def _moved(walls, agent, box, action, others=()):
+    """The rules on coordinates; other boxes stand where they are."""
+    walls = np.asarray(walls).copy()
+    walls[list(others)] = True
     down, right = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))[action]
 
     def beside(cell):
@@ -65,8 +68,8 @@ def test_boards_are_solved_as_by_a_search():
         found, want = solve(jnp.asarray(walls), jnp.int32(goal)), _steps(walls, goal, agent, box)
         assert int(found[agent, box]) == (sokoban.FAR if want is None else want)
         for action in range(5):
-            got = step(jnp.asarray(walls), jnp.int32(agent), jnp.int32(box), jnp.int32(action))
-            assert tuple(map(int, got)) == _moved(walls, agent, box, action)
+            got = step(jnp.asarray(walls), jnp.int32(agent), jnp.array([box], jnp.int32), jnp.int32(action))
+            assert tuple(map(int, (got[0], got[1][0]))) == _moved(walls, agent, box, action)
         for _ in range(want or 0):
             action = int(best(found, jnp.asarray(walls), jnp.int32(agent), jnp.int32(box)))
             agent, box = _moved(walls, agent, box, action)
@@ -77,12 +80,155 @@ def test_boards_are_solved_as_by_a_search():
 
 def test_levels_are_solvable_and_no_board_is_in_both():
     train, held = sokoban.levels(16, SIDE, shortest=3, longest=9)
-    rows = [np.column_stack([part.walls, part.goal, part.agent, part.box]) for part in (train, held)]
+    rows = [np.column_stack(part) for part in (train, held)]
     kept = [{tuple(row) for row in part.astype(int).tolist()} for part in rows]
     assert [len(part) for part in kept] == [16, 4] and not kept[0] & kept[1]
     for k in range(16):
-        board = (np.asarray(train.walls[k]), *(int(x[k]) for x in train[1:]))
-        assert 3 <= _steps(*board) <= 9
+        goal, agent, box = (int(np.ravel(x[k])[0]) for x in train[1:])
+        assert 3 <= _steps(np.asarray(train.walls[k]), goal, agent, box) <= 9
+
+
+@functools.cache
+def _several(boxes=3):
+    return sokoban.levels(12, 5, boxes, shortest=4, longest=30)
+
+
+def test_any_box_is_pushed_and_none_into_another():
+    """The rules with the other boxes as walls, and two beside each other."""
+    rng, step = np.random.default_rng(1), jax.jit(lambda *given: sokoban.move(*given, side=SIDE))
+    pushed = stopped = 0
+    for _ in range(60):
+        walls = rng.random(CELLS) < 0.1
+        agent, *boxes = (int(c) for c in rng.permutation(CELLS)[:5])
+        walls[[agent, *boxes]] = False
+        for action in range(5):
+            got = step(jnp.asarray(walls), jnp.int32(agent), jnp.array(boxes, jnp.int32), jnp.int32(action))
+            there = _moved(walls, agent, CELLS, action)[0]
+            near = boxes.index(there) if there in boxes else -1
+            want = list(boxes)
+            if near < 0:
+                after = there
+            else:
+                others = [b for b in boxes if b != there]
+                after, want[near] = _moved(walls, agent, there, action, others)
+                pushed += after != agent
+                stopped += after == agent
+            assert (int(got[0]), got[1].tolist()) == (after, want)
+    assert pushed > 20 and stopped > 20
+
+
+def test_boards_of_several_boxes_are_solved_one_after_the_other():
+    """The solver's own actions end on all goals, in as many steps as it says; boxes start off them and off walls."""
+    train, held = _several()
+    rows = [{tuple(row) for row in np.column_stack(part).astype(int).tolist()} for part in (train, held)]
+    assert [len(part) for part in rows] == [12, 3] and not rows[0] & rows[1]
+
+    @jax.jit
+    def replayed(level):
+        tables = sokoban.tables_of(level, side=5, most=40)
+
+        def step(at, _):
+            action = sokoban.expert_action(tables, level, *at, side=5)
+            after = sokoban.move(level.walls, *at, action, side=5)
+            return after, (action, sokoban.solved(level, after[1]), after[1])
+
+        _, found = jax.lax.scan(step, (level.agent, level.boxes), None, 40)
+        return *found, sokoban.in_turn(level, side=5, most=31)
+
+    for k in range(12):
+        level = jax.tree.map(lambda x, k=k: x[k], train)
+        actions, ends, boxes, (same, length) = replayed(level)
+        first = int(np.argmax(ends))
+        assert ends[-1] and first + 1 == int(length) and 4 <= length <= 30
+        assert (actions[: first + 1] > 0).all() and (actions[first + 1 :] == 0).all()
+        jax.tree.map(np.testing.assert_array_equal, same, level)  # the order is already that of the solver
+        assert not np.isin(level.boxes, level.goals).all() and not np.asarray(level.walls)[level.boxes].any()
+        np.testing.assert_array_equal(boxes[-1], level.goals)
+        # one box after the other: a box that follows is moved only when those before it are on their goals
+        moved = np.asarray(boxes[1:] != boxes[:-1])
+        for j in range(1, 3):
+            assert (np.asarray(boxes[:-1])[moved[:, j]][:, :j] == np.asarray(level.goals)[:j]).all()
+
+
+def test_the_nearest_box_comes_first():
+    """A row of nine: agent at 3, boxes at 2 and 4, goals at 0 and 5: one push to the right, or two to the left."""
+    walls = np.ones(81, bool)
+    walls[:9] = False
+    level = sokoban.Level(
+        jnp.asarray(walls), jnp.array([0, 5], jnp.int32), jnp.int32(3), jnp.array([2, 4], jnp.int32)
+    )  # fmt: skip
+    found, length = jax.jit(lambda one: sokoban.in_turn(one, side=9, most=30))(level)
+    assert found.boxes.tolist() == [4, 2] and found.goals.tolist() == [5, 0]
+    assert int(length) == 1 + 1 + 2  # a push, back to 3, two pushes
+    stuck = level._replace(boxes=jnp.array([2, 3], jnp.int32), agent=jnp.int32(1))
+    assert int(jax.jit(lambda one: sokoban.in_turn(one, side=9, most=30))(stuck)[1]) >= sokoban.FAR
+
+
+def test_each_box_has_its_own_labels_and_interventions():
+    """A box is pushed the written way where writing is what moves the agent: no vector, no other push."""
+    train, _ = _several(2)
+    settings = dataclasses.replace(
+        drc_planning.Settings(), side=5, boxes=2, moves=24, channels=3, alpha=0.0, route=2
+    )  # fmt: skip
+    net = NET | {"side": 5}
+    params = thinking_network.make(jax.random.key(0), **net)
+
+    @jax.jit
+    def of(level):
+        tables = sokoban.tables_of(level, side=5, most=40)
+        expert = lambda logits, key, agent, boxes: sokoban.expert_action(tables, level, agent, boxes, side=5)  # noqa: E731
+        own = plan_probes.play(params, level, jax.random.key(1), expert, side=5, steps=24, ticks=2, carry=1.0)
+        weights = jnp.ones((3, 5), jnp.float32)
+        found = [
+            drc_planning.each_box(how)(settings, params, level, own, weights, jax.random.key(1))
+            for how in (drc_planning.box_steered, drc_planning.box_routed)
+        ]
+        ways = [sokoban.around(level, jnp.int32(12), jnp.int32(k), side=5, most=40) for k in range(2)]
+        return own, plan_probes.labels(own)[1], found, ways
+
+    there = 0
+    for k in range(12):
+        level = jax.tree.map(lambda x, k=k: x[k], train)
+        own, pushed, found, ways = of(level)
+        boxes, actions = np.asarray(own.boxes), np.asarray(own.actions)
+        for t, cell in np.ndindex(24, 25):
+            coming = [
+                actions[u] for u in range(t, 24) for j in range(2)
+                if boxes[u + 1, j] != boxes[u, j] and boxes[u, j] == cell
+            ]  # fmt: skip
+            assert pushed[t, cell] == (coming or [0])[0]
+        for done, able in found:
+            assert done.shape == able.shape == (2,)
+            there += int(able.sum())
+        for j, way in enumerate(ways):
+            if not bool(way.there):
+                continue
+            other = [int(level.boxes[1 - j])]
+            agent, box = int(level.agent), int(level.boxes[j])
+            walls = np.asarray(level.walls).copy()
+            walls[12] = True
+            for t in range(40):
+                agent, box = _moved5(walls, agent, box, int(way.actions[t]), other)
+                assert (agent, box) == (int(way.agents[t]), int(way.boxes[t + 1])) and 12 not in (agent, box)
+            assert box == int(level.goals[j])
+    assert there > 10
+
+
+def _moved5(walls, agent, box, action, others):
+    """``_moved`` on five by five."""
+    down, right = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))[action]
+
+    def free(cell):
+        row, column = cell
+        return 0 <= row < 5 and 0 <= column < 5 and not walls[row * 5 + column] and row * 5 + column not in others
+
+    there = agent // 5 + down, agent % 5 + right
+    behind = there[0] + down, there[1] + right
+    if not action or not free(there):
+        return agent, box
+    if there != (box // 5, box % 5):
+        return there[0] * 5 + there[1], box
+    return (there[0] * 5 + there[1], behind[0] * 5 + behind[1]) if free(behind) else (agent, box)
 
 
 @pytest.mark.slow
@@ -91,18 +237,18 @@ def test_boards_of_a_file(tmp_path):
     path = tmp_path / "boards.txt"
     path.write_text("\n\n".join(boards))
     side, train, held = sokoban.read(str(path))
-    assert side == 4 and train.goal.shape == (7,) and held.goal.shape == (1,)
-    assert [int(x[0]) for x in train[1:]] == [2, 0, 1] and np.flatnonzero(train.walls[0]).tolist() == [
-        9,
-        11,
-        12,
-        13,
-        14,
-        15,
-    ]
-    assert [int(x[1]) for x in train[1:]] == [9, 2, 5] and not np.asarray(train.walls[1]).any()
+    assert side == 4 and train.goals.shape == (7, 1) and held.goals.shape == (1, 1)
+    assert [int(np.ravel(x[0])[0]) for x in train[1:]] == [2, 0, 1]
+    assert np.flatnonzero(train.walls[0]).tolist() == [9, 11, 12, 13, 14, 15]
+    assert [int(np.ravel(x[1])[0]) for x in train[1:]] == [9, 2, 5] and not np.asarray(train.walls[1]).any()
+    two = ["@$. \n $. \n    \n    ", "$@$.\n    \n   .\n    "] * 4  # a box in a corner is not pushed out
+    path.with_name("two.txt").write_text("\n\n".join(two))
+    _, several, kept = sokoban.read(str(path.with_name("two.txt")))
+    assert several.boxes.shape == (3, 2) and kept.boxes.shape == (1, 2)
     for text, line in (
-        ("@$. \n" * 4, "board 1 needs one goal, one agent and one box"),
+        ("@$. \n" * 4, "board 1 needs one agent and as many boxes as goals"),
+        (two[0] + "\n\n" + boards[0], "board 2 needs one agent and as many boxes as goals, 2 as the first board has"),
+        ("\n\n".join([two[1]] * 8), "no board is solved by pushing one box after the other"),
         ("@$.x\n" * 4, "is no square of 4"),
     ):
         path.with_name("bad.txt").write_text(text)
@@ -126,7 +272,7 @@ def _game(seed=0, **changes):
 
 def test_labels_are_the_next_time_something_happens():
     game = _game(steps=12)
-    agents, boxes, actions = (np.asarray(x) for x in (game.agents, game.boxes, game.actions))
+    agents, boxes, actions = (np.asarray(x) for x in (game.agents, game.boxes[:, 0], game.actions))
     enters, pushes = (np.asarray(x) for x in plan_probes.labels(game))
     for t, cell in np.ndindex(12, CELLS):
         coming = [actions[u] for u in range(t, 12) if agents[u + 1] != agents[u] and agents[u + 1] == cell]
@@ -137,7 +283,9 @@ def test_labels_are_the_next_time_something_happens():
 
 def test_thinking_without_a_move_changes_the_memory_alone():
     game = _game(still=6)
-    assert (np.asarray(game.agents) == game.agents[0]).all() and (np.asarray(game.boxes) == game.boxes[0]).all()
+    assert (np.asarray(game.agents) == game.agents[0]).all() and (
+        np.asarray(game.boxes) == np.asarray(game.boxes[0])
+    ).all()
     np.testing.assert_array_equal(game.planes[0], game.planes[5])
     cells = np.asarray(game.cells).reshape(12, -1)
     assert (np.abs(np.diff(cells, axis=0)).max(1) > 1e-6).all()
@@ -176,14 +324,14 @@ def test_a_detour_is_a_shortest_solution_without_its_square():
     found = 0
     for k in range(16):
         level = jax.tree.map(lambda x, k=k: x[k], train)
-        walls, agent, box = np.asarray(level.walls).copy(), int(level.agent), int(level.box)
+        walls, agent, box, goal = np.asarray(level.walls).copy(), int(level.agent), int(level.boxes[0]), level.goals[0]
         own = jax.jit(lambda one: sokoban.detour(one, jnp.int32(CELLS - 1), side=SIDE, most=40, length=1))
-        shut = next(c for c in range(CELLS) if c not in (agent, box, int(level.goal)) and not walls[c])
+        shut = next(c for c in range(CELLS) if c not in (agent, box, int(goal)) and not walls[c])
         squares, actions, there = jax.jit(
             lambda one, c: sokoban.detour(one, c, side=SIDE, most=40, length=4)
         )(level, jnp.int32(shut))  # fmt: skip
         walls[shut] = True
-        want = _steps(walls, int(level.goal), agent, box)
+        want = _steps(walls, int(goal), agent, box)
         assert bool(there) == (want is not None)
         if want is None:
             continue
@@ -191,7 +339,7 @@ def test_a_detour_is_a_shortest_solution_without_its_square():
         for step in range(4):
             agent, box = _moved(walls, agent, box, int(actions[step]))
             assert agent == int(squares[step]) != shut
-            left = _steps(walls, int(level.goal), agent, box)
+            left = _steps(walls, int(goal), agent, box)
             assert left == max(want - step - 1, 0)
         assert bool(own(level._replace(agent=jnp.int32(CELLS - 1)))[2]) is False  # it stands there itself
     assert found > 4

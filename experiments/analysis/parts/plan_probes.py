@@ -17,9 +17,9 @@ class Game(NamedTuple):
     """``T`` steps on one board; ``cells`` are those of every tick."""
 
     agents: Int[Array, " T1"]
-    boxes: Int[Array, " T1"]
+    boxes: Int[Array, "T1 K"]
     actions: Int[Array, " T"]
-    used: Bool[Array, " T"]  # the box was not on the goal yet
+    used: Bool[Array, " T"]  # not every box was on a goal yet
     solved: Bool[Array, ""]
     logits: Float[Array, "T A"]
     values: Float[Array, " T"]
@@ -35,11 +35,11 @@ class Steering(NamedTuple):
     square: Int[Array, ""]
 
 
-def greedy(logits: Array, key: Key, agent: Array, box: Array) -> Array:
+def greedy(logits: Array, key: Key, agent: Array, boxes: Array) -> Array:
     return jnp.argmax(logits)
 
 
-def sampled(logits: Array, key: Key, agent: Array, box: Array) -> Array:
+def sampled(logits: Array, key: Key, agent: Array, boxes: Array) -> Array:
     return jax.random.categorical(key, logits)
 
 
@@ -50,29 +50,29 @@ def play(
     """A game of ``steps`` steps; gradients reach logits and values, as actions have none.
 
     Args:
-      choose: ``(logits, key, agent, box) -> action``.
+      choose: ``(logits, key, agent, boxes) -> action``.
       carry: what is left of the memory from step to step; 0 makes it a network without one.
       still: first steps in which the agent stays where it is, and thinks.
     """
     memory = thinking_network.fresh(params, side)
 
     def step(state: Any, t: Array) -> Any:
-        memory, agent, box, done, reached = state
+        memory, agent, boxes, done, reached = state
         push = None if steering is None else jnp.where(reached, steering.after, steering.before)
         memory = jax.tree.map(lambda x: carry * x, memory)
-        planes = sokoban.seen(level, agent, box)
+        planes = sokoban.seen(level, agent, boxes)
         logits, value, memory, cells = thinking_network.think(params, planes, memory, ticks=ticks, push=push)
-        action = choose(logits, jax.random.fold_in(key, t), agent, box).astype(jnp.int32)
+        action = choose(logits, jax.random.fold_in(key, t), agent, boxes).astype(jnp.int32)
         action = jnp.where((t < still) | done, 0, action)
-        then_agent, then_box = sokoban.move(level.walls, agent, box, action, side=side)
+        then_agent, then_boxes = sokoban.move(level.walls, agent, boxes, action, side=side)
         reached = reached if steering is None else reached | (then_agent == steering.square)
-        over = done | (then_box == level.goal)
-        made = (then_agent, then_box, action, ~done, logits, value, planes, cells)
-        return (memory, then_agent, then_box, over, reached), made
+        over = done | sokoban.solved(level, then_boxes)
+        made = (then_agent, then_boxes, action, ~done, logits, value, planes, cells)
+        return (memory, then_agent, then_boxes, over, reached), made
 
-    start = (memory, level.agent, level.box, level.box == level.goal, jnp.zeros((), bool))
+    start = (memory, level.agent, level.boxes, sokoban.solved(level, level.boxes), jnp.zeros((), bool))
     end, made = jax.lax.scan(step, start, jnp.arange(steps, dtype=jnp.int32))
-    agents, boxes = (jnp.concatenate([a[None], b]) for a, b in ((level.agent, made[0]), (level.box, made[1])))
+    agents, boxes = (jnp.concatenate([a[None], b]) for a, b in ((level.agent, made[0]), (level.boxes, made[1])))
     return Game(agents, boxes, made[2], made[3], end[3], *made[4:])
 
 
@@ -145,7 +145,7 @@ def route_steering(
     """``alpha w_action`` on the squares of a route, ``alpha w_never`` on the one to stay away from, in one layer.
 
     A square that the route enters twice has the action of the first time. When the agent has stepped on the last square
-    only ``w_never`` stays. From arXiv:2504.01871, section 5.
+    only ``w_never`` stays. The route of a box is the squares it is pushed off. From arXiv:2504.01871, section 5.
     """
     place = jnp.arange(side * side, dtype=jnp.int32)[:, None]
     here = place == route[None, :]
