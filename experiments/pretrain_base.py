@@ -1,18 +1,24 @@
-"""Trains the bundled base models ``tiny`` and ``nano`` from the committed generators.
+"""Trains base models from the committed generators: the bundled ``nano`` and ``tiny``, and larger or other ones.
 
 Run:  python -m experiments.pretrain_base --size nano
       python -m experiments.pretrain_base --size tiny
       python -m experiments.pretrain_base --size nano --steps 0    # only measures the model that is there
-Writes the model in Hugging Face layout to ``--out`` (default: jaxrl_llm/assets/<size>), and the loss curve, the
-accuracy per task and level on held-out problems and the command to results/pretrain_base/<size>.json and .png.
+      python -m experiments.pretrain_base --size nano --seed 1 --out runs/nano_1    # a second seed
+      python -m experiments.pretrain_base --size small --learning-rate 2e-3 --out runs/small
+Writes the model in Hugging Face layout to ``--out`` (default: jaxrl_llm/assets/<size> of a bundled size), and the loss
+curve, the accuracy per task and level on held-out problems and the command to results/pretrain_base/<size>.json and
+.png, for another folder beside it. An experiment takes that folder as ``--model``. A run that was stopped goes on where
+it was with the same command, to the same weights.
 
 Supervised next-token loss on responses of the mixture of ``experiments.parts.corpus``, where a stated
 share of solutions is flawed.
 """
 
 import dataclasses
+import hashlib
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -36,6 +42,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import evaluate, parts
+from jaxrl_llm.train import checkpoint
+from jaxrl_llm.types import TrainState
 from jaxrl_llm.verifiers import answers
 from jaxrl_llm.verifiers import countdown as countdown_verifier
 from jaxrl_llm.verifiers.verdict import Verdict
@@ -43,17 +51,20 @@ from jaxrl_llm.verifiers.verdict import Verdict
 SHAPES = {
     "nano": {"hidden_size": 64, "intermediate_size": 192, "num_layers": 3, "num_heads": 4, "num_kv_heads": 2},
     "tiny": {"hidden_size": 128, "intermediate_size": 384, "num_layers": 5, "num_heads": 4, "num_kv_heads": 2},
+    "small": {"hidden_size": 256, "intermediate_size": 768, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4},
 }
+BUNDLED = ("nano", "tiny")
 PER_CALL = 20  # optimiser steps in one compiled call
+KEPT_EVERY = 25  # calls between checkpoints
 SAMPLES = 8  # answers to each problem when measuring
 RESPONSE_TOKENS = 56
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Pre-training of a bundled base model."""
+    """Pre-training of a base model."""
 
-    size: Literal["nano", "tiny"] = "nano"
+    size: Literal["nano", "tiny", "small"] = "nano"
     steps: int = 4000  # optimiser steps; 0: no training, measure the model in --out and renew its record
     rows: int = 64  # packed rows a step
     width: int = 128  # tokens a row
@@ -62,7 +73,7 @@ class Settings:
     seed: int = 0
     eval_problems: int = 64  # held-out problems of each task and level, fewer where a level has fewer
     out: str = ""  # folder of the model; empty: jaxrl_llm/assets/<size>
-    results: str = "results/pretrain_base"
+    results: str = ""  # folder of the record; empty: results/pretrain_base, or that of the model with --out
 
 
 def make_tokenizer(folder: pathlib.Path, seed: int) -> None:
@@ -88,7 +99,8 @@ def make_tokenizer(folder: pathlib.Path, seed: int) -> None:
 
 def make_train(policy, settings: Settings):
     """``PER_CALL`` steps of AdamW in one compiled call; the state is donated."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, settings.learning_rate, 200, settings.steps, 0.0)
+    warm_up = min(200, settings.steps // 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, settings.learning_rate, warm_up, settings.steps, 0.0)
     adamw = optax.adamw(schedule, 0.9, 0.95, weight_decay=settings.weight_decay)
     tx = optax.chain(optax.clip_by_global_norm(1.0), adamw)
 
@@ -108,27 +120,44 @@ def make_train(policy, settings: Settings):
     return tx, run
 
 
-def train(settings: Settings, policy, tokenizer) -> tuple[dict, list[float]]:
-    """Returns the parameters and the mean loss of every call."""
-    tx, run = make_train(policy, settings)
-    params = policy.init(jax.random.key(settings.seed))
-    carry, losses, started = (params, tx.init(params)), [], time.monotonic()
-    rng = np.random.default_rng([settings.seed, 7])
+def checkpoints(settings: Settings) -> pathlib.Path:
+    """Where a run with these settings keeps what it needs to go on."""
+    shaping = {k: v for k, v in dataclasses.asdict(settings).items() if k not in ("out", "results", "eval_problems")}
+    name = hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()[:12]
+    return pathlib.Path("runs") / "pretrain_base" / f"{settings.size}_{name}"
 
-    def batch() -> dict[str, np.ndarray]:
+
+def train(settings: Settings, policy, tokenizer) -> tuple[dict, list[float]]:
+    """Returns the parameters and the mean loss of every call; goes on from the newest checkpoint of these settings."""
+    tx, run = make_train(policy, settings)
+    params, folder = policy.init(jax.random.key(settings.seed)), checkpoints(settings)
+    state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(settings.seed), (), {})
+    losses, rng = [], np.random.default_rng([settings.seed, 7])
+    if (newest := checkpoint.latest(folder)) is not None:
+        state, kept = checkpoint.restore(newest, state), checkpoint.note(newest)
+        losses, rng.bit_generator.state = kept["losses"], kept["rows"]
+        print(f"goes on at step {len(losses) * PER_CALL} from {newest}", flush=True)
+    carry, begun, started = (state.params, state.opt_state), len(losses), time.monotonic()
+
+    def batch() -> tuple[dict, dict[str, np.ndarray]]:
+        """Where the draws of these rows began, and the rows."""
+        before = rng.bit_generator.state
         rows = corpus.packed_rows(rng, tokenizer, PER_CALL * settings.rows, settings.width)
-        return {k: v.reshape(PER_CALL, settings.rows, settings.width) for k, v in rows.items()}
+        return before, {k: v.reshape(PER_CALL, settings.rows, settings.width) for k, v in rows.items()}
 
     with ThreadPoolExecutor(1) as ahead:  # one worker: the rows are drawn in one fixed order
         upcoming = ahead.submit(batch)
-        for call in range(settings.steps // PER_CALL):
-            rows, upcoming = upcoming.result(), ahead.submit(batch)
+        for call in range(begun, settings.steps // PER_CALL):
+            (_, rows), upcoming = upcoming.result(), ahead.submit(batch)
             carry, loss = run(carry, rows)
             losses.append(float(loss.mean()))
+            done = (call + 1) * PER_CALL
             if call % 10 == 0:
-                done = (call + 1) * PER_CALL
-                rate = done * settings.rows * settings.width / (time.monotonic() - started)
+                rate = (done - begun * PER_CALL) * settings.rows * settings.width / (time.monotonic() - started)
                 print(f"step {done}/{settings.steps}  loss {losses[-1]:.4f}  {rate:,.0f} tokens/s", flush=True)
+            if (call + 1) % KEPT_EVERY == 0:
+                state = TrainState(*carry, jnp.asarray(done, jnp.int32), state.key, (), {})
+                checkpoint.save(folder, state, note={"losses": losses, "rows": upcoming.result()[0]})
     return carry[0], losses
 
 
@@ -143,7 +172,7 @@ VERIFIERS = {countdown: countdown_verifier.verify, chain: answers.verify_chain, 
 
 def heldout(task, level: int, n: int) -> list[problems.Problem]:
     """At most ``n`` held-out problems of a level; small levels hold fewer."""
-    while n > 1:
+    while n:
         try:
             return problems.make_split(task, split="heldout", n=n, seed=1, levels=(level,))
         except UserError:
@@ -242,17 +271,32 @@ def train_model(settings: Settings, out: pathlib.Path) -> dict:
 
 
 def main(settings: Settings) -> None:
-    """Trains (or keeps) the model, measures it, writes the record and the plot."""
+    """Trains (or keeps) the model, measures it, writes the record and the plot.
+
+    Raises:
+      UserError: where no folder is named for a model that is not a bundled one, or a model to be measured is missing.
+    """
+    if not settings.out and (settings.size not in BUNDLED or settings.seed):
+        raise UserError(
+            f"--size {settings.size} --seed {settings.seed} is no bundled model: say where with --out FOLDER"
+        )
     out = pathlib.Path(settings.out or pathlib.Path(jaxrl_llm.__path__[0]) / "assets" / settings.size)
-    path = pathlib.Path(settings.results) / f"{settings.size}.json"
+    path = pathlib.Path(settings.results or settings.out or "results/pretrain_base") / f"{settings.size}.json"
+    if not settings.steps and not path.is_file():
+        raise UserError(f"--steps 0 measures the model that is there, and {path} has no record of one: train it first")
     path.parent.mkdir(parents=True, exist_ok=True)
     record = train_model(settings, out) if settings.steps else json.loads(path.read_text())
     path.write_text(json.dumps(record, indent=1) + "\n")
     record["accuracy"] = measure(out, settings.eval_problems)
     path.write_text(json.dumps(record, indent=1) + "\n")
     plot(path.with_suffix(".png"), record)
+    shutil.rmtree(checkpoints(settings), ignore_errors=True)
     print(f"model {out}, record {path}")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Settings))
+    try:
+        main(tyro.cli(Settings))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import pretrain_base
 from experiments.parts import corpus
 from jaxrl_llm import logprobs
 from jaxrl_llm.data import problems
 from jaxrl_llm.data import tokenizer as tokenizers
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results" / "pretrain_base"
@@ -75,3 +77,40 @@ def test_every_task_has_some_right_answers_and_countdown_leaves_room(name):
                 assert 0 <= interval["low"] <= interval["mean"] <= interval["high"] <= 1 and interval["n"] >= 2
     three = record["accuracy"]["countdown"]["levels"]["3"]
     assert three["pass@8"]["mean"] - three["pass@1"]["mean"] > 0.3  # what reinforcement learning can win
+
+
+SHORT = {"size": "nano", "steps": 4, "rows": 2, "width": 128, "seed": 1, "eval_problems": 1}
+
+
+@jax.numpy_dtype_promotion("standard")  # optax's AdamW under a schedule needs it
+def test_training_that_was_stopped_goes_on_to_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrain_base, "PER_CALL", 1)
+    tokenizer = tokenizers.load(weights.bundled("nano"))
+    policy, _, _ = weights.pretrained(weights.bundled("nano"))
+    settings = pretrain_base.Settings(**SHORT)
+    whole, losses = pretrain_base.train(settings, policy, tokenizer)
+    assert not pretrain_base.checkpoints(settings).exists() and len(losses) == 4
+
+    def stopped(*_, **__):
+        save(*_, **__)
+        raise KeyboardInterrupt
+
+    save = pretrain_base.checkpoint.save
+    monkeypatch.setattr(pretrain_base, "KEPT_EVERY", 2)
+    monkeypatch.setattr(pretrain_base.checkpoint, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain_base.train(settings, policy, tokenizer)
+    monkeypatch.setattr(pretrain_base.checkpoint, "save", save)
+    again, curve = pretrain_base.train(settings, policy, tokenizer)
+    assert curve == losses
+    jax.tree.map(np.testing.assert_array_equal, again, whole)
+
+
+def test_a_model_that_is_not_bundled_wants_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for wrong in ({"size": "small"}, {"size": "nano", "seed": 1}):
+        with pytest.raises(UserError, match="--out FOLDER"):
+            pretrain_base.main(pretrain_base.Settings(**wrong))
+    with pytest.raises(UserError, match="train it first"):
+        pretrain_base.main(pretrain_base.Settings(steps=0, out="none"))
