@@ -30,6 +30,7 @@ PAGES = (
     "docs/agents.md",
     "docs/own-env.md",
     "docs/own-rows.md",
+    "docs/real-model.md",
     "docs/asynchronous.md",
     "docs/traps.md",
     "docs/SYSTEMS.md",
