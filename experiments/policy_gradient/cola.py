@@ -12,10 +12,12 @@ Equations: inverse model: code of token t from the state after it, straight-thro
            policy, untrained. search (MCTS-Q): after RL, Q(s, k) by double Q-learning on rollouts of the policy; of the
            texts that may go on, that of largest V + 0.7 prior sqrt(N_parent) / (N + 1) gets a child for each of its
            likeliest codes, whose edge goes on greedily where (Q - 0.99 max Q')^2 < 0.01; values are backed up from
-           greedily completed responses; eval/best_of: as many drawn responses instead. tuned: before RL, policy and
-           world model learn the solutions of the rewarded task under the inverse model's codes, which stay.
-Left out:  a learned reward: completed responses are judged by the verifier. A code is drawn behind its token, from
-           pi(k | s) W(token | s, k): the same pairs.
+           greedily completed responses; eval/best_of: as many drawn responses instead. Of search the verifier judges
+           every response on the way; learned_reward: a part like Q, of one number at the last token, learned as
+           log-odds of being right from judged responses to training problems, says what a response is worth, in the
+           tree and among draws, and the verifier judges the answer alone. tuned: before RL, policy and world model
+           learn the solutions of the rewarded task under the inverse model's codes, which stay.
+Left out:  a code is drawn behind its token, from pi(k | s) W(token | s, k): the same pairs.
 Expect:    eval/kept: since the start cola loses less than token (learning the codes alone brings more of the chains
            than token has, which is no merit of RL over codes); eval/distinct: cola > token; eval/accuracy: cola >
            token - 0.02; eval/search_gain, eval/searched - eval/best_of: above 0 in search, though drawing has as many
@@ -23,7 +25,8 @@ Expect:    eval/kept: since the start cola loses less than token (learning the c
            the opposite would be no surprise).
 Measure:   held-out Countdown; codes learned from solutions of Countdown and of arithmetic chains; eval/kept is the mean
            log-probability of held-out chains, on which nothing was rewarded; eval/searched is the share of problems
-           with a right response among those judged; 8 seeds, equal rollouts and updates of the policy.
+           whose answer by search is right, eval/reward_auroc how well the reward parts right draws from wrong ones (1
+           of a verifier); 8 seeds, equal rollouts and updates of the policy.
 Run:       python -m experiments.policy_gradient.cola
 """
 
@@ -35,6 +38,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from experiments.policy_gradient.parts import latent_code_rewards as code_rewards
 from experiments.policy_gradient.parts import latent_code_search as searching
 from experiments.policy_gradient.parts import latent_code_tasks as codes
 from experiments.policy_gradient.parts import latent_code_training as code_training
@@ -91,7 +95,9 @@ def policy_alone(settings: "Settings", found: recipes.Bench, plan: experiment.Pl
     return plan
 
 
-def by_tree(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -> experiment.Plan:
+def by_tree(
+    settings: "Settings", found: recipes.Bench, plan: experiment.Plan, judge: searching.Judge = searching.verified
+) -> experiment.Plan:
     """A further stage learns Q, and held-out problems are answered by a search with it (MCTS-Q), or by drawing."""
     form, model = codes.form_of(settings, how_of(settings)), recipes.bench(settings).model
 
@@ -103,9 +109,27 @@ def by_tree(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -
     learn = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
     stages = (*plan.stages, experiment.Stage(learn, settings.q_steps, code_values.keep_earlier))
     answers = [
-        by(settings, how_of(settings), search_of(settings)) for by in (searching.by_search, searching.by_sampling)
+        by(settings, how_of(settings), search_of(settings), judge)
+        for by in (searching.by_search, searching.by_sampling)
     ]
     return plan._replace(init=init, stages=stages, measure=searching.compared(plan.measure, *answers))
+
+
+def by_learned_reward(settings: "Settings", found: recipes.Bench, plan: experiment.Plan) -> experiment.Plan:
+    """The same with a reward that one more stage learns from judged responses to training problems.
+
+    Search and draws know what it says of a response; the verifier judges the one that is given.
+    """
+    form, model = codes.form_of(settings, how_of(settings)), recipes.bench(settings).model
+
+    def init(key):
+        return plan.init(key) | {"reward": form.init_part(model.config.hidden_size, 1, jax.random.key(2))}
+
+    slots = code_rewards.make_reward_slots(model.policy, form)
+    tx = optax.adam(settings.reward_rate)
+    learn = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
+    stages = (*plan.stages, experiment.Stage(learn, settings.reward_steps))
+    return by_tree(settings, found, plan._replace(init=init, stages=stages), searching.learned)
 
 
 ADVANTAGES = builders.per_response(group.group_normalized_advantages)
@@ -125,9 +149,12 @@ class Settings(recipes.OnlineSettings):
     then: Callable[[experiment.Plan], experiment.Plan] = trained
     learn: Callable[..., tuple[dict, dict]] = on_codes  # or on_tokens, whatever code brought them about
     kl: float = 0.001  # weight of the KL of the policy over codes to its start
-    answer: Callable[..., experiment.Plan] = policy_alone  # how a held-out problem is answered beside: or by_tree
+    # how a held-out problem is answered beside: or by_tree, by_learned_reward
+    answer: Callable[..., experiment.Plan] = policy_alone
     q_steps: int = 300  # updates of Q, after the policy's
     q_rate: float = 1e-3
+    reward_steps: int = 300  # updates of a learned reward, before those of Q
+    reward_rate: float = 1e-3
     gamma: float = 0.99  # of Q, and of values in the tree
     rounds: int = 32  # of a search; in each, one text gets all its children
     first_children: int = 5  # of the prompt
@@ -138,24 +165,27 @@ class Settings(recipes.OnlineSettings):
 EMBEDDED = {
     "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 18,
     "learning_rate": 3e-4, "eval_problems": 64, "train_problems": 1024, "codes": 16, "layers": 1,
-    "learn_steps": 400, "q_steps": 60, "rounds": 8, "first_children": 4, "children": 3, "stretch": 4,
+    "learn_steps": 400, "q_steps": 60, "reward_steps": 60, "rounds": 8, "first_children": 4, "children": 3,
+    "stretch": 4,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 18, "train_problems": 16,
     "eval_problems": 8, "eval_samples": 4, "codes": 3, "learn_steps": 2,
-    "q_steps": 2, "rounds": 2, "first_children": 2, "children": 2, "stretch": 4,
+    "q_steps": 2, "reward_steps": 2, "rounds": 2, "first_children": 2, "children": 2, "stretch": 4,
 }  # fmt: skip
 ARMS = {
     "token": {"codes": 0, "learn": on_tokens}, "cola": {}, "marginal": {"learn": on_tokens}, "no_usage": {"usage": 0.0},
     "random_codes": {"then": even}, "perceptrons": {"layers": 0}, "search": {"answer": by_tree},
-    "tuned": {"tune_steps": 200},
+    "tuned": {"tune_steps": 200}, "learned_reward": {"answer": by_learned_reward},
 }  # fmt: skip
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/distinct", "eval/kept", "eval/tokens")
 CURVES = (
     *METRICS,
     "eval/searched",
     "eval/search_tokens",
+    "eval/reward_auroc",
     "q/error",
+    "outcome/accuracy",
     "reward/mean",
     "policy/entropy",
     "codes/used",
@@ -212,6 +242,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.grows_more(results, "eval/kept", "cola", "token", start=0),
         experiment.greater(results, "eval/accuracy", "cola", "token", by=-0.02),
         experiment.above(results, "eval/search_gain", "search", 0.0),
+        experiment.above(results, "eval/search_gain", "learned_reward", 0.0),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient.parts import latent_code_layers, latent_code_tasks
+from experiments.policy_gradient.parts import latent_code_rewards as rewards
 from experiments.policy_gradient.parts import latent_code_search as searching
 from experiments.policy_gradient.parts import latent_code_tree as trees
 from experiments.policy_gradient.parts import latent_code_values as values
@@ -345,6 +346,70 @@ def test_the_stage_of_q_moves_q_alone(form):
         state = TrainState(later, None, jnp.int32(step), None, None, extras)
         kept = slots["remember"](state, None, None, None)["earlier"]
         jax.tree.map(np.testing.assert_array_equal, kept, later["q"] if renewed else params["q"])
+
+
+@FORMS
+def test_the_stage_of_the_reward_moves_the_reward_alone(form):
+    """Cross entropy at the last token of each response that was judged; no other part, no other row."""
+    model, params, _ = _case(form)
+    params = params | {"reward": form.init_part(small_config().hidden_size, 1, jax.random.key(8))}
+    tokens = jnp.asarray(rng.integers(3, 20, (3, 6)), jnp.int32)
+    segments, positions = dense_rows(3, 6)
+    zeros = jnp.zeros(3, jnp.int32)
+    mask = jnp.array([[0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0], [0, 0, 1, 1, 1, 0]], bool)
+    rows = Trajectories(tokens, segments, positions, mask, jnp.zeros((3, 6)), zeros > 0, zeros, zeros)
+    verdicts = Rewards(jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, False]))  # the third has none
+    slots = rewards.make_reward_slots(model.policy, form)
+    batch = slots["estimate"](params, {}, rows, verdicts)
+    assert np.argwhere(np.asarray(batch.mask)).tolist() == [[0, 5], [1, 3]] and float(batch.total) == 2.0
+    (value, metrics), gradient = jax.value_and_grad(slots["loss"], has_aux=True)(params, batch)
+    moved = {name for name, x in gradient.items() if any(np.asarray(y).any() for y in jax.tree.leaves(x))}
+    assert moved == {"reward"}
+    z = []
+    for row, length in ((0, 6), (1, 4)):  # what stands behind a response does not count
+        where = dense_rows(1, length)[1], dense_rows(1, length)[0]
+        hidden = model.policy.hidden(params["model"], tokens[row : row + 1, :length], *where)
+        z.append(float(form.read(params["reward"], hidden, *where)[0, -1, 0]))
+    close.assert_same_forward(rewards.log_odds(model.policy, form, params, rows)[:2], z, small_config(), columns=6)
+    want = np.mean([np.log1p(np.exp(-z[0])), np.log1p(np.exp(z[1]))])
+    close.assert_same_forward(value, want, small_config(), columns=6)
+    assert float(metrics["outcome/accuracy"]) == np.mean([z[0] > 0, z[1] <= 0])
+
+
+def test_an_answer_is_the_one_that_the_judge_finds_best_and_is_verified():
+    """A learned reward that likes what is wrong: search and draws give wrong answers though right ones are there."""
+    settings = dataclasses.replace(
+        recipes.OnlineSettings(data="chain", train_problems=2, eval_problems=4, max_new_tokens=ROOM), eval_samples=2
+    )
+    how, search = latent_code_tasks.Codes(4, 0), searching.Search(rounds=5, first=4, then=4, stretch=1)
+    model = recipes.bench(settings).model
+    params = latent.init_latent(model.params, model.config.hidden_size, jax.random.key(0), codes=4)
+    params = params | {"q": latent.PERCEPTRONS.init_part(model.config.hidden_size, 4, jax.random.key(1))}
+    for part in ("policy", "merge"):
+        params[part] = params[part] | {"out": 20 * params[part]["out"]}
+
+    def even():
+        return lambda rows: (jnp.sum(jnp.where(rows.mask, rows.tokens, 0), axis=1) % 2 == 0).astype(jnp.float32)
+
+    def verdict(found):
+        return even()
+
+    def odd(model, found):
+        return lambda params, rows: 1.0 - even()(rows)
+
+    def right(model, found):
+        return lambda params, rows: even()(rows)
+
+    shares = {}
+    for name, judge in (("right", right), ("odd", odd)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(searching, "judge_of", verdict)
+            made = [by(settings, how, search, judge) for by in (searching.by_search, searching.by_sampling)]
+            shares[name] = made[0](params, jax.random.key(3)) | made[1](params, jax.random.key(3))
+    assert float(shares["right"]["eval/searched"]) > 0 and float(shares["right"]["eval/best_of"]) > 0
+    assert float(shares["odd"]["eval/searched"]) < float(shares["right"]["eval/searched"])
+    assert float(shares["odd"]["eval/best_of"]) < float(shares["right"]["eval/best_of"])
+    assert float(shares["right"]["eval/reward_auroc"]) == 1.0 and float(shares["odd"]["eval/reward_auroc"]) == 0.0
 
 
 def test_the_host_judges_inside_a_compiled_program():

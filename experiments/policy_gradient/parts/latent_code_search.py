@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.policy_gradient.parts import latent_code_rewards as rewards
 from experiments.policy_gradient.parts import latent_code_tasks as codes
 from experiments.policy_gradient.parts import latent_code_tree as trees
 from experiments.policy_gradient.parts.latent_codes import Form, before_each, make_latent_policy, text_of
@@ -16,6 +17,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.metrics import calibration
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import builders
@@ -229,14 +231,15 @@ def searched(
 
 
 AT_ONCE = 64  # problems that are searched together
+Judge = Callable[[Model, recipes.Bench], Callable[[Params, Trajectories], Array]]
 
 
 def judge_of(found: recipes.Bench) -> Callable[[Trajectories], Float[Array, " R"]]:
     """Rewards of responses to held-out problems inside a compiled program, whoever judges; 0 where none is valid."""
 
     def on_device(rows):
-        rewards = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers), rows)
-        return jnp.where(rewards.valid, rewards.value, 0.0)
+        said = found.score(jax.tree.map(lambda x: x[rows.problem_ids], found.heldout.answers), rows)
+        return jnp.where(said.valid, said.value, 0.0)
 
     def on_host(rows):
         seen = {name: getattr(rows, name) for name in ("tokens", "mask", "problem_ids")}
@@ -251,10 +254,29 @@ def judge_of(found: recipes.Bench) -> Callable[[Trajectories], Float[Array, " R"
     return on_device if found.score is not None else meshes.around_callback(on_host, found.model.mesh)
 
 
+def verified(model: Model, found: recipes.Bench) -> Callable[[Params, Trajectories], Array]:
+    """Responses are worth what the verifier says of them, also while a search goes on."""
+    judge = judge_of(found)
+    return lambda params, rows: judge(rows)
+
+
+def learned(model: Model, found: recipes.Bench) -> Callable[[Params, Trajectories], Array]:
+    """Responses are worth the chance that the learned reward gives them; nobody verifies before an answer is given."""
+    return lambda params, rows: jax.nn.sigmoid(rewards.log_odds(model.policy, model.form, params, rows))
+
+
+def _model(settings: recipes.OnlineSettings, how: codes.Codes, found: recipes.Bench) -> Model:
+    tokenizer, form = found.model.tokenizer, codes.form_of(settings, how)
+    return Model(found.model.policy, form, how.sharpness, tuple(tokenizer.eos_ids), tokenizer.pad_id)
+
+
 def by_search(
-    settings: recipes.OnlineSettings, how: codes.Codes, search: Search
+    settings: recipes.OnlineSettings, how: codes.Codes, search: Search, judge: Judge = verified
 ) -> Callable[[Params, Key], dict[str, Array]]:
     """``eval/searched``: the share of held-out problems whose answer by search is right; ``eval/search_tokens``.
+
+    Args:
+      judge: what the completed responses of a search are worth; the answer is verified whoever judged.
 
     Raises:
       UserError: where a text may have more children than there are codes, or for ``--stop``.
@@ -263,26 +285,28 @@ def by_search(
         raise UserError("--stop: a searched text ends with an end token alone; drop the flag")
     if max(search.first, search.then) > how.number:
         raise UserError(f"--codes {how.number} are fewer than the children of a text: take {max(search[1:3])} or more")
-    return _by_search(recipes.bench_identity(settings), how, search)
+    return _by_search(recipes.bench_identity(settings), how, search, judge)
 
 
 @lru_cache(maxsize=4)
-def _by_search(identity: tuple, how: codes.Codes, search: Search) -> Callable[[Params, Key], dict[str, Array]]:
+def _by_search(
+    identity: tuple, how: codes.Codes, search: Search, judge: Judge
+) -> Callable[[Params, Key], dict[str, Array]]:
     settings = recipes.OnlineSettings(**dict(identity))
-    found, tokenizer = recipes.bench(settings), recipes.bench(settings).model.tokenizer
-    form = codes.form_of(settings, how)
-    model = Model(found.model.policy, form, how.sharpness, tuple(tokenizer.eos_ids), tokenizer.pad_id)
-    score = judge_of(found)
+    found = recipes.bench(settings)
+    model = _model(settings, how, found)
+    worth, score = judge(model, found), judge_of(found)
 
     def measure(params, key):
         def of(part):
             problems, ids = part
             tree, given = searched(
-                model, search, params, problems, lambda rows: score(rows._replace(problem_ids=ids[rows.problem_ids])),
-                settings.max_new_tokens,
+                model, search, params, problems,
+                lambda rows: worth(params, rows._replace(problem_ids=ids[rows.problem_ids])), settings.max_new_tokens,
             )  # fmt: skip
             decoded = jnp.sum(jnp.where(tree.there, tree.text.decoded, 0), axis=1)
-            return jnp.take_along_axis(tree.reward, given[:, None], axis=1)[:, 0], decoded
+            text = jax.tree.map(lambda x: x[jnp.arange(ids.shape[0], dtype=jnp.int32), given], tree.text)
+            return score(as_rows(problems.tokens, problems.valid, text.tokens, text.whole, ids)), decoded
 
         ids = jnp.arange(found.heldout.tokens.shape[0], dtype=jnp.int32)
         reward, decoded = builders.in_row_parts(of, (found.heldout, ids), at_once=AT_ONCE)
@@ -295,30 +319,42 @@ def _by_search(identity: tuple, how: codes.Codes, search: Search) -> Callable[[P
 
 
 def by_sampling(
-    settings: recipes.OnlineSettings, how: codes.Codes, search: Search
+    settings: recipes.OnlineSettings, how: codes.Codes, search: Search, judge: Judge = verified
 ) -> Callable[[Params, Key], dict[str, Array]]:
-    """``eval/best_of``: the same share of the best of as many drawn responses; ``eval/best_of_tokens``."""
-    return _by_sampling(recipes.bench_identity(settings), how, search.responses)
+    """``eval/best_of``: the same share of the best of as many drawn responses; ``eval/best_of_tokens``.
+
+    The best is the one that ``judge`` finds so; ``eval/reward_auroc`` says how well it parts right responses from wrong
+    ones, over all that were drawn.
+    """
+    return _by_sampling(recipes.bench_identity(settings), how, search.responses, judge)
 
 
 @lru_cache(maxsize=4)
-def _by_sampling(identity: tuple, how: codes.Codes, responses: int) -> Callable[[Params, Key], dict[str, Array]]:
+def _by_sampling(
+    identity: tuple, how: codes.Codes, responses: int, judge: Judge
+) -> Callable[[Params, Key], dict[str, Array]]:
     settings = recipes.OnlineSettings(**dict(identity))
-    found = codes.over_codes(settings, how)
+    plain, found = recipes.bench(settings), codes.over_codes(settings, how)
     rollout = recipes.rollout_of(settings, found, group_size=responses, temperature=1.0)
-    score = judge_of(found)
+    score, worth = judge_of(found), judge(_model(settings, how, plain), plain)
 
     def measure(params, key):
         def of(part):
             problems, ids = part
             rows = rollout(params, problems.tokens, problems.valid, sample_keys(key, 1, ids, responses), ids)
-            best = jnp.max(score(rows).reshape(-1, responses), axis=1)
-            return best, jnp.sum(rows.mask.astype(jnp.float32).reshape(ids.shape[0], -1), axis=1)
+            right = score(rows)
+            shown = right if judge is verified else worth(params, rows)
+            each = (x.reshape(-1, responses) for x in (right, shown))
+            return *each, jnp.sum(rows.mask.astype(jnp.float32).reshape(ids.shape[0], -1), axis=1)
 
         ids = jnp.arange(found.heldout.tokens.shape[0], dtype=jnp.int32)
-        best, decoded = builders.in_row_parts(of, (found.heldout, ids), at_once=AT_ONCE)
-        right = (best > 0.5).astype(jnp.float32)
-        return {"eval/best_of": reduce.scalars(right), "eval/best_of_tokens": reduce.scalars(decoded)}
+        right, shown, decoded = builders.in_row_parts(of, (found.heldout, ids), at_once=AT_ONCE)
+        best = jnp.take_along_axis(right, jnp.argmax(shown, axis=1)[:, None], axis=1)[:, 0]
+        return {
+            "eval/best_of": reduce.scalars((best > 0.5).astype(jnp.float32)),
+            "eval/best_of_tokens": reduce.scalars(decoded),
+            "eval/reward_auroc": calibration.auroc(jnp.clip(shown.reshape(-1), 0.0, 1.0), right.reshape(-1) > 0.5),
+        }
 
     return jax.jit(measure)
 
