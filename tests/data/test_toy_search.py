@@ -1,5 +1,6 @@
 """Search traces: exactly so many dead ends, depth-first searches that replay, judges against plain Python."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -162,6 +163,67 @@ def test_one_solution_alone(task):
         assert solved.sum() == 1 and found[solved].all()
         by_luck = found & ~solved  # another way to the same end: an answer is judged, not its way
         assert not by_luck.any() or task in (search_puzzles.GEOMETRY, search_puzzles.CUBE, search_puzzles.LIST)
+
+
+@pytest.mark.parametrize(
+    "task", [*search_puzzles.MAKERS, *(pytest.param(task, marks=pytest.mark.slow) for task in toy.FIRST)]
+)
+def test_floor_and_ceiling(task):
+    """The best of the most frequent solutions, for all puzzles alike, and the solver's traces, with dead ends or none.
+
+    What is found is the best of some on the same puzzles: a little too good by chance, never by much.
+    """
+    count = 400
+    prompts, direct = toy.make_table(task, (0,), count, 21)
+    judge = jax.jit(toy.right)
+    for asked, said in ((prompts, direct), toy.make_table(task, (3,), count, 21)):
+        assert np.asarray(judge(jnp.asarray(asked), jnp.asarray(said))).all()
+    every, often = np.unique(direct, axis=0, return_counts=True)
+    one = [np.broadcast_to(x, direct.shape) for x in every[np.argsort(-often)][:24]]
+    best = max(float(np.asarray(judge(jnp.asarray(prompts), jnp.asarray(x))).mean()) for x in one)
+    if best > 0:
+        close.assert_share(best, toy.FLOORS[task], count)
+    assert toy.FLOORS[task] < 0.2
+
+
+def test_a_learner_reads_the_teachers_fitting_samples_alone():
+    """Of two puzzles: one solved in its second sample, one never and once without an end."""
+    prompts, right = toy.make_table(search_puzzles.LIST, (0,), 2, 3)
+    wrong = np.roll(right, 1, axis=0)
+    endless = np.full_like(right, toy.BACK)
+    drawn = np.stack([np.stack([wrong[0], right[0]]), np.stack([endless[1], wrong[1]])])
+    flat = jnp.asarray(drawn.reshape(4, -1))
+    solved = toy.right(jnp.repeat(jnp.asarray(prompts), 2, axis=0), flat).reshape(2, 2)
+    ended = jnp.any(flat == toy.END, axis=1).reshape(2, 2)
+    assert solved.tolist() == [[False, True], [False, False]] and ended.tolist() == [[True, True], [False, True]]
+    for keep, puzzles, said, share in (
+        (search_traces.right_ones, [0, 0], [right[0], right[0]], 0.5),
+        (search_traces.wrong_ones, [0, 1], [wrong[0], wrong[1]], 1.0),
+    ):
+        rows = search_traces.chosen_samples(jnp.asarray(prompts), jnp.asarray(drawn), keep(solved, ended))
+        np.testing.assert_array_equal(rows[0], prompts[puzzles])
+        np.testing.assert_array_equal(rows[1], said)
+        assert rows[2].tolist() == [True, True] and rows[3].tolist() == [share, share]
+    none = search_traces.chosen_samples(jnp.asarray(prompts), jnp.asarray(drawn), jnp.zeros((2, 2), bool))
+    assert none[2].tolist() == [False, False] and none[3].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_a_teacher_is_trained_and_its_samples_become_a_table():
+    numbers = {"puzzles": 8, "samples": 2, "learning_rate": 1e-3, "rows_per_step": 4, "prompts_per_step": 2}
+    params = search_traces.WORLD.policy.init(jax.random.key(0))
+
+    def table(keep, swapped="", steps=(1, 1)):
+        make = search_traces.distilled(search_puzzles.LIST, keep, swapped, teacher=steps, **numbers)
+        return jax.jit(make)(params, jax.random.key(1))
+
+    every = lambda right, ended: jnp.ones(right.shape, bool)  # noqa: E731
+    plain, moved, longer = table(every), table(every, "traces"), table(every, steps=(3, 1))
+    np.testing.assert_array_equal(moved[1], np.roll(plain[1], 1, axis=0))
+    np.testing.assert_array_equal(moved[0], plain[0])
+    assert (plain[0] == longer[0]).all() and (plain[1] != longer[1]).any(), "the teacher learns"
+    loss = search_traces._imitate_distilled()
+    assert float(loss(params, {}, plain)[1]["teacher/kept"]) == 1.0
 
 
 def test_all_grids():

@@ -35,6 +35,8 @@ VOCABULARY = MOST + 1
 PROMPT_TOKENS = 17
 UNITS = {GEOMETRY: 1, CUBE: 6, LIST: 3, ZEBRA: 1, SELF: 1}  # tokens of a node
 DIRECT_TOKENS = {GEOMETRY: 6, CUBE: 13, LIST: 4, ZEBRA: 6, SELF: 4}  # of a solution without a search, at most
+# see ``search_traces_task.FLOORS``: an angle, a value, the most frequent of 36 worlds and of 16 rows of truth values
+FLOORS = {GEOMETRY: 0.07, CUBE: 0.0025, LIST: 0.1, ZEBRA: 0.036, SELF: 0.076}
 STRAIGHT = 9  # 180 degrees in units of 20
 # which old side each new side is, of (top, right, front, left, back, bottom), when a side is turned to the top
 TURNS = {1: (1, 5, 2, 0, 4, 3), 2: (2, 1, 5, 3, 0, 4), 3: (3, 0, 2, 5, 4, 1), 4: (4, 1, 0, 3, 5, 2),
