@@ -8,17 +8,17 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            nurl: hints in the second half of training, nurl_start: all the time, always: for every group, answer: the
            hint is the solution, partial: its first half. grpo: failed groups are drawn again without any hint (equal
            rollouts). plateau: hints from where the reward of validation problems, asked beside those that train,
-           no longer rises (parts.plateau). The model writes the hints itself before training, from its
-           explanation of the known answer; --writer FOLDER: a teacher does. Embedded, its explanation is the first
-           right one of 64 responses of its own, and the cue that one's first pair of operands without a result;
-           reference: of the reference solution, for every problem.
-Left out:  embedded, an abstraction in words: a rule makes the cue, as the small model has none, and a problem that none
-           of the 64 solves has no hint; the switch of all arms but plateau is at half time; the un-hinted member is a
-           failed first response, not a fresh one.
+           no longer rises (parts.plateau). The model writes the hints itself before training: it explains the known
+           answer, and abstracts the explanation to a sentence of core knowledge, which is asked for again where it
+           names the answer; --writer FOLDER, or --writer ADDRESS --writer-model NAME: a teacher does. Embedded, its
+           explanation is the first right one of 64 responses of its own, and the cue that one's first pair of operands
+           without a result (the small model has no words); reference: of the reference solution, for every problem.
+Left out:  embedded, a hint for a problem that none of the 64 solves; the switch of all arms but plateau is at half
+           time; the un-hinted member is a failed first response, not a fresh one.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
            prompt in every arm (hints/draws), which the columns rollouts and tokens count.
-Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat [--writer DIR]
+Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat [--writer DIR|ADDRESS]
 """
 
 import dataclasses
@@ -30,12 +30,14 @@ from jaxtyping import Array, Bool
 from experiments.curriculum.parts import hints, validation, written_hints
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
+from jaxrl_llm.tools import endpoints
 from jaxrl_llm.types import Params, TrainState
 
 
 def in_words(settings: "Settings") -> Callable[..., str]:
     """The model, or a teacher, is asked to explain the known answer and then for a cue."""
-    return written_hints.hint_of(settings, settings.writer, most_tokens=settings.hint_tokens)
+    writer = written_hints.Writer(settings.writer, settings.writer_model, settings.hint_tokens, settings.hint_tries)
+    return written_hints.hint_of(settings, writer)
 
 
 def from_right_responses(settings: "Settings") -> Callable[..., str]:
@@ -44,15 +46,17 @@ def from_right_responses(settings: "Settings") -> Callable[..., str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(recipes.OnlineSettings):
+class Settings(endpoints.Settings, recipes.OnlineSettings):
     """The paper gives few numbers; see EMBEDDED for the small model."""
 
     steps: int = 200  # of each half
     group_size: int = 16
     hint: Callable[..., str] | None = None  # None: the model writes it
     write: Callable[..., Callable[..., str]] = in_words  # how it does, see parts.written_hints
-    writer: str = ""  # folder of the model that writes the hints; empty: the one that trains
+    writer: str = ""  # folder or address, https://HOST/v1, of the model that writes hints; empty: the one that trains
+    writer_model: str = ""  # its name behind an address
     hint_tokens: int = 64  # at most, of a written hint
+    hint_tries: int = 4  # sentences written for a problem until one does not name its answer
     hint_samples: int = 64  # responses to each problem, among which a right one is looked for
     halves: tuple[int, ...] = (2,)  # of the run, first and second, in which hints are given
     needs: Callable[..., object] = hints.all_wrong

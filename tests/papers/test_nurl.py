@@ -1,6 +1,7 @@
 """NuRL: hints where a whole group fails, one member without, gradients under the hinted prompt."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +11,15 @@ import pytest
 from experiments.curriculum import nurl
 from experiments.curriculum.parts import hints, plateau, written_hints
 from jaxrl_llm.advantages import group
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.run import parts
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.verifiers import countdown
 from tests import close
+from tests.endpoint_for_tests import serving
+from tests.models_for_tests import byte_model
 from tests.papers import staged
 
 
@@ -98,18 +102,69 @@ def test_hints_are_asked_for_with_the_answer_and_then_from_the_explanation_alone
     model = recipes.bench(recipes.OnlineSettings(train_problems=4, eval_problems=4, max_new_tokens=8)).model
     problems = [staged.problem("What is 20 + 22?", "20 + 22 = 42"), staged.problem("What is 1 + 2?", "3")]
     problems = [p._replace(answer={"value": a}) for p, a in zip(problems, ("42", "3"), strict=True)]
-    seen = []
+    seen, said = [], [["Tens first:  40, ones\n2.", "Count."], ["Add tens and ones apart.", "It is 3."]]
 
     def replies(model, asked, **numbers):
-        seen.append([p.prompt for p in asked])
-        first = len(seen) == 1
-        return ["Tens first:  40, ones\n2.", "Count."] if first else ["Add tens and ones apart.", "It is 3."]
+        seen.append(([p.prompt for p in asked], numbers["salt"]))
+        return said[len(seen) - 1] if len(seen) < 3 else ["It is 3!"] if len(seen) == 3 else ["Go on by one."]
 
     monkeypatch.setattr(written_hints, "replies", replies)
-    found = written_hints.write(model, problems, chat=False, explanation_tokens=200, most_tokens=40)
-    assert found == ["Add tens and ones apart.", ""], "a hint that names the answer is left out"
-    assert "right answer is 42" in seen[0][0] and "right answer" not in seen[1][0]
-    assert "Tens first: 40, ones 2." in seen[1][0], "the explanation on one line"
+
+    def write(tries):
+        seen.clear()
+        ask = written_hints.asks_model(model, chat=False)
+        return written_hints.write(
+            ask, model.tokenizer, problems, explanation_tokens=200, most_tokens=40, tries=tries
+        )  # fmt: skip
+
+    assert write(2) == ["Add tens and ones apart.", ""], "a hint that names the answer is left out"
+    asked = [requests for requests, _ in seen]
+    assert "right answer is 42" in asked[0][0] and "right answer" not in asked[1][0]
+    assert "Tens first: 40, ones 2." in asked[1][0], "the explanation on one line"
+    assert write(4) == ["Add tens and ones apart.", "Go on by one."]
+    assert [len(requests) for requests, _ in seen] == [2, 2, 1, 1], "only what named the answer is asked for again"
+    assert seen[1][0][1] == seen[2][0][0] == seen[3][0][0] and len({salt for _, salt in seen}) == 4
+    with pytest.raises(ValueError, match="tries=0"):
+        write(0)
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # replies are kept below the working folder
+    byte_model(tmp_path, "qwen2", max_positions=400)
+    rows = [{"question": f"What is {k} + 1 ?", "answer": f"{k} + 1 = {k + 1}.\n#### {k + 1}"} for k in range(100, 140)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    small = {"levels": (), "data": str(tmp_path / "rows.jsonl"), "format": "gsm8k", "model": str(tmp_path)}
+    return dataclasses.replace(nurl.Settings(), **nurl.SMOKE | small)
+
+
+def _teacher(request):
+    """Explains all; abstracts after the first draw, and refuses where the answer is a multiple of ten."""
+    text = request["messages"][0]["content"]
+    if "The right answer is" in text:
+        return f"One more than before, that is {text.partition('answer is ')[2].partition('.')[0]}."
+    answer = text.partition("that is ")[2].partition(".")[0]
+    return f"It is {answer}." if request["seed"] < 2 or answer.endswith("0") else "Count on\nby one."
+
+
+def test_a_model_behind_an_address_writes_the_hints(own, monkeypatch):
+    pytest.importorskip("openai")
+    with serving(monkeypatch, reply=_teacher) as server:
+        settings = dataclasses.replace(own, writer=server.address, writer_model="someone")
+        hint = nurl.in_words(settings)
+        problems = recipes.solved_problems(settings)
+        for problem in problems:
+            never = str(written_hints._answer(problem)).endswith("0")
+            assert hint(problem) == ("" if never else "Count on by one.")
+        count = len(server.seen)
+        assert nurl.in_words(settings).args[0] is hint.args[0] and len(server.seen) == count, "written once"
+        draws = [r["seed"] for r in server.seen if "State in one sentence" in r["messages"][0]["content"]]
+        assert draws.count(1) == len(problems) == draws.count(2) and 0 < draws.count(3) < len(problems)
+        assert set(draws) == {1, 2, 3, 4}
+        with pytest.raises(UserError, match="needs --writer-model NAME"):
+            nurl.in_words(dataclasses.replace(settings, writer_model=""))
+    with pytest.raises(UserError, match="--writer-model someone is a name behind an address"):
+        nurl.in_words(dataclasses.replace(own, writer_model="someone"))
 
 
 def test_a_model_writes_hints_and_prompts_beyond_its_context_get_none():

@@ -1,12 +1,12 @@
 """Hints that a model writes itself before training: it explains the known answer, then gives a cue (NuRL).
 
-A model with words is asked for both. One without explains an answer by a response of its own that is right, and a rule
-takes the cue from it.
+A model with words is asked for both: the one that trains, a teacher, or any behind an address. One without explains an
+answer by a response of its own that is right, and a rule takes the cue from it.
 """
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,10 +17,12 @@ from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.run import parts as job
 from jaxrl_llm.run.parts import Model
+from jaxrl_llm.tools import endpoints
 
 EXPLAIN = "Problem: {problem}\nThe right answer is {answer}. Explain step by step why.\nExplanation:"
 ABSTRACT = (
@@ -76,36 +78,75 @@ def replies(
     return said
 
 
-def write(
-    model: Model, problems: Sequence[Problem], *, chat: bool, most_tokens: int = 64, explanation_tokens: int = 512,
-    temperature: float = 0.7,
-) -> list[str]:  # fmt: skip
-    """A hint to every problem, empty where the model's own names the answer or its requests exceed the context.
+# What is asked of a writer: ``(requests, most tokens of a reply, draw) -> replies``, empty where there is none.
+Ask = Callable[[Sequence[Problem], int, int], list[str]]
 
-    The model is shown the answer and explains it; from problem and explanation it writes one sentence of core
-    knowledge. From "Nudging the Boundaries of LLM Reasoning" (NuRL), arXiv:2509.25666, section 3. Differs from the
-    paper in leaving out hints that name the answer, and in the words of both requests.
+
+def asks_model(model: Model, *, chat: bool, temperature: float = 0.7) -> Ask:
+    """A loaded model as a writer; its positions bound what it is asked and what it says."""
+
+    def ask(requests: Sequence[Problem], most_tokens: int, draw: int) -> list[str]:
+        room = max(1, min(most_tokens, model.config.max_positions // 4))
+        return replies(model, requests, chat=chat, max_new_tokens=room, temperature=temperature, salt=31 + draw)
+
+    return ask
+
+
+def asks_address(settings: endpoints.Settings, address: str, name: str) -> Ask:
+    """The model behind an address as a writer, which has explained one answer.
+
+    Raises:
+      UserError: without its name, or where it says nothing; RunStopped: where nothing answers.
+    """
+    chat = endpoints.open_judge(
+        settings, "--writer", address, name, read=lambda said: said.strip() or None, wants="an explanation",
+        question=EXPLAIN.format(problem="How much is 1 + 1?", answer="2"),
+    )  # fmt: skip
+
+    def ask(requests: Sequence[Problem], most_tokens: int, draw: int) -> list[str]:
+        conversations = [[{"role": "user", "content": str(p.prompt)}] for p in requests]
+        said = endpoints.ask_all(partial(chat, draw=draw), conversations, workers=settings.endpoint_concurrency)
+        return [text or "" for text in said]
+
+    return ask
+
+
+def write(
+    ask: Ask, tokenizer: Tokenizer, problems: Sequence[Problem], *, most_tokens: int = 64,
+    explanation_tokens: int = 512, tries: int = 4,
+) -> list[str]:  # fmt: skip
+    """A hint to every problem, empty where all that are written name the answer or the requests have no reply.
+
+    The writer is shown the answer and explains it; from problem and explanation it writes one sentence of core
+    knowledge. A sentence that names the answer is asked for again. From "Nudging the Boundaries of LLM Reasoning"
+    (NuRL), arXiv:2509.25666, section 3. Differs from the paper in the words of both requests.
 
     Args:
-      explanation_tokens: at most; fewer where the model's positions are few.
+      tokenizer: of the model that reads the hints.
+      explanation_tokens: at most, of an explanation as the second request shows it.
+      tries: sentences that are written for a problem until one does not name the answer.
+
+    Raises:
+      ValueError: for no try at all.
     """
-    numbers = {"chat": chat or not isinstance(problems[0].prompt, str), "temperature": temperature}
-    room = max(1, min(explanation_tokens, model.config.max_positions // 4))
-
-    def asked(text: str, problem: Problem) -> Problem:
-        return problem._replace(prompt=text)
-
-    first = [asked(EXPLAIN.format(problem=asked_text(p.prompt), answer=_answer(p)), p) for p in problems]
-    why = [shortened(model.tokenizer, text, room) for text in
-           replies(model, first, max_new_tokens=room, salt=31, **numbers)]  # fmt: skip
-    second = [
-        asked(ABSTRACT.format(problem=asked_text(p.prompt), explanation=text), p)
-        for p, text in zip(problems, why, strict=True)
-    ]
-    said = replies(model, second, max_new_tokens=min(most_tokens, room), salt=32, **numbers)
-    cues = [shortened(model.tokenizer, text, most_tokens) for text in said]
-    return ["" if not text or gives_away(cue, _answer(p)) else cue
-            for text, cue, p in zip(why, cues, problems, strict=True)]  # fmt: skip
+    if tries < 1:
+        raise ValueError(f"tries={tries} must be at least 1")
+    first = [p._replace(prompt=EXPLAIN.format(problem=asked_text(p.prompt), answer=_answer(p))) for p in problems]
+    why = [shortened(tokenizer, text, explanation_tokens) for text in ask(first, explanation_tokens, 0)]
+    cues = [""] * len(problems)
+    open_ = [k for k, text in enumerate(why) if text]
+    for draw in range(1, tries + 1):
+        if not open_:
+            break
+        requests = [
+            problems[k]._replace(prompt=ABSTRACT.format(problem=asked_text(problems[k].prompt), explanation=why[k]))
+            for k in open_
+        ]
+        said = [shortened(tokenizer, text, most_tokens) for text in ask(requests, most_tokens, draw)]
+        fine = {k: cue for k, cue in zip(open_, said, strict=True) if cue and not gives_away(cue, _answer(problems[k]))}
+        cues = [fine.get(k, cue) for k, cue in enumerate(cues)]
+        open_ = [k for k in open_ if k not in fine]
+    return cues
 
 
 def _answer(problem: Problem) -> Any:
@@ -113,10 +154,26 @@ def _answer(problem: Problem) -> Any:
     return value[0] if isinstance(value, list | tuple) and value else value
 
 
-def hint_of(settings: OnlineSettings, writer: str = "", *, most_tokens: int = 64) -> Callable[[Problem], str]:
-    """``problem -> hint``: what the bench's own model, or the one in the folder ``writer``, wrote; written once."""
-    written = _written(recipes.bench_identity(settings), writer, most_tokens)
-    return partial(_looked_up, written)
+class Writer(NamedTuple):
+    """Who writes the hints: a folder or an address with the name of a model there; nobody: the bench's own model."""
+
+    where: str = ""
+    name: str = ""
+    most_tokens: int = 64  # of a hint
+    tries: int = 4
+
+
+def hint_of(settings: Any, writer: Writer = Writer()) -> Callable[[Problem], str]:
+    """``problem -> hint`` as the writer gives it; written once, for all arms and seeds.
+
+    Raises:
+      UserError: as ``asks_address``, and for a name without an address.
+    """
+    remote = "://" in writer.where
+    if writer.name and not remote:
+        raise UserError(f"--writer-model {writer.name} is a name behind an address: give --writer https://HOST/v1")
+    asked = endpoints.settings_of(settings) if remote else None
+    return partial(_looked_up, _written(recipes.bench_identity(settings), writer, asked))
 
 
 def _looked_up(written: dict[str, str], problem: Problem) -> str:
@@ -124,13 +181,17 @@ def _looked_up(written: dict[str, str], problem: Problem) -> str:
 
 
 @lru_cache(maxsize=4)
-def _written(identity: tuple, writer: str, most_tokens: int) -> dict[str, str]:
+def _written(identity: tuple, writer: Writer, asked: endpoints.Settings | None) -> dict[str, str]:
     settings = OnlineSettings(**dict(identity))
-    model = recipes.bench(settings).model
-    by = job.load_model(writer, mesh=model.mesh) if writer else model
-    problems = recipes.solved_problems(settings)
-    cues = write(by, problems, chat=settings.chat, most_tokens=most_tokens)
-    print(f"hints written by {writer or settings.model}: {sum(map(bool, cues))} of {len(cues)} name no answer")
+    model, problems = recipes.bench(settings).model, recipes.solved_problems(settings)
+    if asked is not None:
+        ask = asks_address(asked, writer.where, writer.name)
+    else:
+        by = job.load_model(writer.where, mesh=model.mesh) if writer.where else model
+        ask = asks_model(by, chat=settings.chat or not isinstance(problems[0].prompt, str))
+    cues = write(ask, model.tokenizer, problems, most_tokens=writer.most_tokens, tries=writer.tries)
+    by_whom = writer.name or writer.where or settings.model
+    print(f"hints written by {by_whom}: {sum(map(bool, cues))} of {len(cues)} name no answer", flush=True)
     return {problem.identity: cue for problem, cue in zip(problems, cues, strict=True)}
 
 
