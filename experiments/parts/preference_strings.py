@@ -426,11 +426,13 @@ def measure_text(task: Preferences, params: dict[str, Params], key: Key) -> Metr
     return measure_parts(task, params, key) | {"eval/perplexity": jnp.exp(-reduce.scalars(logp.reshape(-1)))}
 
 
-def reward_gradient(task: Preferences, policy: Params, key: Key, *, samples: int) -> Params:
-    """Gradient of the mean true reward, by its score function with the batch's mean as baseline."""
+def reward_gradient(
+    task: Preferences, policy: Params, key: Key, *, samples: int, reward_of: Callable[[Array, Array], Array]
+) -> Params:
+    """Gradient of the mean reward of responses, by its score function with the batch's mean as baseline."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 0), samples)
     drawn = strings.sample(task.world, policy, prompts, jax.random.fold_in(key, 1))
-    reward = task.gold_reward(prompts, drawn)
+    reward = reward_of(prompts, drawn)
     weight = reward - reduce.scalars(reward)
     return jax.grad(lambda p: reduce.scalars(weight * strings.sum_logp(task.world, p, prompts, drawn)))(policy)
 

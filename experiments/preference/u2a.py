@@ -2,12 +2,14 @@
 
 Paper:     Feng et al., "Bridging the Gap Between Preference Alignment and Machine Unlearning" (U2A), arXiv:2504.06659.
 Claim:     negatives differ widely in worth; chosen and weighted by their effect they align at little cost.
-Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J, grad log pi(y_i)>, J the true reward
+Equations: inner: sum_i w_i log pi(y_i) + NLL of retained text; value: -<grad J, grad log pi(y_i)>, J the reward
            (implicit: with (H + 0.1)^-1 grad J); top: the 16 of highest positive value, weight 1; u2a: w <- clip(w +
            eta (value / largest - gamma), 0, 1). random: any 16; all: all; npo: -2/beta log sig(-beta log pi/ref).
-           Values are found anew in each of 4 rounds; one in which none is positive changes nothing.
-Left out:  the paper's own stopping rule, in whose place the last sentence stands (in every round of the record one of
-           256 negatives is positive); a learned reward (J uses the true one of 256 samples).
+           Values are found anew in each of 4 rounds; one in which none is positive changes nothing. J is the mean of
+           256 samples; with --reward-steps N of a Bradley-Terry model of labelled pairs, as good as rm/accuracy and
+           rm/correlation say, and in the record of the true reward.
+Left out:  the paper's own stopping rule, in whose place a round stands that changes nothing (in every round of the
+           record one of 256 negatives is positive).
 Expect:    eval/gold at eval/kl 1.5: u2a > random and u2a > all; eval/perplexity of retained text there: u2a < all.
            npo over all (4.08) and dpo on pairs (4.79) beat u2a (3.01) in the first record: both are parts here.
 Measure:   true reward on fresh prompts, perplexity of the behaviour's text; 256 negatives, half of them harmless text
@@ -21,6 +23,7 @@ from functools import lru_cache, partial
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
@@ -29,6 +32,7 @@ from experiments.preference.parts import negatives
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses import preference, supervised
+from jaxrl_llm.types import Params
 
 
 def explicit(task, policy, prompts, kept, gain):
@@ -43,7 +47,7 @@ def implicit(task, policy, prompts, kept, gain):
 
 def unlearning(settings, task, loss, **sizes):
     """Ascent on weighted negatives."""
-    rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.gain)
+    rows = make_rows(task, settings.pool, settings.keep, settings.weigh, settings.gain, reward_by(settings))
     return strings.table_stage(rows, loss, **sizes)
 
 
@@ -61,6 +65,7 @@ class Settings(recipes.Settings):
     eval_every: int = 10
     learning_rate: float = 5e-4
     reference_steps: int = 200
+    reward_steps: int = 0  # of a reward model, by which negatives are worth; 0: by the true reward
     rounds: int = 4
     pool: int = 256
     keep: int = 16
@@ -85,15 +90,30 @@ METRICS = ("eval/gold", "eval/perplexity", "eval/unseen", "unlearn/used")
 CURVES = ("eval/gold", "eval/perplexity", "eval/kl", "unlearn/used", "unlearn/drift")
 
 
+def true_reward(task: Preferences, params: Params) -> Callable[[Array, Array], Array]:
+    """The law of the world, or the judge of rows of one's own."""
+    return task.gold_reward
+
+
+def learned_reward(task: Preferences, params: Params) -> Callable[[Array, Array], Array]:
+    """What a reward model makes of responses, which stays as it is."""
+    return partial(preference_strings.proxy, task, params)
+
+
+def reward_by(settings: Settings) -> Callable[..., Callable[[Array, Array], Array]]:
+    """Whose reward is to rise."""
+    return learned_reward if settings.reward_steps else true_reward
+
+
 @lru_cache(maxsize=16)
-def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: Callable):
+def make_rows(task: Preferences, pool: int, keep: int, weigh: Callable, worth: Callable, by: Callable):
     """Negatives with weights from the policy of the moment, and text to retain."""
 
     def rows(params, key):
         policy, keys = params["policy"], jax.random.split(key, 4)
         prompts, bad = task.draw_negatives(keys[0], pool)
         kept = task.draw_responses(keys[1], prompts)
-        gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool)
+        gain = preference_strings.reward_gradient(task, policy, keys[2], samples=pool, reward_of=by(task, params))
         gain = worth(task, policy, prompts, kept, gain)
         values = negatives.marginal_values(lambda p: strings.sum_logp(task.world, p, prompts, bad), policy, gain)
         ref = strings.sum_logp(task.world, params["reference"], prompts, bad)
@@ -123,7 +143,9 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
 
     sizes = {"steps": settings.steps, "rows_per_step": 64, "learning_rate": settings.learning_rate}
     stage = settings.learn(settings, task, loss, **sizes)
-    start = preference_strings.make_start(task, reference_steps=settings.reference_steps)
+    start = preference_strings.make_start(
+        task, reference_steps=settings.reference_steps, reward_steps=settings.reward_steps
+    )
     return experiment.Plan(start, (stage,) * settings.rounds, strings.bound(preference_strings.measure_text, task))
 
 

@@ -216,6 +216,29 @@ def test_half_of_the_negatives_are_bad_and_some_are_copies():
 # --- RL on incorrect synthetic data
 
 
+def test_negatives_are_worth_what_a_learned_reward_says():
+    """The opposite reward gives the opposite values, one that finds all alike none; gold is not asked."""
+    settings = dataclasses.replace(u2a.Settings(), **u2a.SMOKE | {"pool": 16, "keep": 16, "reward_steps": 2})
+    plan = u2a.build(settings, toy.STRINGS)
+    assert u2a.reward_by(settings) is u2a.learned_reward
+    assert u2a.reward_by(dataclasses.replace(settings, reward_steps=0)) is u2a.true_reward
+    params = jax.jit(plan.init)(jax.random.key(0))
+    unasked = toy.STRINGS._replace(gold_reward=None)
+
+    def values(factor, task=unasked, by=u2a.learned_reward):
+        head = jax.tree.map(lambda x: factor * x, params["reward"]["head"])
+        rows = u2a.make_rows(task, 16, 16, lambda found, key, keep: found, u2a.explicit, by)
+        given = params | {"reward": params["reward"] | {"head": head}}
+        return np.asarray(jax.jit(rows)(given, jax.random.key(1))[3])
+
+    learned = values(1.0)
+    assert np.abs(learned).max() > 0 and not values(0.0).any()
+    size = 64 * float(np.abs(learned).max())
+    close.assert_near(values(-1.0), -learned, terms=toy.RESPONSE_TOKENS, magnitude=size)
+    true = values(1.0, toy.STRINGS, u2a.true_reward)
+    assert np.abs(true - learned).max() > 0.01 * np.abs(true).max()
+
+
 def test_credit_on_literal_values():
     credit = sums.values_to_advantages(jnp.asarray([[0.5, 0.5, 0.75, 0.125, 0.0]]))
     close.assert_near(credit, [[0.0, 0.25, -0.625, -0.125]], magnitude=0)
