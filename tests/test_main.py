@@ -275,6 +275,15 @@ def test_an_asynchronous_run_without_staleness_is_the_host_loop(tmp_path, monkey
 
 
 @pytest.mark.slow
+def test_generator_and_trainer_on_devices_of_their_own(tmp_path):
+    """Weights go there in bfloat16, from two devices that share them to two that each have half of the heads."""
+    more = ["--loop", "async", "--mesh", "fsdp=2", "--generator-mesh", "tensor=2", "--compute", "bfloat16"]
+    assert cli([*SMALL, "--data", "chain", *more, "--storage-units", "2", "--out", str(tmp_path / "run")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["weights/sent_bytes"] > 0 and row["sampler/staleness"] <= 1 for row in rows)
+
+
+@pytest.mark.slow
 def test_own_rows_and_mesh(tmp_path):
     data = _rows(tmp_path / "rows.jsonl")
     assert cli([*SMALL, "--data", data, "--mesh", "data=2,fsdp=2", "--out", str(tmp_path / "run")]) == 0
@@ -400,7 +409,7 @@ def _bad(tmp_path, case):
             "every row is a row of --eval-data",
         ),
         "staleness": (["--staleness", "-1"], "--staleness -1"),
-        "workers": (["--workers", "threads"], "must be threads:N or ray:N"),
+        "workers": (["--workers", "threads"], "must be threads:N, local:N or ray:N"),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]

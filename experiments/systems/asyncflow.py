@@ -8,14 +8,16 @@ Equations: start = max(ready, end of the last task on those devices). colocated:
            apart: each on its own, every stage waiting for the whole batch; streamed: a micro-batch goes on when its
            groups are complete; async, async_2, async_4: and batch b is generated with the weights of update b - eta,
            eta 1, 2, 4. Loss: clipped ratio to the sampler's own probabilities, GRPO.
-Left out:  storage units, balancing by tokens, weights that workers take in turn, parts of a batch of two versions;
-           the table of rows and the threaded loop are asynchronous/transfer_queue.py and asynchronous/threads.py.
+Left out:  nothing of the mechanism: rows on storage units, shares balanced by tokens, weights that arrive beside the
+           work and that workers take in turn are those of the asynchronous loop, in which every arm runs (Run, second
+           line). In the simulation weights travel beside the work; without that loop a batch is of one version.
 Expect:    flow/relative (samples a second over those of colocated): async > 1.2, async > streamed, streamed > apart;
            eval/accuracy: |async - streamed| < 0.03.
 Measure:   simulated: 6 batches of log-normal lengths, rates of Qwen2.5-7B on 16 instances of 4 v5e chips, every arm
            with its best division of them. Trained: running sums, always eta updates behind; colocated and apart
            would train as streamed does, and are simulated alone. 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.systems.asyncflow; at scale --model DIR --data FILE --format gsm8k
+           and --loop async --workers ray:4 --storage-units 2 --step-parts 4 --scorers 2 --weight-swaps 1
 """
 
 import dataclasses

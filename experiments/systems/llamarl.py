@@ -9,12 +9,14 @@ Equations: aipo: -sg(min(pi / mu, cap)) A log pi with mu what the sampler record
            aipo_2, aipo_10, aipo_inf: other caps); reinforce: weight 1; ppo: clipped ratio to mu, 0.8 to 1.2; sync: aipo
            with weights renewed at every update. aipo_lag_n, reinforce_lag_n: every sample is n updates old; at lag 0
            they are one, sync.
-Left out:  devices apart; weight transfer (distributed/reshard.py) and the throughput law (parts/overlap_law.py) are
-           tested there. Here the sampler's weights are renewed every 8 updates inside one program. Lags of ppo and of
-           the other caps: with them it would take more than twice as long, and the claim is of aipo and reinforce.
+Left out:  in the arms the sampler's weights are renewed every 8 updates inside one program; on devices of its own it
+           has those that DDMA brings while the next update runs (Run, second line). The throughput law
+           (parts/overlap_law.py) is tested there. Lags of ppo and of the other caps: with them it would take more than
+           twice as long, and the claim is of aipo and reinforce.
 Expect:    eval/accuracy: aipo > reinforce, and |aipo - sync| < 0.03; policy/weight_spread: aipo < aipo_inf.
 Measure:   held-out Countdown; 8 seeds, equal rollouts and updates.
-Run:       python -m experiments.systems.llamarl
+Run:       python -m experiments.systems.llamarl; generator and trainer apart with --arm sync --loop async --mesh fsdp=2
+           --generator-mesh tensor=2 --staleness 2
 """
 
 import dataclasses

@@ -1,9 +1,10 @@
 """An asynchronous run over workers: rollouts, scores, references and updates at the same time.
 
 The conductor holds the table of rows and nobody else: it orders parts of steps, gives them out under leases, and hands
-whole steps to the learner in their order. A row on a dead or late worker goes to another one; a learner that died goes
-on from its checkpoint with the rows that it had since, kept until a checkpoint covers them. Every wait has a deadline
-and a name in the report.
+whole steps to the learner in their order. What is in the rows lies with it, or on storage units: then it knows where,
+and workers read and write there. A row on a dead or late worker goes to another one, one on a dead storage unit is
+rolled out again; a learner that died goes on from its checkpoint with the rows that it had since, kept until a
+checkpoint covers them. Every wait has a deadline and a name in the report.
 """
 
 import dataclasses
@@ -19,9 +20,9 @@ from jaxrl_llm.asynchronous import roles
 from jaxrl_llm.asynchronous.leases import Exhausted, Leases
 from jaxrl_llm.asynchronous.limits import Event, Limit, Limits, Report, Sizes, Stuck, check
 from jaxrl_llm.asynchronous.threads import STALENESS
-from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
+from jaxrl_llm.asynchronous.transfer_queue import Consumer, StorageUnit, TransferQueue
 from jaxrl_llm.asynchronous.workers import Reply, Workers
-from jaxrl_llm.distributed.weight_transfer import Cut
+from jaxrl_llm.distributed.weight_transfer import Cut, Manifest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.skipped import Streak
@@ -41,6 +42,13 @@ class _Worker:
     rest_until: float = 0.0
     cuts: int = 0
     warm: set[str] = dataclasses.field(default_factory=set)
+    # of a rollout worker that fetches weights beside its work: those in its host memory, which its next row takes, and
+    # those under way
+    held: Manifest | None = None
+    coming: Manifest | None = None
+    fetching: int | None = None
+    fetch_until: float = 0.0
+    fetch_rest: float = 0.0
 
 
 def run(
@@ -75,6 +83,7 @@ def run(
         "score": partial(roles.Judge, build),
         "refer": partial(roles.Judge, build),
         "learn": partial(roles.Learner, build, folder, checkpoint_every, sizes.piece_bytes, sizes.staleness + 1),
+        "store": StorageUnit,
     }
     try:
         with checkpoint.locked(pathlib.Path(folder)):
@@ -89,12 +98,14 @@ class _Run:
         self.program, self.parts, self.drawn_parts = program, sizes.parts, len(program.rolls)
         last = f"rows{self.drawn_parts}"
         columns = (last, "rewards", *(["reference"] if program.reference else []))
+        judged = Consumer((last,), batch_size=self.parts)
         tasks = {f"roll{k}": Consumer((f"rows{k}",)) for k in range(self.drawn_parts)}
-        tasks |= {"score": Consumer((last,))} | ({"refer": Consumer((last,))} if program.reference else {})
+        tasks |= {"score": judged} | ({"refer": judged} if program.reference else {})
+        self.all_columns = tuple(dict.fromkeys([c for task in tasks.values() for c in task.columns] + [*columns]))
         self.table, self.columns = TransferQueue(tasks | {"learn": Consumer(columns, self.parts)}), columns
         self.leases = Leases(limits.tries)
         self.streak = Streak(limits.skipped)
-        self.counts = {"roll": sizes.rollers, "score": sizes.judges, "learn": 1}
+        self.counts = {"store": sizes.units, "roll": sizes.rollers, "score": sizes.judges, "learn": 1}
         if program.reference:
             self.counts["refer"] = sizes.references
         self.workers: dict[str, _Worker] = {}
@@ -104,6 +115,13 @@ class _Run:
         self.chain: Any = None  # the curriculum after the newest draw
         self.drawn: dict[int, tuple[np.ndarray, Any]] = {}
         self.whole: dict[int, list[int]] = {}  # steps whose rows are all there, until a checkpoint covers them
+        self.facts: dict[int, roles.Rolled] = {}  # of rows: what is known of them wherever they lie
+        self.units: list[str] = []  # names of the storage units; row r lies on number r modulo their number
+        self.cells: dict[str, tuple[Any, Any]] = {}  # by unit: how others read and write there
+        self.litter: dict[str, list[int]] = defaultdict(list)  # rows that a unit may drop
+        self.stalled: list[tuple[tuple[str, int], str]] = []  # work whose unit did not answer, until it is known why
+        self.spent: dict[int, Any] = {}  # orders of rows that trained, and were then lost with their unit
+        self.missed = 0  # times in a row that the learner could not read
         self.behind: dict[int, float] = {}
         self.history: dict[int, dict[str, float]] = {}
         self.events, self.transfers, self.waits = [], [], defaultdict(float)
@@ -127,11 +145,15 @@ class _Run:
         history = [self.history[step] for step in range(self.first, self.steps) if step in self.history]
         rows = [row for step in range(self.first, self.steps) for row in self._rows(step)]
         seconds = time.monotonic() - self.started
-        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds)
+        loads = {task: self.table.loads(task) for task in ("score", *(["refer"] if self.program.reference else []))}
+        return Report(history, rows, self.events, dict(self.waits), self.transfers, seconds, loads)
 
     def _patience(self, now: float) -> float:
-        busy = [w.hang_at for w in self.workers.values() if w.ticket is not None]
-        resting = [w.rest_until for w in self.workers.values() if w.ticket is None and w.rest_until > now]
+        workers = self.workers.values()
+        busy = [w.hang_at for w in workers if w.ticket is not None]
+        busy += [w.fetch_until for w in workers if w.fetching is not None]
+        resting = [w.rest_until for w in workers if w.ticket is None and w.rest_until > now]
+        resting += [w.fetch_rest for w in workers if w.fetching is None and w.fetch_rest > now]
         if not busy and not resting:
             raise Stuck(f"nobody has anything to do at step {self.now and self.now.step}: {', '.join(self._causes())}")
         return max(min([*busy, *resting, *(lease.until for lease in self.leases.held())]) - now, 0.0)
@@ -152,6 +174,11 @@ class _Run:
         self._call(worker, "start", -1, self.limits.start_s, first)
         if role == "learn":
             self.fetch = self.crew.aside(name, roles.pieces, self.limits.fetch_s)
+        if role == "store":
+            self.units = [name if unit not in self.workers else unit for unit in self.units]  # in a dead one's place
+            self.units += [] if name in self.units else [name]
+            both = (self.crew.aside(name, work, self.limits.fetch_s) for work in (roles.get_value, roles.put_value))
+            self.cells[name] = tuple(both)
 
     def _call(self, worker: _Worker, task: str, row: int, hang_s: float, function: Any, *arguments: Any) -> None:
         worker.ticket = self.crew.call(worker.name, function, *arguments)
@@ -167,8 +194,11 @@ class _Run:
         self._note("lost", worker.name, cause)
         self.crew.kill(worker.name)
         del self.workers[worker.name]
+        self.table.leave(worker.name)
         for lease in self.leases.drop(worker.name):
             self._again(lease.item, f"{worker.name} lost ({cause})")
+        if worker.role == "store":
+            self._lose(self.units.index(worker.name))
         self.restarts += 1
         if self.restarts > self.limits.restarts:
             raise Stuck(f"restarts={self.limits.restarts} are used up; the last was {worker.name}: {cause}")
@@ -197,21 +227,39 @@ class _Run:
     def _hand_out(self) -> None:
         while rows := self.table.take("learn", self.parts, timeout=0.0):
             self.whole[rows[0] // self.parts] = rows
+        for unit in self._of("store", idle=True):
+            if rows := self.litter.pop(unit.name, []):
+                self._call(unit, "drop", -1, self.limits.start_s, roles.drop, rows)
+        if not self._stored():
+            return
         for worker in self._of("learn", idle=True):
             if self.now.step in self.whole and self.now.step < self.steps:
                 self._learn(worker, self.now.step)
         if self._of("learn"):  # weights come from there
+            self._send_weights()
             for worker in self._of("roll", idle=True):
                 self._roll(worker)
-        for role, function in (("score", roles.score), ("refer", roles.refer)):
+        for role, column, function in (("score", "rewards", roles.score), ("refer", "reference", roles.refer)):
             for worker in self._of(role, idle=True):
-                if (row := self._next(role)) is not None:
+                if (row := self._next(role, worker.name)) is not None:
                     _, rows = self.table.read([row], self.columns[0])[0]
-                    self._lease(worker, role, row, function, rows)
+                    self._lease(worker, role, row, function, rows, self._cell(row, column))
 
-    def _next(self, task: str) -> int | None:
+    def _stored(self) -> bool:
+        """Whether all storage units are there, as far as is known."""
+        units = self._of("store")
+        return len(units) == self.sizes.units and not any(u.ticket is not None and u.task == "look" for u in units)
+
+    def _cell(self, row: int, column: str) -> roles.Cell | None:
+        """Where a cell belongs; None: in this process."""
+        if not self.units:
+            return None
+        unit = self.units[row % len(self.units)]
+        return roles.Cell(unit, *self.cells[unit], row, column)
+
+    def _next(self, task: str, by: str | None = None) -> int | None:
         """A row that nobody has done; one that was given back may have come in late after all."""
-        while rows := self.table.take(task, 1, timeout=0.0):
+        while rows := self.table.take(task, 1, timeout=0.0, by=by):
             if not self.leases.is_done((task, rows[0])):
                 return rows[0]
         return None
@@ -220,9 +268,102 @@ class _Run:
         for part in reversed(range(self.drawn_parts)):  # what has begun goes first
             if (row := self._next(f"roll{part}")) is not None:
                 order, rows = self.table.read([row], f"rows{part}")[0]
-                sent = (self.fetch, self.now.manifest, self.now.key, order, rows, part)
+                if (manifest := self._weights_for(worker, order.step)) is None:
+                    self.table.give_back(f"roll{part}", [row])
+                    return
+                sent = (self.fetch, manifest, self.now.key, order, rows, part, self._cell(row, f"rows{part + 1}"))
                 self._lease(worker, f"roll{part}", row, roles.roll, *sent)
                 return
+
+    # weights
+
+    def _send_weights(self) -> None:
+        """Lets rollout workers fetch the newest weights, so many at a time, those first that are furthest behind.
+
+        From "AsyncFlow", arXiv:2507.01663, section 4: they arrive while their worker generates, it takes them at its
+        next row, and the others have theirs before or after.
+        """
+        now, workers = time.monotonic(), self._of("roll")
+        free = self.sizes.swaps - sum(w.fetching is not None for w in workers)
+        for worker in sorted(workers, key=lambda w: -1 if w.held is None else w.held.version):
+            other = worker.held is None or worker.held.version != self.now.manifest.version
+            if free > 0 and other and worker.fetching is None and worker.fetch_rest <= now:
+                worker.coming, worker.fetch_until = self.now.manifest, now + self.limits.roll.hang_s
+                sent = (roles.fetch_weights, self.fetch, worker.coming)
+                worker.fetching, free = self.crew.beside(worker.name, *sent), free - 1
+
+    def _weights_for(self, worker: _Worker, step: int) -> Manifest | None:
+        """What a worker generates a row of a step with; None while all that it has is too old for that.
+
+        Or too new, where the learner came back from its checkpoint.
+        """
+        if not self.sizes.swaps:
+            return self.now.manifest
+        fits = worker.held is not None and step - self.sizes.staleness <= worker.held.version <= step
+        return worker.held if fits else None
+
+    def _fetched(self, worker: _Worker, reply: Reply) -> None:
+        worker.fetching = None
+        if reply.dead:
+            self._replace(worker, _said(reply.error))
+        elif reply.error is not None:
+            worker.fetch_rest = self._cut(worker, reply.error)
+            self._note("cut", worker.name, _said(reply.error))
+        else:
+            worker.held, worker.cuts = worker.coming, 0
+            self.transfers.append(reply.value)
+
+    def _cut(self, worker: _Worker, error: BaseException) -> float:
+        """Notes weights that did not arrive, and says when to try again."""
+        if isinstance(error, Cut):
+            self.transfers.append(error.transfer)
+        worker.cuts += 1
+        for learner in self._of("learn", idle=True):  # is it still there?
+            self._call(learner, "look", -1, self.limits.start_s, roles.standing)
+        return time.monotonic() + min(0.1 * 2**worker.cuts, 10.0)
+
+    # storage units
+
+    def _missed(self, worker: _Worker, task: str, error: roles.Missing) -> None:
+        """Someone could not read or write: work waits until the units have said whether they are there."""
+        self._note("missing", worker.name, _said(error))
+        self.missed += task == "learn"
+        if self.missed > self.limits.tries:
+            raise Stuck(f"{worker.name}: {_said(error)}") from error
+        self.stalled += [(lease.item, _said(error)) for lease in self.leases.drop(worker.name)]
+        for unit in self._of("store", idle=True):
+            self._call(unit, "look", -1, self.limits.start_s, roles.ready)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Gives work back that had stalled, once all units are there."""
+        if self._stored():
+            stalled, self.stalled = self.stalled, []
+            for item, cause in stalled:
+                self._again(item, cause)
+
+    def _lose(self, number: int) -> None:
+        """What lay on a storage unit is made again; of rows that trained, if they are to train once more."""
+        rows = range(self.forgotten * self.parts, self.next_step * self.parts)
+        rows = [row for row in rows if row % len(self.units) == number]
+        self.stalled = [(item, cause) for item, cause in self.stalled if item[1] not in rows]
+        for row in rows:
+            if row in self.spent:
+                continue
+            for task in (*(f"roll{k}" for k in range(self.drawn_parts)), "score", "refer"):
+                self.leases.reopen((task, row))
+            order = self.table.read([row], "rows0")
+            self.table.lose([row], self.all_columns)
+            self.whole.pop(row // self.parts, None)
+            if row // self.parts < self.now.step:
+                self.spent[row] = order
+            else:
+                self.table.write([row], rows0=order)
+
+    def _respend(self, step: int) -> None:
+        """Orders rows again that trained and were lost, when a learner came back from before them."""
+        for row in [row for row in self.spent if row // self.parts >= step]:
+            self.table.write([row], rows0=self.spent.pop(row))
 
     def _lease(self, worker: _Worker, task: str, row: int, function: Any, *arguments: Any) -> None:
         limit: Limit = getattr(self.limits, worker.role)
@@ -234,10 +375,8 @@ class _Run:
         cells = [self.table.read(self.whole[step], column) for column in self.columns]
         rows = [part for _, part in cells[0]]
         if len(cells) == 3:
-            both = zip(rows, cells[2], strict=True)
-            rows = [r._replace(extras=r.extras | roles.Scored(ref)._asdict()) for r, ref in both]
-        versions = np.concatenate([part.extras[roles.VERSION].ravel() for part in rows])
-        self.behind[step] = float(step - versions[versions >= 0].min(initial=step))
+            rows = [roles.Referred(*both) for both in zip(rows, cells[2], strict=True)]
+        self.behind[step] = float(max(step - min(self.facts[row].oldest for row in self.whole[step]), 0))
         sent = (step, *self.drawn[step], rows, cells[1], step + 1 == self.steps)
         extra = 0.0 if "learn" in worker.warm else self.limits.first_s
         self._call(worker, "learn", -1, self.limits.learn.hang_s + extra, roles.learn, *sent)
@@ -245,8 +384,11 @@ class _Run:
     # replies
 
     def _take_in(self, reply: Reply) -> None:
-        worker = next((w for w in self.workers.values() if w.ticket == reply.ticket), None)
-        if worker is None:  # replaced since
+        found = (w for w in self.workers.values() if reply.ticket in (w.ticket, w.fetching))
+        if (worker := next(found, None)) is None:  # replaced since
+            return
+        if reply.ticket == worker.fetching:
+            self._fetched(worker, reply)
             return
         task, row, worker.ticket = worker.task, worker.row, None
         if reply.dead:
@@ -257,22 +399,29 @@ class _Run:
             worker.ready = True
             worker.warm.add(task)
             self._stands(reply.value)
-        elif task == "start":
+        elif task in ("start", "look", "drop"):
             worker.ready = True
+            self._settle()
         else:
             self._done(worker, task, row, reply.value)
 
     def _done(self, worker: _Worker, task: str, row: int, value: Any) -> None:
         worker.warm.add(task)
-        if isinstance(value, roles.Rolled):
+        rolled = isinstance(value, roles.Rolled)
+        if rolled and value.transfer and not self.sizes.swaps:  # else it was fetched before
             worker.cuts = 0
-            self.transfers += [value.transfer] if value.transfer else []
+            self.transfers.append(value.transfer)
+        where = value.rows if rolled else value
+        if isinstance(where, roles.Cell) and where.unit not in self.workers:
+            return  # it came in on a unit that is no more: the row was given out again with it
         if not self.leases.done((task, row), worker.name):
             self._note("repeated", worker.name, f"{task} of row {row} was done before")
             return
-        if isinstance(value, roles.Rolled):
+        if rolled:
             part = int(task.removeprefix("roll"))
             order, _ = self.table.read([row], f"rows{part}")[0]
+            self.facts[row] = value._replace(rows=None)
+            self.table.weigh([row], [value.tokens])
             self.table.write([row], **{f"rows{part + 1}": [(order, value.rows)]})
         else:
             self.table.write([row], **{"rewards" if task == "score" else "reference": [value]})
@@ -280,14 +429,13 @@ class _Run:
     def _failed(self, worker: _Worker, task: str, error: BaseException) -> None:
         if isinstance(error, UserError):  # a reward that is no number would be none at the next try either
             raise error
-        if task in ("start", "learn", "look"):
+        if isinstance(error, roles.Missing):
+            self._missed(worker, task, error)
+            return
+        if task in ("start", "learn", "look", "drop"):
             raise Stuck(f"{worker.name}: {_said(error)}") from error
         if isinstance(error, Cut):
-            self.transfers.append(error.transfer)
-            worker.cuts += 1
-            worker.rest_until = time.monotonic() + min(0.1 * 2**worker.cuts, 10.0)
-            for learner in self._of("learn", idle=True):  # is it still there?
-                self._call(learner, "look", -1, self.limits.start_s, roles.standing)
+            worker.rest_until = self._cut(worker, error)
         self._note("cut" if isinstance(error, Cut) else "failed", worker.name, _said(error))
         for lease in self.leases.drop(worker.name):
             self._again(lease.item, _said(error))
@@ -302,7 +450,7 @@ class _Run:
                 raise Stuck(str(error)) from error
             self._note("invalid", "conductor", str(error))
             self.leases.done(item, "conductor")
-            count = self.table.read([row], self.columns[0])[0][1].tokens.shape[0]
+            count = self.facts[row].count
             self.table.write([row], rewards=[Rewards(np.zeros(count, np.float32), np.zeros(count, bool))])
 
     def _stands(self, now: roles.Published) -> None:
@@ -314,13 +462,22 @@ class _Run:
             raise Stuck(f"the checkpoint of step {self.forgotten} is damaged, its rows are gone; start the run again")
         elif now.step < before.step:
             self._note("resumed", "learner", f"step {before.step} again from the checkpoint of step {now.step}")
+            self._respend(now.step)
+            for worker in self._of("roll"):
+                worker.held = None
         if now.metrics and now.step > self.first:
             done = now.step - 1
             self.history[done] = now.metrics | {STALENESS: self.behind[done]}
             if before is None or now.step > before.step:  # not of an update that is done again
                 self.streak.see(now.metrics, now.step)
+        self.missed = 0
         while self.forgotten < min(now.saved, now.step):
             self.table.forget(self._rows(self.forgotten))
+            for row in self._rows(self.forgotten):
+                self.facts.pop(row, None)
+                self.spent.pop(row, None)
+                if self.units:
+                    self.litter[self.units[row % len(self.units)]].append(row)
             self.whole.pop(self.forgotten, None)
             self.drawn.pop(self.forgotten, None)
             self.forgotten += 1
@@ -336,19 +493,24 @@ class _Run:
             if worker.ticket is not None and worker.hang_at <= now:
                 what = f"{worker.task} of row {worker.row}" if worker.row >= 0 else worker.task
                 self._replace(worker, f"no answer to {what} in {worker.hang_s:g} s")
+            elif worker.fetching is not None and worker.fetch_until <= now:
+                self._replace(worker, f"no weights of version {worker.coming.version} in {self.limits.roll.hang_s:g} s")
 
     def _causes(self) -> list[str]:
         """Who waits for what at this moment."""
         if not self._of("learn"):
             return ["learner: its start", *("roller: the learner" for _ in self._of("roll", idle=True))]
-        causes = []
+        causes = [] if self._stored() else ["all: a storage unit"]
+        idle = self._of("roll", idle=True)
+        if idle and len(idle) == len(self._of("roll")):
+            causes.append("rollout: nobody generates")
         if self._of("learn", idle=True) and self.now.step not in self.whole:
             rows, last = self._rows(self.now.step), f"roll{self.drawn_parts - 1}"
             stages = ((last, "rollouts"), ("score", "rewards"), ("refer", "reference"))
             pending = [name for task, name in stages if not all(self.leases.is_done((task, r)) for r in rows)]
             causes.append(f"learner: {pending[0]}")
         held = "the last step" if self.next_step >= self.steps else self._held_back()
-        return causes + [f"roller: {held}" for _ in self._of("roll", idle=True)]
+        return causes + [f"roller: {held or 'weights'}" for _ in idle]
 
 
 def _said(error: BaseException | None) -> str:

@@ -58,6 +58,13 @@ class Leases:
         self._failures.pop(item, None)
         return first
 
+    def reopen(self, item: Item) -> None:
+        """What was made of an item is gone: it is to be done again, as if nobody had begun."""
+        for key in [key for key in self._held if key[0] == item]:
+            del self._held[key]
+        self._done.discard(item)
+        self._failures.pop(item, None)
+
     def is_done(self, item: Item) -> bool:
         """Whether someone was done with the item."""
         return item in self._done

@@ -16,6 +16,9 @@ class Sizes(NamedTuple):
     staleness: int = 1
     capacity: int | None = None  # rows ordered and not trained yet; None: what the staleness allows
     piece_bytes: int = 2**22  # weights travel in pieces of at most so much, four at a time
+    units: int = 0  # storage units, workers that hold the rows; 0: the conductor's process holds them
+    # rollout workers that fetch weights at the same time, beside what they generate; 0: each where it begins a row
+    swaps: int = 0
 
 
 class Limit(NamedTuple):
@@ -44,7 +47,7 @@ class Event(NamedTuple):
     """Something that went wrong or was put right."""
 
     seconds: float
-    kind: str  # lost, late, failed, cut, invalid, resumed, repeated
+    kind: str  # lost, late, failed, cut, missing, invalid, resumed, repeated
     who: str
     cause: str
 
@@ -58,6 +61,7 @@ class Report(NamedTuple):
     waits: dict[str, float]  # seconds by who waited for what
     transfers: list[Transfer]
     seconds: float
+    loads: dict[str, dict[str, float]]  # by task: the tokens that each of its workers had
 
 
 class Stuck(RuntimeError):
@@ -67,7 +71,7 @@ class Stuck(RuntimeError):
 def check(sizes: Sizes, prompts: int, checkpoint_every: int) -> None:
     """Raises ValueError for sizes that do not fit a step of so many prompts."""
     for name, value in (*sizes._asdict().items(), ("checkpoint_every", checkpoint_every)):
-        least = 0 if name == "staleness" else 1
+        least = 0 if name in ("staleness", "units", "swaps") else 1
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
     if prompts % sizes.parts:

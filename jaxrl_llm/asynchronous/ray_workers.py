@@ -72,6 +72,13 @@ class RayWorkers:
         self._calls[reference] = name, self._tickets
         return self._tickets
 
+    def beside(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """See ``Workers``."""
+        self._tickets += 1
+        reference = self._actors[name].call.options(concurrency_group="aside").remote(function, *arguments)
+        self._calls[reference] = name, self._tickets
+        return self._tickets
+
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
         """See ``Workers``."""
         return partial(_aside, self._actors[name], function, timeout_s)

@@ -1,11 +1,14 @@
 """The work of every role of an asynchronous run, as functions of the role's own state; no queue, no network.
 
 A process builds its ``Program`` itself, on the devices that it sees; between processes go NumPy arrays, and weights in
-pieces (``weight_transfer``). Whoever calls these functions decides where they run: ``threads`` in one
-process, ``asynchronous.ray_workers`` in many.
+pieces (``weight_transfer``). Rows go to whoever asked for the work, or to a storage unit, which others then read: who
+asked hears where they lie. Whoever calls these functions decides where they run: ``threads`` in one process,
+``asynchronous.ray_workers`` in many.
 """
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.asynchronous.transfer_queue import StorageUnit
 from jaxrl_llm.distributed import weight_transfer
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import checkpoint, online
@@ -86,12 +90,36 @@ class RunKey(NamedTuple):
     kind: str
 
 
+class Cell(NamedTuple):
+    """A cell of a storage unit, and how others reach it."""
+
+    unit: str
+    get: Callable[[int, str], Any]
+    put: Callable[[int, str, Any], None]
+    row: int
+    column: str
+
+
+class Referred(NamedTuple):
+    """Rows, and what the reference says of them; either may lie on a storage unit."""
+
+    rows: Any
+    logp: Any
+
+
+class Missing(RuntimeError):
+    """A storage unit does not answer, or has lost what it had."""
+
+
 class Rolled(NamedTuple):
     """One part of a rollout, with the version that drew it and what its weights cost to fetch."""
 
-    rows: Trajectories
+    rows: Trajectories | Cell
     version: int
     transfer: weight_transfer.Transfer | None
+    count: int  # responses
+    tokens: int  # drawn so far, those of earlier parts too
+    oldest: int  # version that drew one of them
 
 
 class Published(NamedTuple):
@@ -142,9 +170,64 @@ def joined(parts: Sequence[Trajectories]) -> Trajectories:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *numbered)
 
 
+def put_value(unit: StorageUnit, row: int, column: str, value: Any) -> None:
+    """Fills a cell of a storage unit."""
+    unit.put(row, column, value)
+
+
+def get_value(unit: StorageUnit, row: int, column: str) -> Any:
+    """What lies in a cell of a storage unit."""
+    return unit.get(row, column)
+
+
+def drop(unit: StorageUnit, rows: Sequence[int]) -> None:
+    """Frees the cells of rows that nobody reads any more."""
+    unit.drop(rows)
+
+
+def kept(value: Any, cell: Cell | None) -> Any:
+    """A value, put where it belongs: then only the cell comes back.
+
+    Raises:
+      Missing: where the storage unit does not take it.
+    """
+    if cell is None:
+        return value
+    try:
+        cell.put(cell.row, cell.column, value)
+    except Exception as error:
+        raise Missing(f"{cell.unit} did not take {cell.column} of row {cell.row}: {type(error).__name__}") from error
+    return cell
+
+
+def read(value: Any) -> Any:
+    """A value, wherever it lies.
+
+    Raises:
+      Missing: where the storage unit does not answer.
+    """
+    if isinstance(value, Referred):
+        rows = read(value.rows)
+        return rows._replace(extras=rows.extras | Scored(read(value.logp))._asdict())
+    if not isinstance(value, Cell):
+        return value
+    try:
+        return value.get(value.row, value.column)
+    except Exception as error:
+        raise Missing(f"{value.unit} has no {value.column} of row {value.row}: {type(error).__name__}") from error
+
+
 def draw(program: Program, sampler: Any, key: RunKey, step: int) -> tuple[np.ndarray, Any]:
     """The prompts of a step and the curriculum after the draw, for whoever hands out the orders."""
     return on_host(program.draw(sampler, key_of(key), jnp.asarray(step, jnp.int32)))
+
+
+class Standby(NamedTuple):
+    """Weights in host memory that a worker has fetched and not taken yet."""
+
+    version: int
+    fingerprint: str
+    params: Any
 
 
 class Roller:
@@ -154,34 +237,67 @@ class Roller:
         self.program, self.batch_bytes = build(), batch_bytes
         self.arrival, self.params = weight_transfer.Arrival(), None
         self.version, self.fingerprint = -1, ""
+        self.lock = threading.Lock()  # of the arrival
+        self.standby: deque[Standby] = deque(maxlen=1)  # the newest alone
 
 
 def ready(state: Any) -> None:
     """Answers once a role has built its program."""
 
 
+def fetch_weights(
+    roller: Roller, fetch: weight_transfer.Fetch, manifest: weight_transfer.Manifest
+) -> weight_transfer.Transfer:
+    """Brings weights into the worker's host memory, while it generates with those that it has; ``roll`` takes them.
+
+    From "AsyncFlow", arXiv:2507.01663, section 4 (delayed parameter update).
+
+    Raises:
+      weight_transfer.Cut: when the weights did not arrive whole; what arrived is kept for the next call.
+    """
+    with roller.lock:
+        transfer = weight_transfer.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
+        fingerprint = weight_transfer.fingerprint(manifest)
+        roller.standby.append(Standby(manifest.version, fingerprint, roller.arrival.host_tree()))
+    return transfer
+
+
 def roll(
     roller: Roller, fetch: weight_transfer.Fetch, manifest: weight_transfer.Manifest, key: RunKey, order: Order,
-    rows: Trajectories | None, part: int,
+    rows: Trajectories | Cell | None, part: int, cell: Cell | None = None,
 ) -> Rolled:  # fmt: skip
     """The next tokens of an order with weights at least as new as ``manifest``.
 
+    Args:
+      cell: of the rows that come out; None: they are in what comes back.
+
     Raises:
-      shipment.Cut: when the weights did not arrive whole; what arrived is kept for the next call.
+      weight_transfer.Cut: when the weights did not arrive whole; what arrived is kept for the next call.
+      Missing: when a storage unit does not answer.
     """
-    transfer = None
-    if manifest.version >= roller.version and weight_transfer.fingerprint(manifest) != roller.fingerprint:
-        transfer = weight_transfer.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
-        roller.params = roller.arrival.tree()
-        roller.fingerprint = weight_transfer.fingerprint(manifest)
-    roller.version = max(roller.version, manifest.version)
+    rows, transfer = read(rows), None
+    if roller.standby:
+        standby = roller.standby.pop()
+        roller.params = jax.tree.map(jnp.asarray, standby.params)
+        roller.version, roller.fingerprint = standby.version, standby.fingerprint
+    # a learner that came back from its checkpoint is behind what this worker has
+    if manifest.version >= roller.version or roller.version > order.step:
+        if weight_transfer.fingerprint(manifest) != roller.fingerprint:
+            with roller.lock:
+                transfer = weight_transfer.receive(roller.arrival, manifest, fetch, batch_bytes=roller.batch_bytes)
+                roller.params = roller.arrival.tree()
+            roller.fingerprint = weight_transfer.fingerprint(manifest)
+        roller.version = manifest.version
     before, seen = (None, 0) if rows is None else (rows._replace(extras=_but_version(rows)), rows.tokens.shape[1])
     ids, step = jnp.asarray(order.ids), jnp.asarray(order.step, jnp.int32)
     found = on_host(roller.program.rolls[part](roller.params, key_of(key), step, ids, before))
     versions = np.where(found.mask, np.int32(roller.version), np.int32(-1))
     if rows is not None:
         versions[:, :seen] = rows.extras[VERSION]
-    return Rolled(found._replace(extras=found.extras | {VERSION: versions}), roller.version, transfer)
+    drawn = versions[versions >= 0]
+    whole = found._replace(extras=found.extras | {VERSION: versions})
+    facts = len(versions), int(drawn.size), int(drawn.min(initial=roller.version))
+    return Rolled(kept(whole, cell), roller.version, transfer, *facts)
 
 
 def _but_version(rows: Trajectories) -> dict[str, Any]:
@@ -195,14 +311,14 @@ class Judge:
         self.program = build()
 
 
-def score(judge: Judge, rows: Trajectories) -> Rewards:
-    """Rewards of the rows."""
-    return Rewards(*(np.asarray(x) for x in judge.program.score(rows)))
+def score(judge: Judge, rows: Trajectories | Cell, cell: Cell | None = None) -> Rewards | Cell:
+    """Rewards of the rows; raises Missing when a storage unit does not answer."""
+    return kept(Rewards(*(np.asarray(x) for x in judge.program.score(read(rows)))), cell)
 
 
-def refer(judge: Judge, rows: Trajectories) -> np.ndarray:
-    """Log-probabilities of the reference."""
-    return np.asarray(judge.program.reference(rows))
+def refer(judge: Judge, rows: Trajectories | Cell, cell: Cell | None = None) -> np.ndarray | Cell:
+    """Log-probabilities of the reference; raises Missing when a storage unit does not answer."""
+    return kept(np.asarray(judge.program.reference(read(rows))), cell)
 
 
 class Learner:
@@ -241,17 +357,19 @@ def standing(learner: Learner) -> Published:
 
 
 def learn(
-    learner: Learner, step: int, ids: np.ndarray, sampler: Any, rows: Sequence[Trajectories],
-    rewards: Sequence[Rewards], last: bool,
+    learner: Learner, step: int, ids: np.ndarray, sampler: Any, rows: Sequence[Trajectories | Cell | Referred],
+    rewards: Sequence[Rewards | Cell], last: bool,
 ) -> Published:  # fmt: skip
     """One update by all parts of a step; then a checkpoint where one is due.
 
     Raises:
       ValueError: for any other step than the next: no row trains twice, none is left out.
+      Missing: when a storage unit does not answer, before anything is changed.
     """
     if int(learner.state.step) != step:
         raise ValueError(f"the rows of step {step} do not train a state at step {int(learner.state.step)}")
     started = time.monotonic()
+    rows, rewards = [read(part) for part in rows], [read(part) for part in rewards]
     drawn = Drawn(jnp.asarray(ids), jax.tree.map(jnp.asarray, sampler), jax.tree.map(jnp.asarray, joined(rows)))
     judged = Rewards(*(jnp.concatenate([jnp.asarray(part[k]) for part in rewards]) for k in range(2)))
     learner.state, metrics = learner.program.finish(learner.state, drawn, judged)

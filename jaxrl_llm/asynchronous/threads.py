@@ -5,6 +5,7 @@ a slow scorer in Python holds up neither.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -45,6 +46,21 @@ class _Weights:
             self._changed.notify_all()
 
 
+class Apart(NamedTuple):
+    """Rollouts on devices of their own, beside those that train.
+
+    From "LlamaRL", arXiv:2505.24034 (generator and trainer on disjoint devices, weights sent directly).
+    """
+
+    begin: Callable[[TrainState], Drawn]  # there
+    hand: Callable[[TrainState], TrainState]  # all that ``begin`` reads, sent there; returns before it has arrived
+    back: Callable[[Any], Any]  # rollouts and rewards, to where the update reads them
+    sent_bytes: Callable[[TrainState], int]  # by ``hand``
+
+
+HAND = ("weights/sent_bytes", "weights/hand_s")  # in the metrics: what travelled, and how long the learner was held
+
+
 class _Rollout(NamedTuple):
     drawn: Drawn
     version: int
@@ -68,7 +84,15 @@ def _arrived(queue: TransferQueue, step: int, early: set[int], patience_s: float
 
 
 def run(
-    loop: HostLoop, state: TrainState, steps: int, *, staleness: int = 1, scorers: int = 1, patience_s: float = 3600.0
+    loop: HostLoop,
+    state: TrainState,
+    steps: int,
+    *,
+    staleness: int = 1,
+    scorers: int = 1,
+    units: int = 1,
+    patience_s: float = 3600.0,
+    apart: Apart | None = None,
 ) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of step ``b`` begins when at least ``b - staleness`` updates are done.
 
@@ -83,10 +107,12 @@ def run(
     Args:
       loop: of ``host.make_host_loop``. Its loss should correct for old samples by ``batch.sampler_logp``.
       scorers: threads that score, each a batch of its own; batches train in their order all the same.
+      units: storage units that the rows go around.
       patience_s: how long the learner waits for one batch.
+      apart: where rollouts run, and how weights get there; None: on the devices that train, by turns with the updates.
 
     Raises:
-      ValueError: for a negative staleness, or no scorer.
+      ValueError: for a negative staleness, no scorer, or no unit.
       TimeoutError: when a batch does not come; the message says what was missing.
       UserError: as ``host.iterations``, but for the gap.
     """
@@ -96,8 +122,9 @@ def run(
         raise ValueError(f"scorers={scorers} must be at least 1")
     first, history = int(state.step), []
     columns = ("rollout", "rewards")
-    queue = TransferQueue({"score": Consumer(columns[:1]), "learn": Consumer(columns)})
-    weights = _Weights(_copied(state), first)
+    queue = TransferQueue({"score": Consumer(columns[:1]), "learn": Consumer(columns)}, units=units)
+    hand, begin = (_copied, loop.begin) if apart is None else (apart.hand, apart.begin)
+    weights = _Weights(hand(state), first)
 
     def sample() -> None:
         sampler: Any = None
@@ -108,7 +135,7 @@ def run(
             acting, version = found
             own = acting.sampler if version == step or sampler is None else sampler
             acting = acting._replace(step=jnp.asarray(step, jnp.int32), sampler=own)
-            drawn = loop.begin(acting)
+            drawn = begin(acting)
             sampler = drawn.sampler
             queue.write([step], rollout=[_Rollout(drawn, version)])
 
@@ -133,10 +160,16 @@ def run(
     try:
         for step in range(first, steps):
             rollout, rewards = _arrived(queue, step, early, patience_s)
-            behind = int(state.step) - rollout.version
-            state, metrics = loop.finish(state, rollout.drawn, rewards)
-            weights.put(_copied(state))
-            history.append(with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)})
+            drawn, behind = rollout.drawn, int(state.step) - rollout.version
+            if apart is not None:
+                drawn, rewards = apart.back((drawn._replace(figures={}), rewards))
+            state, metrics = loop.finish(state, drawn._replace(figures={}), rewards)
+            began = time.monotonic()
+            weights.put(hand(state))  # sent while the update that makes them is computed, and the next one after it
+            figures = {STALENESS: float(behind)}
+            if apart is not None:
+                figures |= dict(zip(HAND, (float(apart.sent_bytes(state)), time.monotonic() - began), strict=True))
+            history.append(with_figures(metrics, rollout.drawn) | figures)
             streak.see(history[-1], step + 1)
     except TimeoutError:
         threads.clear()  # one of them hangs

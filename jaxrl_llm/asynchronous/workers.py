@@ -27,6 +27,9 @@ class Workers(Protocol):
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
         """Begins ``function(state, *arguments)``; the ticket comes back in a ``Reply``, one for each call."""
 
+    def beside(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """As ``call``, beside what the worker does and not behind it; of a worker that has answered before."""
+
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
         """``function`` of a worker's state for other workers to call, while that worker does something else."""
 
@@ -77,6 +80,23 @@ class Threads:
         self._tickets += 1
         self._inboxes[name].put((self._tickets, function, arguments))
         return self._tickets
+
+    def beside(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
+        """See ``Workers``."""
+        self._tickets += 1
+        work = (name, self._tickets, self._states[name], function, arguments)
+        threading.Thread(target=self._beside, args=work, name=f"{name}-beside", daemon=True).start()
+        return self._tickets
+
+    def _beside(self, name: str, ticket: int, state: Any, function: Callable[..., Any], arguments: Any) -> None:
+        try:
+            reply = Reply(ticket, function(state, *arguments))
+        except SystemExit as error:
+            self._states.pop(name, None)
+            reply = Reply(ticket, error=error, dead=True)
+        except Exception as error:
+            reply = Reply(ticket, error=error)
+        self._replies.put((name, reply))
 
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
         """See ``Workers``."""

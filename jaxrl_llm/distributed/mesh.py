@@ -5,8 +5,10 @@ and each device has its share of a mixture's experts. ``context``: the queries o
 inner widths, between the closest devices.
 """
 
+import contextlib
+import contextvars
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,16 +43,30 @@ def parse_sizes(spec: str, flag: str = "--mesh") -> dict[str, int]:
     return {name: sizes.get(name, 1) for name in AXES}
 
 
+_DEVICES: contextvars.ContextVar[Sequence[jax.Device]] = contextvars.ContextVar("devices", default=())
+
+
+@contextlib.contextmanager
+def on_devices(devices: Sequence[jax.Device]) -> Iterator[None]:
+    """Meshes that are built by name inside are of these devices."""
+    before = _DEVICES.set(tuple(devices))
+    try:
+        yield
+    finally:
+        _DEVICES.reset(before)
+
+
 def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
     """Builds a mesh from ``axis=size,...`` over the first devices, see ``parse_sizes``.
 
     Args:
+      devices: default: those of ``on_devices``, or all.
       flag: what the user gave ``spec`` to, for messages.
 
     Raises:
       UserError: as ``parse_sizes``, and for a product of sizes that does not divide the number of devices.
     """
-    devices = jax.devices() if devices is None else devices
+    devices = (_DEVICES.get() or jax.devices()) if devices is None else devices
     shape = tuple(parse_sizes(spec, flag).values())
     needed = math.prod(shape)
     if needed > len(devices) or len(devices) % needed:
@@ -59,6 +75,20 @@ def parse_mesh(spec: str, devices=None, *, flag: str = "--mesh") -> Mesh:
         there = f"the {len(devices)} there are{more}"
         raise UserError(f"{flag} {spec} needs {needed} devices, which does not divide {there}")
     return Mesh(np.asarray(devices[:needed]).reshape(shape), AXES)
+
+
+def devices_apart(mesh: Mesh, spec: str, flag: str) -> list[jax.Device]:
+    """The devices behind those of ``mesh``, as many as a second mesh needs.
+
+    Raises:
+      UserError: where there are too few.
+    """
+    needed, there = math.prod(parse_sizes(spec, flag).values()), jax.devices()
+    if mesh.size + needed > len(there):
+        raise UserError(
+            f"{flag} {spec} needs {needed} devices beside the {mesh.size} of --mesh; there are {len(there)}"
+        )
+    return there[mesh.size : mesh.size + needed]
 
 
 def given_mesh(spec: str) -> Mesh | None:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,14 +58,7 @@ def make_move(
       whole: every device gets all of the weights, as ``rollout.per_device`` wants them.
     """
     prepare = partial(_lighter, config, compute_dtype, few_bits)
-
-    def prepared(params: Params) -> Params:
-        if "base" in params:
-            return params | {"base": prepared(params["base"])}
-        top = {name: x for name, x in params.items() if name != "layers"}
-        return prepare(top) | {"layers": jax.lax.map(prepare, params["layers"])}
-
-    shapes = jax.eval_shape(prepared, params)
+    shapes = jax.eval_shape(travelling(config, compute_dtype, few_bits), params)
     wanted = jax.tree.map(lambda _: meshes.replicated(after), shapes) if whole else rules.shardings(shapes, after)
 
     trained = rules.shardings(shapes, before)
@@ -82,6 +76,19 @@ def make_move(
         sent += moved_bytes(leaf, here, there, bits)
         total += _held(leaf.shape, there) * bits
     return Move(jax.jit(run, out_shardings=wanted), sent // 8, (total - sent) // 8)
+
+
+def travelling(config: ModelConfig, compute_dtype: Any, few_bits: str = "") -> Callable[[Params], Params]:
+    """What goes to a rollout in the place of the parameters: see ``make_move``, which arguments these are of."""
+    prepare = partial(_lighter, config, compute_dtype, few_bits)
+
+    def prepared(params: Params) -> Params:
+        if "base" in params:
+            return params | {"base": prepared(params["base"])}
+        top = {name: x for name, x in params.items() if name != "layers"}
+        return prepare(top) | {"layers": jax.lax.map(prepare, params["layers"])}
+
+    return prepared
 
 
 def _lighter(config: ModelConfig, dtype: Any, few_bits: str, arrays: dict[str, jax.Array]) -> dict[str, Any]:

@@ -160,6 +160,20 @@ class Arrival:
         leaf[where] = np.frombuffer(data.tobytes(), leaf.dtype).reshape([b - a for a, b in piece.box])
         self._have[name] = piece.digest
 
+    def _check(self) -> None:
+        missing = self.missing()
+        if missing:
+            raise ValueError(f"{len(missing)} of {len(self._pieces)} pieces are missing, {missing[0].name} first")
+
+    def host_tree(self) -> Any:
+        """A copy of the weights in host memory, for devices that take it later, while the next version arrives.
+
+        Raises:
+          ValueError: naming what is missing.
+        """
+        self._check()
+        return jax.tree.map(lambda number: self._leaves[number].copy(), self._skeleton)
+
     def tree(self, shardings: Any = None) -> Any:
         """The weights as arrays on devices, once nothing is missing.
 
@@ -169,9 +183,7 @@ class Arrival:
         Raises:
           ValueError: naming what is missing.
         """
-        missing = self.missing()
-        if missing:
-            raise ValueError(f"{len(missing)} of {len(self._pieces)} pieces are missing, {missing[0].name} first")
+        self._check()
 
         def whole(number: int) -> jax.Array:
             return jax.numpy.array(self._leaves[number], copy=True)  # the buffer is written again by the next version

@@ -52,8 +52,18 @@ class Options:
     # of a group share (packed where that is little). Empty: tree for a model of your own, else padded
     layout: LayoutName = ""
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
-    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    # with --loop async: threads:N that score; local:N, N rollout workers, a learner and scorers in this process; ray:N,
+    # the same as processes on the cluster of Ray
     workers: str = "threads:1"
+    # with --loop async: rollouts on devices behind those of --mesh, in this layout, for example tensor=4: weights go
+    # there from device to device while the next update runs. Empty: rollouts and updates share the devices of --mesh
+    generator_mesh: str = ""
+    storage_units: int = 0  # with --loop async: units on which the rows lie, apart from who hands them out; 0: none
+    # with local:N or ray:N: rollout workers that fetch new weights at the same time, while all generate; 0: every one
+    # fetches them where it begins a row, and waits
+    weight_swaps: int = 0
+    step_parts: int = 1  # with local:N or ray:N: parts of a step, each rolled out and scored by itself
+    scorers: int = 1  # with local:N or ray:N: workers that score
     checkpoint_every: int = 50  # steps, on the host
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     track: tuple[str, ...] = ()  # also write the figures for tensorboard, wandb
@@ -216,12 +226,14 @@ def arm_program(name: str, arguments: list[str], arm: str, index: int) -> Progra
 
 
 def keeping_of(
-    options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str, build: Callable[[int], Program]
-) -> Keeping | None:
+    options: Options, plan: Plan, settings: Any, out: pathlib.Path, arm: str, build: Callable[[int], Program],
+    remake: Callable[[Any], Plan] | None = None,
+) -> Keeping | None:  # fmt: skip
     """How an arm runs on the host; None for one that is a compiled program for all seeds.
 
     Args:
       build: makes what a worker computes of a stage.
+      remake: makes the plan of the arm with other settings.
 
     Raises:
       UserError: for a loop that cannot run this plan.
@@ -254,6 +266,8 @@ def keeping_of(
         checkpoint_every=options.checkpoint_every,
         staleness=options.staleness if options.loop == "async" else None,
         scorers=durable.check_workers(options.workers)[1],
+        units=options.storage_units,
+        generator=durable.generator_of(options, settings, plan, remake),
         remote=remote,
         trackers=options.track,
         export=options.export == "always" or options.export == "own" and not arms.bundled(settings.model),
@@ -402,7 +416,8 @@ def check_options(options: Options, arguments: list[str]) -> None:
         raise UserError(f"--staleness {options.staleness} must not be negative")
     if not options.most_gap >= 0:
         raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
-    durable.check_workers(options.workers)
+    durable.check_sizes(options)
+    durable.check_generator(options)
     track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
@@ -491,7 +506,11 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     new = {name: settings for name, settings in resolved.items() if name not in kept}
     identities = store.identities(module, new, built)
     build = partial(arm_program, command_name(module).split()[-1], arguments)
-    keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name))
+
+    def remake(settings: Any) -> Plan:
+        return in_parts(module.build(settings), settings, options.microbatches)
+
+    keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name), remake)
                 for name, settings in new.items()}  # fmt: skip
     looks = verdicts.LOOKS if options.until_decided else (number,)
     for look in looks:

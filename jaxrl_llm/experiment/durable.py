@@ -6,6 +6,7 @@ yields again after it was ended is read from the first two; what it computes beg
 """
 
 import contextlib
+import dataclasses
 import pathlib
 import shutil
 import time
@@ -16,16 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
-from jaxrl_llm.asynchronous import conductor, limits, threads
+from jaxrl_llm.asynchronous import apart, conductor, limits, threads
 from jaxrl_llm.asynchronous.ray_workers import RayWorkers, load_ray
 from jaxrl_llm.asynchronous.roles import Program
-from jaxrl_llm.asynchronous.workers import Workers
-from jaxrl_llm.distributed import hosts, rules
+from jaxrl_llm.asynchronous.workers import Threads, Workers
+from jaxrl_llm.distributed import hosts, rollout_weights, rules
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import RunStopped, UserError
-from jaxrl_llm.run import lora_state
+from jaxrl_llm.run import flags, lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint, host, offline, streamed
@@ -45,33 +47,55 @@ class Remote(NamedTuple):
 
     workers: Callable[[], Workers]  # they start anew behind every checkpoint and measurement
     build: Callable[[int], Program]  # of a stage; every worker makes its own, so it can be sent to one
-    rollers: int = 1
+    sizes: limits.Sizes = limits.Sizes(rollers=1)  # its staleness is that of the run
 
 
 def check_workers(workers: str) -> tuple[str, int]:
-    """Kind and number of ``threads:N`` or ``ray:N``.
+    """Kind and number of ``threads:N``, ``local:N`` or ``ray:N``.
 
     Raises:
       UserError: for anything else, or Ray where it is not installed.
     """
     kind, _, number = workers.partition(":")
-    if kind not in ("threads", "ray") or not number.isdigit() or int(number) < 1:
-        raise UserError(f"--workers {workers!r} must be threads:N or ray:N with N at least 1")
+    if kind not in ("threads", "local", "ray") or not number.isdigit() or int(number) < 1:
+        raise UserError(f"--workers {workers!r} must be threads:N, local:N or ray:N with N at least 1")
     if kind == "ray":
         load_ray()
     return kind, int(number)
+
+
+def check_sizes(options: Any) -> None:
+    """Refuses numbers of an asynchronous run that are too small, or that nothing reads.
+
+    Args:
+      options: with the fields named below.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    kind, _ = check_workers(options.workers)
+    for name, least in (("storage_units", 0), ("weight_swaps", 0), ("step_parts", 1), ("scorers", 1)):
+        value = getattr(options, name)
+        given = f"{flags.spell(name)} {value}"
+        if value < least:
+            raise UserError(f"{given} must be at least {least}")
+        if value > least and options.loop != "async":
+            raise UserError(f"{given} belongs to --loop async: give it, or drop {flags.spell(name)}")
+        if value > least and kind == "threads" and name != "storage_units":
+            raise UserError(f"{given} is of several workers: give --workers local:N or ray:N with it, or drop it")
 
 
 def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused: tuple[bool, str]) -> Remote | None:
     """Who works in the asynchronous loop in place of threads of this process, by ``--workers``.
 
     Args:
-      options: with ``workers``, ``loop`` and ``most_gap``.
+      options: with ``workers``, ``loop``, ``most_gap`` and the fields of ``check_sizes``.
       refused: what else its workers cannot do: whether it is asked for, and why not.
 
     Raises:
       UserError: for what they cannot do.
     """
+    check_sizes(options)
     kind, number = check_workers(options.workers)
     if kind == "threads":
         return None
@@ -83,7 +107,79 @@ def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused
     ):
         if asked:
             raise UserError(f"--workers {options.workers} {why}")
-    return Remote(RayWorkers, build, number)
+    sizes = limits.Sizes(
+        rollers=number, judges=options.scorers, parts=options.step_parts, units=options.storage_units,
+        swaps=options.weight_swaps,
+    )  # fmt: skip
+    return Remote(RayWorkers if kind == "ray" else Threads, build, sizes)
+
+
+class Generator(NamedTuple):
+    """Rollouts on devices beside those of ``--mesh``, see ``asynchronous.apart``."""
+
+    plan: Plan  # the same, made for that mesh
+    mesh: Mesh
+    prepare: Callable[[Params], Params] | None  # what travels there in the place of the parameters
+
+
+def check_generator(options: Any) -> None:
+    """Refuses rollouts on devices of their own where nothing makes them.
+
+    Args:
+      options: with ``generator_mesh``, ``mesh``, ``loop`` and ``workers``.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    if not (spec := options.generator_mesh):
+        return
+    meshes.parse_sizes(spec, "--generator-mesh")
+    for asked, why in (
+        (options.loop != "async", "belongs to --loop async: give it, or drop --generator-mesh"),
+        (not options.mesh, "is beside the devices that train: give --mesh with it, data=1 for one"),
+        (not options.workers.startswith("threads"), f"is of one process: drop --workers {options.workers}"),
+    ):
+        if asked:
+            raise UserError(f"--generator-mesh {spec} {why}")
+
+
+def generator_of(options: Any, settings: Any, plan: Plan, build: Callable[[Any], Plan]) -> Generator | None:
+    """Where ``--generator-mesh`` rolls out: on the devices behind those of ``--mesh``; None: where it trains.
+
+    Args:
+      options: with ``generator_mesh``, ``loop`` and ``workers``.
+      settings: of the arm, with ``mesh``.
+      plan: of the arm.
+      build: makes the plan of other settings.
+
+    Raises:
+      UserError: for what cannot run apart.
+    """
+    check_generator(options)
+    if not (spec := options.generator_mesh):
+        return None
+    for asked, why in (
+        (plan.world is not None, "does not play episodes in Python: drop it"),
+        (plan.of_seed is not None, "does not make what belongs to each seed: drop it"),
+        (plan.move is not None, "is in the place of --rollout-mesh: drop one of them"),
+        (jax.process_count() > 1, "is of one process: drop --hosts"),
+    ):
+        if asked:
+            raise UserError(f"--generator-mesh {spec} {why}")
+    devices = meshes.devices_apart(meshes.parse_mesh(settings.mesh), spec, "--generator-mesh")
+    with meshes.on_devices(devices):
+        mesh = meshes.parse_mesh(spec, flag="--generator-mesh")
+        there = build(dataclasses.replace(settings, mesh=spec))
+    lighter = getattr(settings, "compute", "float32") != "float32" and plan.model is not None
+    prepare = rollout_weights.travelling(plan.model.config, jnp.dtype(settings.compute)) if lighter else None
+    return Generator(there, mesh, prepare and partial(of_model, prepare))
+
+
+def of_model(prepare: Callable[[Params], Params], params: Params) -> Params:
+    """``prepare`` of the model's own weights; heads beside it stay as they are."""
+    if "model" in params:
+        return params | {"model": prepare(params["model"])}
+    return prepare(params)
 
 
 class Keeping(NamedTuple):
@@ -94,6 +190,8 @@ class Keeping(NamedTuple):
     checkpoint_every: int = 50  # steps; a stage's end is always kept
     staleness: int | None = None  # updates that rollouts may lag behind in the asynchronous loop; None: the host loop
     scorers: int = 1  # threads that score in the asynchronous loop
+    units: int = 0  # on which its rows lie; 0 is one
+    generator: Generator | None = None  # of the asynchronous loop: where it rolls out; None: where it trains
     remote: Remote | None = None  # who works in the asynchronous loop in place of threads
     trackers: tuple[str, ...] = ()  # see ``run.records.track``
     export: bool = False  # write the trained model of every seed
@@ -224,6 +322,7 @@ class SeedRun:
         measure = plans.measured(plan)
         self.measure = measure if plan.on_host else jax.jit(measure)
         self.loops: dict[int, HostLoop] = {}
+        self.aparts: dict[int, threads.Apart] = {}
         self.offline: dict[tuple[int, int], Callable[..., Any]] = {}
         self.streams: dict[int, Any] = {}  # by stage, of the seed that runs
         self.looks: dict[int, Callable[..., Any]] = {}
@@ -405,16 +504,31 @@ class SeedRun:
 
     def _by_threads(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
         loop = self._loop(index, self.plan.stages[index].method)
-        return threads.run(loop, state, steps, staleness=self.keeping.staleness, scorers=self.keeping.scorers)
+        kept = self.keeping
+        return threads.run(
+            loop, state, steps, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
+            apart=self._apart(index),
+        )  # fmt: skip
+
+    def _apart(self, index: int) -> threads.Apart | None:
+        """The generator of a stage, where it has devices of its own."""
+        if self.keeping.generator is not None and index not in self.aparts:
+            there, method = self.keeping.generator, self.plan.stages[index].method
+            own = there.plan.stages[index].method
+            self.aparts[index] = apart.make_apart(method, own, self.mesh, there.mesh, there.prepare)
+        return self.aparts.get(index)
 
     def _by_workers(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
         """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
         folder, begun = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step)
+        remote, prompts = self.keeping.remote, self.plan.stages[index].method.prompts_per_step
+        if prompts % remote.sizes.parts:
+            raise UserError(f"--step-parts {remote.sizes.parts} does not divide the {prompts} prompts of a step")
         shutil.rmtree(folder, ignore_errors=True)
         checkpoint.save(folder, state, note={"metrics": {}})
         report = conductor.run(
-            self.keeping.remote.workers(), partial(self.keeping.remote.build, index), steps, folder=str(folder),
-            sizes=limits.Sizes(rollers=self.keeping.remote.rollers, staleness=self.keeping.staleness),
+            remote.workers(), partial(remote.build, index), steps, folder=str(folder),
+            sizes=remote.sizes._replace(staleness=self.keeping.staleness),
             limits=limits.Limits(skipped=self.keeping.most_skipped), checkpoint_every=steps - begun,
         )  # fmt: skip
         for event in report.events:

@@ -304,7 +304,9 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
         folder=run, checkpoint_every=settings.checkpoint_every, trackers=settings.track, export=True,
         most_gap=settings.most_gap, most_skipped=settings.most_skipped, of_seed="", of_stage="",
         note={"problems": found.digest}, staleness=settings.staleness if settings.loop == "async" else None,
-        scorers=threads, remote=durable.remote_of(settings, settings.mesh, partial(worker_program, settings)),
+        scorers=threads, units=settings.storage_units,
+        generator=durable.generator_of(settings, settings, plan, lambda other: build(opened(other), pool)),
+        remote=durable.remote_of(settings, settings.mesh, partial(worker_program, settings)),
         planner=None if settings.strict else planner_of(settings.layout, own=pathlib.Path(settings.model).is_dir()),
     )  # fmt: skip
     one = SeedRun(
@@ -409,6 +411,7 @@ def main(settings: Settings) -> int:
         check(settings)
     alone = method.needs_optimal_values(settings), f"does not measure the values that --loss {settings.loss} takes"
     # refuses what does not serve, before anything is loaded
+    durable.check_generator(settings)
     durable.remote_of(settings, settings.mesh, worker_program, alone)
     found = opened(settings)
     run = run_folder(settings)

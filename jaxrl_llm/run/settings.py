@@ -58,11 +58,21 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     checkpoint_every: int = 50  # steps
     loop: Literal["host", "async"] = "host"  # async: rollouts and scores beside the updates
     staleness: int = 1  # with --loop async: updates that the weights of a rollout may be behind; 0: those of host
-    # with --loop async: threads:N that score; ray:N, processes on the cluster of Ray, N of which roll out
+    # with --loop async: threads:N that score; local:N, N rollout workers, a learner and scorers in this process; ray:N,
+    # the same as processes on the cluster of Ray
     workers: str = "threads:1"
+    storage_units: int = 0  # with --loop async: units on which the rows lie, apart from who hands them out; 0: none
+    # with local:N or ray:N: rollout workers that fetch new weights at the same time, while all generate; 0: every one
+    # fetches them where it begins a row, and waits
+    weight_swaps: int = 0
+    step_parts: int = 1  # with local:N or ray:N: parts of a step, each rolled out and scored by itself
+    scorers: int = 1  # with local:N or ray:N: workers that score
     mesh: str = ""  # for example data=2,fsdp=4; empty: one device, with --hosts all of them along data
     # rollouts on the same devices in another layout, for example data=4,tensor=2; empty: that of --mesh
     rollout_mesh: str = ""
+    # with --loop async: rollouts on devices behind those of --mesh, in this layout; weights go there while the next
+    # update runs. Empty: rollouts and updates share the devices of --mesh
+    generator_mesh: str = ""
     hosts: str = ""  # several processes as one machine: auto (TPU pods, SLURM), or ADDRESS:PORT,COUNT,INDEX
     out: str = ""  # run folder; empty: runs/<time>
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
@@ -110,7 +120,8 @@ def check_measured(settings: Settings) -> None:
 
 def check_strict(settings: Settings) -> None:
     """Raises UserError for what sampling by the trainer's own pass does not know."""
-    without = ("slots", "rollout_cache", "rollout_weights", "mesh", "rollout_mesh", "hosts", "top_p", "top_k", "min_p",
+    without = ("slots", "rollout_cache", "rollout_weights", "mesh", "rollout_mesh", "generator_mesh", "hosts",
+               "top_p", "top_k", "min_p",
                "layout")  # fmt: skip
     for name in without:
         if (value := getattr(settings, name)) != getattr(Settings, name):

@@ -15,6 +15,7 @@ from experiments.parts import strings
 from jaxrl_llm.asynchronous import roles
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.rollout.generate import go_on
+from jaxrl_llm.train import host
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.online import init_state
 from jaxrl_llm.types import Rewards
@@ -54,6 +55,13 @@ def judge(rows) -> Rewards:
 def program() -> roles.Program:
     """The healthy one."""
     return roles.make_program(method(), start, judge)
+
+
+@lru_cache(maxsize=1)
+def wanted(steps):
+    """Parameters and metrics of the host loop."""
+    state, history = host.run(host.make_host_loop(method(), judge), start(), steps)
+    return jax.tree.map(np.asarray, state.params), history
 
 
 @lru_cache(maxsize=1)

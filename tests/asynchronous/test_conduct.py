@@ -23,9 +23,7 @@ SHORT = Limits(tries=2, roll=Limit(300.0, 300.0), score=Limit(0.5, 0.5), start_s
 @pytest.fixture(scope="module")
 def want():
     """Parameters and metrics of the host loop."""
-    loop = host.make_host_loop(programs.method(), programs.judge)
-    state, history = host.run(loop, programs.start(), STEPS)
-    return jax.tree.map(np.asarray, state.params), history
+    return programs.wanted(STEPS)
 
 
 def run(folder, crew=None, build=programs.program, steps=STEPS, limits=SHORT, **sizes):

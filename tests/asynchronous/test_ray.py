@@ -89,6 +89,21 @@ def test_healthy(cluster, tmp_path, want):
     assert all(t.seconds > 0 and t.sent_bytes + t.kept_bytes == total for t in report.transfers)
 
 
+def test_rows_on_storage_units_and_weights_in_turn(cluster, tmp_path, want):
+    state, report = run(tmp_path / "a", units=2, swaps=1)
+    same(state, report, want)
+    assert report.events == [] and {t.version for t in report.transfers} == set(range(STEPS))
+    _, report = run(tmp_path / "b", units=2, swaps=1, rollers=2, staleness=2)
+    assert report.events == [] and max(row[threads.STALENESS] for row in report.history) <= 2
+
+
+def test_a_storage_unit_that_is_killed(cluster, tmp_path, want):
+    """At its second call, which frees the rows of a step: it holds those of the next."""
+    state, report = run(tmp_path, {("drop", 2): programs.killed_before}, units=1)
+    same(state, report, want)
+    assert kinds(report).count("lost") == 1 and set(kinds(report)) <= {"missing", "lost"}, report.events
+
+
 def _nodes():
     import ray
 

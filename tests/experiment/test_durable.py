@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import dr_grpo
+from jaxrl_llm.asynchronous.limits import Sizes
 from jaxrl_llm.asynchronous.roles import make_program
 from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
@@ -144,9 +145,10 @@ def a_worker(index):
     return make_program(plan.stages[index].method, start, plan.host_score)
 
 
-def test_without_staleness_workers_train_what_the_host_loop_does(undisturbed, tmp_path):
+@pytest.mark.parametrize("sizes", [Sizes(rollers=1), Sizes(units=2, swaps=1)], ids=["plain", "units and swaps"])
+def test_without_staleness_workers_train_what_the_host_loop_does(undisturbed, tmp_path, sizes):
     """They begin at a checkpoint in the middle, too; at the end nothing is left of their folder."""
-    keeping = Keeping(tmp_path, "one", checkpoint_every=4, staleness=0, remote=Remote(Threads, a_worker))
+    keeping = Keeping(tmp_path, "one", checkpoint_every=4, staleness=0, remote=Remote(Threads, a_worker, sizes))
     found = loop.run_arm(tiny.build(SETTINGS), SETTINGS, [0], keeping=keeping)
     for name, curve in undisturbed[0].curves.items():
         assert found.curves[name]["values"] == curve["values"][:1], name
@@ -167,7 +169,16 @@ def test_an_experiment_in_processes_of_ray_is_the_host_loop(tmp_path):
 
 
 WRONG = {
-    ("--workers", "ray:0"): "must be threads:N or ray:N",
+    ("--workers", "ray:0"): "must be threads:N, local:N or ray:N",
+    ("--loop", "async", "--storage-units", "-1"): "--storage-units -1 must be at least 0",
+    ("--storage-units", "2"): "--storage-units 2 belongs to --loop async",
+    (
+        "--loop",
+        "async",
+        "--weight-swaps",
+        "1",
+    ): "--weight-swaps 1 is of several workers: give --workers",
+    ("--loop", "async", "--workers", "local:2", "--step-parts", "3"): "--step-parts 3 does not divide the 2 prompts",
     ("--workers", "ray:2"): "--workers ray:2 belongs to --loop async",
     ("--loop", "async", "--workers", "ray:2", "--mesh", "data=2"): "does not go with --mesh data=2",
     ("--loop", "async", "--workers", "ray:2", "--layout", "packed"): "drop --layout packed",

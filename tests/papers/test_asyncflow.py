@@ -1,5 +1,6 @@
 """AsyncFlow: streams by hand and against a loop, staleness in the timeline, the threaded loop against the host loop."""
 
+import json
 import time
 
 import jax
@@ -10,9 +11,10 @@ import pytest
 
 from experiments.parts import running_sums, strings
 from experiments.parts import running_sums_task as toy
+from experiments.systems import asyncflow
 from experiments.systems.parts import event_simulator, streaming_simulator
 from jaxrl_llm.asynchronous import threads
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.planning import chips, known_models
 from jaxrl_llm.train import host
@@ -180,6 +182,15 @@ def test_a_failure_in_any_thread_ends_the_run(loop, half):
         threads.run(halves._replace(**{half: broken}), start(), 3)
     with pytest.raises(ValueError, match="staleness=-1 must not be negative"):
         threads.run(halves, start(), 3, staleness=-1)
+
+
+@pytest.mark.slow
+def test_an_arm_trains_with_storage_units_and_weights_in_turn(tmp_path):
+    more = "--workers local:2 --storage-units 2 --weight-swaps 1 --step-parts 2 --scorers 2".split()
+    words = ["--smoke", "--arm", "async", "--seeds", "1", "--fresh", "--loop", "async", "--out", str(tmp_path)]
+    cli.main(asyncflow.__name__, [*words, *more])
+    curves = json.loads((tmp_path / "results.json").read_text())["arms"]["async"]["curves"]
+    assert max(curves["sampler/staleness"]["values"][0]) <= 1 and curves["reward/mean"]["values"]
 
 
 def test_the_lagged_actor_is_the_policy_of_so_many_updates_ago():

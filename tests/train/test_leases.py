@@ -61,6 +61,17 @@ def test_the_last_failure_names_all():
         leases.fail(("roll0", 4), "late")
 
 
+def test_what_is_reopened_is_done_again_and_nobody_holds_it():
+    leases = Leases(tries=2)
+    leases.grant(("score", 1), "a", until=5.0)
+    leases.grant(("score", 2), "a", until=5.0)
+    assert leases.fail(("score", 1), "late") and leases.done(("score", 1), "b")
+    leases.reopen(("score", 1))
+    assert not leases.is_done(("score", 1)) and [lease.item for lease in leases.held()] == [("score", 2)]
+    leases.grant(("score", 1), "b", until=9.0)
+    assert leases.fail(("score", 1), "late") and leases.done(("score", 1), "b")  # the first try of its new life
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
