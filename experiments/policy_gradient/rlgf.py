@@ -96,7 +96,8 @@ def server(settings) -> endpoints.Completion:
         raise UserError(f"--guide {settings.guide} needs --guide-model NAME, by which the server knows its model")
     endpoints.check_one_process(f"--guide {settings.guide}")
     complete = endpoints.make_completion(
-        settings.guide, settings.guide_model, cache=f"runs/guides/{settings.guide_model.replace('/', '_')}.jsonl",
+        settings.guide, settings.guide_model,
+        cache=endpoints.replies_of("guide", settings.guide, settings.guide_model),
         budget=endpoints.budget_of(settings), temperature=settings.endpoint_temperature,
         max_tokens=settings.max_new_tokens, seed=settings.endpoint_seed,
     )  # fmt: skip

@@ -209,7 +209,7 @@ def reading_chat(settings: Any) -> endpoints.Chat | None:
     address, name = getattr(settings, "reader", ""), getattr(settings, "reader_model", "")
     if bool(address) != bool(name):
         raise UserError("--reader ADDRESS and --reader-model NAME belong together: give both, or none for a rule")
-    cache = f"runs/readers/{name.replace('/', '_')}.jsonl"
+    cache = endpoints.replies_of("reader", address, name)
     return endpoints.from_settings(settings, address, name, cache=cache) if address else None
 
 
@@ -316,7 +316,7 @@ def _user(settings: Any) -> endpoints.Chat:
         raise UserError(
             f"--data {settings.data}: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
         )
-    cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
+    cache = endpoints.replies_of("user", settings.user, settings.user_model)
     return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
 
 

@@ -89,6 +89,16 @@ def settings_of(settings: Any) -> Settings:
     return Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Settings)})
 
 
+def replies_of(role: str, address: str, model: str) -> str:
+    """The file of a run's replies of the model that plays ``role``: two servers of one name do not answer for another.
+
+    >>> replies_of("judge", "http://here/v1", "org/m"), replies_of("judge", "http://there/v1", "org/m")
+    ('runs/judges/org_m-33f2d5f4.jsonl', 'runs/judges/org_m-7325167a.jsonl')
+    """
+    where = hashlib.sha256(address.encode()).hexdigest()[:8]
+    return f"runs/{role}s/{model.replace('/', '_')}-{where}.jsonl"
+
+
 def from_settings(settings: Settings, address: str, model: str, *, cache: str | pathlib.Path) -> Chat:
     """``make_chat`` by the flags of a run.
 
@@ -410,7 +420,7 @@ def open_judge(
     if not model:
         raise UserError(f"{where} needs {flag}-model NAME, by which the server knows its model")
     check_one_process(where)
-    chat = from_settings(settings, address, model, cache=f"runs/judges/{model.replace('/', '_')}.jsonl")
+    chat = from_settings(settings, address, model, cache=replies_of("judge", address, model))
     try:
         said = chat([{"role": "user", "content": question}])
     except Unanswered as error:

@@ -90,7 +90,7 @@ def _named(settings: Any, role: str) -> Write | None:
         raise UserError(f"--{role} ADDRESS and --{role}-model NAME belong together: give both, or none")
     if not address:
         return None
-    return endpoints.from_settings(settings, address, name, cache=f"runs/{role}s/{name.replace('/', '_')}.jsonl")
+    return endpoints.from_settings(settings, address, name, cache=endpoints.replies_of(role, address, name))
 
 
 def open_writer(settings: Settings) -> tuple[Write, int]:

@@ -126,7 +126,7 @@ def users(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Gi
     if not settings.user or not settings.user_model:
         raise UserError("--data FILE of users needs --user ADDRESS and --user-model NAME: a model plays the users")
     found, types = read(settings.data)
-    cache = f"runs/users/{settings.user_model.replace('/', '_')}.jsonl"
+    cache = endpoints.replies_of("user", settings.user, settings.user_model)
     user = endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
     try:
         user([{"role": "user", "content": "Say yes."}])
