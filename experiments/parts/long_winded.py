@@ -1,14 +1,16 @@
 """A reasoner that writes its work over and over: where methods that shorten begin."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import optax
 
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.experiment.recipes import Bench
+from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.train.methods.supervised import SupervisedRows
 from jaxrl_llm.train.plan import Stage
+from jaxrl_llm.types import Key, Params
 
 MARK = "#"  # before the answer of a chain
 
@@ -37,3 +39,14 @@ def warm_stage(found: Bench, problems: Sequence[Problem], *, steps: int, times: 
     rows = rows_of(found, problems, [written_over(p, times) for p in problems], times)
     warm = supervised.make_supervised(found.model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
     return Stage(warm, steps)
+
+
+def warm_base(found: Bench, problems: Sequence[Problem], *, steps: int, times: int = 2) -> Callable[[Key], Params]:
+    """The ``init`` of a plan: the model after ``warm_stage``, so that the first measurement is of what was taught."""
+    method = warm_stage(found, problems, steps=steps, times=times).method
+
+    def init(key: Key) -> Params:
+        state = offline.init_state(method, found.model.params, key)
+        return offline.scan_steps(method, state, steps)[0].params
+
+    return init
