@@ -99,6 +99,8 @@ def _embedded_settings():
         module = importlib.import_module(_name(path))
         settings = arms.preset(module, smoke=False, model=module.Settings().model)
         for name, one in arms.resolve(module, settings, ()).items():
+            if not one.data:  # problems that are made by the file itself
+                continue
             asked = (one.data, one.levels, one.train_problems, one.eval_problems)
             found.setdefault(asked, (f"{_ids(path)}: {name}", one))
     return found.values()
