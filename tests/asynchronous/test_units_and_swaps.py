@@ -231,7 +231,8 @@ def test_weights_under_way_change_nothing_of_a_row_that_is_being_generated(tmp_p
             return found
 
     run(tmp_path, Watched(8), steps=8, staleness=6, swaps=1, rollers=1, limits=PATIENT)
-    assert len(seen) == 8 and len({version for version, *_ in seen}) > 2
+    # the last step may be no more than six versions behind: two are seen at least, more where updates are quick
+    assert len(seen) == 8 and len({version for version, *_ in seen}) > 1
     for asked, had, oldest, of_tokens in seen:
         assert had == oldest >= asked and of_tokens - {-1} == {had}
 
