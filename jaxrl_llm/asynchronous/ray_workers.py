@@ -67,17 +67,17 @@ class RayWorkers:
 
     def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
         """See ``Workers``."""
+        return self._ticket(name, self._actors[name].call.remote(function, *arguments))
+
+    def _ticket(self, name: str, reference: Any) -> int:
         self._tickets += 1
-        reference = self._actors[name].call.remote(function, *arguments)
         self._calls[reference] = name, self._tickets
         return self._tickets
 
     def beside(self, name: str, function: Callable[..., Any], *arguments: Any) -> int:
         """See ``Workers``."""
-        self._tickets += 1
-        reference = self._actors[name].call.options(concurrency_group="aside").remote(function, *arguments)
-        self._calls[reference] = name, self._tickets
-        return self._tickets
+        beside = self._actors[name].call.options(concurrency_group="aside")
+        return self._ticket(name, beside.remote(function, *arguments))
 
     def aside(self, name: str, function: Callable[..., Any], timeout_s: float) -> Callable[..., Any]:
         """See ``Workers``."""

@@ -155,7 +155,8 @@ class ControlPlane:
             if len(self._ready[task]) < count:
                 return []
             found = self._chosen(task, size, by)[:count]
-            self._ready[task] = [row for row in self._ready[task] if row not in set(found)]
+            taken = set(found)
+            self._ready[task] = [row for row in self._ready[task] if row not in taken]
             if by is not None:
                 self._loads[task][by] += sum(self._weights.get(row, 1.0) for row in found)
             return found
