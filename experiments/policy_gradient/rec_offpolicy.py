@@ -7,13 +7,12 @@ Claim:     REINFORCE with a group baseline follows from a regularised surrogate 
 Equations: loss = -A W M logp over tokens, A = r - mean. reinforce: W = M = 1; one_side_is: PPO's M and W = rho (the
            gradient of GRPO); one_side: PPO's M, W = 1; two_sides, ring: other M; sequence: PPO's M on the ratio of the
            whole sequence; red_drop: excess negatives dropped; red_weight: W = exp(A); opmd: A = (r - tau log mean
-           exp(r / tau)) / (1 + tau); asymre: A = r - mean + 0.1, M = W = 1. reinforce_4, one_side_4, reinforce_1: the
-           sampler is renewed every 4 updates, or is the policy.
-Left out:  lagged in place of periodic synchronisation.
-Expect:    with the sampler renewed every 20 updates: eval/accuracy one_side close to one_side_is (within 0.05), and
-           one_side, red_drop and red_weight above reinforce, which unlearns there: these parts are of survival, and
-           reinforce_1 shows what it does where samples are its own.
-Measure:   held-out Countdown, sampler 0 to 19 updates old; 8 seeds, equal rollouts and updates in every arm.
+           exp(r / tau)) / (1 + tau); asymre: A = r - mean + 0.1, M = W = 1. reinforce_n, one_side_n: samples of n
+           updates ago; fresh: reinforce on samples of now.
+Left out:  nothing of the method; in the embedded arms every sample is 8 updates old, in place of a renewal every 20.
+Expect:    eval/accuracy: one_side, red_drop and red_weight above reinforce, which gains nothing from such samples, and
+           one_side close to one_side_is (within 0.05); fresh shows what reinforce does where samples are its own.
+Measure:   held-out Countdown on the settings of the bed stale_sampler; equal rollouts and updates in every arm.
 Run:       python -m experiments.policy_gradient.rec_offpolicy
 """
 
@@ -24,6 +23,7 @@ from functools import partial
 import optax
 from jaxtyping import Array
 
+from experiments.beds.parts import rare_answers
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.advantages.off_policy import asymre_advantages, opmd_advantages, red_drop_advantages
@@ -39,16 +39,14 @@ class Settings(recipes.OnlineSettings):
     steps: int = 400
     prompts_per_step: int = 96
     sync_every: int = 20  # updates between renewals of the sampler
+    lag: int = 0  # updates between every sample and its use; 0: what sync_every makes of it
     advantages: Callable[..., Array] = group.dr_grpo_advantages
     keep: Callable[..., Array] = off_policy.keep_one_side
     weigh: Callable[..., Array] = off_policy.unweighted
     ratio_of: Callable[..., Array] = off_policy.token_ratio
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3, 4), "steps": 240, "eval_every": 60, "prompts_per_step": 12,
-    "max_new_tokens": 28, "learning_rate": 3e-4, "eval_problems": 192,
-}  # fmt: skip
+EMBEDDED = {**rare_answers.EMBEDDED, "lag": 8}  # of the bed stale_sampler, and its dose
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
@@ -64,11 +62,15 @@ ARMS = {
     "sequence": {"ratio_of": off_policy.sequence_ratio},
     "opmd": {"keep": off_policy.keep_all, "advantages": partial(opmd_advantages, tau=1.0)},
     "asymre": {"keep": off_policy.keep_all, "advantages": asymre_advantages},
-    "reinforce_1": {"keep": off_policy.keep_all, "sync_every": 1},
-    "reinforce_4": {"keep": off_policy.keep_all, "sync_every": 4},
-    "one_side_4": {"sync_every": 4},
+    "fresh": {"keep": off_policy.keep_all, "lag": 0, "sync_every": 1},
+    "reinforce_2": {"keep": off_policy.keep_all, "lag": 2},
+    "one_side_2": {"lag": 2},
+    "reinforce_16": {"keep": off_policy.keep_all, "lag": 16},
+    "one_side_16": {"lag": 16},
 }
 METHOD = "one_side"
+# reinforce on old samples is the disease; the task must be learned from fresh ones
+BED = experiment.Bed(baseline="fresh")
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "kl/sampler_mean", "grad/norm")
 
@@ -76,6 +78,7 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy", "policy/clip_fraction", "kl
 def build(settings: Settings) -> experiment.Plan:
     """One online stage whose samples come from a stale copy; the arm sets advantages, mask and weight."""
     bench = recipes.bench(settings)
+    slots, extras = recipes.old_actor(settings.lag, settings.sync_every)
 
     def advantages(trajectories, rewards):
         values = settings.advantages(rewards.value, trajectories.group_ids, valid=rewards.valid)
@@ -92,9 +95,9 @@ def build(settings: Settings) -> experiment.Plan:
             temperature=settings.temperature,
         ),
         tx=optax.adam(settings.learning_rate),
-        **recipes.stale_actor(settings.sync_every),
+        **slots,
     )
-    return recipes.one_stage(settings, bench, online, extras=recipes.behaviour_extras)
+    return recipes.one_stage(settings, bench, online, extras=extras)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

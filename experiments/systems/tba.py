@@ -9,11 +9,11 @@ Equations: tba: mean (log Z + log pi - log ref - r / beta)^2 with log Z the grou
            with probability 0.5, else one of the newest 64 (tba_on: 0.95, tba_off: 0.25; tba_reward: drawn by softmax of
            5 times its mean reward); async: RLOO with the same draws; sync: RLOO on fresh samples. A stored prompt is
            drawn, then its responses from all its stored rollouts, no response twice. beta falls linearly (constant: it
-           does not). lag_16: sampler renewed every 16 updates.
+           does not). lag_16: new samples are 16 updates old, in place of 8.
            Searchers are renewed together and own parts of the prompts: several are one with the prompts of all.
 Left out:  red teaming; the numbers of the fall are ours.
 Expect:    eval/accuracy: tba > async, and tba > sync - 0.03; eval/pass@4 tba > async.
-Measure:   held-out Countdown, reference = start, sampler renewed every 8 updates; 8 seeds, equal rollouts and updates.
+Measure:   held-out Countdown on the settings of the bed stale_sampler, reference = start; equal rollouts and updates.
            replay/real: share of the drawn places that a response of its own filled.
 Run:       python -m experiments.systems.tba
 """
@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.beds.parts import rare_answers
 from experiments.systems.parts.replay import REPLAY, Replayed, empty_replay, make_replay
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
@@ -72,22 +73,22 @@ class Settings(recipes.OnlineSettings):
     inverse_temperature: float = 0.0  # above 0 stored groups of high reward are drawn more often
     capacity: int = 64  # stored groups
     sync_every: int = 2  # updates between renewals of the sampler's weights
+    lag: int = 0  # updates between every new sample and its use; 0: what sync_every makes of it
 
 
-EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 30,
-    "prompts_per_step": 6, "group_size": 8, "max_new_tokens": 18, "learning_rate": 3e-4, "eval_problems": 64,
-    "beta": 0.04, "beta_end": 0.02, "on_policy": 0.5, "sync_every": 8,
-}  # fmt: skip
+# of the bed stale_sampler, and its dose
+EMBEDDED = {**rare_answers.EMBEDDED, "beta": 0.04, "beta_end": 0.02, "on_policy": 0.5, "lag": 8}
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "capacity": 4,
 }  # fmt: skip
 ARMS = {
-    "sync": {"loss": rloo, "on_policy": 1.0, "sync_every": 1}, "async": {"loss": rloo}, "tba": {},
+    "sync": {"loss": rloo, "on_policy": 1.0, "lag": 0, "sync_every": 1}, "async": {"loss": rloo}, "tba": {},
     "tba_on": {"on_policy": 0.95}, "tba_off": {"on_policy": 0.25}, "tba_reward": {"inverse_temperature": 5.0},
-    "constant": {"beta": 0.02}, "lag_16": {"sync_every": 16}, "async_lag_16": {"loss": rloo, "sync_every": 16},
+    "constant": {"beta": 0.02}, "lag_16": {"lag": 16}, "async_lag_16": {"loss": rloo, "lag": 16},
 }  # fmt: skip
+# async on old samples is the disease; the task must be learned from fresh ones
+BED = experiment.Bed(baseline="sync")
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "kl/ref")
 CURVES = (*METRICS, "reward/mean", "kl/sampler_mean", "replay/real", "grad/norm")
 
@@ -102,12 +103,13 @@ def build(settings: Settings) -> experiment.Plan:
     """One online stage with a stale sampler and a ring of its newest groups."""
     bench, size = recipes.bench(settings), settings.group_size
     policy, same = bench.model.policy, {"reduction": "seq_mean", "temperature": settings.temperature}
-    width, stale = bench.train.tokens.shape[1] + settings.max_new_tokens, recipes.stale_actor(settings.sync_every)
+    width = bench.train.tokens.shape[1] + settings.max_new_tokens
+    stale, copies = recipes.old_actor(settings.lag, settings.sync_every)
 
     def extras(params, key):
         ring = {REPLAY: empty_replay(settings.capacity, size, width, key)} if settings.on_policy < 1 else {}
         first = keep_reference(params, key) | Tempered(jnp.asarray(settings.beta, jnp.float32))._asdict()
-        return recipes.behaviour_extras(params, key) | ring | first
+        return copies(params, key) | ring | first
 
     def row_extras(extras, rows, rewards):
         beta = jnp.broadcast_to(declared(Tempered, extras).beta, rewards.value.shape)

@@ -249,6 +249,17 @@ def lagged_extras(lag: int) -> Callable[[Params, Key], dict[str, Any]]:
     return lambda params, key: Behaviour(jax.tree.map(lambda x: jnp.stack([x] * (lag + 1)), params))._asdict()
 
 
+def old_actor(lag: int, every: int) -> tuple[dict[str, Callable], Callable[[Params, Key], dict[str, Any]]]:
+    """Slots of ``Online`` and the ``extras`` of their stage: samples come from older weights.
+
+    With ``lag`` above 0 every sample is so many updates old; with ``lag=0`` the sampler is renewed ``every`` updates,
+    so that samples are 0 to ``every - 1`` updates old and ``every=1`` is on-policy.
+    """
+    if lag:
+        return lagged_actor(lag), lagged_extras(lag)
+    return stale_actor(every), behaviour_extras
+
+
 def one_stage(
     settings: OnlineSettings,
     found: Bench,
