@@ -9,8 +9,8 @@ Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; nai
            on the same samples; grpo: clipped ratio to the sampler plus beta KL; pairs: DPO, -log
            sigmoid(beta (s_i - s_j)), s = log(pi / ref) of a response, over members of a group with r_i > r_j.
            on_policy, agro_2: agro with samples of now, or 2 updates old; fresh: naive with samples of now; offline,
-           offline_naive: all are of the start. token: consistency at every prefix y_<t that members of the group share: 1/2 Var of r - beta times the
-           sum of log(pi / ref) from t on; token_on: the same on samples of now.
+           offline_naive: all are of the start. token: consistency at every prefix y_<t that members of the group share:
+           1/2 Var of r - beta times the sum of log(pi / ref) from t on; token_on: the same on samples of now.
 Left out:  nothing of the method; the token-level form is derived from the sequence form, for the paper's own was not at
            hand. The exact tabular optimum of both is tested.
 Expect:    with samples of 8 updates ago: eval/accuracy agro > naive, and agro within 0.04 of on_policy.
