@@ -51,10 +51,12 @@ def fresh(params: Params, side: int) -> Memory:
     return Memory(empty, empty)
 
 
-def _convolved(x: Array, kernel: Array) -> Array:
-    return jax.lax.conv_general_dilated(
-        x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-    )[0]  # fmt: skip
+def _convolved(x: Float[Array, "S S F"], kernel: Float[Array, "3 3 F G"]) -> Float[Array, "S S G"]:
+    """A 3 x 3 convolution as one product, whose gradients are products, too: on a board a fraction of the time."""
+    side = x.shape[0]
+    around = jnp.pad(x, ((1, 1), (1, 1), (0, 0)))
+    near = [around[a : a + side, b : b + side] for a in range(3) for b in range(3)]
+    return jnp.concatenate(near, axis=2) @ kernel.reshape(-1, kernel.shape[3])
 
 
 def tick(params: Params, x: Array, memory: Memory, push: Array) -> Memory:
