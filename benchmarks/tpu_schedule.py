@@ -8,10 +8,10 @@
 Adds to results/benchmarks/tpu_schedule.json what is not there yet, a phase of a model on a slice at a time, and writes
 docs/schedule.md from it; what was compiled is kept if the next fails. Without ``--slices`` a model is compiled for the
 smallest slice of each generation on which it fits by the closed form. ``--compared``: the phases of Qwen3-1.7B that
-Tunix's figures exist for, in their shapes, every layer compiled; ``--checked``: the same by the straight lines of the
-other table. ``--memory``: what each phase needs, which is known before any code is made. Needs libtpu (extra ``plan``);
-a phase takes seconds on an idle core with ``--memory`` and a minute without, one whose layers are compiled one by one
-several, of ``--compared`` up to twenty.
+Tunix's figures exist for, in their shapes, every layer compiled, or with ``--lines`` by the straight lines of the other
+table; ``--checked``: these against all layers. ``--memory``: what each phase needs, which is known before any code is
+made. Needs libtpu (extra ``plan``); a phase takes seconds on an idle core with ``--memory`` and a minute without, one
+whose layers are compiled one by one several, of ``--compared`` up to twenty.
 """
 
 import argparse
@@ -63,7 +63,8 @@ straight line through programs of {few} and {more} layers{checked}.{missing}
 COMPARED_HEAD = """## Beside Tunix
 
 Qwen3-1.7B on `v5e:2x4` in bfloat16, as a run compiles it: scores of 32 rows x 2,048 and updates of 16 rows x 1,024 on
-`fsdp=8`; prefill of 32 prompts x 1,024 for 256 rows, and all 1,023 further tokens of each, on `data=8`.
+`fsdp=8`; prefill of 32 prompts x 1,024 for 256 rows, and all 1,023 further tokens of each, on `data=8`. Marked ~: a
+straight line through programs of fewer layers, as below.
 """
 
 
@@ -153,7 +154,7 @@ CHECKED = "checked"
 LINES = ("decode, 1,023 tokens", "scores", "update, activations kept")  # whose layers are compiled one by one
 
 
-def compared(name: str, whole: bool = True) -> dict[str, float]:
+def compared(name: str, whole: bool = True) -> dict[str, Any]:
     """Milliseconds of a phase in the shapes of the comparison, with the effort and the options of a run.
 
     Args:
@@ -174,27 +175,29 @@ def compared(name: str, whole: bool = True) -> dict[str, float]:
         raise SystemExit(f"{name} does not fit: {figure.peak / 2**30:.1f} GiB")
     parts = {part: round(1e3 * getattr(figure.schedule, part), 1) for part in (*PARTS[:-1], "collectives")}
     least = cost.least_seconds(config, topology.chip, train, sample, work)[phase]
-    return parts | {"least": round(1e3 * least, 1), "gib": round(figure.peak / 2**30, 2)}
+    lines = {"layers": list(figure.layers)} if figure.layers else {}
+    return parts | {"least": round(1e3 * least, 1), "gib": round(figure.peak / 2**30, 2)} | lines
 
 
 def checked_words(record: dict[str, dict[str, Any]]) -> str:
     """How far straight lines are off, where all layers were compiled too."""
     whole, told = record.get(COMPARED, {}), []
     for name, line in record.get(CHECKED, {}).items():
-        if name in whole:
+        if name in whole and "layers" not in whole[name]:
             time, memory = (line[part] / whole[name][part] - 1 for part in ("total", "gib"))
             told.append(f"{name} {time:+.0%} of time, {memory:+.0%} of memory")
     return f" (against all layers, Qwen3-1.7B above: {'; '.join(told)})" if told else ""
 
 
-def compared_table(found: dict[str, dict[str, float]]) -> str:
+def compared_table(found: dict[str, dict[str, Any]]) -> str:
     """``compared`` for people."""
     columns = ("phase", *PARTS, "collectives", "GiB", "Tunix 0.1.7")
     lines = [COMPARED_HEAD, "| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, one in found.items():
         theirs = next((said for phase, said in TUNIX.items() if name.startswith(phase)), "-")
+        said = f"{name} ~" if "layers" in one else name
         lines.append(
-            "| " + " | ".join([name, *(f"{one[part]:,}" for part in (*PARTS, "collectives", "gib")), theirs]) + " |"
+            "| " + " | ".join([said, *(f"{one[part]:,}" for part in (*PARTS, "collectives", "gib")), theirs]) + " |"
         )
         if name.startswith("decode"):
             tokens = {part: one[part] / 1023 for part in (*PARTS, "collectives")}
@@ -287,6 +290,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--memory", action="store_true", help="buffers alone, without code: seconds a phase")
     parser.add_argument("--compared", action="store_true", help="the phases beside Tunix's, and no others")
+    parser.add_argument("--lines", action="store_true", help="--compared by straight lines, as the other table is")
     parser.add_argument("--checked", action="store_true", help="straight lines against all layers, and no others")
     given = parser.parse_args(words)
     found = json.loads(record.read_text()) if record.exists() else {}
@@ -306,7 +310,7 @@ def main(words: list[str] | None = None, record: pathlib.Path = RECORD, out: pat
     if given.compared or given.checked:  # a phase at a time, too
         place = found.setdefault(COMPARED if given.compared else CHECKED, {})
         for name in [name for name in (SHAPES if given.compared else LINES) if name not in place]:
-            place[name] = compared(name) if given.compared else compared(name, whole=False)
+            place[name] = compared(name, whole=given.compared and not given.lines)
             kept(name)
         return
     cells = list(planned_cells(given.models, given.slices))

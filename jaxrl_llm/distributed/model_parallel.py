@@ -14,11 +14,13 @@ from jaxtyping import Array
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.distributed.ring import Parts, make_ring
+from jaxrl_llm.distributed.scattered_sums import make_product
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.attention import Seen
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import cut_out
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
+from jaxrl_llm.models.layers import plain_product
 
 
 def on_mesh(
@@ -42,6 +44,7 @@ def on_mesh(
       sums_fn: ``models.kernels.attention_kernels.make_sums``; None: none.
     """
     return {
+        "product_fn": make_product(mesh) if mesh.devices.flat[0].platform == "tpu" else plain_product,
         "sums_fn": None if sums_fn is None else make_sums(mesh, sums_fn),
         "rows_fn": None if rows_fn is None else make_rows(mesh, rows_fn),
         "cached_fn": None if cached_fn is None else make_cached(mesh, cached_fn, otherwise or attend_fn),

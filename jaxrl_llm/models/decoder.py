@@ -34,7 +34,7 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
-from jaxrl_llm.models.layers import ATTENDED, PRODUCT, norm, project
+from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, norm, plain_product, project
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
@@ -76,6 +76,7 @@ class How(NamedTuple):
     cached_fn: CachedFn | None = None
     rotate_fn: Callable[..., Array] = rotate
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
+    product_fn: ProductFn = plain_product
 
 
 def init_params(config: ModelConfig, key: Array) -> Params:
@@ -114,9 +115,10 @@ def block(
     """
     b, s, _ = x.shape
     heads = attend(norm(config, x, layer, "input_norm"))
-    mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o")
+    mixed = project(heads.reshape(b, s, config.num_heads * config.head_dim), layer, "o", how.product_fn)
     x = x + (norm(config, mixed, layer, "attention_out_norm") if config.output_norms else mixed)
-    fed, router = feed_forward(config, layer, norm(config, x, layer, "post_norm"), how.experts_fn, recorded)
+    normed = norm(config, x, layer, "post_norm")
+    fed, router = feed_forward(config, layer, normed, how.experts_fn, recorded, how.product_fn)
     return how.place(x + (norm(config, fed, layer, "mlp_out_norm") if config.output_norms else fed), "rows"), router
 
 
@@ -153,7 +155,7 @@ def _run(config, how, params, tokens, positions, segment_ids, pages=None, expert
         layer, recorded = opened(item[0]), item[1]
 
         def attend(normed):
-            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn, how.product_fn)
             return attention(config, layer, q, k, v, mask, distances, look)
 
         return block(config, how, layer, x, attend, recorded)[0], None
@@ -199,12 +201,12 @@ def _hidden_groups(config, how, params, prompts, responses):
         layer, read = opened(layer), []
 
         def look(normed):
-            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn)
+            q, k, v = queries_keys_values(config, layer, normed, prompts[1], how.rotate_fn, how.product_fn)
             read.extend((k, v))
             return attention(config, layer, q, k, v, *alone, how.attend_fn)
 
         def follow(normed):
-            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn)
+            q, k, v = queries_keys_values(config, layer, normed, responses[1], how.rotate_fn, how.product_fn)
             mask, before_mask = layer_mask(layer, *own), layer_mask(layer, *across)
             return attend_both(q, k, v, mask, *read, before_mask, **settings)
 
@@ -242,7 +244,7 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
 
         def attend(normed):
             nonlocal stored, new
-            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn)
+            q, k, v = queries_keys_values(config, layer, normed, positions, how.rotate_fn, how.product_fn)
             if in_place:
                 new, read = caches.stored(cache, "k", k) | caches.stored(cache, "v", v), how.attend_fn
                 if made:
@@ -346,6 +348,7 @@ def make_policy(
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
     layout: caches.CacheLayout | None = None,
+    product_fn: ProductFn = plain_product,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
 
@@ -370,12 +373,14 @@ def make_policy(
         ``unembed``.
       layout: how a cache lies where there is no ``cached_fn``, ``models.kernels.attention_kernels.make_layout``; None:
         as is best on a CPU.
+      product_fn: how products with the matrices of attention and of a dense feed-forward part are computed,
+        ``distributed.scattered_sums.make_product``.
     """
     layout = layout or caches.CacheLayout(caches.UNROLLED)
     apart = layout.apart if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
     layout = layout if cached_fn is None else caches.CacheLayout(0, TILE)  # the kernel reads a stack
     rotate_fn = rotate if cached_fn is None else rotate_by_product
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart)
+    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, product_fn)
 
     return Policy(
         init=partial(init_params, config),

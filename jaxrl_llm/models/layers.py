@@ -1,5 +1,7 @@
 """Projections and norms that every family shares."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -8,6 +10,7 @@ from jaxtyping import Array
 from jaxrl_llm.models.spec import ModelConfig
 
 PRODUCT, ATTENDED = "product", "attended"  # what a policy of recomputation may keep, see ``models.decoder.kept``
+ProductFn = Callable[[Array, Array, str], Array]
 LORA_A, LORA_B = "_lora_a", "_lora_b"
 
 
@@ -15,13 +18,18 @@ def _along_last(vector: Array, x: Array) -> Array:
     return jnp.reshape(vector, (1,) * (x.ndim - 1) + (-1,))
 
 
-def project(x: Array, layer: dict[str, Array], name: str) -> Array:
-    """``x W + b`` in the dtype of ``x``; the bias where the layer has one.
+def plain_product(x: Array, weight: Array, name: str) -> Array:
+    """``x W`` in the dtype of ``x``; ``name``: of the matrix, for products that lie somewhere.
 
     Rows are one axis during the product: on a CPU the gradient of ``W`` takes three times as long as a sum over two.
     """
-    weight = layer[name].astype(x.dtype)
-    out = checkpoint_name((x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1]), PRODUCT)
+    weight = weight.astype(x.dtype)
+    return (x.reshape(-1, x.shape[-1]) @ weight).reshape(*x.shape[:-1], weight.shape[-1])
+
+
+def project(x: Array, layer: dict[str, Array], name: str, product_fn: ProductFn = plain_product) -> Array:
+    """``x W + b`` in the dtype of ``x``; the bias where the layer has one."""
+    out = checkpoint_name(product_fn(x, layer[name], name), PRODUCT)
     if name + LORA_A in layer:  # see models.lora
         out = out + (x @ layer[name + LORA_A].astype(x.dtype)) @ layer[name + LORA_B].astype(x.dtype)
     bias = layer.get(f"{name}_bias")

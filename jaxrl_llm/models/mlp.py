@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import project
+from jaxrl_llm.models.layers import ProductFn, plain_product, project
 from jaxrl_llm.models.spec import Experts, ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -18,10 +18,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 ExpertsFn = Callable[..., Array]
 
 
-def dense(config: ModelConfig, layer: dict[str, Array], x: Array) -> Array:
+def dense(config: ModelConfig, layer: dict[str, Array], x: Array, product_fn: ProductFn = plain_product) -> Array:
     """``down(act(gate x) * up x)``, or ``down(act(up x))`` where the family has no gate."""
-    act, up = ACTIVATIONS[config.activation], project(x, layer, "up")
-    return project(act(project(x, layer, "gate")) * up if config.gated_mlp else act(up), layer, "down")
+    act, up = ACTIVATIONS[config.activation], project(x, layer, "up", product_fn)
+    inner = act(project(x, layer, "gate", product_fn)) * up if config.gated_mlp else act(up)
+    return project(inner, layer, "down", product_fn)
 
 
 class Routed(NamedTuple):
@@ -94,10 +95,11 @@ def feed_forward(
     x: Float[Array, "B S D"],
     experts_fn: ExpertsFn = grouped_experts,
     recorded: Int[Array, "B S K"] | None = None,
+    product_fn: ProductFn = plain_product,
 ) -> tuple[Float[Array, "B S D"], Routed | None]:
     """The feed-forward part and, for a mixture of experts, what its router did; ``recorded``: as in ``route``."""
     if config.experts is None:
-        return dense(config, layer, x), None
+        return dense(config, layer, x, product_fn), None
     b, s, d = x.shape
     flat = x.reshape(b * s, d)
     logits = project(flat, layer, "router")

@@ -149,11 +149,13 @@ class Program:
         return found
 
     def trips(self, line: _Line) -> int | None:
-        """How often a loop runs: what the compiler knows, else the largest whole number in its condition."""
+        """How often a loop runs: what the compiler knows, else the largest whole number in its condition, in steps of
+        what its body adds to what is compared there.
+        """
         known = re.search(r'known_trip_count"?:\{"?n"?:"?(\d+)', line.rest)
         if known:
             return int(known[1])
-        seen, found, todo = set(), [], [_called(line, "condition")[0]]
+        seen, found, asked, todo = set(), [], set(), [_called(line, "condition")[0]]
         while todo:
             name = todo.pop()
             if name in seen:
@@ -162,8 +164,26 @@ class Program:
             for inner in self.computations.get(name, []):
                 constant = inner.op == "constant" and re.match(r"[su]32\[\]", inner.type)
                 found += [int(inner.inside)] if constant and inner.inside.isdigit() else []
+                asked |= {_number(inner.rest, "index")} if inner.op == "get-tuple-element" else set()
                 todo += _called(inner, "calls")
-        return max(found) if found else None
+        return -(-max(found) // self.added(_called(line, "body")[0], asked)) if found else None
+
+    def added(self, body: str, asked: set[int | None]) -> int:
+        """What one turn of a loop adds to the counter among the arrays that are ``asked`` for; 1 where that is unclear.
+
+        Windows of a product are two in a turn.
+        """
+        lines = self.computations.get(body, [])
+        by_name, last = {line.name: line for line in lines}, lines[-1:]
+        for place, name in enumerate(last[0].operands if last else ()):
+            line = by_name.get(name)
+            if line is None or line.op != "add" or place not in asked:
+                continue
+            terms = [by_name[term] for term in line.operands if term in by_name]
+            steps = [int(term.inside) for term in terms if term.op == "constant" and term.inside.isdigit()]
+            if len(steps) == 1 and steps[0] and any(_number(term.rest, "index") == place for term in terms):
+                return steps[0]
+        return 1
 
 
 def _number(text: str, name: str) -> int | None:

@@ -115,6 +115,17 @@ def test_a_program_by_hand():
     assert ("kernels", "models/layers.py:22") in {(place.kind, place.where) for place in found.places}
 
 
+@pytest.mark.parametrize(("step", "trips"), [(1, 4), (2, 2), (3, 2)])
+def test_a_loop_that_counts_in_steps_has_fewer_turns(step, trips):
+    """Windows of a product are two in a turn, and the compiler does not say how many turns there are."""
+    counter = f"""  %i = s32[] get-tuple-element(%carry), index=0
+  %step = s32[] constant({step})
+  %next = s32[] add(%i, %step)
+  ROOT %out = (s32[], f32[10]{{0}}) tuple(%next, %kernel.1)"""
+    text = PROGRAM.replace("  ROOT %out = (s32[], f32[10]{0}) tuple(%x, %kernel.1)", counter)
+    assert schedule.of_text(text, CHIP).computing == doubles(trips * 0.030 + 0.020)
+
+
 def test_a_copy_does_not_come_while_a_kernel_has_the_memory():
     kernel = ('%k = f32[10]{0} custom-call(%a), custom_call_target="tpu_custom_call", '
               'backend_config={"cost_estimate":{"flops":"1","bytes_accessed":"5000"}}')  # fmt: skip
@@ -250,6 +261,7 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
     assert any("| update ~ |" in line for line in rows)  # from a few of its layers
     by_hand = {name: dict.fromkeys((*script["PARTS"], "collectives", "gib"), 1023.0)
                for name in ("decode, 1,023 tokens", "update, recomputed", "prefill")}  # fmt: skip
+    by_hand["update, recomputed"] |= {"layers": [4, 8]}
     cell = found["Qwen3-0.6B v5e:2x4"]
     cell |= {"fits": False, "phases": {"update": cell["phases"]["update"] | {"schedule_ms": None, "fits": False}}}
     monkeypatch.setattr(buffers, "peak", lambda *given: 2.0**31 * (1 + 100 * (given[5] == "update")))
@@ -261,6 +273,7 @@ def test_the_tables_are_added_to_and_not_made_again(tmp_path, monkeypatch):
     told = script["page"]({"Qwen3-0.6B v5e:2x4": cell, "compared": by_hand, "checked": {"prefill": line}})
     assert "| update ~ | does not fit |" in told and "| **no** |" in told
     assert "| decode | 140.0 |" not in told and "prefill +25% of time, +25% of memory" in told
+    assert "| update, recomputed ~ | 1,023.0 |" in told and "| prefill | 1,023.0 |" in told
     assert "| decode, one token | 1.00 |" in told and "| 21.7 |" in told and "397 + kernels |" in told
     record.write_text(json.dumps(found | {"libtpu": "0.0.1"}))
     with pytest.raises(SystemExit, match=r"made with libtpu 0\.0\.1, and .* pip install libtpu==0\.0\.1"):
