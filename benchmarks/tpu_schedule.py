@@ -244,7 +244,9 @@ def missing(cells: dict[str, dict[str, Any]], part: str) -> str:
     """What has not been compiled yet: ``gib`` or ``phases``."""
     done = {name: [phase for phase in PHASES if phase in cell[part]] for name, cell in cells.items()}
     some = [
-        f"{name} ({', '.join(set(PHASES) - set(have))})" for name, have in done.items() if 0 < len(have) < len(PHASES)
+        f"{name} ({', '.join(phase for phase in PHASES if phase not in have)})"
+        for name, have in done.items()
+        if 0 < len(have) < len(PHASES)
     ]
     none = [name for name, have in done.items() if not have]
     none += [model for model in MODELS if model not in {name.split(" ")[0] for name in cells}]

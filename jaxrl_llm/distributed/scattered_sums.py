@@ -137,7 +137,7 @@ def make_product(mesh: Mesh, least: tuple[int, int] = LEAST) -> ProductFn:
 
         def local(x: Array, slopes: Array) -> Array:
             found = scattered_sum(x.reshape(-1, x.shape[2]), slopes.reshape(-1, slopes.shape[2]), order, cut)
-            return jax.lax.psum(found, others) if others else found
+            return jax.lax.psum(found.astype(x.dtype), others) if others else found
 
         kept = P(AXIS, other) if cut == 0 else P(other, AXIS)
         summed = jax.shard_map(local, mesh=mesh, in_specs=(left, right), out_specs=kept)

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.distributed import rules, scattered_sums
 from jaxrl_llm.distributed.mesh import parse_mesh
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.layers import plain_product
 from tests import close
@@ -47,8 +48,9 @@ def test_values_and_gradients_are_those_of_the_plain_product(spec, name):
         close.assert_same_sums(one, other, 32 + 32 + 8 * 4 * 32)
 
 
-def test_bfloat16_is_no_further_from_float32_than_the_plain_product_is():
-    mesh, errors = parse_mesh("fsdp=8"), {}
+@pytest.mark.parametrize("spec", ["fsdp=8", "data=4,fsdp=2"])
+def test_bfloat16_is_no_further_from_float32_than_the_plain_product_is(spec):
+    mesh, errors = parse_mesh(spec), {}
     exact = _gradients(plain_product, mesh, "gate")[1][1]
     for kind, product in (("ring", scattered_sums.make_product(mesh, least=(2, 1))), ("plain", plain_product)):
         found = _gradients(product, mesh, "gate", jnp.bfloat16)[1][1]
@@ -122,3 +124,24 @@ def test_a_whole_decoder_has_the_gradients_of_the_plain_one(remat):
 
     found = gradients(product_fn=scattered_sums.make_product(mesh, least=(2, 1)))
     close.assert_same_sums(found, gradients(), close.gradient_sums(config, 8, 6))
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_a_frozen_matrix_is_summed_around_no_ring(remat):
+    config, thin = small_config(), lora.Lora(2)
+    mesh = parse_mesh("fsdp=8")
+    product = scattered_sums.make_product(mesh, least=(2, 1))
+    inner = make_policy(config, remat=remat, place=rules.make_place(mesh), product_fn=product)
+    policy = lora.make_policy(inner, config, thin)
+    params = rules.shard(policy.init(jax.random.key(0)), mesh)
+    tokens = jnp.ones((8, 6), jnp.int32)
+
+    def text(run, *given):
+        summed = jax.jit(jax.grad(lambda *given: jnp.sum(jnp.sin(run(*given, tokens, tokens, tokens)))))
+        return summed.lower(*given).compile().as_text()
+
+    def adapted(thin, base, *rows):
+        return policy.hidden({"base": base, "lora": thin}, *rows)
+
+    assert "/ppermute" not in text(adapted, params["lora"], params["base"])
+    assert "/ppermute" in text(inner.hidden, params["base"])
