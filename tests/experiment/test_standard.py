@@ -371,6 +371,9 @@ def test_two_plans_are_compared_where_they_part():
     two, parted = plan._replace(stages=[shared, shared]), plan._replace(stages=[shared, other])
     assert pilot.first_updates(two, two)["update_difference"] == 0.0
     assert pilot.first_updates(parted, two)["update_difference"] > 0.1
+    assert "groups_with_signal" in pilot.first_updates(parted, two)
+    alone = shared._replace(method=shared.method._replace(group_size=1))
+    assert pilot.has_groups(shared) and not pilot.has_groups(alone)
     imitated = tiny.build(tiny.Settings(warm_steps=2)).stages[0]  # no rollouts: nothing is compared there
     assert pilot.first_updates(plan._replace(stages=[imitated]), plan._replace(stages=[imitated])) == {}
 

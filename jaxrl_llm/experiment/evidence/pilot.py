@@ -18,7 +18,7 @@ from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.online import Online
-from jaxrl_llm.train.plan import Plan
+from jaxrl_llm.train.plan import Plan, Stage
 
 SEEDS = (2000, 2001)  # of its own
 NOISE = 0.0184  # sd of a paired difference of one seed where nothing better is known: 64 problems, evidence of old
@@ -54,7 +54,8 @@ def _iterations(plan: Plan, steps: int, index: int) -> tuple[Any, Any, dict[str,
 def first_updates(method: Plan, baseline: Plan) -> dict[str, float]:
     """``update_difference`` and ``groups_with_signal`` of three iterations of the first stage in which the two differ.
 
-    Of the last of their stages where none does; empty where no stage of both can be traced.
+    Of the last of their stages where none does; empty where no stage of both can be traced. The second is there for
+    methods that compare responses of a group.
     """
     found = {}
     for index in range(min(len(method.stages), len(baseline.stages))):
@@ -62,13 +63,17 @@ def first_updates(method: Plan, baseline: Plan) -> dict[str, float]:
         if ends[0] is None or ends[1] is None:
             continue
         (start, right, _), (_, left, acts) = ends
-        found = {
-            "update_difference": update_difference(left, right, start),
-            "groups_with_signal": 1.0 - acts.get("group/degenerate_fraction", math.nan),
-        }
+        found = {"update_difference": update_difference(left, right, start)}
+        if has_groups(method.stages[index]):
+            found["groups_with_signal"] = 1.0 - acts.get("group/degenerate_fraction", math.nan)
         if not found["update_difference"] < SAME:
             break
     return found
+
+
+def has_groups(stage: Stage) -> bool:
+    """Whether responses to one prompt are compared: a single one has none to differ from."""
+    return getattr(stage.method, "group_size", 1) > 1
 
 
 def update_difference(left: Any, right: Any, start: Any) -> float:
@@ -160,7 +165,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
         lengths = [[stage.steps for stage in built[name].stages] for name in (method, baseline)]
         if found["update_difference"] < SAME and lengths[0] == lengths[1]:
             problems.append(f"{method} and {baseline} make the same updates: three iterations differ by nothing")
-        if found["groups_with_signal"] == 0.0:
+        if found.get("groups_with_signal") == 0.0:
             problems.append("no group of the first iterations has two different rewards: nothing acts on anything")
 
     class Options:
