@@ -132,3 +132,21 @@ def test_certificates_of_beds_are_on_the_page(tmp_path):
     page = systems.render(root)
     assert "| lag | 0.150 to 0.260 | 0: 0.260, 8: 0.170 | scrambled +0.010 [-0.010, +0.030] |" in page
     assert "**not certified** on 8 seeds; control again, x: too wide |" in page
+
+
+def test_what_base_models_can_do_is_on_the_page(tmp_path):
+    root = _tree(tmp_path)
+    assert systems.bases(root) == []
+    (root / "results" / "pretrain_base").mkdir()
+
+    def of(one, many):
+        return {"pass@1": {"mean": one, "low": 0.1, "high": 0.3, "n": 64}, "pass@8": {"mean": many}}
+
+    for name, size, tasks in (("wide", 2000, {"sums": 0.25, "maps": 0.5}), ("slim", 1000, {"sums": 0.2})):
+        accuracy = {task: of(one, 0.75) | {"levels": {"3": of(one / 2, 0.5)}} for task, one in tasks.items()}
+        kept = {"parameters": size, "accuracy": accuracy}
+        (root / "results" / "pretrain_base" / f"{name}.json").write_text(json.dumps(kept))
+    page = systems.render(root)
+    assert "| task | level | slim (1,000 parameters) | wide (2,000 parameters) |" in page
+    assert "| sums | all | 0.20 [0.10, 0.30], 0.75 (n=64) | 0.25 [0.10, 0.30], 0.75 (n=64) |" in page
+    assert "| maps | 3 |  | 0.25 [0.10, 0.30], 0.50 (n=64) |" in page

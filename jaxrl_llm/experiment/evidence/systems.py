@@ -173,6 +173,33 @@ def certified(root: pathlib.Path = ROOT) -> list[str]:
     return ["", "## Test beds", "", head, "", columns, "|---|---|---|---|---|---|", *rows]
 
 
+def bases(root: pathlib.Path = ROOT) -> list[str]:
+    """What the base models can do before any reinforcement learning, by task and level; nothing without a record."""
+    models = {path.stem: json.loads(path.read_text()) for path in (root / "results" / "pretrain_base").glob("*.json")}
+    models = dict(sorted(models.items(), key=lambda item: item[1]["parameters"]))
+    if not models:
+        return []
+
+    def cell(name: str, task: str, level: str) -> str:
+        found = models[name]["accuracy"].get(task)
+        found = found["levels"].get(level) if found and level else found
+        if not found:
+            return ""
+        one, many = found["pass@1"], found["pass@8"]
+        return f"{one['mean']:.2f} [{one['low']:.2f}, {one['high']:.2f}], {many['mean']:.2f} (n={one['n']})"
+
+    tasks = {task: found["levels"] for model in models.values() for task, found in model["accuracy"].items()}
+    rows = []
+    for task, levels in tasks.items():
+        for level in ("", *levels):
+            cells = " | ".join(cell(name, task, level) for name in models)
+            rows.append(f"| {task} | {level or 'all'} | {cells} |")
+    head = "Made by `python -m experiments.pretrain_base`: pass@1 with its interval over problems, and pass@8, before any"
+    names = " | ".join(f"{name} ({model['parameters']:,} parameters)" for name, model in models.items())
+    columns = f"| task | level | {names} |\n|---|---|{'---|' * len(models)}"
+    return ["", "## Base models", "", head + "\nreinforcement learning.", "", columns, *rows]
+
+
 def render(root: pathlib.Path = ROOT) -> str:
     """The whole page as Markdown."""
     tests = {path: path.read_text() for path in sorted((root / "tests").rglob("*.py"))}
@@ -186,7 +213,7 @@ def render(root: pathlib.Path = ROOT) -> str:
         lines += ["", f"## {family.replace('_', ' ').capitalize()}", ""]
         lines += ["| system | paper | mechanism | pilot | record | status |", "|---|---|---|---|---|---|"]
         lines += [_row(s, *states[s.slug], root, pilots) for s in systems if s.family == family]
-    return "\n".join([*lines, *certified(root)]) + "\n"
+    return "\n".join([*lines, *certified(root), *bases(root)]) + "\n"
 
 
 def write(root: pathlib.Path = ROOT) -> pathlib.Path:
