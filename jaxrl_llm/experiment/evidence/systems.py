@@ -194,10 +194,10 @@ def bases(root: pathlib.Path = ROOT) -> list[str]:
         for level in ("", *levels):
             cells = " | ".join(cell(name, task, level) for name in models)
             rows.append(f"| {task} | {level or 'all'} | {cells} |")
-    head = "Made by `python -m experiments.pretrain_base`: pass@1 with its interval over problems, and pass@8, before any"
+    head = "Made by `python -m experiments.pretrain_base`: pass@1 with its interval over problems, and pass@8, before"
     names = " | ".join(f"{name} ({model['parameters']:,} parameters)" for name, model in models.items())
     columns = f"| task | level | {names} |\n|---|---|{'---|' * len(models)}"
-    return ["", "## Base models", "", head + "\nreinforcement learning.", "", columns, *rows]
+    return ["", "## Base models", "", head + "\nany reinforcement learning.", "", columns, *rows]
 
 
 def render(root: pathlib.Path = ROOT) -> str:
