@@ -129,6 +129,13 @@ def test_no_more_at_once_than_allowed_and_no_limit_by_zero(server, tmp_path):
     assert server.most == 3
 
 
+def test_equal_questions_of_one_call_are_asked_once(server, tmp_path):
+    chat = endpoints.make_chat(server.address, "m", cache=tmp_path / "a", budget=endpoints.Budget())
+    server.wait_s = 0.02  # long enough for all to be under way at once
+    assert endpoints.ask_all(chat, [_said(t) for t in "abaab"], workers=5) == ["A", "B", "A", "A", "B"]
+    assert len(server.seen) == 2
+
+
 def test_flags_reach_the_endpoint(server, tmp_path):
     settings = endpoints.Settings(
         endpoint_temperature=0.3, endpoint_seed=7, endpoint_reply_tokens=9, endpoint_requests=1

@@ -89,14 +89,14 @@ def settings_of(settings: Any) -> Settings:
     return Settings(**{f.name: getattr(settings, f.name) for f in dataclasses.fields(Settings)})
 
 
-def replies_of(role: str, address: str, model: str) -> str:
+def replies_of(role: str, address: str, model: str, folder: str = "runs") -> str:
     """The file of a run's replies of the model that plays ``role``: two servers of one name do not answer for another.
 
     >>> replies_of("judge", "http://here/v1", "org/m"), replies_of("judge", "http://there/v1", "org/m")
     ('runs/judges/org_m-33f2d5f4.jsonl', 'runs/judges/org_m-7325167a.jsonl')
     """
     where = hashlib.sha256(address.encode()).hexdigest()[:8]
-    return f"runs/{role}s/{model.replace('/', '_')}-{where}.jsonl"
+    return f"{folder}/{role}s/{model.replace('/', '_')}-{where}.jsonl"
 
 
 def from_settings(settings: Settings, address: str, model: str, *, cache: str | pathlib.Path) -> Chat:
@@ -390,7 +390,7 @@ def draw_of(seed: Any) -> int:
 
 
 def ask_all(chat: Chat, conversations: Sequence[Messages], *, workers: int = 8) -> list[str | None]:
-    """The replies in order, several at a time; None where there was no reply."""
+    """The replies in order, several at a time; None where there was no reply. Equal conversations are asked once."""
 
     def one(messages: Messages) -> str | None:
         try:
@@ -399,7 +399,10 @@ def ask_all(chat: Chat, conversations: Sequence[Messages], *, workers: int = 8) 
             return None
 
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, conversations))
+        keys = [json.dumps(messages, sort_keys=True) for messages in conversations]
+        asked = dict(zip(keys, conversations, strict=True))
+        replies = dict(zip(asked, pool.map(one, asked.values()), strict=True))
+    return [replies[key] for key in keys]
 
 
 def open_judge(

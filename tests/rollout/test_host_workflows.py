@@ -150,7 +150,7 @@ def test_every_repetition_asks_with_a_seed_of_its_own(monkeypatch, tmp_path):
         ask = workflow_programs.executor(settings, folder=str(tmp_path))
         assert [ask("x", 0), ask("x", 1), ask("y", 0), ask("x", 1)] == ["3 x", "4 x", "3 y", "4 x"]
     assert [s["content"] for r in server.seen for s in r["messages"]] == ["Say yes.", "x", "x", "y"]
-    assert {r["temperature"] for r in server.seen} == {0.7} and (tmp_path / "a_b.jsonl").is_file()
+    assert {r["temperature"] for r in server.seen} == {0.7} and list((tmp_path / "executors").glob("a_b-*.jsonl"))
 
 
 def _rows(marks, rewards, taken):

@@ -118,9 +118,9 @@ def answer(program: str, question: str, ask: Ask, run: Run, *, most: int) -> Ans
     return Answered(None, f"it asks more than {most} times")
 
 
-def executor(settings: Any, *, folder: str) -> Ask:
+def executor(settings: Any, *, folder: str = "runs") -> Ask:
     """The model behind ``settings.executor`` as ``ask``; the same question asked again is another draw."""
-    cache = f"{folder}/{settings.executor_model.replace('/', '_')}.jsonl"
+    cache = endpoints.replies_of("executor", settings.executor, settings.executor_model, folder)
     chat = endpoints.from_settings(settings, settings.executor, settings.executor_model, cache=cache)
 
     def ask(text: str, again: int) -> str:
@@ -317,7 +317,7 @@ def workflows(
     tasks = training_tasks(train, settings.searches, settings.validation_items)
     tested = [held_task(held, settings.validation_items)]
     try:
-        ask = executor(settings, folder="runs/executors")
+        ask = executor(settings)
     except endpoints.Unanswered as error:
         raise UserError(f"--executor {settings.executor} does not answer: {error}") from error
     world = partial(
