@@ -8,23 +8,26 @@ Equations: R = 1 where the database at good-bye is the gold one and the user was
            A_i = (R_i - mean) / std of the talks of a request; PPO's clip, + beta k3(pi, cold start), on the agent's
            tokens only. cold_start: not trained; static: users who say everything in the first message; process: 0.1
            more for every call that a tool could answer; no_mask: tokens of user and tools are trained on, too.
-Left out:  the telecom domain, whose users have tools, too; here, a language model as the user, who is a script;
-           synthesis of the talks of the cold start, whose script is right four times in five and sees users of both
-           kinds.
+Left out:  here, a language model as the user, who is a script; synthesis of the talks of the cold start, whose script
+           is right four times in five and sees users of both kinds.
 Expect:    eval/pass1: mua_rl > cold_start, mua_rl > static; eval/pass4: mua_rl > static.
 Measure:   held-out requests of users who hold back, eight trials each; 8 seeds, equal episodes and updates. pass^k:
-           chance that k trials of a request all succeed; eval/fickle: success where the user changes the mind.
-Run:       python -m experiments.agents.mua_rl; at scale --model DIR --data retail:FOLDER (or airline:FOLDER) --user
-           http://localhost:8000/v1 --user-model NAME, who plays the users who hold back; static has a script that says
-           everything
+           chance that k trials of a request all succeed; eval/fickle: success where the user changes the mind. Of
+           --domain telecom, where the user has a phone and tools of its own, also pass^1 by how many things are wrong.
+Run:       python -m experiments.agents.mua_rl [--domain telecom]; at scale --model DIR --data retail:FOLDER (airline:,
+           telecom:, or several with commas, measured one by one) --user http://localhost:8000/v1 --user-model NAME, who
+           plays the users who hold back; static has a script that says everything
 """
 
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
+
+from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import retail
+from experiments.agents.parts import retail, telecom
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import multi_turn_plan
@@ -74,6 +77,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     users: Callable[[], Problems] = retail.holding_back  # to train with
     bonus: float = 0.0  # for every call that a tool could answer
     trained: Callable[..., Trajectories] = agent_only
+    domain: Literal["retail", "telecom"] = "retail"  # of the embedded world; ``data`` names that of a desk
 
 
 EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 4}
@@ -92,6 +96,16 @@ CURVES = (*METRICS, "reward/mean", "policy/entropy")
 BED = experiment.Bed(metric="eval/pass1", baseline="no_mask")
 
 
+def embedded(settings: Settings) -> tuple[arenas.Arena, arenas.Arena, Callable[..., dict[str, Array]]]:
+    """The embedded world of a domain, what is trained on in it, and how it is measured; arms name the shop's users."""
+    if settings.domain == "retail":
+        arena = retail.make_retail()
+        return arena, retail.to_train(arena, settings.users, bonus=settings.bonus), retail.figures
+    arena = telecom.make_telecom()
+    users = telecom.outspoken if settings.users is retail.outspoken else telecom.holding_back
+    return arena, telecom.to_train(arena, users, bonus=settings.bonus), telecom.figures
+
+
 def build(settings: Settings) -> Plan:
     """GRPO on whole talks; every arm starts from the same cold start, and is tested with users who hold back."""
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
@@ -104,12 +118,11 @@ def build(settings: Settings) -> Plan:
         }
         plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
         return settings.then(plan)
-    arena = retail.make_retail()
-    ground = retail.to_train(arena, settings.users, bonus=settings.bonus)
+    arena, ground, figures = embedded(settings)
     online = method(ground, trained=partial(settings.trained, arena.new_tokens))
     stages = (Stage(online, settings.steps, keep_reference),)
     base = arenas.make_base(arena, steps=settings.base_steps)
-    return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=retail.figures)))
+    return settings.then(Plan(base, stages, strings.bound(arenas.measure, arena, samples=8, figures=figures)))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

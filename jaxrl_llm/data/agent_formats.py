@@ -9,6 +9,7 @@ import ast
 import json
 import pathlib
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -173,6 +174,19 @@ def appworld(root: str | pathlib.Path, split: str) -> list[Problem]:
 
 # --- tau-bench and tau2-bench
 
+# what may count of a talk: the database is that of the actions; the user was told the outputs; the checks hold; the
+# actions were taken
+BASIS, BASES = ("DB", "COMMUNICATE"), ("DB", "COMMUNICATE", "ENV_ASSERTION", "ACTION")
+SIDES = ("assistant", "user")
+
+
+class SideCall(NamedTuple):
+    """A call on one side of a desk: the ``assistant``'s, with the database, or the ``user``'s, with a device."""
+
+    side: str
+    name: str
+    arguments: dict[str, Any]
+
 
 class DeskTask(NamedTuple):
     """What a simulated user wants of a service desk, and what must have happened in the end."""
@@ -182,6 +196,18 @@ class DeskTask(NamedTuple):
     actions: tuple[tuple[str, dict[str, Any]], ...]  # calls whose database is the right one
     outputs: tuple[str, ...]  # that the user must be told
     where: str  # place in the file, for messages
+    by_user: tuple[int, ...] = ()  # which of the actions are the user's own
+    begin: tuple[SideCall, ...] = ()  # what changes both sides before the talk
+    checks: tuple[tuple[SideCall, bool], ...] = ()  # what must hold of both sides in the end, or must not
+    basis: tuple[str, ...] = BASIS  # what counts
+    compared: tuple[tuple[str, ...] | None, ...] = ()  # arguments of each action that count; None, or nothing here: all
+
+
+class DeskCriteria(NamedTuple):
+    """The parts of a task that say what counts."""
+
+    checks: tuple[tuple[SideCall, bool], ...] = ()
+    basis: tuple[str, ...] = BASIS
 
 
 def _python_value(node: ast.expr, path: pathlib.Path) -> Any:
@@ -214,11 +240,46 @@ def _python_tasks(path: pathlib.Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}:{node.lineno}", _python_value(node, path)
 
 
-def _action(record: Any, where: str) -> tuple[str, dict[str, Any]]:
-    if checked(record, dict, where).get("requestor", "assistant") != "assistant":
-        raise DataError(f"{where}: an action of the user's own device; only desks without such tools are read")
-    given = "kwargs" if "kwargs" in record else "arguments"
-    return field(record, "name", str, where), field(record, given, dict, where)
+def _action(record: Any, where: str) -> SideCall:
+    given = "kwargs" if "kwargs" in checked(record, dict, where) else "arguments"
+    call = field(record, "name", str, where), field(record, given, dict, where)
+    return SideCall(_side(record.get("requestor", "assistant"), f"{where}: requestor"), *call)
+
+
+def _side(value: Any, where: str) -> str:
+    if value not in SIDES:
+        raise DataError(f"{where}: {json.dumps(value)[:60]} is none of {', '.join(SIDES)}")
+    return value
+
+
+def _env_call(record: Any, where: str) -> SideCall:
+    """A call of tau2's ``env_type`` and ``func_name``."""
+    side = _side(field(record, "env_type", str, where), f"{where}: env_type")
+    return SideCall(side, field(record, "func_name", str, where), field(record, "arguments", dict, where))
+
+
+def _begin(state: Any, where: str) -> tuple[SideCall, ...]:
+    """What tau2's ``initial_state`` does to both sides."""
+    for name, value in checked(state, dict, where).items():
+        if name != "initialization_actions" and value:
+            raise DataError(f"{where}: tasks that change the database by {name} are not read")
+    listed = checked(state.get("initialization_actions") or [], list, f"{where}: initialization_actions")
+    return tuple(_env_call(call, f"{where}: initialization_actions[{k}]") for k, call in enumerate(listed))
+
+
+def _criteria(judged: dict[str, Any], where: str) -> DeskCriteria:
+    """What counts of a tau2 task; one without assertions counts by database and by what the user was told."""
+    listed = checked(judged.get("env_assertions") or [], list, f"{where}: env_assertions")
+    if not listed:
+        return DeskCriteria()
+    found = []
+    for k, record in enumerate(listed):
+        at = f"{where}: env_assertions[{k}]"
+        found.append((_env_call(record, at), checked(record.get("assert_value", True), bool, f"{at}: assert_value")))
+    basis = texts({"reward_basis": ["ENV_ASSERTION"]} | judged, "reward_basis", where)
+    if unknown := [name for name in basis if name not in BASES]:
+        raise DataError(f"{where}: reward_basis: {unknown[0]} cannot be judged here; only {', '.join(BASES)} can")
+    return DeskCriteria(tuple(found), basis)
 
 
 def _told(scenario: Any, where: str) -> str:
@@ -235,17 +296,25 @@ def _told(scenario: Any, where: str) -> str:
 
 def _desk_task(record: Any, where: str, k: int) -> DeskTask:
     if "evaluation_criteria" in checked(record, dict, where):  # tau2
-        if record.get("initial_state"):
-            raise DataError(f"{where}: initial_state: tasks that change the database first are not read")
+        begin = _begin(record.get("initial_state") or {}, f"{where}: initial_state")
         told = _told(field(record, "user_scenario", dict, where), f"{where}: user_scenario")
         judged, at = field(record, "evaluation_criteria", dict, where), f"{where}: evaluation_criteria"
+        counts = _criteria(judged, at)
         judged = {name: judged.get(name) or [] for name in ("actions", "communicate_info")}
         identity, actions, outputs = str(record.get("id", k)), judged["actions"], texts(judged, "communicate_info", at)
     else:
         told, at, identity = field(record, "instruction", str, where), where, str(k)
+        begin, counts = (), DeskCriteria()
         actions, outputs = field(record, "actions", list, where), texts({"outputs": []} | record, "outputs", where)
     calls = [_action(a, f"{at}: actions[{i}]") for i, a in enumerate(checked(actions, list, f"{at}: actions"))]
-    return DeskTask(identity, told, tuple(calls), outputs, where)
+    by_user = tuple(i for i, call in enumerate(calls) if call.side == "user")
+    pairs = tuple((call.name, call.arguments) for call in calls)
+    compared = tuple(
+        None if a.get("compare_args") is None else texts(a, "compare_args", f"{at}: actions[{i}]")
+        for i, a in enumerate(actions)
+    )
+    compared = compared if any(x is not None for x in compared) else ()
+    return DeskTask(identity, told, pairs, outputs, where, by_user, begin, *counts, compared)
 
 
 def desk_tasks(path: str | pathlib.Path) -> list[DeskTask]:
@@ -283,14 +352,44 @@ def desk_split(path: str | pathlib.Path, tasks: Sequence[DeskTask]) -> tuple[lis
     return [known[name] for name in train], [known[name] for name in test]
 
 
-DESKS = {"retail": ("users", "orders", "products"), "airline": ("users", "reservations", "flights")}
+DESKS = {
+    "retail": ("users", "orders", "products"), "airline": ("users", "reservations", "flights"),
+    "telecom": ("customers", "lines", "plans", "devices", "bills"),
+}  # fmt: skip
+
+
+def load_toml(path: pathlib.Path) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises:
+      DataError: naming the file, and where it is no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}); give the folder that holds it") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise DataError(f"{path}: not TOML ({error})") from error
+
+
+def _toml_tables(path: pathlib.Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tables whose records are listed; ``lines`` have a ``line_id``, and so on."""
+    found, tables = load_toml(path), {}
+    for name in names:
+        key, rows = f"{name[:-1]}_id", field(found, name, list, str(path))
+        named = [(field(record, key, str, f"{path}: {name}[{k}]"), record) for k, record in enumerate(rows)]
+        tables[name] = dict(named)
+        if len(tables[name]) < len(named):
+            raise DataError(f"{path}: {name}: two records have one {key}")
+    return tables
 
 
 def desk_database(folder: str | pathlib.Path, desk: str) -> dict[str, dict[str, Any]]:
     """The tables of a desk by name: of tau-bench's folder ``data`` (one file a table) or tau2-bench's ``db.json``.
 
     Args:
-      desk: ``retail`` or ``airline``.
+      desk: ``retail``, ``airline`` or ``telecom``, whose tables are in ``db.toml``; what its users have at hand is in
+        ``user_db.toml`` (``load_toml``).
 
     Raises:
       DataError: for a table that is absent or holds anything but records by name.
@@ -298,6 +397,8 @@ def desk_database(folder: str | pathlib.Path, desk: str) -> dict[str, dict[str, 
     if desk not in DESKS:
         raise UserError(f"desk={desk!r} is none of {', '.join(DESKS)}")
     folder = pathlib.Path(folder)
+    if desk == "telecom":
+        return _toml_tables(folder / "db.toml" if folder.is_dir() else folder, DESKS[desk])
     whole = folder / "db.json" if folder.is_dir() else folder
     if whole.is_file():
         found = checked(load_json(whole), dict, str(whole))

@@ -286,15 +286,17 @@ def with_text(*names: str) -> Record:
 
 
 def declared_as(
-    function: Callable[..., Any], arguments: Record, *, ask: bool = False
+    function: Callable[..., Any], arguments: Record, *, ask: bool = False, optional: Sequence[str] = ()
 ) -> tuple[Tool, Callable[..., Any]]:
     """A function of the tables as a tool, described by its docstring.
 
     Args:
-      arguments: what else it takes: the JSON schema of each, all of which are required.
+      arguments: what else it takes: the JSON schema of each.
       ask: the agent is told to have the user confirm it first.
+      optional: arguments that may be left out.
     """
-    schema = {"type": "object", "properties": arguments, "required": list(arguments), "additionalProperties": False}
+    needed = [name for name in arguments if name not in optional]
+    schema = {"type": "object", "properties": arguments, "required": needed, "additionalProperties": False}
     description = " ".join((function.__doc__ or "").split()) + (_ASK if ask else "")
     return tool(function.__name__, description, schema), function
 

@@ -23,6 +23,8 @@ from jaxrl_llm.envs import (
     tau_bench,
     tau_bench_airline,
     tau_bench_tools,
+    telecom,
+    telecom_phone,
     text_games,
     tool_question,
 )
@@ -46,7 +48,7 @@ FOLDERS = (
 )
 OF_FOLDERS = ("webshop", "alfworld", "textworld")
 OF_PACKAGES = ("textarena", "gymnasium", "reasoning_gym")
-NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail", "airline")
+NO_MODULES = (*OF_FOLDERS, *OF_PACKAGES, "tfds", "appworld", "retail", "airline", "telecom")
 SEEDS = 1024  # of a game that makes its tasks from seeds, to train on
 HOUSE = (
     "You live in a house of text. Each turn, write one command, and nothing else, until the task is done; you are "
@@ -297,7 +299,10 @@ def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[
 APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.make_plan``
 
 
-DESK_TOOLS = {"retail": tau_bench_tools.RETAIL, "airline": tau_bench_airline.AIRLINE}
+DESK_TOOLS = {"retail": tau_bench_tools.RETAIL, "airline": tau_bench_airline.AIRLINE, "telecom": telecom.TELECOM}
+DESKS = "retail:FOLDER, airline:FOLDER or telecom:FOLDER"
+# files of rules, of which a desk has the first that is there and what belongs to it
+RULES = (("wiki.md",), ("policy.md",), ("main_policy.md", "tech_support_manual.md"))
 
 
 def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:
@@ -320,32 +325,52 @@ def _user(settings: Any) -> endpoints.Chat:
     return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
 
 
-def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:
-    """``retail:FOLDER`` or ``airline:FOLDER``: such a folder of tau-bench's ``envs`` or tau2-bench's ``domains``.
+def _opened_desk(place: str) -> tuple[str, pathlib.Path, tau_bench.Desk]:
+    """The kind, folder and desk of ``telecom:FOLDER`` and the like."""
+    kind, _, where = place.partition(":")
+    folder = pathlib.Path(where)
+    if kind not in DESK_TOOLS or not folder.is_dir():
+        raise UserError(f"--data {place}: give {DESKS}, where FOLDER is there")
+    files = next((names for names in RULES if (folder / names[0]).is_file()), None)
+    if files is None:
+        raise UserError(
+            f"--data {place}: the folder has no {' and no '.join(names[0] for names in RULES)}; give the one that does"
+        )
+    rules = "\n\n".join((folder / x).read_text(encoding="utf-8") for x in files if (folder / x).is_file())
+    tables, device = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, kind), None
+    if kind == "telecom":
+        own, device = folder / "user_db.toml", telecom_phone.IN_HAND
+        tables[device.table] = telecom_phone.phone(agent_formats.load_toml(own) if own.is_file() else None)
+    return kind, folder, tau_bench.Desk(tables, rules, DESK_TOOLS[kind], device)
 
-    The folder holds the tables (``data`` or ``db.json``), the rules (``wiki.md`` or ``policy.md``), and
-    ``tasks_train.py`` with ``tasks_test.py``, which is held out; or ``tasks.json`` with ``split_tasks.json``, whose
-    ``test`` is held out; or one file of tasks alone, of which a tenth is. Users are played by the model
-    ``settings.user_model`` behind the address ``settings.user``.
+
+def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:
+    """Desks of folders of tau-bench's ``envs`` or tau2-bench's ``domains``, as ``DESKS`` spell them.
+
+    A folder holds the tables (``data``, ``db.json`` or ``db.toml``), the rules (``RULES``), and ``tasks_train.py`` with
+    ``tasks_test.py``, which is held out; or ``tasks.json`` with ``split_tasks.json``, whose ``test`` is held out; or
+    one file of tasks alone, of which a tenth is. Users are played by the model ``settings.user_model`` behind the
+    address ``settings.user``; those of ``telecom`` have a phone (``user_db.toml``) with tools of their own. Several
+    desks, with commas between them, train together and are measured one by one, too.
 
     Args:
-      openly: users of training say everything in their first message (``tau_bench.plain_user``).
+      openly: users of training say everything in their first message (``tau_bench.plain_user``), and those with a phone
+        do on it what a message names.
     """
-    kind, folder = _place(settings, "retail:FOLDER or airline:FOLDER", tuple(DESK_TOOLS))
-    rules = next((folder / name for name in ("wiki.md", "policy.md") if (folder / name).is_file()), None)
-    if rules is None:
-        raise UserError(f"--data {settings.data}: the folder has no wiki.md and no policy.md; give the one that does")
-    tables = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, kind)
-    service = tau_bench.Desk(tables, rules.read_text(encoding="utf-8"), DESK_TOOLS[kind])
+    opened = [_opened_desk(place) for place in settings.data.split(",")]
+    kinds = [kind for kind, _, _ in opened]
+    if len(set(kinds)) < len(kinds):
+        raise UserError(f"--data {settings.data}: a kind of desk stands twice; give each once")
+    tasks = [_desk_tasks(folder, settings) for _, folder, _ in opened]
     shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
-    both, user = _desk_tasks(folder, settings), _user(settings)
+    user, found = _user(settings), []
     try:
-        return [
-            tau_bench.desk_texts(service, tasks, tokenizer, user=who, **shape)
-            for tasks, who in zip(both, (tau_bench.plain_user if openly else user, user), strict=True)
-        ]
+        for part, who in enumerate((tau_bench.plain_user if openly else user, user)):
+            pairs = [(service, both[part]) for (_, _, service), both in zip(opened, tasks, strict=True)]
+            found.append(tau_bench.desks_texts(pairs, tokenizer, user=who, **shape))
     except endpoints.Unanswered as error:
         raise UserError(f"--user {settings.user}: a user did not say its first words: {error}") from error
+    return found
 
 
 def served(answers: Any, rows: Trajectories, *, bonus: float = 0.0) -> Rewards:
@@ -357,17 +382,23 @@ def served(answers: Any, rows: Trajectories, *, bonus: float = 0.0) -> Rewards:
 def passed(settings: Any) -> Callable[[Trajectories, Rewards, Problems], dict[str, Array]]:
     """Of measured talks of ``desk``: pass^1 and pass^4 over ``settings.eval_samples`` trials, and turns.
 
+    Of several desks also pass^1 and pass^4 of each, for example ``eval/pass1_telecom``.
+
     Raises:
       UserError: for fewer than four trials.
     """
-    trials = settings.eval_samples
+    trials, kinds = settings.eval_samples, [place.partition(":")[0] for place in settings.data.split(",")]
     if trials < 4:
         raise UserError(f"--eval-samples {trials}: pass^4 needs 4 trials of a request at least")
 
     def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
         right = jnp.sum((rewards.valid & (rewards.value > 0.5)).astype(jnp.float32).reshape(-1, trials), axis=1)
         taken = jnp.sum(turns_of(rows).taken.astype(jnp.float32), axis=1)
-        shown = {f"eval/pass{k}": reduce.scalars(intervals.pass_hat_k(right, trials, k)) for k in (1, 4)}
+        passes = {f"eval/pass{k}": intervals.pass_hat_k(right, trials, k) for k in (1, 4)}
+        shown = {name: reduce.scalars(values) for name, values in passes.items()}
+        for k, kind in enumerate(kinds if len(kinds) > 1 else ()):
+            mine = problems.answers["desk"] == k
+            shown |= {f"{name}_{kind}": reduce.scalars(values, mine) for name, values in passes.items()}
         return shown | {"eval/turns": reduce.scalars(taken)}
 
     return figures

@@ -8,12 +8,14 @@ import types
 import numpy as np
 import pytest
 
-from jaxrl_llm.envs import tau_bench_tools, webshop
+from jaxrl_llm.envs import tau_bench_tools, telecom, webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
 from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import boxes, endpoints
+from tests import close
 from tests.models_for_tests import byte_model
+from tests.rollout import test_host_telecom
 from tests.rollout.test_host_desk import START
 from tests.shop_for_tests import first_products, forty_mugs
 
@@ -75,6 +77,8 @@ def folder(tmp_path_factory):
     (folder / "users.jsonl").write_text("\n".join(map(json.dumps, users)))
     write_apps(folder / "data")
     write_desk(folder / "desk")
+    rows = [test_host_telecom.record_of("service", name) for name in ("airplane", "sim")]
+    test_host_telecom.write(folder / "telecom", rows)
     (folder / "shop").mkdir()
     forty_mugs(folder / "shop")
     return folder
@@ -129,6 +133,8 @@ def plain_packages(monkeypatch):
     """In the place of what the searches, AppWorld and users need; and a desk of one tool, whose prompt is short."""
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
     monkeypatch.setitem(catalog.DESK_TOOLS, "retail", few)
+    few = [(tool, run) for tool, run in telecom.TELECOM if tool.name == "get_details_by_id"]
+    monkeypatch.setitem(catalog.DESK_TOOLS, "telecom", few)
     monkeypatch.setattr(
         endpoints, "make_chat", lambda *given, **more: lambda heard, draw=0: "Hello" if len(heard) == 2 else "?"
     )
@@ -152,6 +158,19 @@ def test_two_steps(slug, folder, tmp_path):
         assert arm.updates == 0 or arm.metrics.get("world/failed_fraction", [0.0]) == [0.0], name
         missing = set(module_of(slug).METRICS) - set(arm.metrics)
         assert missing <= UNMEASURED.get(slug, set()), f"{name} does not measure {missing}"
+
+
+@pytest.mark.slow
+def test_two_desks_train_together_and_are_measured_apart(folder, tmp_path):
+    module, kept = module_of("mua_rl"), [*SIZES, "--eval-samples", "4", "--endpoint-requests", "1000"]
+    data = f"retail:{folder}/desk,telecom:{folder}/telecom"
+    given = ["--model", str(folder), "--data", data, *USER, "--arm", "mua_rl", "static", "--seeds", "1"]
+    found = cli.run(module, ["--smoke", *given, *kept, "--out", str(tmp_path)])
+    for name, arm in found.arms.items():
+        assert np.isfinite(arm.metrics["loss/total"]).all() and arm.metrics["world/failed_fraction"] == [0.0], name
+        apart = [arm.metrics[f"eval/pass1_{kind}"][0] for kind in ("retail", "telecom")]
+        close.assert_near(arm.metrics["eval/pass1"][0], np.mean(apart))
+        assert {"eval/pass4_retail", "eval/pass4_telecom"} <= set(arm.metrics)
 
 
 @pytest.mark.slow
@@ -192,8 +211,10 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ("loop", "{model} --data appworld:none", "--data appworld:none: give appworld:FOLDER, where FOLDER is"),
         ("mua_rl", "{model} --data retail:{folder}/desk", "needs --user ADDRESS and --user-model NAME"),
         ("mua_rl", "{model} --data airline:{folder}/desk", "reservations.json cannot be read"),
-        ("mua_rl", "{model} --data telecom:{folder}/desk", "give retail:FOLDER or airline:FOLDER, where FOLDER is"),
-        ("mua_rl", "{model} --data retail:{folder}", "the folder has no wiki.md and no policy.md"),
+        ("mua_rl", "{model} --data telecom:{folder}/desk", "db.toml cannot be read"),
+        ("mua_rl", "{model} --data bank:{folder}/desk", "give retail:FOLDER, airline:FOLDER or telecom:FOLDER, "),
+        ("mua_rl", "{model} --data retail:{folder}/desk,retail:{folder}/desk", "a kind of desk stands twice"),
+        ("mua_rl", "{model} --data retail:{folder}", "has no wiki.md and no policy.md and no main_policy.md"),
         ("mua_rl", "{model} --data retail:{folder}/desk --eval-samples 2", "--eval-samples 2: pass.4 needs 4"),
         (
             "tool_star --arm no_cold_start", "{model} {rows} --tools calculator",
