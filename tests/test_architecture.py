@@ -234,7 +234,9 @@ def _switches(path):
 
 
 # ``chat`` says how rows of one's own are written, for every arm alike: it is no variation of a method.
-OF_ROWS = {"experiments.parts.text_rows": {"chat"}, "experiments.parts.text_problems": {"chat"}}
+OF_ROWS = {
+    f"experiments.{name}": {"chat"} for name in ("parts.text_rows", "parts.text_problems", "agents.parts.text_plans")
+}
 
 
 def test_an_arm_names_a_function_not_a_switch():

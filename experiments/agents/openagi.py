@@ -9,12 +9,14 @@ Equations: of n candidates one is chosen, the most probable or, with chance e = 
            no_baseline: R, b = 0; anything: without the grammar. zero_shot: the base; sft: taught ten
            plans, from which all others start; more_sft: taught them for as many updates more. beams: the candidates
            are the n most probable plans of a beam search, as in the paper, in place of draws.
-Left out:  the released code's draw, which prefers the least probable candidate; language models (so no --model), expert
-           models and their scores.
+Left out:  the released code's draw, which prefers the least probable candidate; plans that branch; the
+           paper's experts and their scores, which the user gives.
 Expect:    eval/score: rltf > sft > zero_shot, rltf > more_sft, rltf > code, rltf > anything.
 Measure:   pictures damaged by up to three operations, 64 held-out tasks, the most probable of 8 plans; 8 seeds, equal
            candidates and updates. eval/valid: plans that can be run; eval/right: plans that restore all;
            eval/above_blind: eval/score less what the best plan scores that knows only what is wanted, 0.48.
+           With --model DIR --data FILE --experts MODULE:FUNCTION a language model plans over experts and tasks of one's
+           own, see docs/agents.md; the loaded model is the base, held out is a tenth of the instructions.
 Run:       python -m experiments.agents.openagi
 """
 
@@ -36,51 +38,52 @@ from jaxrl_llm.train.plan import Plan, Stage
 from jaxrl_llm.types import Trajectories
 
 
-def drawn(params, tokens, keys, problem_ids, kept, count) -> Trajectories:
+def drawn(world, params, tokens, keys, problem_ids, kept, count) -> Trajectories:
     more = {"samples": count, "problem_ids": problem_ids, "grammar": kept}
-    return strings.rollout(expert_plans.WORLD, params, tokens, keys, **more)
+    return strings.rollout(world, params, tokens, keys, **more)
 
 
-def likeliest(params, tokens, keys, problem_ids, kept, count) -> Trajectories:
-    world = expert_plans.WORLD
+def likeliest(world, params, tokens, keys, problem_ids, kept, count) -> Trajectories:
     sizes = {"width": count, "new": world.response_tokens, "end": world.end}
     plans, logp = plan_beams.beams(world.policy, params, tokens, kept, **sizes)
     return plan_beams.as_rows(tokens, plans, logp, problem_ids, end=world.end)
 
 
-def feedback(settings) -> tuple[Stage, ...]:
+def feedback(task, settings) -> tuple[Stage, ...]:
     """One carried-out candidate of every task trains."""
-    world, kept = expert_plans.WORLD, settings.decoding()
+    world, kept = task.world, settings.decoding(task)
+    score = builders.score_tokens if kept is None else grammars.score_legal(kept)
 
     def rollout(params, tokens, valid, keys, problem_ids):
-        return settings.candidates_of(params, tokens, keys, problem_ids, kept, settings.candidates)
+        return settings.candidates_of(world, params, tokens, keys, problem_ids, kept, settings.candidates)
 
     def terms(logp, entropy, batch):
         return reinforce_loss(logp, batch.advantages, batch.mask)
 
     online = strings.learned_from_prompts(
         world,
-        jnp.asarray(expert_plans.tasks()[0]),
-        strings.score_of(world, expert_plans.score),
+        jnp.asarray(task.prompts()[0]),
+        task.score,
         estimate=task_feedback.make_estimate(world.policy, settings.credit),
-        loss=builders.make_batch_loss(world.policy, terms, reduction="seq_sum", score=grammars.score_legal(kept)),
+        loss=builders.make_batch_loss(world.policy, terms, reduction="seq_sum", score=score),
         tx=optax.adam(settings.learning_rate),
         prompts_per_step=settings.prompts_per_step,
         group_size=settings.candidates,
         rollout=rollout,
+        whole_batch="",  # a sum over the rows that train
         remember=task_feedback.make_remember(settings.decay),
     )
     return (Stage(online, settings.steps, task_feedback.make_extras(settings.epsilon)),)
 
 
-def imitation(settings, steps: int | None = None) -> tuple[Stage, ...]:
+def imitation(task, settings, steps: int | None = None) -> tuple[Stage, ...]:
     """The few worked plans."""
-    shown = expert_plans.make_draw(settings.shots, 1.0, 1)
+    shown = task.worked(settings.shots)
     more = {"table": 64, "learning_rate": settings.learning_rate}
-    return (strings.supervised_stage(expert_plans.WORLD, shown, steps=steps or settings.steps, **more),)
+    return (strings.supervised_stage(task.world, shown, steps=steps or settings.steps, **more),)
 
 
-def nothing(settings) -> tuple[Stage, ...]:
+def nothing(task, settings) -> tuple[Stage, ...]:
     return ()
 
 
@@ -119,11 +122,11 @@ METRICS = ("eval/score", "eval/above_blind", "eval/valid", "eval/right")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
 
 
-def build(settings: Settings) -> Plan:
+def build(settings: Settings, task: expert_plans.Tasks = expert_plans.RESTORED) -> Plan:
     """The base, ten plans to imitate, then the tasks' scores."""
-    base = strings.make_base(expert_plans.WORLD, expert_plans.make_draw(4096, 0.5, 0), steps=settings.base_steps)
-    first = imitation(settings, settings.sft_steps) if settings.sft_steps else ()
-    return Plan(base, (*first, *settings.then(settings)), strings.bound(expert_plans.measure, settings.decoding))
+    first = imitation(task, settings, settings.sft_steps) if settings.sft_steps else ()
+    measure = strings.bound(expert_plans.measure, task, settings.decoding)
+    return Plan(task.base(settings), (*first, *settings.then(task, settings)), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -16,6 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm import logprobs
 from jaxrl_llm.types import Params, Policy
 
+MOST_STATES = 100_000  # of the plans of modules
+
 
 class Grammar(NamedTuple):
     """Which tokens may come in a state, and the state after each of them; NumPy, so that it can be made anywhere."""
@@ -40,31 +42,37 @@ def _names_apart(modules: Sequence[Module]) -> None:
                 raise ValueError(f"the names {one.name} and {other.name}: none may be empty or begin another")
 
 
-def plan_grammar(modules: Sequence[Module], *, start: str, end: int, most: int) -> Grammar:
+def plan_grammar(modules: Sequence[Module], *, start: str | Sequence[str], end: int, most: int) -> Grammar:
     """Plans of modules that chain: names from their trie, each takes what the one before gives, none comes twice.
 
     After at least one module a plan may end; after ``most``, or where no module fits, it must.
 
     Args:
-      start: the kind that the first module takes.
+      start: the kind that the first module takes, or several, of which it takes one.
       end: id of the token that ends a plan; it then repeats.
+
+    Raises:
+      ValueError: for modules that make no plan, or more than ``MOST_STATES`` states.
 
     From "OpenAGI: When LLM Meets Domain Experts", arXiv:2304.04370, section 4, with its code.
     """
     _names_apart(modules)
-    if most < 1 or not any(m.takes == start for m in modules):
+    starts = (start,) if isinstance(start, str) else tuple(start)
+    if most < 1 or not any(m.takes in starts for m in modules):
         raise ValueError(f"most={most}, start={start!r}: a plan needs room for a module that takes its start")
-    first = (frozenset(), start, ())
+    first = (frozenset(), starts, ())
     numbers, waiting, rows = {first: 0, "ended": 1}, [first], {1: {end: 1}}
     while waiting:
-        used, kind, prefix = here = waiting.pop()
+        used, kinds, prefix = here = waiting.pop()
+        if len(numbers) > MOST_STATES:
+            raise ValueError(f"most={most} of {len(modules)} modules make more than {MOST_STATES:,} states; lower it")
         row = rows.setdefault(numbers[here], {})
         for i, module in enumerate(modules):
             n = len(prefix)
-            if i in used or module.takes != kind or len(used) >= most or module.name[:n] != prefix:
+            if i in used or module.takes not in kinds or len(used) >= most or module.name[:n] != prefix:
                 continue
             whole = n + 1 == len(module.name)
-            then = (used | {i}, module.gives, ()) if whole else (used, kind, module.name[: n + 1])
+            then = (used | {i}, (module.gives,), ()) if whole else (used, kinds, module.name[: n + 1])
             if then not in numbers:
                 numbers[then] = len(numbers)
                 waiting.append(then)

@@ -30,7 +30,7 @@ from tests.experiments.test_smoke import FILES, _ids, _name
 from tests.models_for_tests import nano
 
 FAMILIES = ("policy_gradient", "efficiency", "curriculum", "systems", "reward_models")
-OURS = [p for p in FILES if p.parent.name in FAMILIES]
+OURS = [p for p in FILES if p.parent.name in FAMILIES or p.stem == "openagi"]
 
 
 def _smoke(module, **changes):

@@ -240,7 +240,7 @@ def test_summaries_are_written_and_train(folder, tmp_path, monkeypatch):
         ("curio --arm rlhf", "{model} --data {folder}/users.jsonl", "needs --user ADDRESS and --user-model NAME"),
         ("curio --arm rlhf", "{rows} {model} --user x --user-model y", "rows.jsonl:1: lacks profile; it has prompt"),
         ("curio --arm exact_ent", "{model} --data {folder}/users.jsonl", "arm exact_ent is of the embedded world"),
-        ("openagi", "--data x", "unknown flag|Unrecognized|--data"),
+        ("openagi", "--data x", "--data x needs --model FOLDER, a model that reads text"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_before_any_work(slug, given, message, folder):

@@ -17,7 +17,7 @@ from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Rewards
 from tests import close
 
-END = expert_plans.END
+TASKS, END = expert_plans.RESTORED, expert_plans.END
 
 
 def _plans(*texts):
@@ -33,14 +33,14 @@ def rolled():
     @jax.jit
     def roll(key):
         keys = sample_keys(key, 0, ids, 16)
-        return [strings.rollout(world, params, prompts, keys, samples=16, grammar=g()) for g in
+        return [strings.rollout(world, params, prompts, keys, samples=16, grammar=g(TASKS)) for g in
                 (expert_plans.grammar, expert_plans.anything)]  # fmt: skip
 
     return params, *roll(jax.random.key(1))
 
 
 def test_the_automaton_knows_names_kinds_and_repetitions():
-    found, names = expert_plans.grammar(), expert_plans.ALPHABET
+    found, names = expert_plans.grammar(TASKS), expert_plans.ALPHABET
 
     def may(text):
         state = 0
@@ -67,15 +67,15 @@ def test_decoding_keeps_to_it_and_the_trainer_scores_what_was_drawn(rolled):
     _, fine = expert_plans.parsed(kept.tokens[:, 5:])
     assert bool(fine.all()) and not bool(kept.truncated.any())
     assert not bool(expert_plans.parsed(loose.tokens[:, 5:])[1].all())
-    for rows, grammar in ((kept, expert_plans.grammar()), (loose, expert_plans.anything())):
+    for rows, grammar in ((kept, expert_plans.grammar(TASKS)), (loose, expert_plans.anything(TASKS))):
         logp, entropy = grammars.score_legal(grammar)(expert_plans.WORLD.policy, params, rows)
         close.assert_near(jnp.where(rows.mask, logp, 0.0), rows.sampler_logp)
         assert bool(jnp.isfinite(jnp.where(rows.mask, entropy, 0.0)).all())
     # the probabilities of what may come sum to 1, whatever came before
-    state = grammars.states(expert_plans.grammar(), kept.tokens, kept.mask)[:, 6]
+    state = grammars.states(expert_plans.grammar(TASKS), kept.tokens, kept.mask)[:, 6]
     raw = jnp.asarray(np.random.default_rng(0).normal(size=(64, len(expert_plans.ALPHABET))), jnp.float32)
-    shares = jax.nn.softmax(grammars.restricted(expert_plans.grammar(), state, raw), axis=1)
-    legal = grammars.legal(expert_plans.grammar(), state, len(expert_plans.ALPHABET))
+    shares = jax.nn.softmax(grammars.restricted(expert_plans.grammar(TASKS), state, raw), axis=1)
+    legal = grammars.legal(expert_plans.grammar(TASKS), state, len(expert_plans.ALPHABET))
     close.assert_near(jnp.sum(jnp.where(legal, shares, 0.0), axis=1), 1.0)
     assert not np.asarray(jnp.where(legal, 0.0, shares)).any()
     # no restriction is the plain score
@@ -151,7 +151,7 @@ def test_plans_earn_what_they_restore():
 
 def test_beams_are_the_most_probable_plans():
     """Against all plans that the grammar allows, each scored by itself."""
-    world, kept = expert_plans.WORLD, expert_plans.grammar()
+    world, kept = expert_plans.WORLD, expert_plans.grammar(TASKS)
     params, prompts = world.policy.init(jax.random.key(3)), jnp.asarray(expert_plans.tasks()[0][:2])
     every = jnp.asarray(expert_plans.every_plan())
     assert len({tuple(row) for row in every.tolist()}) == every.shape[0] == 205 + 2 * 86

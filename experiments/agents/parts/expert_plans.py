@@ -12,6 +12,7 @@ from the undamaged picture; -1 for a plan that cannot be run or gives the wrong 
 import itertools
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,9 @@ from jaxrl_llm import reduce
 from jaxrl_llm.advantages.selection import best_members
 from jaxrl_llm.rollout import grammar as grammars
 from jaxrl_llm.rollout.keys import sample_keys
-from jaxrl_llm.types import Key, Params
+from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
+OWN_ROWS = "experiments.agents.parts.text_plans"  # opens ``Tasks`` of one's own
 ALPHABET = ".nrsbgiclut>$"
 DAMAGES, WANTED = "nrsbg", "icl"
 EXPERTS = ("un", "ur", "us", "ub", "ug", "tc", "tl")  # the first five undo, the last two tell
@@ -63,17 +65,45 @@ def _undone(images: Array) -> Array:
     return jnp.stack([1.0 - images, turned, moved, images @ jnp.asarray(_SHARPEN, jnp.float32), roots])
 
 
+class Tasks(NamedTuple):
+    """Tasks that chains of experts solve: those of ``RESTORED``, or one's own.
+
+    ``prompts() -> (train, heldout)``; ``kept()`` is the grammar of plans whose kinds chain, ``loose()`` leaves it (None
+    where any token may come); ``score(answers, rows)`` judges plans of training tasks, ``heldout_score`` those of
+    held-out ones; ``base(settings)`` is the ``init`` of a plan, ``worked(shots)`` draws from so many worked plans;
+    ``blind()`` is what the best plan scores that does not read its task.
+    """
+
+    world: strings.World
+    prompts: Callable[[], tuple[Any, Any]]
+    kept: Callable[[], grammars.Grammar]
+    loose: Callable[[], grammars.Grammar | None]
+    score: Callable[[Any, Trajectories], Rewards]
+    heldout_score: Callable[[Any, Trajectories], Rewards]
+    base: Callable[[Any], Callable[[Key], Params]]
+    worked: Callable[[int], Callable[[Key, int], tuple[Array, Array]]]
+    blind: Callable[[], float]
+
+
+def grammar(task: Tasks) -> grammars.Grammar:
+    """Decoding that keeps to plans whose kinds chain."""
+    return task.kept()
+
+
+def anything(task: Tasks) -> grammars.Grammar | None:
+    """Decoding that may leave the grammar."""
+    return task.loose()
+
+
 @lru_cache(maxsize=1)
-def grammar() -> grammars.Grammar:
-    """Plans whose kinds chain."""
+def _chained() -> grammars.Grammar:
     kinds = [("image", "image")] * len(DAMAGES) + [("image", "text")] * 2
     modules = [grammars.Module(tuple(encode(name)), *kind) for name, kind in zip(EXPERTS, kinds, strict=True)]
     return grammars.plan_grammar(modules, start="image", end=END, most=MOST)
 
 
 @lru_cache(maxsize=1)
-def anything() -> grammars.Grammar:
-    """Decoding that may leave the grammar."""
+def _free() -> grammars.Grammar:
     return grammars.free(len(ALPHABET))
 
 
@@ -214,8 +244,31 @@ def blind_score() -> float:
     return total / held.shape[0]
 
 
+RESTORED = Tasks(
+    world=WORLD,
+    prompts=tasks,
+    kept=_chained,
+    loose=_free,
+    score=strings.score_of(WORLD, score),
+    heldout_score=strings.score_of(WORLD, score),
+    base=lambda settings: strings.make_base(WORLD, make_draw(4096, 0.5, 0), steps=settings.base_steps),
+    worked=lambda shots: make_draw(shots, 1.0, 1),
+    blind=blind_score,
+)
+
+
+@lru_cache(maxsize=8)
+def _roller(task: Tasks, decoding: Callable[[Tasks], Any], samples: int) -> Callable[..., Trajectories]:
+    """Compiled once where what is measured is no program of its own, which is so of text."""
+
+    def roll(params, prompts, keys):
+        return strings.rollout(task.world, params, prompts, keys, samples=samples, grammar=decoding(task))
+
+    return roll if task.world.start is None else jax.jit(roll)
+
+
 def measure(
-    decoding: Callable[[], grammars.Grammar], params: Params, key: Key, *, samples: int = 8
+    task: Tasks, decoding: Callable[[Tasks], Any], params: Params, key: Key, *, samples: int = 8
 ) -> dict[str, Array]:
     """Held-out tasks, of ``samples`` plans the most probable: its score, the share that can be run, that is right.
 
@@ -223,15 +276,14 @@ def measure(
       decoding: ``grammar`` or ``anything``.
     """
     with jax.core.eval_context():
-        prompts = jnp.asarray(tasks()[1])
+        prompts = jnp.asarray(task.prompts()[1])
         rows_of = jnp.arange(prompts.shape[0], dtype=jnp.int32)
-    keys = sample_keys(key, 0, rows_of, samples)
-    rows = strings.rollout(WORLD, params, prompts, keys, samples=samples, grammar=decoding())
-    earned = score(*strings.responses_of(WORLD, rows))
+    rows = _roller(task, decoding, samples)(params, prompts, sample_keys(key, 0, rows_of, samples))
+    earned = task.heldout_score({}, rows).value
     best = best_members(jnp.sum(rows.sampler_logp, axis=1), rows.group_ids)
     return {
         "eval/score": reduce.scalars(earned, best),
-        "eval/above_blind": reduce.scalars(earned, best) - blind_score(),
+        "eval/above_blind": reduce.scalars(earned, best) - task.blind(),
         "eval/valid": reduce.scalars((earned >= 0).astype(jnp.float32), best),
         "eval/right": reduce.scalars((earned > 0.999).astype(jnp.float32), best),
     }
