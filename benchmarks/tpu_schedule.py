@@ -64,8 +64,8 @@ COMPARED_HEAD = """## Beside Tunix
 
 Qwen3-1.7B on `v5e:2x4` in bfloat16, as a run compiles it: scores of 32 rows x 2,048 and updates of 16 rows x 1,024 on
 `fsdp=8`; prefill of 32 prompts x 1,024 for 256 rows, and all 1,023 further tokens of each, on `data=8`. Marked ~: a
-straight line through programs of fewer layers, as below. Scores and the update that keeps activations were last
-compiled on 2026-11-23 and are other programs today, see [performance.md](performance.md).
+straight line through programs of fewer layers, as below. The update that keeps activations was last compiled on
+2026-11-23 and is another program today, see [performance.md](performance.md).
 """
 
 

@@ -121,6 +121,8 @@ class Policy(NamedTuple):
     * ``hidden_pages(params, tokens, positions, segment_ids, pages[B, N, M]) -> [B, T, D]`` where the model has it: rows
       in ``N`` equal blocks, each of which sees itself and the ``M`` blocks that are named for it (-1: none), by the
       rule of all attention. Sequences that begin alike then share the blocks of their beginning.
+    * ``hidden_alone``: ``hidden`` where no gradient is taken of it, where that is computed in another way; see
+      ``for_scores``.
     * ``unstack(params) -> params`` where the model has it: the same for ``extend`` and ``unembed`` alone, so laid out
       that a loop of many steps reads them where they lie; see ``for_steps``.
     """
@@ -138,6 +140,11 @@ class Policy(NamedTuple):
     grow_cache: Callable[[Cache, int, int], Cache] | None = None
     scored: Callable[..., tuple[Array, Array]] | None = None
     experts: Any = None  # of a mixture: how many there are, see ``models.spec.Experts``
+    hidden_alone: Callable[..., Float[Array, "B T D"]] | None = None
+
+    def for_scores(self) -> "Policy":
+        """The same policy for passes without a gradient, which keep nothing of a layer for the way back."""
+        return self if self.hidden_alone is None else self._replace(hidden=self.hidden_alone, hidden_alone=None)
 
     def for_steps(self, params: Params) -> Params:
         """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""

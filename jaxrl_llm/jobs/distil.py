@@ -183,7 +183,7 @@ def teacher_logp(teachers: list[Teacher], batch: Batch, temperature: float) -> A
     each = []
     for teacher in teachers:
         model = teacher.model
-        logp, _ = score_tokens(model.policy, model.params, seen(teacher, batch), temperature=temperature)
+        logp, _ = score_tokens(model.policy.for_scores(), model.params, seen(teacher, batch), temperature=temperature)
         each.append(aligned(teacher, logp, batch))
     return jax.lax.stop_gradient(jax.nn.logsumexp(jnp.stack(each), axis=0) - jnp.log(jnp.float32(len(each))))
 

@@ -381,6 +381,7 @@ def make_policy(
     layout = layout if cached_fn is None else caches.CacheLayout(0, TILE)  # the kernel reads a stack
     rotate_fn = rotate if cached_fn is None else rotate_by_product
     how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, product_fn)
+    looped = how._replace(apart=caches.UNROLLED)  # nothing is kept of a layer: no stack of it to copy into
 
     return Policy(
         init=partial(init_params, config),
@@ -396,4 +397,5 @@ def make_policy(
         hidden_groups=partial(_hidden_groups, config, how),
         unstack=partial(_unstacked, config, how),
         hidden_pages=partial(_hidden_pages, config, how),
+        hidden_alone=None if cached_fn is None else partial(_hidden, config, looped),
     )

@@ -21,7 +21,8 @@ from jaxrl_llm.models.spec import ModelConfig, matrix_shapes
 from jaxrl_llm.types import Params, Policy
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
-READS_PARAMS = ("hidden", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")  # parameters come first
+# parameters come first
+READS_PARAMS = ("hidden", "hidden_alone", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")
 _PREFIX = "base_model.model."
 # what adapter_config.json may say only in this way: anything else is another computation
 _PLAIN: dict[str, tuple[Any, ...]] = {

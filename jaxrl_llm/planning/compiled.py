@@ -82,7 +82,7 @@ def devices(topology: Topology) -> Any:
 
 def apart(config: ModelConfig, phase: str, work: Work) -> bool:
     """Whether a TPU's program of this phase has its layers one by one, and not in a loop: see ``models.cache``."""
-    looped = phase in ("reshard", "prefill") or (phase == "update" and work.remat)
+    looped = phase in ("reshard", "prefill", "score") or (phase == "update" and work.remat)
     return not looped and caches.UNROLLED < config.num_layers <= caches.UNROLLED_BESIDE_KERNEL
 
 

@@ -114,7 +114,7 @@ def update_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
 
 def score_phase(config: ModelConfig, mesh: Mesh, work: Work) -> Phase:
     """Log-probabilities of the reference or of the old policy for one part of the batch."""
-    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh))
+    policy = make_policy(config, compute_dtype=work.compute_dtype, **kernels(mesh)).for_scores()
     params = _params(policy, jnp.float32)
 
     def score(params: Any, batch: Batch) -> Any:

@@ -1,5 +1,6 @@
 """Attention to a layer of a stacked cache: the kernel in interpret mode against the plain path, alone, in a decoder."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -107,6 +108,26 @@ def test_a_rollout_reads_its_cache_of_a_byte_in_place(few_bits):
     assert gap.max() == 0.0  # a prompt sees its own keys with all bits
     jaxpr = str(jax.make_jaxpr(lambda p: _rollout(few, p))(params))
     assert "attend_layer" in jaxpr
+
+
+def test_beside_the_kernel_a_pass_without_a_gradient_takes_layers_in_a_loop():
+    """Those of a pass with one are apart, as a loop would copy what they keep; the values are the same."""
+    config = dataclasses.replace(small_config("qwen3"), num_layers=cache.UNROLLED + 1)
+    pallas = {"name": "pallas", "platform": "cpu"}
+    kernels = {
+        "attend_fn": attention_kernels.make_attend(**pallas),
+        "cached_fn": attention_kernels.make_cached(**pallas),
+    }
+    policy = make_policy(config, **kernels)
+    assert make_policy(config).for_scores().hidden_alone is None
+    params = policy.init(jax.random.key(0))
+    rows = PROMPTS, jnp.maximum(jnp.cumsum(PROMPTS > 0, axis=1) - 1, 0), (PROMPTS > 0).astype(jnp.int32)
+    apart, looped = (jax.make_jaxpr(p.hidden)(params, *rows) for p in (policy, policy.for_scores()))
+    turns = [next(e.params["unroll"] for e in x.eqns if e.primitive.name == "scan") for x in (apart, looped)]
+    assert turns == [config.num_layers, 1]
+    there = np.asarray(rows[2], bool)
+    got, want = (np.asarray(p.hidden(params, *rows))[there] for p in (policy.for_scores(), policy))
+    close.assert_same_forward(got, want, config)
 
 
 def test_who_sees_nobody_gets_zeros():

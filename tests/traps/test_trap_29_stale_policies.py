@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import fused
@@ -24,6 +25,31 @@ def _several():
         updates_per_rollout=3,
         tx=optax.sgd(0.5),
     )
+
+
+def test_estimates_take_the_pass_without_a_gradient():
+    """Old and reference log-probabilities are of ``Policy.for_scores``, the loss is of the policy itself."""
+    method = _several()
+    rows = jax.jit(partial(begin, method))(start(method, reference=fresh_params())).trajectories
+    rewards = score(jax.tree.map(lambda x: x[rows.problem_ids], method.problems.answers), rows)
+    extras = {"reference": params()}
+
+    def no_pass(*given):
+        raise AssertionError("hidden is for passes with a gradient")
+
+    plain = table_policy()
+    parted = plain._replace(hidden=no_pass, hidden_alone=plain.hidden)
+    assert plain.for_scores() is plain and parted.for_scores().hidden_alone is None
+    found, want = (
+        make_estimate(policy, advantages, recompute_old=True, reference=lambda extras: extras["reference"])(
+            params(), extras, rows, rewards
+        )
+        for policy in (parted, plain)
+    )
+    np.testing.assert_array_equal(found.old_logp, want.old_logp)
+    np.testing.assert_array_equal(found.ref_logp, want.ref_logp)
+    with pytest.raises(AssertionError, match="with a gradient"):
+        make_policy_loss(parted, clipped_policy_loss, anchor=stored_anchor)(params(), found)
 
 
 def test_the_stored_values_stay_and_the_ratio_leaves_one():

@@ -172,6 +172,7 @@ def make_estimate(
       score: ``score_tokens``, or ``shared_prompt.share_prompts``.
       shows: ``(state.extras, trajectories) -> {name: ...}``, which ``advantages`` sees in ``trajectories.extras``.
     """
+    alone = policy.for_scores()
 
     def estimate(params, extras, trajectories, rewards):
         used = rewards.valid if keep is None else rewards.valid & keep(trajectories, rewards)
@@ -179,11 +180,10 @@ def make_estimate(
         zeros = jnp.zeros(mask.shape, jnp.float32)
         old, reference_logp = trajectories.sampler_logp, zeros
         if recompute_old:
-            old, _ = score(policy, params, trajectories, temperature=temperature)
+            old, _ = score(alone, params, trajectories, temperature=temperature)
         if reference is not None:
-            # whose router chooses for itself
-            alone = packed.without_record(trajectories)
-            reference_logp, _ = score(policy, reference(extras), alone, temperature=temperature)
+            rows = packed.without_record(trajectories)  # its router chooses for itself
+            reference_logp, _ = score(alone, reference(extras), rows, temperature=temperature)
         shown = trajectories
         if shows is not None:
             shown = trajectories._replace(extras=trajectories.extras | shows(extras, trajectories))
