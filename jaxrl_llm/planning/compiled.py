@@ -192,7 +192,7 @@ def of_step(
     Args:
       whole: every layer is compiled; else ``of_depths`` where layers are compiled one by one.
     """
-    trains = options_of(chips[0])
+    trains = options_of(chips)
     meshes = train.mesh(chips), rollout.mesh(chips)
 
     def of(name: str) -> Compiled:

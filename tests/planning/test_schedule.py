@@ -223,8 +223,12 @@ def test_the_command_names_places(capsys, monkeypatch):
 
 def test_options_are_those_of_a_generation():
     device = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
-    assert compiler_options.options_of(device) == compiler_options.OF_GENERATION["v5e"]
-    assert compiler_options.options_of(types.SimpleNamespace(platform="tpu", device_kind="TPU v99")) is None
+    of, beside = compiler_options.options_of, "xla_tpu_enable_async_all_to_all"
+    assert of([device] * 16) == compiler_options.OF_GENERATION["v5e"] and beside in of([device] * 16)
+    larger = of([device] * 32)  # with it libtpu compiles nothing for so many of this generation
+    assert larger == {name: x for name, x in compiler_options.OF_GENERATION["v5e"].items() if name != beside}
+    assert beside in of([types.SimpleNamespace(platform="tpu", device_kind="TPU v6e")] * 64)
+    assert of([types.SimpleNamespace(platform="tpu", device_kind="TPU v99")]) is None
     assert compiler_options.options_of() is None  # a CPU
     jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
 
