@@ -224,6 +224,9 @@ def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:
         for f in dataclasses.fields(own)
         if f.name in kept and not callable(getattr(own, f.name))
     }
+    for field, value in numbers.items():  # a record has no number for infinity: null
+        if value is None and isinstance(getattr(own, field), float):
+            numbers[field] = getattr(own, field)
     return dataclasses.replace(own, **numbers)
 
 

@@ -378,6 +378,17 @@ def test_two_plans_are_compared_where_they_part():
     assert pilot.first_updates(plan._replace(stages=[imitated]), plan._replace(stages=[imitated])) == {}
 
 
+def test_an_infinite_setting_of_a_record_is_that_of_the_file(monkeypatch):
+    """JSON has no infinity: it is written as null, and the numbers beside it are those of the record."""
+    monkeypatch.setitem(tiny.ARMS, "endless", {"learning_rate": float("inf")})
+    own = arms.override(tiny.Settings(), tiny.ARMS["endless"], "arm")
+    kept = results.plain(vars(own)) | {"eval_every": 7}
+    assert kept["learning_rate"] is None
+    record = {"settings": kept, "arms": {"endless": {"settings": kept}}}
+    found = doctor._settings_of(tiny, record, "endless")
+    assert found.learning_rate == float("inf") and found.eval_every == 7
+
+
 @pytest.mark.slow
 def test_the_doctor_knows_behind_which_records_the_code_no_longer_stands(place):
     cli.run(tiny, WORDS)
