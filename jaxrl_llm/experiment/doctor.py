@@ -223,10 +223,8 @@ def _settings_of(module: ModuleType, record: dict[str, Any], name: str) -> Any:
         f.name: tuple(kept[f.name]) if isinstance(kept[f.name], list) else kept[f.name]
         for f in dataclasses.fields(own)
         if f.name in kept and not callable(getattr(own, f.name))
-    }
-    for field, value in numbers.items():  # a record has no number for infinity: null
-        if value is None and isinstance(getattr(own, field), float):
-            numbers[field] = getattr(own, field)
+        and not (kept[f.name] is None and isinstance(getattr(own, f.name), float))  # infinity, which JSON lacks
+    }  # fmt: skip
     return dataclasses.replace(own, **numbers)
 
 
