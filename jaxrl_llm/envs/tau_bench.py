@@ -418,9 +418,8 @@ def _clients(desk: Desk, tasks: Sequence[DeskTask], user: Chat) -> tuple[list[Pr
     return rows, clients
 
 
-def desk_texts(
-    desk: Desk,
-    tasks: Sequence[DeskTask],
+def desks_texts(
+    pairs: Sequence[tuple[Desk, Sequence[DeskTask]]],
     tokenizer: Tokenizer,
     *,
     user: Chat = plain_user,
@@ -428,7 +427,10 @@ def desk_texts(
     observation_tokens: int,
     encode: Callable[[str], Sequence[int]] | None = None,
 ) -> Given:
-    """One problem a task: the rules and tools as the system's message, then what the user says first.
+    """One desk, or several as one world in the order of ``pairs``, a problem a task.
+
+    A problem is the rules and tools as the system's message, then what the user says first; its answers hold the number
+    of its ``desk``.
 
     Args:
       encode: of later observations, see ``data.chat.make_reply_encoder``.
@@ -436,23 +438,12 @@ def desk_texts(
     Raises:
       DataError: for a task whose actions do not fit the desk; UserError: where the tokenizer has no chat template.
     """
-    rows, clients = _clients(desk, tasks, user)
-    return given(
-        desk_env(desk, user), rows, clients, tokenizer, action_tokens=action_tokens,
-        observation_tokens=observation_tokens, encode=encode,
-    )  # fmt: skip
-
-
-def desks_texts(
-    pairs: Sequence[tuple[Desk, Sequence[DeskTask]]], tokenizer: Tokenizer, *, user: Chat = plain_user, **sizes: Any
-) -> Given:
-    """Several desks as one world, in the order of ``pairs``; as ``desk_texts``, which says what ``sizes`` are.
-
-    The answers of the problems hold the number of their ``desk``.
-    """
     parts = [_clients(desk, tasks, user) for desk, tasks in pairs]
     tasks = [(k, client) for k, (_, clients) in enumerate(parts) for client in clients]
     rows = [problem for problems, _ in parts for problem in problems]
-    found = given(desks_env([desk for desk, _ in pairs], user), rows, tasks, tokenizer, **sizes)
+    found = given(
+        desks_env([desk for desk, _ in pairs], user), rows, tasks, tokenizer, action_tokens=action_tokens,
+        observation_tokens=observation_tokens, encode=encode,
+    )  # fmt: skip
     number = jnp.asarray([k for k, _ in tasks], jnp.int32)
     return found._replace(problems=found.problems._replace(answers={"desk": number}))

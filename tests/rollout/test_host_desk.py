@@ -208,13 +208,13 @@ def test_tasks_that_do_not_fit_are_named(tmp_path):
         ((CANCEL, ("get_order_details", {})), r"tasks.py:3: actions\[1\]: get_order_details: order_id is missing"),
     ):
         with pytest.raises(DataError, match=message):
-            tau_bench.desk_texts(DESK, [TASK._replace(actions=actions)], tokenizer, **sizes)
+            tau_bench.desks_texts([(DESK, [TASK._replace(actions=actions)])], tokenizer, **sizes)
 
 
 def test_problems_hold_rules_tools_and_the_first_message(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     reply = chat.make_reply_encoder(tokenizer)
-    out = tau_bench.desk_texts(DESK, [TASK], tokenizer, action_tokens=400, observation_tokens=900, encode=reply)
+    out = tau_bench.desks_texts([(DESK, [TASK])], tokenizer, action_tokens=400, observation_tokens=900, encode=reply)
     shown = tokenizer.decode(np.asarray(out.problems.tokens[0])[np.asarray(out.problems.valid[0])].tolist())
     assert "Help users." in shown and '"name": "cancel_pending_order"' in shown and TASK.instruction in shown
     state = out.env.reset(NO_SEED, out.tasks[0])

@@ -519,7 +519,7 @@ def test_a_beginning_that_cannot_be_is_named(tmp_path):
         tau_bench.begun_tables(DESK, task)
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     with pytest.raises(DataError, match=said):  # before anything is played
-        tau_bench.desk_texts(DESK, [task], tokenizer, action_tokens=64, observation_tokens=64)
+        tau_bench.desks_texts([(DESK, [task])], tokenizer, action_tokens=64, observation_tokens=64)
 
 
 def test_several_desks_are_one_world(tmp_path):
