@@ -36,7 +36,7 @@ from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage, keep_reference
-from jaxrl_llm.types import Problems, Trajectories
+from jaxrl_llm.types import Trajectories
 
 
 def agent_only(new_tokens: int, rows: Trajectories) -> Trajectories:
@@ -74,7 +74,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     base_steps: int = 300
     kl_weight: float = 0.001
     then: Callable[[Plan], Plan] = reinforced  # what follows the cold start
-    users: Callable[[], Problems] = retail.holding_back  # to train with
+    users: retail.Users = retail.holding_back  # to train with
     bonus: float = 0.0  # for every call that a tool could answer
     trained: Callable[..., Trajectories] = agent_only
     domain: Literal["retail", "telecom"] = "retail"  # of the embedded world; ``data`` names that of a desk
@@ -97,13 +97,12 @@ BED = experiment.Bed(metric="eval/pass1", baseline="no_mask")
 
 
 def embedded(settings: Settings) -> tuple[arenas.Arena, arenas.Arena, Callable[..., dict[str, Array]]]:
-    """The embedded world of a domain, what is trained on in it, and how it is measured; arms name the shop's users."""
+    """The embedded world of a domain, what is trained on in it, and how it is measured."""
     if settings.domain == "retail":
         arena = retail.make_retail()
         return arena, retail.to_train(arena, settings.users, bonus=settings.bonus), retail.figures
     arena = telecom.make_telecom()
-    users = telecom.outspoken if settings.users is retail.outspoken else telecom.holding_back
-    return arena, telecom.to_train(arena, users, bonus=settings.bonus), telecom.figures
+    return arena, telecom.to_train(arena, settings.users, bonus=settings.bonus), telecom.figures
 
 
 def build(settings: Settings) -> Plan:

@@ -1,5 +1,6 @@
 """MUA-RL: digests of databases, what the user must be told, pass^k, and the shop its experiment plays in."""
 
+from functools import partial
 from math import comb
 
 import jax
@@ -62,13 +63,16 @@ CANCEL = EXCHANGE | {"cancel": jnp.array(True), "gold": jnp.array([0, -1, 2])}
 FICKLE = EXCHANGE | {"final": jnp.int32(3), "gold": jnp.array([0, 3, 2])}
 
 
-def _talk(task, actions):
+def talk(desk, step, task, actions):
     """What was answered, and what the last action paid if it ended the talk."""
-    state, told = retail.make_env().reset(jax.random.key(0), task), ""
+    state, told = desk.make_env().reset(jax.random.key(0), task), ""
     for text in actions.split():
-        answer = STEP(state, jnp.asarray(retail.encode(text), jnp.int32), jnp.int32(3))
-        state, told = answer.state, told + retail.ALPHABET[int(answer.tokens[0])]
+        answer = step(state, jnp.asarray(desk.encode(text), jnp.int32), jnp.int32(3))
+        state, told = answer.state, told + desk.ALPHABET[int(answer.tokens[0])]
     return told, float(answer.reward) if bool(answer.done) else None
+
+
+_talk = partial(talk, retail, STEP)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """MUA-RL's telephone company: what both sides' tools do and cannot reach, its rules, plans, users and a smoke run."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from experiments.agents.parts import retail, telecom
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli
 from tests import close
+from tests.papers.test_mua_rl import talk
 
 ENV = telecom.make_env()
 STEP = jax.jit(ENV.step)
@@ -38,13 +41,7 @@ ROAMING = _task("D", "r", abroad=True, roams=[False, False, False], gold={"roams
 MORE = _task("S", "pw") | {"final": jnp.int32(2)}
 
 
-def _talk(task, actions):
-    """What was answered, and what the last action paid if it ended the talk."""
-    state, told = ENV.reset(jax.random.key(0), task), ""
-    for text in actions.split():
-        answer = STEP(state, jnp.asarray(telecom.encode(text), jnp.int32), jnp.int32(3))
-        state, told = answer.state, told + telecom.ALPHABET[int(answer.tokens[0])]
-    return told, float(answer.reward) if bool(answer.done) else None
+_talk = partial(talk, telecom, STEP)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +204,10 @@ def test_the_arms_of_the_file_train_in_the_domain_that_is_named():
     settings = mua_rl.Settings(domain="telecom")
     arena, ground, figures = mua_rl.embedded(settings)
     assert arena is telecom.make_telecom() and figures is telecom.figures
-    for users, want in ((retail.holding_back, telecom.holding_back), (retail.outspoken, telecom.outspoken)):
+    for users in (retail.holding_back, retail.outspoken):
         changed = arms.resolve(mua_rl, settings, ("mua_rl" if users is retail.holding_back else "static",))
         (resolved,) = changed.values()
-        np.testing.assert_array_equal(mua_rl.embedded(resolved)[1].train.tokens, want().tokens)
+        np.testing.assert_array_equal(mua_rl.embedded(resolved)[1].train.tokens, users(telecom.problems).tokens)
     assert mua_rl.embedded(mua_rl.Settings())[0] is retail.make_retail()
     with pytest.raises(UserError, match="--domain"):
         cli.run(mua_rl, ["--plan", "--domain", "airline"])

@@ -13,7 +13,7 @@ what it should be and the user was told the price of a cancelled order.
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,8 @@ from jaxrl_llm.types import Key, Problems, Trajectories
 
 ORDERS, SIZES, TURNS = 3, 4, 7  # TURNS: a shortest plan has 2 to 6
 ALPHABET = "_CXLmosekabc0123=!."  # the first is padding
+Draw = Callable[..., Problems]  # (count, seed, openly=)
+Users = Callable[[Draw], Problems]
 _AT = {c: i for i, c in enumerate(ALPHABET)}
 CANCELLED = -1  # the size of an order that is no more
 
@@ -186,33 +188,44 @@ def anything(key: Key) -> Int[Array, " 3"]:
     return jnp.stack([firsts[kind], seconds[kind], jnp.where(kind == 6, _AT["0"] + size, _AT["."])]).astype(jnp.int32)
 
 
+def holding_back(draw: Draw = problems) -> Problems:
+    """Users who say what they are asked, and may change their mind."""
+    return draw(256, 0, openly=False)
+
+
+def outspoken(draw: Draw = problems) -> Problems:
+    """Users who say everything in the first message."""
+    return draw(256, 1, openly=True)
+
+
+def desk_arena(env: Env, draw: Draw, behave: Callable[[Any, Key], Array], *, words: int, turns: int) -> arenas.Arena:
+    """A decoder of two layers; the table to imitate has both kinds of users, that held out only those who hold back."""
+    both = jax.tree.map(lambda *x: jnp.concatenate(x), holding_back(draw), outspoken(draw))
+    return arenas.make_arena(env, both, draw(48, 2, openly=False), behave, words=words, turns=turns)
+
+
 @lru_cache(maxsize=4)
 def make_retail(*, skill: float = 0.8) -> arenas.Arena:
-    """A decoder of two layers; the table to imitate has both kinds of users, that held out only those who hold back.
+    """``desk_arena`` of the shop.
 
     Args:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
-    both = jax.tree.map(lambda *x: jnp.concatenate(x), *(problems(256, s, openly=bool(s)) for s in (0, 1)))
     behave = arenas.skilled(expert, anything, skill)
-    held = problems(48, 2, openly=False)
-    return arenas.make_arena(make_env(), both, held, behave, words=len(ALPHABET), turns=TURNS)
-
-
-def holding_back() -> Problems:
-    """Users who say what they are asked, and may change their mind."""
-    return problems(256, 0, openly=False)
-
-
-def outspoken() -> Problems:
-    """Users who say everything in the first message."""
-    return problems(256, 1, openly=True)
+    return desk_arena(make_env(), problems, behave, words=len(ALPHABET), turns=TURNS)
 
 
 @lru_cache(maxsize=8)
-def to_train(arena: arenas.Arena, users: Callable[[], Problems] = holding_back, *, bonus: float = 0.0) -> arenas.Arena:
-    """The arena with one kind of users to train on, and a ``bonus`` while training."""
-    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=users())
+def to_train(
+    arena: arenas.Arena, users: Users = holding_back, *, bonus: float = 0.0, draw: Draw = problems,
+    make: Callable[..., Env] = make_env,
+) -> arenas.Arena:  # fmt: skip
+    """The arena with one kind of users to train on, and a ``bonus`` while training.
+
+    Args:
+      draw, make: problems and env of another desk.
+    """
+    return dataclasses.replace(arena, env=make(bonus=bonus), train=users(draw))
 
 
 def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:

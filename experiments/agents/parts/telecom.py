@@ -20,9 +20,7 @@ want more as soon as the first thing works. The world is tau2-bench's telecom in
 ``jaxrl_llm.run.catalog.desk``.
 """
 
-import dataclasses
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import jax
@@ -396,32 +394,16 @@ def anything(key: Key) -> Int[Array, " 3"]:
 
 @lru_cache(maxsize=4)
 def make_telecom(*, skill: float = 0.8) -> arenas.Arena:
-    """A decoder of two layers; the table to imitate has both kinds of users, that held out only those who hold back.
+    """``retail.desk_arena`` of the telephone company; users who hold back may want more.
 
     Args:
       skill: chance that the behaviour to imitate does the right thing; else it does anything.
     """
-    both = jax.tree.map(lambda *x: jnp.concatenate(x), *(problems(256, s, openly=bool(s)) for s in (0, 1)))
     behave = arenas.skilled(expert, anything, skill)
-    return arenas.make_arena(
-        make_env(), both, problems(48, 2, openly=False), behave, words=len(ALPHABET), turns=TURNS
-    )  # fmt: skip
+    return retail.desk_arena(make_env(), problems, behave, words=len(ALPHABET), turns=TURNS)
 
 
-def holding_back() -> Problems:
-    """Users who say what they are asked, and may want more."""
-    return problems(256, 0, openly=False)
-
-
-def outspoken() -> Problems:
-    """Users who say everything in the first message."""
-    return problems(256, 1, openly=True)
-
-
-@lru_cache(maxsize=8)
-def to_train(arena: arenas.Arena, users: Callable[[], Problems] = holding_back, *, bonus: float = 0.0) -> arenas.Arena:
-    """The arena with one kind of users to train on, and a ``bonus`` while training."""
-    return dataclasses.replace(arena, env=make_env(bonus=bonus), train=users())
+to_train = partial(retail.to_train, draw=problems, make=make_env)
 
 
 def figures(held: Problems, rows: Trajectories) -> dict[str, Array]:
