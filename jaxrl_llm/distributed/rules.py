@@ -58,10 +58,14 @@ def _leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def spec_of(path: tuple[Any, ...], shape: tuple[int, ...], mesh: AnyMesh) -> P:
-    """Partition of one leaf; an axis that does not divide its dimension is dropped."""
+    """Partition of one leaf; an axis that does not divide its dimension is dropped.
+
+    Copies of a leaf that are stacked before its own axes (the policies of the last updates) each lie like the leaf.
+    """
     rule = RULES.get(_leaf_name(path), ())
-    if len(rule) != len(shape):
+    if not rule or len(rule) > len(shape):
         return P()
+    rule = (None,) * (len(shape) - len(rule)) + rule
     return P(*(a if a is not None and shape[i] % mesh.shape[a] == 0 else None for i, a in enumerate(rule)))
 
 

@@ -2,17 +2,13 @@
 
 import dataclasses
 import difflib
-import hashlib
 import pathlib
-import re
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.interpreters import partial_eval as pe
 
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.io import weights
@@ -125,78 +121,3 @@ def trace(plan: Plan) -> list[Any]:
         one, params = trace_stage(stage, params, key)
         traced.append(one)
     return traced if plan.on_host else [*traced, jax.make_jaxpr(plans.measured(plan))(params, key)]
-
-
-def fingerprint(plan: Plan, traced: list[Any]) -> str:
-    """The same for two arms that compute the same: jaxprs without addresses, their constants, numbers of steps."""
-    digest = hashlib.sha256(repr([stage.steps for stage in plan.stages]).encode())
-    for one in traced:
-        _feed(digest, one, one.consts)
-    return digest.hexdigest()
-
-
-def _needed(closed: Any, outputs: list[bool]) -> tuple[Any, list[Any], list[bool]]:
-    """A program without what these outputs do not need, the constants left in it, and which inputs it still reads."""
-    jaxpr, inputs = pe.dce_jaxpr(closed.jaxpr, outputs)
-    read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
-    kept = [(v, c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True) if id(v) in read]
-    return jaxpr.replace(constvars=[v for v, _ in kept]), [c for _, c in kept], list(inputs)
-
-
-def _leaves(tree: Any) -> int:
-    return len(jax.tree.leaves(tree))
-
-
-def update_fingerprint(plan: Plan) -> str:
-    """The same for two arms whose parameters go the same way: what only feeds metrics or the record is left out.
-
-    Of every iteration what the next parameters need is followed through the state (moments, memories, curriculum) to
-    a fixed point; the rest is dead code, however different it is. What is made of the parameters at the end counts, too
-    (``Plan.finish``). Empty where Python takes part in the rollouts or the
-    rewards, which no trace shows.
-    """
-    if plan.world is not None or (plan.on_host and plan.host_score):
-        return ""
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    first, params = jax.make_jaxpr(plan.init, return_shape=True)(key)
-    digest = hashlib.sha256(repr([stage.steps for stage in plan.stages]).encode())
-    _feed(digest, first.jaxpr, first.consts)
-    for stage in plan.stages:
-        module = online if isinstance(stage.method, online.Online) else offline
-        begin, state = jax.make_jaxpr(lambda p, k, s=stage: plans.start(s, p, k), return_shape=True)(params, key)
-        one, (after, _) = jax.make_jaxpr(lambda s, m=module, x=stage.method: m.iterate(x, s), return_shape=True)(state)
-        size = _leaves(state)
-        others = [False] * (len(one.out_avals) - size)
-        needed = [True] * _leaves(state.params) + [False] * (size - _leaves(state.params))
-        while True:
-            jaxpr, constants, inputs = _needed(one, [*needed, *others])
-            grown = [a or b for a, b in zip(needed, inputs, strict=True)]
-            if grown == needed:
-                break
-            needed = grown
-        _feed(digest, jaxpr, constants)
-        _feed(digest, *_needed(begin, needed)[:2])
-        params = after.params
-    last = jax.make_jaxpr(plan.finish)(params, key)
-    _feed(digest, last.jaxpr, last.consts)
-    return digest.hexdigest()
-
-
-def _feed(digest: Any, jaxpr: Any, constants: Any) -> None:
-    digest.update(re.sub(r"0x[0-9a-f]+", "", str(jaxpr)).encode())
-    for constant in constants:
-        digest.update(np.asarray(_data(constant)).tobytes())
-
-
-def same_updates(built: Mapping[str, Plan]) -> list[list[str]]:
-    """Groups of arms whose parameters are updated by the same program."""
-    groups: dict[str, list[str]] = {}
-    for name, plan in built.items():
-        if any(stage.steps for stage in plan.stages) and (found := update_fingerprint(plan)):
-            groups.setdefault(found, []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
-def _data(constant: Any) -> Any:
-    is_key = jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key)
-    return jax.random.key_data(constant) if is_key else constant

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, results
 from jaxrl_llm.experiment.cli import command_name
-from jaxrl_llm.experiment.evidence import certificates, records, rehearsal, store, verdicts
+from jaxrl_llm.experiment.evidence import certificates, fingerprints, records, rehearsal, store, verdicts
 from jaxrl_llm.run.records.record import versions as now_versions
 
 FIELDS = ("Paper", "Claim", "Equations", "Left out", "Expect", "Measure", "Run")
@@ -138,7 +138,7 @@ def check_arms(module: ModuleType) -> list[Finding]:
         unread = [field for field in module.ARMS[name] if field not in reads | {"eval_every"}]
         text = f"{', '.join(unread)} changes nothing; use or drop it" if unread else ""
         found.append(Finding(f"arm {name} reads its settings", text))
-        prints.setdefault(arms.fingerprint(plan, traced), []).append(name)
+        prints.setdefault(fingerprints.fingerprint(plan, traced), []).append(name)
     same = [names for names in prints.values() if len(names) > 1]
     text = "; ".join(" and ".join(names) for names in same)
     found.append(Finding("arms differ", f"{text} compute the same; drop one or use its setting" if same else ""))
@@ -153,7 +153,7 @@ def check_claim(module: ModuleType) -> list[Finding]:
         built = {name: module.build(settings) for name, settings in resolved.items()}
     except UserError as error:
         return [Finding("claim", f"{error}; correct the name in EMBEDDED, SMOKE or ARMS")]
-    text = "; ".join(" and ".join(names) for names in arms.same_updates(built))
+    text = "; ".join(" and ".join(names) for names in fingerprints.same_updates(built))
     why = f"{text} update the parameters in the same way: what differs feeds metrics alone" if text else ""
     return [Finding("updates differ", why), Finding("claim on made-up results", _rehearsed(module, resolved, built))]
 

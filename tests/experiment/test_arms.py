@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm.advantages import group
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
+from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.train import plan as plans
 from tests.experiment import tiny
 from tests.traps import tables
@@ -76,7 +77,7 @@ def test_a_field_read_only_inside_a_compiled_function_counts():
 
 def _fingerprint(settings):
     plan = tiny.build(settings)
-    return arms.fingerprint(plan, arms.trace(plan))
+    return fingerprints.fingerprint(plan, arms.trace(plan))
 
 
 def test_arms_have_different_fingerprints_and_equal_settings_the_same():
@@ -92,7 +93,7 @@ def test_data_that_the_program_holds_as_a_constant_tells_arms_apart():
     plan = tiny.build(tiny.Settings())
     moved = plan.stages[0].method._replace(problems=tables.problems()._replace(tokens=tables.problems().tokens + 1))
     other = plan._replace(stages=(plan.stages[0]._replace(method=moved),))
-    assert arms.fingerprint(plan, arms.trace(plan)) != arms.fingerprint(other, arms.trace(other))
+    assert fingerprints.fingerprint(plan, arms.trace(plan)) != fingerprints.fingerprint(other, arms.trace(other))
 
 
 def test_tracing_on_the_host_leaves_python_out():
@@ -119,9 +120,15 @@ def test_what_only_feeds_metrics_does_not_make_another_arm():
     kept = remembered._replace(
         stages=(remembered.stages[0]._replace(extras=lambda params, key: {"seen": jnp.zeros(())}),)
     )
-    assert arms.fingerprint(plan, arms.trace(plan)) != arms.fingerprint(seen, arms.trace(seen))
-    assert arms.update_fingerprint(plan) == arms.update_fingerprint(seen) == arms.update_fingerprint(kept)
-    assert arms.same_updates({"a": plan, "b": seen, "c": tiny.build(tiny.Settings(learning_rate=0.2))}) == [["a", "b"]]
+    assert fingerprints.fingerprint(plan, arms.trace(plan)) != fingerprints.fingerprint(seen, arms.trace(seen))
+    assert (
+        fingerprints.update_fingerprint(plan)
+        == fingerprints.update_fingerprint(seen)
+        == fingerprints.update_fingerprint(kept)
+    )
+    assert fingerprints.same_updates({"a": plan, "b": seen, "c": tiny.build(tiny.Settings(learning_rate=0.2))}) == [
+        ["a", "b"]
+    ]
 
 
 def test_a_term_without_a_gradient_does_not_make_another_arm():
@@ -136,8 +143,8 @@ def test_a_term_without_a_gradient_does_not_make_another_arm():
         value, metrics = loss(params, batch)
         return value + 0.1 * jnp.sum(params["table"] ** 2), metrics
 
-    assert arms.update_fingerprint(_with(plan, loss=dead)) == arms.update_fingerprint(plan)
-    assert arms.update_fingerprint(_with(plan, loss=alive)) != arms.update_fingerprint(plan)
+    assert fingerprints.update_fingerprint(_with(plan, loss=dead)) == fingerprints.update_fingerprint(plan)
+    assert fingerprints.update_fingerprint(_with(plan, loss=alive)) != fingerprints.update_fingerprint(plan)
 
 
 def test_a_state_that_reaches_the_parameters_only_later_counts():
@@ -154,8 +161,10 @@ def test_a_state_that_reaches_the_parameters_only_later_counts():
         return found._replace(stages=(found.stages[0]._replace(extras=lambda params, key: {"scale": jnp.ones(())}),))
 
     a, b = lagged(lambda rewards: rewards.value.mean()), lagged(lambda rewards: rewards.value.max())
-    assert arms.update_fingerprint(a) != arms.update_fingerprint(b)
-    assert arms.update_fingerprint(a) == arms.update_fingerprint(lagged(lambda rewards: rewards.value.mean()))
+    assert fingerprints.update_fingerprint(a) != fingerprints.update_fingerprint(b)
+    assert fingerprints.update_fingerprint(a) == fingerprints.update_fingerprint(
+        lagged(lambda rewards: rewards.value.mean())
+    )
 
 
 def test_what_is_made_of_the_parameters_at_the_end_makes_another_arm():
@@ -165,10 +174,10 @@ def test_what_is_made_of_the_parameters_at_the_end_makes_another_arm():
     noisy = plan._replace(
         finish=lambda params, key: jax.tree.map(lambda x: x + jax.random.normal(key, x.shape), params)
     )
-    assert arms.same_updates({"as it is": plan, "halved": halved, "noisy": noisy, "twin": halved}) == [
+    assert fingerprints.same_updates({"as it is": plan, "halved": halved, "noisy": noisy, "twin": halved}) == [
         ["halved", "twin"]
     ]
-    found = {name: arms.fingerprint(p, arms.trace(p)) for name, p in (("a", plan), ("b", halved), ("c", noisy))}
+    found = {name: fingerprints.fingerprint(p, arms.trace(p)) for name, p in (("a", plan), ("b", halved), ("c", noisy))}
     assert len(set(found.values())) == 3
 
 
@@ -192,4 +201,4 @@ def test_measured_are_the_finished_parameters():
 
 def test_python_in_the_loop_has_no_fingerprint():
     plan = tiny.build(tiny.Settings(on_host=True))
-    assert arms.update_fingerprint(plan._replace(host_score=lambda rows: None)) == ""
+    assert fingerprints.update_fingerprint(plan._replace(host_score=lambda rows: None)) == ""

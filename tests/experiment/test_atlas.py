@@ -9,7 +9,7 @@ import pytest
 from experiments.beds.parts import staleness_map
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, loop
-from jaxrl_llm.experiment.evidence import atlas
+from jaxrl_llm.experiment.evidence import atlas, fingerprints
 from tests.experiment import tiny
 from tests.experiment.made import made_module
 
@@ -88,7 +88,7 @@ def test_methods_of_the_first_map_differ_where_samples_are_stale():
     for name in staleness_map.METHODS:
         settings = atlas.settings_of(staleness_map, atlas.Cell(name, 8.0, "nano"), smoke=True)
         plans[name] = staleness_map.METHODS[name](settings)
-    assert arms.same_updates(plans) == []
+    assert fingerprints.same_updates(plans) == []
     from experiments.beds import stale_sampler
     from jaxrl_llm.experiment.evidence import store
 

@@ -14,7 +14,7 @@ from experiments.beds import noisy_verifier, sparse_search, stale_sampler
 from experiments.beds.parts import rare_answers
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, loop, recipes
-from jaxrl_llm.experiment.evidence import beds, certificates, controls, verdicts
+from jaxrl_llm.experiment.evidence import beds, certificates, controls, fingerprints, verdicts
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
@@ -98,7 +98,7 @@ def test_shown_solutions_and_more_problems():
 
 
 def store_differs(left, right):
-    return arms.update_fingerprint(left) != arms.update_fingerprint(right)
+    return fingerprints.update_fingerprint(left) != fingerprints.update_fingerprint(right)
 
 
 def test_a_control_that_does_not_do_as_it_must_is_a_problem():
@@ -209,8 +209,8 @@ def test_beds_share_their_healthy_arm_and_their_dose_does_something(module):
     fresh = stale_sampler.build(
         arms.resolve(stale_sampler, arms.preset(stale_sampler, smoke=True, model="nano"), ())["fresh"]
     )
-    assert arms.update_fingerprint(module.build(resolved[healthy])) == arms.update_fingerprint(fresh)
-    assert not arms.same_updates({name: module.build(settings) for name, settings in resolved.items()})
+    assert fingerprints.update_fingerprint(module.build(resolved[healthy])) == fingerprints.update_fingerprint(fresh)
+    assert not fingerprints.same_updates({name: module.build(settings) for name, settings in resolved.items()})
     assert getattr(resolved[healthy], module.BED.knob) == 0.0 < getattr(resolved[module.BED.baseline], module.BED.knob)
 
 

@@ -13,6 +13,7 @@ from experiments.parts import long_winded
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, recipes
+from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Trajectories
 from tests import close
@@ -68,9 +69,9 @@ def test_problems_are_longer_than_any_that_the_model_has_read():
 def test_without_bias_it_is_plain_reinforce_and_the_dose_does_something():
     healthy = _settings("exact")
     plain = rare_answers.build(healthy)
-    assert arms.update_fingerprint(long_reasoning.build(healthy)) == arms.update_fingerprint(plain)
+    assert fingerprints.update_fingerprint(long_reasoning.build(healthy)) == fingerprints.update_fingerprint(plain)
     biased = {x: long_reasoning.build(_settings(x)) for x in ("exact", "bias_50", "bias_60", "grpo")}
-    assert not arms.same_updates(biased)
+    assert not fingerprints.same_updates(biased)
     doses = [long_reasoning.ARMS[x].get("length_bias") for x in ("exact", "bias_50", "bias_60", "grpo")]
     assert doses == [0.0, 0.5, 0.6, None] and _settings().length_bias > 0.6
 

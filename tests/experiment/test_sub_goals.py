@@ -15,7 +15,7 @@ from experiments.beds import sub_goals
 from experiments.beds.parts import goal_worlds
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms
-from jaxrl_llm.experiment.evidence import controls
+from jaxrl_llm.experiment.evidence import controls, fingerprints
 from jaxrl_llm.rollout.turns import multi_turn
 from tests import close
 
@@ -243,12 +243,12 @@ def test_scrambled_rewards_reach_the_advantages():
     """Every row is paid for another group's, or the control of the certificate would be the arm again."""
     plan = sub_goals.build(_settings("dense"))
     scrambled = controls.scrambled(plan)
-    assert scrambled is not None and not arms.same_updates({"as it is": plan, "scrambled": scrambled})
+    assert scrambled is not None and not fingerprints.same_updates({"as it is": plan, "scrambled": scrambled})
 
 
 def test_doses_differ_and_measurements_know_of_none():
     built = {x: sub_goals.build(_settings(x)) for x in ("grpo", "dense", "sparsity_50", "skies_8")}
-    assert not arms.same_updates(built)
+    assert not fingerprints.same_updates(built)
     doses = [built[x] for x in ("grpo", "dense", "sparsity_50")]
     assert len({plan.measure for plan in doses}) == len({plan.init for plan in doses}) == 1
     assert goal_worlds.DENSE not in goal_worlds.grid(SIDE, PLACES, TURNS, 1).arena.heldout.answers

@@ -81,8 +81,10 @@ def test_weights_copies_and_moments_lie_on_the_mesh():
     assert recipes.bench(settings).model.params["layers"]["up"].sharding.spec == up
     run = SeedRun(plan, 1, settings.mesh, Keeping())
     state = run._begin(0, plan.init(None), jax.random.key(0))
-    copies = state.params, state.extras["behaviour"], state.extras["reference"], state.opt_state[0].mu
-    assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 4
+    copies = state.params, state.extras["reference"], state.opt_state[0].mu
+    assert [tree["layers"]["up"].sharding.spec for tree in copies] == [up] * 3
+    # of the policies of the last updates, stacked, each lies like the parameters
+    assert state.extras["behaviour"]["layers"]["up"].sharding.spec == P(None, *up)
     assert len(state.params["layers"]["up"].sharding.device_set) == 4
 
 

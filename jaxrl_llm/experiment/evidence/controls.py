@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.experiment import arms, recipes
-from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment.evidence import fingerprints, verdicts
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.run import bench
 from jaxrl_llm.train.online import Online
@@ -72,7 +72,7 @@ def scrambled(plan: Plan) -> Plan | None:
 
     # the values alone: whether a row is valid may be read all the same
     moved = paid(lambda rewards: rewards._replace(value=shifted(rewards).value))
-    return None if arms.same_updates({"": plan, "moved": moved}) else paid(shifted)
+    return None if fingerprints.same_updates({"": plan, "moved": moved}) else paid(shifted)
 
 
 def oracle(plan: Plan, settings: Any) -> Plan | None:
@@ -125,7 +125,7 @@ def made(word: str, build: Callable[[Any], Plan], plan: Plan, settings: Any) -> 
             return oracle(plan, settings)
         case "more":
             found = more(build, settings)
-            same = found is not None and arms.same_updates({"as it is": plan, "more": found})
+            same = found is not None and fingerprints.same_updates({"as it is": plan, "more": found})
             return None if same else found  # a step whose rows are counted otherwise is no control
         case "scrambled":
             return scrambled(plan)

@@ -13,6 +13,7 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.evidence import (
     beds,
     certificates,
+    fingerprints,
     pilot,
     provenance,
     records,
@@ -81,7 +82,7 @@ def check_updates(job: Job) -> None:
     Raises:
       UserError: naming them.
     """
-    if same := arms.same_updates(job.built):
+    if same := fingerprints.same_updates(job.built):
         text = "; ".join(" and ".join(names) for names in same)
         raise UserError(f"{text} update the parameters in the same way: what differs feeds metrics alone; drop one")
 

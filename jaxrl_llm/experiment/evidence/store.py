@@ -14,6 +14,7 @@ from jaxrl_llm.distributed import hosts
 from jaxrl_llm.errors import from_callbacks
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.durable import Keeping
+from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
 from jaxrl_llm.train.plan import Plan
@@ -39,7 +40,7 @@ def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     Of compiled arms the traced programs with their constants (problems, weights, settings): moving or renaming what
     computes the same does not change it. What Python computes during a run is not traced: there all sources count.
     """
-    program = arms.fingerprint(plan, traced)
+    program = fingerprints.fingerprint(plan, traced)
     if not (plan.on_host or plan.world is not None or plan.of_seed is not None):
         return program[:16]
     text = pathlib.Path(module.__file__ or "").read_text()
