@@ -102,7 +102,8 @@ def scored(policy: Any, params: Any, table: SupervisedRows, shared: Array | None
         padded = jnp.pad(x, ((0, -count % CHUNK), *((0, 0),) * (x.ndim - 1)))
         return padded.reshape(-1, CHUNK, *x.shape[1:])
 
-    found = jax.lax.map(lambda some: sequence_logp(policy, params, *some, how), jax.tree.map(part, (table, shared)))
+    alone = policy.for_scores()
+    found = jax.lax.map(lambda some: sequence_logp(alone, params, *some, how), jax.tree.map(part, (table, shared)))
     return jax.lax.stop_gradient(found.reshape(-1)[:count])
 
 
@@ -110,7 +111,7 @@ def scored_on_host(
     policy: Any, params: Any, table: SupervisedRows, shared: Any = None, how: Summed = PLAIN
 ) -> np.ndarray:
     """``scored`` of a table of NumPy arrays, of which the device sees ``CHUNK`` rows at a time."""
-    score, count, found = jax.jit(partial(sequence_logp, policy, how=how)), table.tokens.shape[0], []
+    score, count, found = jax.jit(partial(sequence_logp, policy.for_scores(), how=how)), table.tokens.shape[0], []
     for begin in range(0, count, CHUNK):
         ids = np.minimum(np.arange(begin, begin + CHUNK), count - 1)  # the last chunk is filled with repeats
         found.append(np.asarray(score(params, *jax.tree.map(lambda x, at=ids: x[at], (table, shared)))))
@@ -127,7 +128,8 @@ def sequence_kl(policy: Any, params: Any, reference: Any, some: SupervisedRows) 
     The distributions of column ``t`` are those of token ``t + 1``: the mask moves one column to the left.
     """
     before = jnp.pad(some.mask[:, 1:], ((0, 0), (0, 1)))
-    mine, its = (policy.hidden(x, some.tokens, some.positions, some.segment_ids) for x in (params, reference))
+    mine = policy.hidden(params, some.tokens, some.positions, some.segment_ids)
+    its = policy.for_scores().hidden(reference, some.tokens, some.positions, some.segment_ids)
     terms = distill.chunked_forward_kl_loss(
         mine, lambda h: policy.unembed(params, h), its, lambda h: policy.unembed(reference, h), before
     )
@@ -137,7 +139,7 @@ def sequence_kl(policy: Any, params: Any, reference: Any, some: SupervisedRows) 
 def own_weights(policy: Any, params: Any, some: SupervisedRows) -> Array:
     """``losses.preference.wpo_weights`` of every response ``[B]``."""
     frozen = jax.lax.stop_gradient(params)
-    hidden = policy.hidden(frozen, some.tokens, some.positions, some.segment_ids)
+    hidden = policy.for_scores().hidden(frozen, some.tokens, some.positions, some.segment_ids)
     logp, collision = logprobs.chunked(
         hidden, lambda h: policy.unembed(frozen, h), some.tokens, segment_ids=some.segment_ids,
         figure=logprobs.collision,

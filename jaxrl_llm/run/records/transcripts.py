@@ -93,7 +93,8 @@ def make_look(
         alike = batch.advantages.shape == trajectories.tokens.shape
         values = jnp.where(batch.mask, batch.advantages, 0.0) if alike else jnp.zeros(trajectories.tokens.shape)
         part, judged, values = jax.tree.map(lambda x: x[:rows], (trajectories, rewards, values))
-        logp, _ = score_tokens(method.policy, method.policy_params(state.params), part, temperature=temperature)
+        alone = method.policy.for_scores()
+        logp, _ = score_tokens(alone, method.policy_params(state.params), part, temperature=temperature)
         return part, judged, values, logp
 
     def look(state: TrainState, trajectories: Trajectories, rewards: Rewards, step: int) -> list[dict[str, Any]]:
