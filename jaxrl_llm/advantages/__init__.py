@@ -4,290 +4,132 @@ Every public function of the package is here: ``from jaxrl_llm import advantages
 Groups are data (``group_ids``), invalid rewards are left out by ``valid``. jax and jaxtyping are all that it needs.
 """
 
-from jaxrl_llm.advantages.attention import (
-    amplified,
-    anchor_credit,
-    attention_spans,
-    backward_distance,
-    coupled_credit,
-    forward_influence,
-    local_and_global,
-    local_credit,
-    preplan_tokens,
-    response_maps,
-    rhythm_credit,
-    top_of_each,
-)
-from jaxrl_llm.advantages.baseline import (
-    optimal_token_advantages,
-    optimal_trained_token_advantages,
-)
-from jaxrl_llm.advantages.beliefs import (
-    certainty,
-    information_rewards,
-    level_rewards,
-    log_right_belief,
-    right_belief,
-    shaped_rewards,
-)
-from jaxrl_llm.advantages.constrained import (
-    constraint_loss,
-    dual_ascent,
-    lagrangian_advantages,
-    violation,
-)
-from jaxrl_llm.advantages.effective_rank import (
-    RankAverages,
-    deviations,
-    growth,
-    no_averages,
-    rank_bonus,
-    rank_figures,
-    rank_of_hidden_states,
-    rank_of_singular_values,
-    shaped_advantages,
-    updated_averages,
-)
-from jaxrl_llm.advantages.group import (
-    RewardStatistics,
-    batch_whitened,
-    best_minus_second_advantages,
-    dr_grpo_advantages,
-    from_lowest,
-    gpg_advantages,
-    group_normalized_advantages,
-    group_spread,
-    group_sum,
-    hardness_weighted_advantages,
-    informative_groups,
-    lite_ppo_advantages,
-    mean_within,
-    opo_advantages,
-    pass_at_k_advantages,
-    per_label_advantages,
-    per_token,
-    reinforce_pp_advantages,
-    reinforce_pp_baseline_advantages,
-    remax_advantages,
-    rloo_advantages,
-    smoothed_advantages,
-)
-from jaxrl_llm.advantages.off_policy import (
-    asymre_advantages,
-    balanced_members,
-    log_mean_exp_baseline,
-    opmd_advantages,
-    red_drop_advantages,
-)
-from jaxrl_llm.advantages.pools import (
-    balanced_counts,
-    cumulative_advantage,
-    earliest,
-    equal_treatment,
-    extra_rollouts,
-    hardness_weighted,
-    make_balanced_exit,
-    never_exit,
-    no_extra,
-    pool_advantages,
-    positive_exit,
-    rounds_drawn,
-)
-from jaxrl_llm.advantages.prefix_tree import (
-    branch_differences,
-    prefix_values,
-    tempo_advantages,
-)
-from jaxrl_llm.advantages.process import (
-    average,
-    best_of,
-    clipped_steps,
-    credited,
-    delta_steps,
-    group_token_normalized,
-    majority,
-    plain_steps,
-    progress,
-    unanimous,
-)
-from jaxrl_llm.advantages.returns import (
-    at_last_token,
-    discounted_returns,
-    gae_advantages,
-    lambda_returns,
-    length_adaptive_gae_advantages,
-    length_pressure,
-    n_step_returns,
-    terminal_advantages,
-)
-from jaxrl_llm.advantages.selection import (
-    best_members,
-    best_random_weights,
-    best_weights,
-    best_worst_weights,
-    equal_weights,
-    expected_counts,
-    exponential_weights,
-    longer_rejected,
-    power_weights,
-    reliability,
-    resampled,
-    shortest_right,
-    worst_members,
-)
-from jaxrl_llm.advantages.sign import (
-    right_samples,
-    signed_advantages,
-    wrong_samples,
-)
-from jaxrl_llm.advantages.turns import (
-    anchor_advantages,
-    anchor_sizes,
-    gigpo_advantages,
-    improvement_rewards,
-    information_gain_rewards,
-    log_information_gain_rewards,
-    moved,
-    pooled_turn_advantages,
-    shared_advantages,
-    spa_rewards,
-    stratified_advantages,
-    terminal_progress,
-    uniform_progress,
-)
-from jaxrl_llm.advantages.whiten import (
-    centred_token_advantages,
-    reinforce_pp_token_advantages,
-    reweighted_tokens,
-    whitened_tokens,
-)
+from jaxrl_llm.advantages.attention import amplified as amplified
+from jaxrl_llm.advantages.attention import anchor_credit as anchor_credit
+from jaxrl_llm.advantages.attention import attention_spans as attention_spans
+from jaxrl_llm.advantages.attention import backward_distance as backward_distance
+from jaxrl_llm.advantages.attention import coupled_credit as coupled_credit
+from jaxrl_llm.advantages.attention import forward_influence as forward_influence
+from jaxrl_llm.advantages.attention import local_and_global as local_and_global
+from jaxrl_llm.advantages.attention import local_credit as local_credit
+from jaxrl_llm.advantages.attention import preplan_tokens as preplan_tokens
+from jaxrl_llm.advantages.attention import response_maps as response_maps
+from jaxrl_llm.advantages.attention import rhythm_credit as rhythm_credit
+from jaxrl_llm.advantages.attention import top_of_each as top_of_each
+from jaxrl_llm.advantages.baseline import optimal_token_advantages as optimal_token_advantages
+from jaxrl_llm.advantages.baseline import optimal_trained_token_advantages as optimal_trained_token_advantages
+from jaxrl_llm.advantages.beliefs import certainty as certainty
+from jaxrl_llm.advantages.beliefs import information_rewards as information_rewards
+from jaxrl_llm.advantages.beliefs import level_rewards as level_rewards
+from jaxrl_llm.advantages.beliefs import log_right_belief as log_right_belief
+from jaxrl_llm.advantages.beliefs import right_belief as right_belief
+from jaxrl_llm.advantages.beliefs import shaped_rewards as shaped_rewards
+from jaxrl_llm.advantages.constrained import constraint_loss as constraint_loss
+from jaxrl_llm.advantages.constrained import dual_ascent as dual_ascent
+from jaxrl_llm.advantages.constrained import lagrangian_advantages as lagrangian_advantages
+from jaxrl_llm.advantages.constrained import violation as violation
+from jaxrl_llm.advantages.effective_rank import RankAverages as RankAverages
+from jaxrl_llm.advantages.effective_rank import deviations as deviations
+from jaxrl_llm.advantages.effective_rank import growth as growth
+from jaxrl_llm.advantages.effective_rank import no_averages as no_averages
+from jaxrl_llm.advantages.effective_rank import rank_bonus as rank_bonus
+from jaxrl_llm.advantages.effective_rank import rank_figures as rank_figures
+from jaxrl_llm.advantages.effective_rank import rank_of_hidden_states as rank_of_hidden_states
+from jaxrl_llm.advantages.effective_rank import rank_of_singular_values as rank_of_singular_values
+from jaxrl_llm.advantages.effective_rank import shaped_advantages as shaped_advantages
+from jaxrl_llm.advantages.effective_rank import updated_averages as updated_averages
+from jaxrl_llm.advantages.group import RewardStatistics as RewardStatistics
+from jaxrl_llm.advantages.group import batch_whitened as batch_whitened
+from jaxrl_llm.advantages.group import best_minus_second_advantages as best_minus_second_advantages
+from jaxrl_llm.advantages.group import dr_grpo_advantages as dr_grpo_advantages
+from jaxrl_llm.advantages.group import from_lowest as from_lowest
+from jaxrl_llm.advantages.group import gpg_advantages as gpg_advantages
+from jaxrl_llm.advantages.group import group_normalized_advantages as group_normalized_advantages
+from jaxrl_llm.advantages.group import group_spread as group_spread
+from jaxrl_llm.advantages.group import group_sum as group_sum
+from jaxrl_llm.advantages.group import hardness_weighted_advantages as hardness_weighted_advantages
+from jaxrl_llm.advantages.group import informative_groups as informative_groups
+from jaxrl_llm.advantages.group import lite_ppo_advantages as lite_ppo_advantages
+from jaxrl_llm.advantages.group import mean_within as mean_within
+from jaxrl_llm.advantages.group import opo_advantages as opo_advantages
+from jaxrl_llm.advantages.group import pass_at_k_advantages as pass_at_k_advantages
+from jaxrl_llm.advantages.group import per_label_advantages as per_label_advantages
+from jaxrl_llm.advantages.group import per_token as per_token
+from jaxrl_llm.advantages.group import reinforce_pp_advantages as reinforce_pp_advantages
+from jaxrl_llm.advantages.group import reinforce_pp_baseline_advantages as reinforce_pp_baseline_advantages
+from jaxrl_llm.advantages.group import remax_advantages as remax_advantages
+from jaxrl_llm.advantages.group import rloo_advantages as rloo_advantages
+from jaxrl_llm.advantages.group import smoothed_advantages as smoothed_advantages
+from jaxrl_llm.advantages.off_policy import asymre_advantages as asymre_advantages
+from jaxrl_llm.advantages.off_policy import balanced_members as balanced_members
+from jaxrl_llm.advantages.off_policy import log_mean_exp_baseline as log_mean_exp_baseline
+from jaxrl_llm.advantages.off_policy import opmd_advantages as opmd_advantages
+from jaxrl_llm.advantages.off_policy import red_drop_advantages as red_drop_advantages
+from jaxrl_llm.advantages.pools import balanced_counts as balanced_counts
+from jaxrl_llm.advantages.pools import cumulative_advantage as cumulative_advantage
+from jaxrl_llm.advantages.pools import earliest as earliest
+from jaxrl_llm.advantages.pools import equal_treatment as equal_treatment
+from jaxrl_llm.advantages.pools import extra_rollouts as extra_rollouts
+from jaxrl_llm.advantages.pools import hardness_weighted as hardness_weighted
+from jaxrl_llm.advantages.pools import make_balanced_exit as make_balanced_exit
+from jaxrl_llm.advantages.pools import never_exit as never_exit
+from jaxrl_llm.advantages.pools import no_extra as no_extra
+from jaxrl_llm.advantages.pools import pool_advantages as pool_advantages
+from jaxrl_llm.advantages.pools import positive_exit as positive_exit
+from jaxrl_llm.advantages.pools import rounds_drawn as rounds_drawn
+from jaxrl_llm.advantages.prefix_tree import branch_differences as branch_differences
+from jaxrl_llm.advantages.prefix_tree import prefix_values as prefix_values
+from jaxrl_llm.advantages.prefix_tree import tempo_advantages as tempo_advantages
+from jaxrl_llm.advantages.process import average as average
+from jaxrl_llm.advantages.process import best_of as best_of
+from jaxrl_llm.advantages.process import clipped_steps as clipped_steps
+from jaxrl_llm.advantages.process import credited as credited
+from jaxrl_llm.advantages.process import delta_steps as delta_steps
+from jaxrl_llm.advantages.process import group_token_normalized as group_token_normalized
+from jaxrl_llm.advantages.process import majority as majority
+from jaxrl_llm.advantages.process import plain_steps as plain_steps
+from jaxrl_llm.advantages.process import progress as progress
+from jaxrl_llm.advantages.process import unanimous as unanimous
+from jaxrl_llm.advantages.returns import at_last_token as at_last_token
+from jaxrl_llm.advantages.returns import discounted_returns as discounted_returns
+from jaxrl_llm.advantages.returns import gae_advantages as gae_advantages
+from jaxrl_llm.advantages.returns import lambda_returns as lambda_returns
+from jaxrl_llm.advantages.returns import length_adaptive_gae_advantages as length_adaptive_gae_advantages
+from jaxrl_llm.advantages.returns import length_pressure as length_pressure
+from jaxrl_llm.advantages.returns import n_step_returns as n_step_returns
+from jaxrl_llm.advantages.returns import terminal_advantages as terminal_advantages
+from jaxrl_llm.advantages.selection import best_members as best_members
+from jaxrl_llm.advantages.selection import best_random_weights as best_random_weights
+from jaxrl_llm.advantages.selection import best_weights as best_weights
+from jaxrl_llm.advantages.selection import best_worst_weights as best_worst_weights
+from jaxrl_llm.advantages.selection import equal_weights as equal_weights
+from jaxrl_llm.advantages.selection import expected_counts as expected_counts
+from jaxrl_llm.advantages.selection import exponential_weights as exponential_weights
+from jaxrl_llm.advantages.selection import longer_rejected as longer_rejected
+from jaxrl_llm.advantages.selection import power_weights as power_weights
+from jaxrl_llm.advantages.selection import reliability as reliability
+from jaxrl_llm.advantages.selection import resampled as resampled
+from jaxrl_llm.advantages.selection import shortest_right as shortest_right
+from jaxrl_llm.advantages.selection import worst_members as worst_members
+from jaxrl_llm.advantages.sign import right_samples as right_samples
+from jaxrl_llm.advantages.sign import signed_advantages as signed_advantages
+from jaxrl_llm.advantages.sign import wrong_samples as wrong_samples
+from jaxrl_llm.advantages.turns import anchor_advantages as anchor_advantages
+from jaxrl_llm.advantages.turns import anchor_sizes as anchor_sizes
+from jaxrl_llm.advantages.turns import gigpo_advantages as gigpo_advantages
+from jaxrl_llm.advantages.turns import improvement_rewards as improvement_rewards
+from jaxrl_llm.advantages.turns import information_gain_rewards as information_gain_rewards
+from jaxrl_llm.advantages.turns import log_information_gain_rewards as log_information_gain_rewards
+from jaxrl_llm.advantages.turns import moved as moved
+from jaxrl_llm.advantages.turns import pooled_turn_advantages as pooled_turn_advantages
+from jaxrl_llm.advantages.turns import shared_advantages as shared_advantages
+from jaxrl_llm.advantages.turns import spa_rewards as spa_rewards
+from jaxrl_llm.advantages.turns import stratified_advantages as stratified_advantages
+from jaxrl_llm.advantages.turns import terminal_progress as terminal_progress
+from jaxrl_llm.advantages.turns import uniform_progress as uniform_progress
+from jaxrl_llm.advantages.whiten import centred_token_advantages as centred_token_advantages
+from jaxrl_llm.advantages.whiten import reinforce_pp_token_advantages as reinforce_pp_token_advantages
+from jaxrl_llm.advantages.whiten import reweighted_tokens as reweighted_tokens
+from jaxrl_llm.advantages.whiten import whitened_tokens as whitened_tokens
 
-__all__ = [
-    "RankAverages",
-    "RewardStatistics",
-    "amplified",
-    "anchor_advantages",
-    "anchor_credit",
-    "anchor_sizes",
-    "asymre_advantages",
-    "at_last_token",
-    "attention_spans",
-    "average",
-    "backward_distance",
-    "balanced_counts",
-    "balanced_members",
-    "batch_whitened",
-    "best_members",
-    "best_minus_second_advantages",
-    "best_of",
-    "best_random_weights",
-    "best_weights",
-    "best_worst_weights",
-    "branch_differences",
-    "centred_token_advantages",
-    "certainty",
-    "clipped_steps",
-    "constraint_loss",
-    "coupled_credit",
-    "credited",
-    "cumulative_advantage",
-    "delta_steps",
-    "deviations",
-    "discounted_returns",
-    "dr_grpo_advantages",
-    "dual_ascent",
-    "earliest",
-    "equal_treatment",
-    "equal_weights",
-    "expected_counts",
-    "exponential_weights",
-    "extra_rollouts",
-    "forward_influence",
-    "from_lowest",
-    "gae_advantages",
-    "gigpo_advantages",
-    "gpg_advantages",
-    "group_normalized_advantages",
-    "group_spread",
-    "group_sum",
-    "group_token_normalized",
-    "growth",
-    "hardness_weighted",
-    "hardness_weighted_advantages",
-    "improvement_rewards",
-    "information_gain_rewards",
-    "information_rewards",
-    "informative_groups",
-    "lagrangian_advantages",
-    "lambda_returns",
-    "length_adaptive_gae_advantages",
-    "length_pressure",
-    "level_rewards",
-    "lite_ppo_advantages",
-    "local_and_global",
-    "local_credit",
-    "log_information_gain_rewards",
-    "log_mean_exp_baseline",
-    "log_right_belief",
-    "longer_rejected",
-    "majority",
-    "make_balanced_exit",
-    "mean_within",
-    "moved",
-    "n_step_returns",
-    "never_exit",
-    "no_averages",
-    "no_extra",
-    "opmd_advantages",
-    "opo_advantages",
-    "optimal_token_advantages",
-    "optimal_trained_token_advantages",
-    "pass_at_k_advantages",
-    "per_label_advantages",
-    "per_token",
-    "plain_steps",
-    "pool_advantages",
-    "pooled_turn_advantages",
-    "positive_exit",
-    "power_weights",
-    "prefix_values",
-    "preplan_tokens",
-    "progress",
-    "rank_bonus",
-    "rank_figures",
-    "rank_of_hidden_states",
-    "rank_of_singular_values",
-    "red_drop_advantages",
-    "reinforce_pp_advantages",
-    "reinforce_pp_baseline_advantages",
-    "reinforce_pp_token_advantages",
-    "reliability",
-    "remax_advantages",
-    "resampled",
-    "response_maps",
-    "reweighted_tokens",
-    "rhythm_credit",
-    "right_belief",
-    "right_samples",
-    "rloo_advantages",
-    "rounds_drawn",
-    "shaped_advantages",
-    "shaped_rewards",
-    "shared_advantages",
-    "shortest_right",
-    "signed_advantages",
-    "smoothed_advantages",
-    "spa_rewards",
-    "stratified_advantages",
-    "tempo_advantages",
-    "terminal_advantages",
-    "terminal_progress",
-    "top_of_each",
-    "unanimous",
-    "uniform_progress",
-    "updated_averages",
-    "violation",
-    "whitened_tokens",
-    "worst_members",
-    "wrong_samples",
-]
+__all__ = sorted(name for name, value in vars().items() if callable(value))

@@ -6,384 +6,178 @@ by keyword; it returns ``types.TokenTerms`` (``[B, T]``) or ``types.PairTerms`` 
 jax and jaxtyping are all that it needs.
 """
 
-from jaxrl_llm.losses.bellman import (
-    first_tokens,
-    next_values,
-    rover_loss,
-    soft_policy_loss,
-    soft_value_loss,
-    starts_after,
-    sums_from,
-    uniform_policy_values,
-)
-from jaxrl_llm.losses.contrastive import (
-    capped_infonce_loss,
-    cosines,
-    pooled,
-)
-from jaxrl_llm.losses.correction import (
-    batch_normalised_weights,
-    effective_sample_fraction,
-    k2_distance,
-    k3_distance,
-    masked_weights,
-    mismatch_ratio,
-    off_policy_sequence_mask,
-    rejection_mask,
-    self_normalised_weights,
-    truncated_weights,
-)
-from jaxrl_llm.losses.distill import (
-    chunked_forward_kl_loss,
-    chunked_reverse_kl_loss,
-    chunked_terms,
-    forward_kl_loss,
-    gold_loss,
-    iw_opd_loss,
-    jsd_loss,
-    merged_log_probs,
-    reverse_kl_loss,
-    sampled_reverse_kl_loss,
-    sampled_self_distillation_loss,
-    sdft_loss,
-    sdpo_loss,
-    span_log_probs,
-    top_k_distillation_loss,
-    uld_loss,
-)
-from jaxrl_llm.losses.entropy import (
-    adapted_entropy_coefficient,
-    applied_entropy_coefficient,
-    clip_cov_keep,
-    clip_cov_loss,
-    entropy_bonus_terms,
-    entropy_guided_sequence_weights,
-    entropy_guided_weights,
-    kl_cov_loss,
-    kl_cov_select,
-    live_members,
-    sampled_entropy,
-    targeted_entropy_terms,
-    token_covariance,
-)
-from jaxrl_llm.losses.kl import (
-    absolute,
-    adapted_kl_coefficient,
-    corrected_k3_gradient_terms,
-    k1,
-    k1_gradient_terms,
-    k2,
-    k3,
-    k3_gradient_terms,
-    kl_gradient_terms,
-    kl_in_reward,
-    weighted_kl_gradient_terms,
-)
-from jaxrl_llm.losses.mixed import (
-    combined,
-    exploration_factor,
-    mixture_loss,
-    mixture_ratio,
-    probability_loss,
-    ratio_loss,
-    shaped_probability_loss,
-)
-from jaxrl_llm.losses.off_policy import (
-    a_star_po_loss,
-    advantage_weights,
-    agro_loss,
-    agro_sampling_terms,
-    agro_token_loss,
-    aipo_loss,
-    decoupled_policy_loss,
-    gvpo_loss,
-    importance_weights,
-    keep_all,
-    keep_one_side,
-    keep_ring,
-    keep_two_sides,
-    mean_ratio,
-    mirror_descent_loss,
-    rec_loss,
-    regularised_rewards,
-    sequence_ratio,
-    token_ratio,
-    topr_loss,
-    trajectory_balance_loss,
-    unweighted,
-)
-from jaxrl_llm.losses.policy import (
-    bapo_bounds,
-    bapo_loss,
-    bounded_surrogate,
-    ce_gppo_loss,
-    cispo_loss,
-    clipped_policy_loss,
-    dcpo_loss,
-    log_ratio,
-    masked,
-    reinforce_loss,
-    sapo_loss,
-)
-from jaxrl_llm.losses.preference import (
-    alpha_divergence_slope,
-    alphapo_loss,
-    aot_loss,
-    aot_unpaired_loss,
-    apo_down_loss,
-    apo_zero_loss,
-    apo_zero_unpaired_loss,
-    bco_loss,
-    cal_dpo_loss,
-    cpo_loss,
-    discopop_loss,
-    dpo_loss,
-    dpop_loss,
-    exo_loss,
-    f_dpo_loss,
-    forward_kl_slope,
-    hinge_loss,
-    ipo_loss,
-    jensen_shannon_slope,
-    kto_loss,
-    length_desensitised_logp,
-    length_normalised_dpo_loss,
-    logistic,
-    nca_loss,
-    orpo_loss,
-    ramp,
-    reverse_kl_slope,
-    robust_dpo_loss,
-    rpo_loss,
-    rpo_mean_loss,
-    simpo_loss,
-    tdpo1_loss,
-    tdpo2_loss,
-    tpo_loss,
-    vrpo_loss,
-    wpo_loss,
-    wpo_weights,
-    xpo_loss,
-)
-from jaxrl_llm.losses.ranking import (
-    geometric_mixture,
-    nash_md_loss,
-    pro_loss,
-    rrhf_loss,
-    sppo_loss,
-    trpa_loss,
-    verdict_loss,
-    win_logit,
-    win_probability,
-)
-from jaxrl_llm.losses.reward import (
-    bradley_terry_loss,
-    gaussian_reward_loss,
-    label_regression_loss,
-    log_odds_loss,
-    return_sum_loss,
-)
-from jaxrl_llm.losses.sequence import (
-    gmpo_loss,
-    gspo_loss,
-    gspo_token_loss,
-    loop_loss,
-    sequence_log_ratio,
-    vespo_loss,
-)
-from jaxrl_llm.losses.supervised import (
-    ascent_loss,
-    npo_loss,
-    sft_loss,
-    weighted_sft_loss,
-)
-from jaxrl_llm.losses.token_choice import (
-    entropy_change,
-    steer_linear_weights,
-    steer_weights,
-    top_tokens,
-)
-from jaxrl_llm.losses.value import (
-    categorical_value_loss,
-    clipped_value_loss,
-    expected_values,
-    hl_gauss,
-    squared_value_loss,
-    two_hot,
-)
+from jaxrl_llm.losses.bellman import first_tokens as first_tokens
+from jaxrl_llm.losses.bellman import next_values as next_values
+from jaxrl_llm.losses.bellman import rover_loss as rover_loss
+from jaxrl_llm.losses.bellman import soft_policy_loss as soft_policy_loss
+from jaxrl_llm.losses.bellman import soft_value_loss as soft_value_loss
+from jaxrl_llm.losses.bellman import starts_after as starts_after
+from jaxrl_llm.losses.bellman import sums_from as sums_from
+from jaxrl_llm.losses.bellman import uniform_policy_values as uniform_policy_values
+from jaxrl_llm.losses.contrastive import capped_infonce_loss as capped_infonce_loss
+from jaxrl_llm.losses.contrastive import cosines as cosines
+from jaxrl_llm.losses.contrastive import pooled as pooled
+from jaxrl_llm.losses.correction import batch_normalised_weights as batch_normalised_weights
+from jaxrl_llm.losses.correction import effective_sample_fraction as effective_sample_fraction
+from jaxrl_llm.losses.correction import k2_distance as k2_distance
+from jaxrl_llm.losses.correction import k3_distance as k3_distance
+from jaxrl_llm.losses.correction import masked_weights as masked_weights
+from jaxrl_llm.losses.correction import mismatch_ratio as mismatch_ratio
+from jaxrl_llm.losses.correction import off_policy_sequence_mask as off_policy_sequence_mask
+from jaxrl_llm.losses.correction import rejection_mask as rejection_mask
+from jaxrl_llm.losses.correction import self_normalised_weights as self_normalised_weights
+from jaxrl_llm.losses.correction import truncated_weights as truncated_weights
+from jaxrl_llm.losses.distill import chunked_forward_kl_loss as chunked_forward_kl_loss
+from jaxrl_llm.losses.distill import chunked_reverse_kl_loss as chunked_reverse_kl_loss
+from jaxrl_llm.losses.distill import chunked_terms as chunked_terms
+from jaxrl_llm.losses.distill import forward_kl_loss as forward_kl_loss
+from jaxrl_llm.losses.distill import gold_loss as gold_loss
+from jaxrl_llm.losses.distill import iw_opd_loss as iw_opd_loss
+from jaxrl_llm.losses.distill import jsd_loss as jsd_loss
+from jaxrl_llm.losses.distill import merged_log_probs as merged_log_probs
+from jaxrl_llm.losses.distill import reverse_kl_loss as reverse_kl_loss
+from jaxrl_llm.losses.distill import sampled_reverse_kl_loss as sampled_reverse_kl_loss
+from jaxrl_llm.losses.distill import sampled_self_distillation_loss as sampled_self_distillation_loss
+from jaxrl_llm.losses.distill import sdft_loss as sdft_loss
+from jaxrl_llm.losses.distill import sdpo_loss as sdpo_loss
+from jaxrl_llm.losses.distill import span_log_probs as span_log_probs
+from jaxrl_llm.losses.distill import top_k_distillation_loss as top_k_distillation_loss
+from jaxrl_llm.losses.distill import uld_loss as uld_loss
+from jaxrl_llm.losses.entropy import adapted_entropy_coefficient as adapted_entropy_coefficient
+from jaxrl_llm.losses.entropy import applied_entropy_coefficient as applied_entropy_coefficient
+from jaxrl_llm.losses.entropy import clip_cov_keep as clip_cov_keep
+from jaxrl_llm.losses.entropy import clip_cov_loss as clip_cov_loss
+from jaxrl_llm.losses.entropy import entropy_bonus_terms as entropy_bonus_terms
+from jaxrl_llm.losses.entropy import entropy_guided_sequence_weights as entropy_guided_sequence_weights
+from jaxrl_llm.losses.entropy import entropy_guided_weights as entropy_guided_weights
+from jaxrl_llm.losses.entropy import kl_cov_loss as kl_cov_loss
+from jaxrl_llm.losses.entropy import kl_cov_select as kl_cov_select
+from jaxrl_llm.losses.entropy import live_members as live_members
+from jaxrl_llm.losses.entropy import sampled_entropy as sampled_entropy
+from jaxrl_llm.losses.entropy import targeted_entropy_terms as targeted_entropy_terms
+from jaxrl_llm.losses.entropy import token_covariance as token_covariance
+from jaxrl_llm.losses.kl import absolute as absolute
+from jaxrl_llm.losses.kl import adapted_kl_coefficient as adapted_kl_coefficient
+from jaxrl_llm.losses.kl import corrected_k3_gradient_terms as corrected_k3_gradient_terms
+from jaxrl_llm.losses.kl import k1 as k1
+from jaxrl_llm.losses.kl import k1_gradient_terms as k1_gradient_terms
+from jaxrl_llm.losses.kl import k2 as k2
+from jaxrl_llm.losses.kl import k3 as k3
+from jaxrl_llm.losses.kl import k3_gradient_terms as k3_gradient_terms
+from jaxrl_llm.losses.kl import kl_gradient_terms as kl_gradient_terms
+from jaxrl_llm.losses.kl import kl_in_reward as kl_in_reward
+from jaxrl_llm.losses.kl import weighted_kl_gradient_terms as weighted_kl_gradient_terms
+from jaxrl_llm.losses.mixed import combined as combined
+from jaxrl_llm.losses.mixed import exploration_factor as exploration_factor
+from jaxrl_llm.losses.mixed import mixture_loss as mixture_loss
+from jaxrl_llm.losses.mixed import mixture_ratio as mixture_ratio
+from jaxrl_llm.losses.mixed import probability_loss as probability_loss
+from jaxrl_llm.losses.mixed import ratio_loss as ratio_loss
+from jaxrl_llm.losses.mixed import shaped_probability_loss as shaped_probability_loss
+from jaxrl_llm.losses.off_policy import a_star_po_loss as a_star_po_loss
+from jaxrl_llm.losses.off_policy import advantage_weights as advantage_weights
+from jaxrl_llm.losses.off_policy import agro_loss as agro_loss
+from jaxrl_llm.losses.off_policy import agro_sampling_terms as agro_sampling_terms
+from jaxrl_llm.losses.off_policy import agro_token_loss as agro_token_loss
+from jaxrl_llm.losses.off_policy import aipo_loss as aipo_loss
+from jaxrl_llm.losses.off_policy import decoupled_policy_loss as decoupled_policy_loss
+from jaxrl_llm.losses.off_policy import gvpo_loss as gvpo_loss
+from jaxrl_llm.losses.off_policy import importance_weights as importance_weights
+from jaxrl_llm.losses.off_policy import keep_all as keep_all
+from jaxrl_llm.losses.off_policy import keep_one_side as keep_one_side
+from jaxrl_llm.losses.off_policy import keep_ring as keep_ring
+from jaxrl_llm.losses.off_policy import keep_two_sides as keep_two_sides
+from jaxrl_llm.losses.off_policy import mean_ratio as mean_ratio
+from jaxrl_llm.losses.off_policy import mirror_descent_loss as mirror_descent_loss
+from jaxrl_llm.losses.off_policy import rec_loss as rec_loss
+from jaxrl_llm.losses.off_policy import regularised_rewards as regularised_rewards
+from jaxrl_llm.losses.off_policy import sequence_ratio as sequence_ratio
+from jaxrl_llm.losses.off_policy import token_ratio as token_ratio
+from jaxrl_llm.losses.off_policy import topr_loss as topr_loss
+from jaxrl_llm.losses.off_policy import trajectory_balance_loss as trajectory_balance_loss
+from jaxrl_llm.losses.off_policy import unweighted as unweighted
+from jaxrl_llm.losses.policy import bapo_bounds as bapo_bounds
+from jaxrl_llm.losses.policy import bapo_loss as bapo_loss
+from jaxrl_llm.losses.policy import bounded_surrogate as bounded_surrogate
+from jaxrl_llm.losses.policy import ce_gppo_loss as ce_gppo_loss
+from jaxrl_llm.losses.policy import cispo_loss as cispo_loss
+from jaxrl_llm.losses.policy import clipped_policy_loss as clipped_policy_loss
+from jaxrl_llm.losses.policy import dcpo_loss as dcpo_loss
+from jaxrl_llm.losses.policy import log_ratio as log_ratio
+from jaxrl_llm.losses.policy import masked as masked
+from jaxrl_llm.losses.policy import reinforce_loss as reinforce_loss
+from jaxrl_llm.losses.policy import sapo_loss as sapo_loss
+from jaxrl_llm.losses.preference import alpha_divergence_slope as alpha_divergence_slope
+from jaxrl_llm.losses.preference import alphapo_loss as alphapo_loss
+from jaxrl_llm.losses.preference import aot_loss as aot_loss
+from jaxrl_llm.losses.preference import aot_unpaired_loss as aot_unpaired_loss
+from jaxrl_llm.losses.preference import apo_down_loss as apo_down_loss
+from jaxrl_llm.losses.preference import apo_zero_loss as apo_zero_loss
+from jaxrl_llm.losses.preference import apo_zero_unpaired_loss as apo_zero_unpaired_loss
+from jaxrl_llm.losses.preference import bco_loss as bco_loss
+from jaxrl_llm.losses.preference import cal_dpo_loss as cal_dpo_loss
+from jaxrl_llm.losses.preference import cpo_loss as cpo_loss
+from jaxrl_llm.losses.preference import discopop_loss as discopop_loss
+from jaxrl_llm.losses.preference import dpo_loss as dpo_loss
+from jaxrl_llm.losses.preference import dpop_loss as dpop_loss
+from jaxrl_llm.losses.preference import exo_loss as exo_loss
+from jaxrl_llm.losses.preference import f_dpo_loss as f_dpo_loss
+from jaxrl_llm.losses.preference import forward_kl_slope as forward_kl_slope
+from jaxrl_llm.losses.preference import hinge_loss as hinge_loss
+from jaxrl_llm.losses.preference import ipo_loss as ipo_loss
+from jaxrl_llm.losses.preference import jensen_shannon_slope as jensen_shannon_slope
+from jaxrl_llm.losses.preference import kto_loss as kto_loss
+from jaxrl_llm.losses.preference import length_desensitised_logp as length_desensitised_logp
+from jaxrl_llm.losses.preference import length_normalised_dpo_loss as length_normalised_dpo_loss
+from jaxrl_llm.losses.preference import logistic as logistic
+from jaxrl_llm.losses.preference import nca_loss as nca_loss
+from jaxrl_llm.losses.preference import orpo_loss as orpo_loss
+from jaxrl_llm.losses.preference import ramp as ramp
+from jaxrl_llm.losses.preference import reverse_kl_slope as reverse_kl_slope
+from jaxrl_llm.losses.preference import robust_dpo_loss as robust_dpo_loss
+from jaxrl_llm.losses.preference import rpo_loss as rpo_loss
+from jaxrl_llm.losses.preference import rpo_mean_loss as rpo_mean_loss
+from jaxrl_llm.losses.preference import simpo_loss as simpo_loss
+from jaxrl_llm.losses.preference import tdpo1_loss as tdpo1_loss
+from jaxrl_llm.losses.preference import tdpo2_loss as tdpo2_loss
+from jaxrl_llm.losses.preference import tpo_loss as tpo_loss
+from jaxrl_llm.losses.preference import vrpo_loss as vrpo_loss
+from jaxrl_llm.losses.preference import wpo_loss as wpo_loss
+from jaxrl_llm.losses.preference import wpo_weights as wpo_weights
+from jaxrl_llm.losses.preference import xpo_loss as xpo_loss
+from jaxrl_llm.losses.ranking import geometric_mixture as geometric_mixture
+from jaxrl_llm.losses.ranking import nash_md_loss as nash_md_loss
+from jaxrl_llm.losses.ranking import pro_loss as pro_loss
+from jaxrl_llm.losses.ranking import rrhf_loss as rrhf_loss
+from jaxrl_llm.losses.ranking import sppo_loss as sppo_loss
+from jaxrl_llm.losses.ranking import trpa_loss as trpa_loss
+from jaxrl_llm.losses.ranking import verdict_loss as verdict_loss
+from jaxrl_llm.losses.ranking import win_logit as win_logit
+from jaxrl_llm.losses.ranking import win_probability as win_probability
+from jaxrl_llm.losses.reward import bradley_terry_loss as bradley_terry_loss
+from jaxrl_llm.losses.reward import gaussian_reward_loss as gaussian_reward_loss
+from jaxrl_llm.losses.reward import label_regression_loss as label_regression_loss
+from jaxrl_llm.losses.reward import log_odds_loss as log_odds_loss
+from jaxrl_llm.losses.reward import return_sum_loss as return_sum_loss
+from jaxrl_llm.losses.sequence import gmpo_loss as gmpo_loss
+from jaxrl_llm.losses.sequence import gspo_loss as gspo_loss
+from jaxrl_llm.losses.sequence import gspo_token_loss as gspo_token_loss
+from jaxrl_llm.losses.sequence import loop_loss as loop_loss
+from jaxrl_llm.losses.sequence import sequence_log_ratio as sequence_log_ratio
+from jaxrl_llm.losses.sequence import vespo_loss as vespo_loss
+from jaxrl_llm.losses.supervised import ascent_loss as ascent_loss
+from jaxrl_llm.losses.supervised import npo_loss as npo_loss
+from jaxrl_llm.losses.supervised import sft_loss as sft_loss
+from jaxrl_llm.losses.supervised import weighted_sft_loss as weighted_sft_loss
+from jaxrl_llm.losses.token_choice import entropy_change as entropy_change
+from jaxrl_llm.losses.token_choice import steer_linear_weights as steer_linear_weights
+from jaxrl_llm.losses.token_choice import steer_weights as steer_weights
+from jaxrl_llm.losses.token_choice import top_tokens as top_tokens
+from jaxrl_llm.losses.value import categorical_value_loss as categorical_value_loss
+from jaxrl_llm.losses.value import clipped_value_loss as clipped_value_loss
+from jaxrl_llm.losses.value import expected_values as expected_values
+from jaxrl_llm.losses.value import hl_gauss as hl_gauss
+from jaxrl_llm.losses.value import squared_value_loss as squared_value_loss
+from jaxrl_llm.losses.value import two_hot as two_hot
 
-__all__ = [
-    "a_star_po_loss",
-    "absolute",
-    "adapted_entropy_coefficient",
-    "adapted_kl_coefficient",
-    "advantage_weights",
-    "agro_loss",
-    "agro_sampling_terms",
-    "agro_token_loss",
-    "aipo_loss",
-    "alpha_divergence_slope",
-    "alphapo_loss",
-    "aot_loss",
-    "aot_unpaired_loss",
-    "apo_down_loss",
-    "apo_zero_loss",
-    "apo_zero_unpaired_loss",
-    "applied_entropy_coefficient",
-    "ascent_loss",
-    "bapo_bounds",
-    "bapo_loss",
-    "batch_normalised_weights",
-    "bco_loss",
-    "bounded_surrogate",
-    "bradley_terry_loss",
-    "cal_dpo_loss",
-    "capped_infonce_loss",
-    "categorical_value_loss",
-    "ce_gppo_loss",
-    "chunked_forward_kl_loss",
-    "chunked_reverse_kl_loss",
-    "chunked_terms",
-    "cispo_loss",
-    "clip_cov_keep",
-    "clip_cov_loss",
-    "clipped_policy_loss",
-    "clipped_value_loss",
-    "combined",
-    "corrected_k3_gradient_terms",
-    "cosines",
-    "cpo_loss",
-    "dcpo_loss",
-    "decoupled_policy_loss",
-    "discopop_loss",
-    "dpo_loss",
-    "dpop_loss",
-    "effective_sample_fraction",
-    "entropy_bonus_terms",
-    "entropy_change",
-    "entropy_guided_sequence_weights",
-    "entropy_guided_weights",
-    "exo_loss",
-    "expected_values",
-    "exploration_factor",
-    "f_dpo_loss",
-    "first_tokens",
-    "forward_kl_loss",
-    "forward_kl_slope",
-    "gaussian_reward_loss",
-    "geometric_mixture",
-    "gmpo_loss",
-    "gold_loss",
-    "gspo_loss",
-    "gspo_token_loss",
-    "gvpo_loss",
-    "hinge_loss",
-    "hl_gauss",
-    "importance_weights",
-    "ipo_loss",
-    "iw_opd_loss",
-    "jensen_shannon_slope",
-    "jsd_loss",
-    "k1",
-    "k1_gradient_terms",
-    "k2",
-    "k2_distance",
-    "k3",
-    "k3_distance",
-    "k3_gradient_terms",
-    "keep_all",
-    "keep_one_side",
-    "keep_ring",
-    "keep_two_sides",
-    "kl_cov_loss",
-    "kl_cov_select",
-    "kl_gradient_terms",
-    "kl_in_reward",
-    "kto_loss",
-    "label_regression_loss",
-    "length_desensitised_logp",
-    "length_normalised_dpo_loss",
-    "live_members",
-    "log_odds_loss",
-    "log_ratio",
-    "logistic",
-    "loop_loss",
-    "masked",
-    "masked_weights",
-    "mean_ratio",
-    "merged_log_probs",
-    "mirror_descent_loss",
-    "mismatch_ratio",
-    "mixture_loss",
-    "mixture_ratio",
-    "nash_md_loss",
-    "nca_loss",
-    "next_values",
-    "npo_loss",
-    "off_policy_sequence_mask",
-    "orpo_loss",
-    "pooled",
-    "pro_loss",
-    "probability_loss",
-    "ramp",
-    "ratio_loss",
-    "rec_loss",
-    "regularised_rewards",
-    "reinforce_loss",
-    "rejection_mask",
-    "return_sum_loss",
-    "reverse_kl_loss",
-    "reverse_kl_slope",
-    "robust_dpo_loss",
-    "rover_loss",
-    "rpo_loss",
-    "rpo_mean_loss",
-    "rrhf_loss",
-    "sampled_entropy",
-    "sampled_reverse_kl_loss",
-    "sampled_self_distillation_loss",
-    "sapo_loss",
-    "sdft_loss",
-    "sdpo_loss",
-    "self_normalised_weights",
-    "sequence_log_ratio",
-    "sequence_ratio",
-    "sft_loss",
-    "shaped_probability_loss",
-    "simpo_loss",
-    "soft_policy_loss",
-    "soft_value_loss",
-    "span_log_probs",
-    "sppo_loss",
-    "squared_value_loss",
-    "starts_after",
-    "steer_linear_weights",
-    "steer_weights",
-    "sums_from",
-    "targeted_entropy_terms",
-    "tdpo1_loss",
-    "tdpo2_loss",
-    "token_covariance",
-    "token_ratio",
-    "top_k_distillation_loss",
-    "top_tokens",
-    "topr_loss",
-    "tpo_loss",
-    "trajectory_balance_loss",
-    "trpa_loss",
-    "truncated_weights",
-    "two_hot",
-    "uld_loss",
-    "uniform_policy_values",
-    "unweighted",
-    "verdict_loss",
-    "vespo_loss",
-    "vrpo_loss",
-    "weighted_kl_gradient_terms",
-    "weighted_sft_loss",
-    "win_logit",
-    "win_probability",
-    "wpo_loss",
-    "wpo_weights",
-    "xpo_loss",
-]
+__all__ = sorted(name for name, value in vars().items() if callable(value))
