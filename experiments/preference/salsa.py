@@ -10,7 +10,7 @@ Equations: ref = alpha theta_a + (1 - alpha) theta_b, leaf by leaf; theta_a and 
 Left out:  the map of rewards in the plane of three models: soup and its parents are its corners.
 Expect:    eval/gold: salsa > ref_a, salsa > broken (average with an unrelated start); eval/kl salsa > ref_a (the policy
            moves further at one beta); ood/gold: salsa > ref_a; eval/gold salsa_low > ref_a_low.
-Measure:   true reward on prompts like those of training, and on the others; reward model of 8192 labels, 10 % flipped
+Measure:   true reward on prompts like those of training, and on the others; reward model of 16384 labels, 10 % flipped
            (gate: rm/accuracy 0.8, rm/correlation 0.5). soup and parent are not trained. eval/kl is to theta_a. The
            secondary part at eval/kl 4 asks whether the gain is more than a longer way. Equal updates and rollouts.
 Run:       python -m experiments.preference.salsa
@@ -48,12 +48,12 @@ def from_reference(start, anchor):
 class Settings(recipes.Settings):
     """alpha is the paper's; beta is one of its range."""
 
-    steps: int = 150
-    eval_every: int = 30
+    steps: int = 100
+    eval_every: int = 20
     learning_rate: float = 1e-3
     reference_steps: int = 150
     tuning_steps: int = 100
-    reward_steps: int = 600
+    reward_steps: int = 400
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
     begin: Callable = from_a  # where the policy starts
@@ -116,7 +116,7 @@ def make_models(task: Preferences, reference_steps: int, tuning_steps: int, rewa
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
         found["other"] = task.world.policy.init(jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
-            task, base, flipped(task, data, 8192), jax.random.fold_in(key, 6), steps=reward_steps
+            task, base, flipped(task, data, 16384), jax.random.fold_in(key, 6), steps=reward_steps
         )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
         value = heads.init_head(task.width, key)
