@@ -58,8 +58,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 32, "eval_every": 16, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 56,
-    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "alpha": 0.2, "warm_steps": 60,
+    "levels": (2, 3), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 56,
+    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "alpha": 0.2, "warm_steps": 36,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,

@@ -10,7 +10,7 @@ Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 the
            refill: twice as many prompts are drawn, and the first ones that pass fill the batch. penalty: less 0.2 times
            the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter, and R log p(y* |
            x, z) is raised as well; verifier: a generative judge says whether the answer is right.
-Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 32 steps.
+Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
            write either; equal updates on equally many prompts at most; refill draws twice the rollouts, for which
@@ -58,8 +58,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 32, "eval_every": 16, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 32,
-    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 60, "forget": 0.8,
+    "levels": (2, 3), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 32,
+    "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 36, "forget": 0.8,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10, "train_problems": 16,
