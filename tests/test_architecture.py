@@ -280,11 +280,9 @@ def test_extras_are_declared():
 # Public names of the library that are no words of docs/words.md. The list only shrinks; names of data sets are theirs.
 OTHER_WORDS = {"world", "worlds", "bench", "place", "arena", "crew", "hand", "heard", "said", "relayout", "regroup"}
 NAMED = {
-    "distributed.rules.make_place", "envs.retry_question.Place", "envs.tau_bench", "envs.tau_bench_airline",
-    "envs.tau_bench_tools",
-    "envs.tool_question.Place", "experiment.cli.said", "experiment.evidence.certificates.said",
-    "experiment.evidence.pilot.said",
-    "experiment.multi_turn_plan.open_place", "planning.reshard_cost.Place", "planning.schedule.Place", "run.bench",
+    "distributed.rules.make_place", "envs.retry_question.Place", "envs.tool_question.Place", "experiment.cli.said",
+    "experiment.evidence.certificates.said", "experiment.evidence.pilot.said", "experiment.multi_turn_plan.open_place",
+    "planning.reshard_cost.Place", "planning.schedule.Place", "run.bench",
     "run.bench.Bench", "run.bench.bench", "run.bench.bench_identity",
 }  # fmt: skip
 

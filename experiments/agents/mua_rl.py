@@ -27,12 +27,11 @@ from typing import Literal
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import retail, telecom
+from experiments.agents.parts import desks, retail, telecom
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
-from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.plan import Plan, Stage, keep_reference
@@ -110,10 +109,10 @@ def build(settings: Settings) -> Plan:
     method = partial(episode_methods.make_grpo, settings=settings, kl_weight=settings.kl_weight)
     if settings.data:
         slots = {"trained": partial(settings.trained, settings.max_new_tokens),
-                 "score": partial(catalog.served, bonus=settings.bonus)}  # fmt: skip
+                 "score": partial(desks.served, bonus=settings.bonus)}  # fmt: skip
         more = {
-            "opened": partial(catalog.desk, openly=settings.users is retail.outspoken),
-            "more": catalog.passed(settings),
+            "opened": partial(desks.desk, openly=settings.users is retail.outspoken),
+            "more": desks.passed(settings),
         }
         plan = multi_turn_plan.make_plan(settings, partial(method, **slots), extras=keep_reference, **more)
         return settings.then(plan)

@@ -17,24 +17,13 @@ from jaxrl_llm.data import agent_formats, webshop
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.problems import hash_split
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs import (
-    processes,
-    retry_question,
-    tau_bench,
-    tau_bench_airline,
-    tau_bench_tools,
-    telecom,
-    telecom_phone,
-    text_games,
-    tool_question,
-)
+from jaxrl_llm.envs import processes, retry_question, text_games, tool_question
 from jaxrl_llm.envs import text as text_envs
 from jaxrl_llm.envs import webshop as host_shop
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.metrics import intervals
 from jaxrl_llm.rollout.host.env import single_turn
-from jaxrl_llm.rollout.turns.multi_turn import episode_rewards, marks_of, turns_of
+from jaxrl_llm.rollout.turns.multi_turn import turns_of
 from jaxrl_llm.run import parts
 from jaxrl_llm.tools import boxes, endpoints, pages
 from jaxrl_llm.tools.calls import Toolbox
@@ -68,7 +57,7 @@ def _only(folder: pathlib.Path, pattern: str) -> pathlib.Path:
     return found[0]
 
 
-def _parts(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
+def split(rows: Sequence[Any], identity: Callable[[Any], str], most: int, data: str) -> tuple[list[Any], list[Any]]:
     """Tasks to train on, and at most so many that are held out."""
     train, held = hash_split(rows, identity, data, rows_are="tasks", give="tasks")
     return train, held[:most]
@@ -86,7 +75,7 @@ def _shop(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer:
     if len(goals) > webshop.SPLITS["train"][0]:  # a whole catalogue: the benchmark's own parts
         both = webshop.split_goals(goals, "train"), webshop.split_goals(goals, "test")[: settings.eval_problems]
     else:
-        both = _parts(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
+        both = split(goals, lambda goal: goal.asin, settings.eval_problems, settings.data)
     return [host_shop.shop_texts(shop, part, tokenizer, **sizes) for part in both]
 
 
@@ -105,7 +94,7 @@ def _games(folder: pathlib.Path, settings: Any, sizes: dict[str, Any], tokenizer
         raise UserError(f"--data {settings.data}: no .z8 or .ulx file below the folder; make games with tw-make")
     make = partial(text_games.textworld_env, write=text_games.with_commands)
     world = processes.in_processes(make, processes=settings.env_processes)
-    both = _parts(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
+    both = split(paths, lambda path: pathlib.Path(path).name, settings.eval_problems, settings.data)
     return [text_games.game_texts(world, part, tokenizer, prompt=HOUSE.__add__, **sizes) for part in both]
 
 
@@ -132,7 +121,7 @@ def is_env(data: str) -> bool:
 
 def _own(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer) -> list[Given]:
     tasks = text_envs.own_tasks(settings.data, SEEDS + settings.eval_problems)
-    both = _parts(tasks, repr, settings.eval_problems, settings.data)
+    both = split(tasks, repr, settings.eval_problems, settings.data)
     world = processes.in_processes(partial(text_envs.own_env, settings.data), processes=settings.env_processes)
     return [text_envs.as_begun(world, "own", part, tokenizer, **sizes) for part in both]
 
@@ -297,108 +286,3 @@ def completed(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[
 
 
 APPWORLD: dict[str, Callable[..., Any]] = {"opened": apps, "more": completed}  # of ``multi_turn_plan.make_plan``
-
-
-DESK_TOOLS = {"retail": tau_bench_tools.RETAIL, "airline": tau_bench_airline.AIRLINE, "telecom": telecom.TELECOM}
-DESKS = "retail:FOLDER, airline:FOLDER or telecom:FOLDER"
-# files of rules, of which a desk has the first that is there and what belongs to it
-RULES = (("wiki.md",), ("policy.md",), ("main_policy.md", "tech_support_manual.md"))
-
-
-def _desk_tasks(folder: pathlib.Path, settings: Any) -> tuple[list[Any], list[Any]]:
-    train, test, split = (folder / name for name in ("tasks_train.py", "tasks_test.py", "split_tasks.json"))
-    if train.is_file() and test.is_file():
-        return agent_formats.desk_tasks(train), agent_formats.desk_tasks(test)[: settings.eval_problems]
-    tasks = agent_formats.desk_tasks(test if test.is_file() else folder / "tasks.json")
-    if split.is_file() and not test.is_file():
-        fit, held = agent_formats.desk_split(split, tasks)
-        return fit, held[: settings.eval_problems]
-    return _parts(tasks, lambda task: task.instruction, settings.eval_problems, settings.data)
-
-
-def _user(settings: Any) -> endpoints.Chat:
-    if not settings.user or not settings.user_model:
-        raise UserError(
-            f"--data {settings.data}: needs --user ADDRESS and --user-model NAME: a model plays the users who hold back"
-        )
-    cache = endpoints.replies_of("user", settings.user, settings.user_model)
-    return endpoints.from_settings(settings, settings.user, settings.user_model, cache=cache)
-
-
-def _opened_desk(place: str) -> tuple[str, pathlib.Path, tau_bench.Desk]:
-    """The kind, folder and desk of ``telecom:FOLDER`` and the like."""
-    kind, _, where = place.partition(":")
-    folder = pathlib.Path(where)
-    if kind not in DESK_TOOLS or not folder.is_dir():
-        raise UserError(f"--data {place}: give {DESKS}, where FOLDER is there")
-    files = next((names for names in RULES if (folder / names[0]).is_file()), None)
-    if files is None:
-        raise UserError(
-            f"--data {place}: the folder has no {' and no '.join(names[0] for names in RULES)}; give the one that does"
-        )
-    rules = "\n\n".join((folder / x).read_text(encoding="utf-8") for x in files if (folder / x).is_file())
-    tables, device = agent_formats.desk_database(folder / "data" if (folder / "data").is_dir() else folder, kind), None
-    if kind == "telecom":
-        own, device = folder / "user_db.toml", telecom_phone.IN_HAND
-        tables[device.table] = telecom_phone.phone(agent_formats.load_toml(own) if own.is_file() else None)
-    return kind, folder, tau_bench.Desk(tables, rules, DESK_TOOLS[kind], device)
-
-
-def desk(settings: Any, sizes: dict[str, Any], tokenizer: Tokenizer, *, openly: bool = False) -> list[Given]:
-    """Desks of folders of tau-bench's ``envs`` or tau2-bench's ``domains``, as ``DESKS`` spell them.
-
-    A folder holds the tables (``data``, ``db.json`` or ``db.toml``), the rules (``RULES``), and ``tasks_train.py`` with
-    ``tasks_test.py``, which is held out; or ``tasks.json`` with ``split_tasks.json``, whose ``test`` is held out; or
-    one file of tasks alone, of which a tenth is. Users are played by the model ``settings.user_model`` behind the
-    address ``settings.user``; those of ``telecom`` have a phone (``user_db.toml``) with tools of their own. Several
-    desks, with commas between them, train together and are measured one by one, too.
-
-    Args:
-      openly: users of training say everything in their first message (``tau_bench.plain_user``), and those with a phone
-        do on it what a message names.
-    """
-    opened = [_opened_desk(place) for place in settings.data.split(",")]
-    kinds = [kind for kind, _, _ in opened]
-    if len(set(kinds)) < len(kinds):
-        raise UserError(f"--data {settings.data}: a kind of desk stands twice; give each once")
-    tasks = [_desk_tasks(folder, settings) for _, folder, _ in opened]
-    shape = {name: size for name, size in sizes.items() if name != "chat"}  # talks are messages anyway
-    user, found = _user(settings), []
-    try:
-        for part, who in enumerate((tau_bench.plain_user if openly else user, user)):
-            pairs = [(service, both[part]) for (_, _, service), both in zip(opened, tasks, strict=True)]
-            found.append(tau_bench.desks_texts(pairs, tokenizer, user=who, **shape))
-    except endpoints.Unanswered as error:
-        raise UserError(f"--user {settings.user}: a user did not say its first words: {error}") from error
-    return found
-
-
-def served(answers: Any, rows: Trajectories, *, bonus: float = 0.0) -> Rewards:
-    """The ``score`` of talks of ``desk``: what the talk was worth, and ``bonus`` for every call a tool could answer."""
-    found = episode_rewards(answers, rows)
-    return found._replace(value=found.value + bonus * jnp.sum(marks_of(rows), axis=1).astype(jnp.float32))
-
-
-def passed(settings: Any) -> Callable[[Trajectories, Rewards, Problems], dict[str, Array]]:
-    """Of measured talks of ``desk``: pass^1 and pass^4 over ``settings.eval_samples`` trials, and turns.
-
-    Of several desks also pass^1 and pass^4 of each, for example ``eval/pass1_telecom``.
-
-    Raises:
-      UserError: for fewer than four trials.
-    """
-    trials, kinds = settings.eval_samples, [place.partition(":")[0] for place in settings.data.split(",")]
-    if trials < 4:
-        raise UserError(f"--eval-samples {trials}: pass^4 needs 4 trials of a request at least")
-
-    def figures(rows: Trajectories, rewards: Rewards, problems: Problems) -> dict[str, Array]:
-        right = jnp.sum((rewards.valid & (rewards.value > 0.5)).astype(jnp.float32).reshape(-1, trials), axis=1)
-        taken = jnp.sum(turns_of(rows).taken.astype(jnp.float32), axis=1)
-        passes = {f"eval/pass{k}": intervals.pass_hat_k(right, trials, k) for k in (1, 4)}
-        shown = {name: reduce.scalars(values) for name, values in passes.items()}
-        for k, kind in enumerate(kinds if len(kinds) > 1 else ()):
-            mine = problems.answers["desk"] == k
-            shown |= {f"{name}_{kind}": reduce.scalars(values, mine) for name, values in passes.items()}
-        return shown | {"eval/turns": reduce.scalars(taken)}
-
-    return figures

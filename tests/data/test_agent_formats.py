@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from experiments.agents.parts import desk_files
+from experiments.agents.parts.desk_files import DeskTask
 from jaxrl_llm.data import agent_formats
-from jaxrl_llm.data.agent_formats import DeskTask
 from jaxrl_llm.errors import DataError, UserError
 
 
@@ -151,7 +152,7 @@ def test_desk_tasks_of_three_layouts(tmp_path):
     old = _write(tmp_path / "tasks_test.py", PYTHON)
     listed = _write(tmp_path / "tasks.py", f"tasks = {OLD!r}".replace("= {", "= [{") + "]")
     new = _write(tmp_path / "tasks.json", [TAU2])
-    (a,), (b,), (c,) = map(agent_formats.desk_tasks, (old, listed, new))
+    (a,), (b,), (c,) = map(desk_files.desk_tasks, (old, listed, new))
     call = ("cancel_pending_order", {"order_id": "#W1", "reason": "no longer needed"})
     assert a == DeskTask("0", "You are A. Cancel #W1.", (call,), ("54.04",), f"{old}:3")
     assert b[:4] == a[:4] and c.instruction == "You are A.\nCancel #W1." and c[2:4] == a[2:4]
@@ -175,7 +176,7 @@ def test_desk_tasks_of_three_layouts(tmp_path):
 )  # fmt: skip
 def test_desk_task_mistakes(tmp_path, name, text, message):
     with pytest.raises(DataError, match=message):
-        agent_formats.desk_tasks(_write(tmp_path / name, text))
+        desk_files.desk_tasks(_write(tmp_path / name, text))
 
 
 def test_desk_databases_of_both_layouts(tmp_path):
@@ -183,14 +184,14 @@ def test_desk_databases_of_both_layouts(tmp_path):
     for name, rows in tables.items():
         _write(tmp_path / f"old/{name}.json", rows)
     _write(tmp_path / "new/db.json", tables)
-    assert agent_formats.desk_database(tmp_path / "old", "retail") == tables
-    assert agent_formats.desk_database(tmp_path / "new", "retail") == tables
+    assert desk_files.desk_database(tmp_path / "old", "retail") == tables
+    assert desk_files.desk_database(tmp_path / "new", "retail") == tables
     with pytest.raises(DataError, match="db.json: lacks reservations; it has users, orders, products"):
-        agent_formats.desk_database(tmp_path / "new", "airline")
+        desk_files.desk_database(tmp_path / "new", "airline")
     with pytest.raises(DataError, match="reservations.json cannot be read"):
-        agent_formats.desk_database(tmp_path / "old", "airline")
+        desk_files.desk_database(tmp_path / "old", "airline")
     with pytest.raises(UserError, match="desk='bank' is none of retail, airline"):
-        agent_formats.desk_database(tmp_path, "bank")
+        desk_files.desk_database(tmp_path, "bank")
     _write(tmp_path / "old/orders.json", {"#W1": "pending"})
     with pytest.raises(DataError, match='old: orders: #W1: "pending" is not an object'):
-        agent_formats.desk_database(tmp_path / "old", "retail")
+        desk_files.desk_database(tmp_path / "old", "retail")

@@ -8,10 +8,10 @@ import types
 import numpy as np
 import pytest
 
-from jaxrl_llm.envs import tau_bench_tools, telecom, webshop
+from experiments.agents.parts import desks, tau_bench_telecom, tau_bench_tools
+from jaxrl_llm.envs import webshop
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import boxes, endpoints
 from tests import close
 from tests.models_for_tests import byte_model
@@ -132,9 +132,9 @@ class AppWorld:
 def plain_packages(monkeypatch):
     """In the place of what the searches, AppWorld and users need; and a desk of one tool, whose prompt is short."""
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
-    monkeypatch.setitem(catalog.DESK_TOOLS, "retail", few)
-    few = [(tool, run) for tool, run in telecom.TELECOM if tool.name == "get_details_by_id"]
-    monkeypatch.setitem(catalog.DESK_TOOLS, "telecom", few)
+    monkeypatch.setitem(desks.DESK_TOOLS, "retail", few)
+    few = [(tool, run) for tool, run in tau_bench_telecom.TELECOM if tool.name == "get_details_by_id"]
+    monkeypatch.setitem(desks.DESK_TOOLS, "telecom", few)
     monkeypatch.setattr(
         endpoints, "make_chat", lambda *given, **more: lambda heard, draw=0: "Hello" if len(heard) == 2 else "?"
     )

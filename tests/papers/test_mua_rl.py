@@ -10,10 +10,9 @@ import pytest
 
 from experiments.agents import mua_rl
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import retail
+from experiments.agents.parts import end_state, retail
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.metrics.intervals import pass_hat_k
-from jaxrl_llm.verifiers import end_state
 from tests import close
 
 

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from jaxrl_llm.data import agent_formats
-from jaxrl_llm.data.agent_formats import DeskTask
-from jaxrl_llm.envs import tau_bench
-from jaxrl_llm.envs.tau_bench_airline import AIRLINE
-from jaxrl_llm.envs.tau_bench_tools import changed, fresh, toolbox
+from experiments.agents.parts import desk_files, tau_bench
+from experiments.agents.parts.desk_files import DeskTask
+from experiments.agents.parts.tau_bench_airline import AIRLINE
+from experiments.agents.parts.tau_bench_tools import changed, fresh, toolbox
 from jaxrl_llm.errors import DataError
 
 DAY, NEXT = "2024-05-20", "2024-05-21"
@@ -203,7 +202,7 @@ def test_the_published_parts_of_tasks(tmp_path):
     tasks = [DeskTask(str(k), f"task {k}", (), (), "tasks.json") for k in range(3)]
     path = tmp_path / "split_tasks.json"
     path.write_text('{"train": ["2", "0"], "test": ["1"], "base": ["0", "1", "2"]}')
-    train, held = agent_formats.desk_split(path, tasks)
+    train, held = desk_files.desk_split(path, tasks)
     assert [t.identity for t in train] == ["2", "0"] and [t.identity for t in held] == ["1"]
     for text, said in (
         ('{"train": ["0"]}', "lacks test"),
@@ -212,4 +211,4 @@ def test_the_published_parts_of_tasks(tmp_path):
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=said):
-            agent_formats.desk_split(path, tasks)
+            desk_files.desk_split(path, tasks)

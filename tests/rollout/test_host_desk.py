@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from experiments.agents.parts import tau_bench, tau_bench_tools
+from experiments.agents.parts.desk_files import DeskTask
 from jaxrl_llm.data import chat
 from jaxrl_llm.data import tokenizer as tokenizers
-from jaxrl_llm.data.agent_formats import DeskTask
-from jaxrl_llm.envs import tau_bench, tau_bench_tools
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.tools.endpoints import Unanswered
 from tests.models_for_tests import byte_tokenizer

@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.data import agent_formats
+from experiments.agents.parts import desk_files, tau_bench, tau_bench_phone, tau_bench_telecom
+from experiments.agents.parts.desk_files import SideCall
+from experiments.agents.parts.tau_bench_tools import changed, fresh
 from jaxrl_llm.data import tokenizer as tokenizers
-from jaxrl_llm.data.agent_formats import SideCall
-from jaxrl_llm.envs import tau_bench, telecom, telecom_phone
-from jaxrl_llm.envs.tau_bench_tools import changed, fresh
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.tools.endpoints import Unanswered
 from tests.models_for_tests import byte_tokenizer
@@ -48,12 +47,12 @@ def _tables():
                          "data_refueling_price_per_gb": 1.0}},
         "devices": {"D1": {"device_id": "D1", "model": "X"}},
         "bills": {"B1": _bill("B1", "Paid", "2025-01-05"), "B2": _bill("B2", "Draft", "2025-03-01")},
-        "phone": telecom_phone.phone(),
+        "phone": tau_bench_phone.phone(),
     }  # fmt: skip
 
 
 START = _tables()
-DESK = tau_bench.Desk(START, "Help customers.", telecom.TELECOM, telecom_phone.IN_HAND)
+DESK = tau_bench.Desk(START, "Help customers.", tau_bench_telecom.TELECOM, tau_bench_phone.IN_HAND)
 
 # --- tasks, in tau2-bench's form: what is wrong, and the actions that mend it
 
@@ -150,7 +149,7 @@ def record_of(issue, *names, basis=("ENV_ASSERTION",)):
 def _task(tmp_path, *given, **more):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([record_of(*given, **more)]))
-    (task,) = agent_formats.desk_tasks(path)
+    (task,) = desk_files.desk_tasks(path)
     return task
 
 
@@ -212,7 +211,7 @@ def test_each_side_reaches_its_own_tables_alone():
     shapes = {"string": ["C1", "L1", "B1", "sms", "messaging", "2g_only", "555-1"], "number": [2.0], "integer": [1],
               "object": [{"apn_name": "broken"}]}  # fmt: skip
     changes = {"assistant": 0, "user": 0}
-    for side, tools in (("assistant", telecom.TELECOM), ("user", telecom_phone.TOOLS)):
+    for side, tools in (("assistant", tau_bench_telecom.TELECOM), ("user", tau_bench_phone.TOOLS)):
         for item, _ in tools:
             properties = item.parameters["properties"]
             for values in itertools.product(*(shapes[x["type"]] for x in properties.values())):
@@ -228,7 +227,7 @@ def test_each_side_reaches_its_own_tables_alone():
                 changes[side] += bool(moved)
     assert changes["assistant"] > 5 and changes["user"] > 9
     agent = tau_bench.side_box(DESK, fresh(START), "assistant")
-    assert not {x.name for x in agent.tools} & {x.name for x, _ in telecom_phone.TOOLS}
+    assert not {x.name for x in agent.tools} & {x.name for x, _ in tau_bench_phone.TOOLS}
 
 
 def test_the_agent_cannot_call_what_the_user_can(tmp_path):
@@ -276,7 +275,7 @@ def test_where_the_database_counts_nothing_else_may_have_changed(tmp_path):
 def _after(*calls):
     """``(last answer, tables)`` of calls of both sides."""
     tables = fresh(START)
-    telecom_phone.BEGINNINGS["set_user_info"](tables, "Ánn Lee", "555-1")
+    tau_bench_phone.BEGINNINGS["set_user_info"](tables, "Ánn Lee", "555-1")
     tables["phone"]["surroundings"]["signal_strength"]["2G"] = "poor"
     answer = None
     for side, name, arguments in calls:
@@ -348,7 +347,7 @@ def test_gigabytes_are_charged():
 
 def test_speed_is_network_signal_and_what_slows_it_down():
     def tested(*calls):
-        return telecom_phone.speed(_after(*(("user", name, arguments) for name, arguments in calls))[1])
+        return tau_bench_phone.speed(_after(*(("user", name, arguments) for name, arguments in calls))[1])
 
     assert tested() == (220.0, "excellent")  # the phone comes with a good signal of 5G
     assert tested(("reboot_device", {})) == (275.0, "excellent")
@@ -360,11 +359,11 @@ def test_speed_is_network_signal_and_what_slows_it_down():
     assert tested(("connect_vpn", {})) == (220.0, "excellent")  # a VPN alone slows nothing
     assert tested(("toggle_data", {})) == (0.0, "no connection")
     tables = fresh(START)
-    telecom_phone.BEGINNINGS["break_vpn"](tables)
-    assert telecom_phone.speed(tables) == (22.0, "fair")
+    tau_bench_phone.BEGINNINGS["break_vpn"](tables)
+    assert tau_bench_phone.speed(tables) == (22.0, "fair")
     for name in ("toggle_airplane_mode", "toggle_airplane_mode"):  # the tunnel does not come back by itself
         tau_bench.side_box(DESK, tables, "user").run(name, {})
-    assert telecom_phone.speed(tables) == (275.0, "excellent")
+    assert tau_bench_phone.speed(tables) == (275.0, "excellent")
 
 
 def test_an_access_point_is_reset_at_the_reboot_and_a_resumed_line_is_found_at_it(tmp_path):
@@ -437,10 +436,10 @@ def write(folder, rows):
 
 def test_files(tmp_path):
     folder = write(tmp_path / "telecom", [record_of("service", "airplane")])
-    tables = agent_formats.desk_database(folder, "telecom")
+    tables = desk_files.desk_database(folder, "telecom")
     assert tables == {name: rows for name, rows in _tables().items() if name != "phone"}
-    phone = telecom_phone.phone(agent_formats.load_toml(folder / "user_db.toml"))
-    device = telecom_phone.DEVICE
+    phone = tau_bench_phone.phone(desk_files.load_toml(folder / "user_db.toml"))
+    device = tau_bench_phone.DEVICE
     assert phone["device"] == device | {
         "battery_level": 50, "active_apn_settings": device["active_apn_settings"] | {"mms_apn": "x"}
     }  # fmt: skip
@@ -456,7 +455,7 @@ def test_files(tmp_path):
     ):
         (folder / "db.toml").write_text(text)
         with pytest.raises(DataError, match=said):
-            agent_formats.desk_database(folder, "telecom")
+            desk_files.desk_database(folder, "telecom")
 
 
 @pytest.mark.parametrize(
@@ -509,7 +508,7 @@ def test_mistakes_are_named(part, change, message, tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([record]))
     with pytest.raises(DataError, match=message):
-        tau_bench.check_task(DESK, agent_formats.desk_tasks(path)[0])
+        tau_bench.check_task(DESK, desk_files.desk_tasks(path)[0])
 
 
 def test_a_beginning_that_cannot_be_is_named(tmp_path):
@@ -525,7 +524,7 @@ def test_a_beginning_that_cannot_be_is_named(tmp_path):
 def test_several_desks_are_one_world(tmp_path):
     tokenizer = tokenizers.load(byte_tokenizer(tmp_path))
     task, shop = _task(tmp_path, "service", "airplane"), tau_bench.Desk(SHOP, "Help users.")
-    order = agent_formats.DeskTask("0", "Keep all.", (), (), "tasks.json: task 0")
+    order = desk_files.DeskTask("0", "Keep all.", (), (), "tasks.json: task 0")
     sizes = {"action_tokens": 400, "observation_tokens": 900}
     found = tau_bench.desks_texts([(shop, [order]), (DESK, [task, task])], tokenizer, **sizes)
     assert found.problems.answers["desk"].tolist() == [0, 1, 1] and found.problems.tokens.shape[0] == 3

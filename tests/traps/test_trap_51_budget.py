@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from experiments.agents import mua_rl
+from experiments.agents.parts import desks, tau_bench_tools
 from jaxrl_llm import experiment
-from jaxrl_llm.envs import tau_bench_tools
 from jaxrl_llm.errors import RunStopped
 from jaxrl_llm.experiment import cli
-from jaxrl_llm.run import catalog
 from jaxrl_llm.tools import endpoints
 from tests.endpoint_for_tests import serving
 from tests.models_for_tests import byte_model
@@ -29,7 +28,7 @@ def user(request):
 def command(tmp_path, monkeypatch):
     """Two updates of MUA-RL with a byte model, a desk of one tool, and users behind a real server."""
     few = [(tool, run) for tool, run in tau_bench_tools.RETAIL if tool.name == "calculate"]
-    monkeypatch.setitem(catalog.DESK_TOOLS, "retail", few)
+    monkeypatch.setitem(desks.DESK_TOOLS, "retail", few)
     (tmp_path / "model").mkdir()
     byte_model(tmp_path / "model", "qwen2", max_positions=1400)
     desk = tmp_path / "desk"

@@ -17,7 +17,7 @@ Rules, which no tool knows: a line is resumed only when its bill is paid and its
 are added, and a human is called only for a locked SIM card or an ended contract. Who breaks one earns nothing, whatever
 the end. Else good-bye pays 1 where the database is what it should be and the phone does what the user wants; some users
 want more as soon as the first thing works. The world is tau2-bench's telecom in small; with its files:
-``jaxrl_llm.run.catalog.desk``.
+``desks.desk``.
 """
 
 from functools import lru_cache, partial

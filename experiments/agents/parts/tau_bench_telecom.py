@@ -2,8 +2,8 @@
 
 A refusal is a ``ValueError`` whose text the agent reads, and changes nothing. What each tool does to the database is
 what tau2-bench's does; the rules that a tool does not know (a line is resumed when its bill is paid, two gigabytes are
-refuelled) are judged by the end. The user's phone, which none of these tools reaches: ``envs.telecom_phone``. Database:
-``data.agent_formats.desk_database``.
+refuelled) are judged by the end. The user's phone, which none of these tools reaches: ``tau_bench_phone``. Database:
+``desk_files.desk_database``.
 
 From "tau2-bench: Evaluating Conversational Agents in a Dual-Control Environment", arXiv:2506.07982.
 """
@@ -12,7 +12,14 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.envs.tau_bench_tools import Record, Tables, declared_as, row, transfer_to_human_agents, with_text
+from experiments.agents.parts.tau_bench_tools import (
+    Record,
+    Tables,
+    declared_as,
+    row,
+    transfer_to_human_agents,
+    with_text,
+)
 from jaxrl_llm.tools.schema import Tool
 
 TODAY, CYCLE_END = "2025-02-25", "2025-02-28"  # of every episode, as the desk's rules say

@@ -1,7 +1,7 @@
 """The tools of tau-bench's retail desk as functions that change a database of users, orders and products.
 
 A refusal is a ``ValueError`` whose text the agent reads, and changes nothing. What each tool does to the database is
-what tau-bench's does, so that its tasks end in the same states. Database: ``data.agent_formats.desk_database``.
+what tau-bench's does, so that its tasks end in the same states. Database: ``desk_files.desk_database``.
 """
 
 import ast

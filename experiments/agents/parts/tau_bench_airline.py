@@ -2,13 +2,13 @@
 
 A refusal is a ``ValueError`` whose text the agent reads, and changes nothing. What each tool does to the database is
 what tau2-bench's does: a booking takes its seats, and a change of flights changes the cabin, which tau-bench forgot.
-Database: ``data.agent_formats.desk_database``.
+Database: ``desk_files.desk_database``.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxrl_llm.envs.tau_bench_tools import (
+from experiments.agents.parts.tau_bench_tools import (
     Record,
     Tables,
     calculate,

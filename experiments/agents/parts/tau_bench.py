@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.data.agent_formats import DeskTask, SideCall
+from experiments.agents.parts.desk_files import DeskTask, SideCall
+from experiments.agents.parts.end_state import judge_end
+from experiments.agents.parts.tau_bench_tools import RETAIL, Tables, changed, fresh, toolbox
 from jaxrl_llm.data.formats import with_tools
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tokenizer import Tokenizer
-from jaxrl_llm.envs.tau_bench_tools import RETAIL, Tables, changed, fresh, toolbox
 from jaxrl_llm.envs.text import Given, given
 from jaxrl_llm.errors import DataError
 from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
@@ -33,7 +34,6 @@ from jaxrl_llm.tools import schema as schemas
 from jaxrl_llm.tools.calls import Answer, Toolbox
 from jaxrl_llm.tools.endpoints import Chat, Unanswered, draw_of
 from jaxrl_llm.tools.schema import Tool, declared
-from jaxrl_llm.verifiers.end_state import judge_end
 from jaxrl_llm.verifiers.verdict import Verdict
 
 STOP = "###STOP###"

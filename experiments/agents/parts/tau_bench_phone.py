@@ -2,8 +2,8 @@
 
 The phone is one more table of an episode, ``phone``, of two rows: ``device``, its settings, and ``surroundings``, where
 the user is and what the network lets the phone do. The user's tools see this table and no other, the agent's tools
-(``envs.telecom``) all others; ``settle`` carries over what one side notices of the other: a line that is suspended,
-roaming, used up data, a request to pay and its payment.
+(``tau_bench_telecom``) all others; ``settle`` carries over what one side notices of the other: a line that is
+suspended, roaming, used up data, a request to pay and its payment.
 
 From "tau2-bench: Evaluating Conversational Agents in a Dual-Control Environment", arXiv:2506.07982.
 """
@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.envs import telecom
-from jaxrl_llm.envs.tau_bench import Device
-from jaxrl_llm.envs.tau_bench_tools import Record, Tables, declared_as, row, with_text
+from experiments.agents.parts import tau_bench_telecom
+from experiments.agents.parts.tau_bench import Device
+from experiments.agents.parts.tau_bench_tools import Record, Tables, declared_as, row, with_text
 from jaxrl_llm.tools.schema import Tool
 
 PHONE = "phone"  # the table
@@ -145,14 +145,14 @@ def settle(tables: Tables) -> None:
     around = _around(tables)
     if around["phone_number"] is None:
         return
-    line = telecom.line_of(tables, around["phone_number"])
+    line = tau_bench_telecom.line_of(tables, around["phone_number"])
     limit = tables["plans"][line["plan_id"]]["data_limit_gb"] + line["data_refueling_gb"]
     asked = around["payment_request"]
     if asked is not None and asked["paid"]:
         row(tables, "bills", asked["bill_id"])["status"] = "Paid"
         asked = None
     if asked is None:
-        waiting = telecom.waiting_bills(tables, telecom.customer_of(tables, around["phone_number"]))
+        waiting = tau_bench_telecom.waiting_bills(tables, tau_bench_telecom.customer_of(tables, around["phone_number"]))
         if waiting:
             asked = {"bill_id": waiting[0]["bill_id"], "amount_due": waiting[0]["total_due"], "paid": False}
     _set(
@@ -527,5 +527,6 @@ CHECKS: dict[str, Callable[..., bool]] = {
 
 IN_HAND = Device(
     PHONE, TOOLS, settle,
-    begin={"user": BEGINNINGS, "assistant": telecom.BEGINNINGS}, checks={"user": CHECKS, "assistant": telecom.CHECKS},
+    begin={"user": BEGINNINGS, "assistant": tau_bench_telecom.BEGINNINGS},
+    checks={"user": CHECKS, "assistant": tau_bench_telecom.CHECKS},
 )  # fmt: skip
