@@ -6,7 +6,6 @@ import pytest
 
 from jaxrl_llm.errors import DataError, RunStopped, UserError
 from jaxrl_llm.tools import endpoints
-from jaxrl_llm.verifiers.verdict import Verdict
 from tests.endpoint_for_tests import serving
 from tests.waits import soon
 
@@ -159,21 +158,6 @@ def test_many_at_a_time_stay_in_order(server, tmp_path):
     words = [f"w{k}" for k in range(24)]
     assert endpoints.ask_all(chat, [_said(w) for w in words]) == [w.upper() for w in words]
     assert len(endpoints.Cache(tmp_path / "a").replies) == 24
-
-
-def test_a_judge_that_does_not_answer_is_invalid_and_not_wrong():
-    def chat(messages):
-        text = messages[0]["content"]
-        if text == "lost":
-            raise endpoints.Unanswered("gone")
-        return {"good": "score: 0.5", "odd": "hm"}[text]
-
-    verify = endpoints.make_verifier(
-        chat, lambda answer, response: _said(response), lambda x: float(x[7:]) if x.startswith("score: ") else None
-    )
-    assert verify({}, "good") == Verdict(0.5, True, "")
-    assert verify({}, "odd") == Verdict(0.0, False, "no verdict in 'hm'")
-    assert verify({}, "lost") == Verdict(0.0, False, "gone")
 
 
 def test_mistakes(tmp_path, monkeypatch):

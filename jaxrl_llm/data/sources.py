@@ -26,6 +26,12 @@ class Malformed(NamedTuple):
     reason: str
 
 
+def _object(where: str, columns: Any) -> Row | Malformed:
+    if isinstance(columns, dict):
+        return Row(where, columns)
+    return Malformed(where, f"a {type(columns).__name__}, not an object")
+
+
 def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
     """Every line that holds something, in order; blank lines are skipped."""
     with path.open("rb") as file:
@@ -40,10 +46,7 @@ def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
             except json.JSONDecodeError as error:
                 yield Malformed(where, f"not JSON ({error.msg}); write one object a line")
             else:
-                if isinstance(columns, dict):
-                    yield Row(where, columns)
-                else:
-                    yield Malformed(where, f"a {type(columns).__name__}, not an object")
+                yield _object(where, columns)
 
 
 def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
@@ -58,10 +61,7 @@ def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
         raise DataError(f"{path} is no readable JSON list: {error}") from error
     for number, columns in enumerate(found, start=1):
         where = f"{path}: row {number}"
-        if isinstance(columns, dict):
-            yield Row(where, columns)
-        else:
-            yield Malformed(where, f"a {type(columns).__name__}, not an object")
+        yield _object(where, columns)
 
 
 def separated(path: pathlib.Path) -> Iterator[Row | Malformed]:

@@ -1,4 +1,4 @@
-"""Stop strings found inside the compiled decode loop, and why each response ended."""
+"""Stop strings found inside the compiled decode loop."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,10 +6,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
-
-from jaxrl_llm.types import Trajectories
-
-LENGTH, END_ID, STOP_STRING = 0, 1, 2  # the values of ``finish_reasons``
 
 
 class StopStrings(NamedTuple):
@@ -85,16 +81,3 @@ def advance(
     """Reads one token a row: the next state, and whether a stop string has been read by now."""
     state = stop.following[state, stop.kinds[tokens]]
     return state, state == stop.following.shape[0] - 1
-
-
-def finish_reasons(trajectories: Trajectories, eos_ids: Sequence[int]) -> Int[Array, " B"]:
-    """Why each response ended: 0 out of tokens, 1 an end id, 2 a stop string.
-
-    ``truncated`` tells the first from the others, the last sampled token the second from the third; a token that is
-    an end id counts as one also where its text completes a stop string.
-    """
-    width = trajectories.tokens.shape[1]
-    last = width - 1 - jnp.argmax(trajectories.mask[:, ::-1], axis=1)
-    token = jnp.take_along_axis(trajectories.tokens, last[:, None], axis=1)
-    ended = jnp.any(token == jnp.asarray(list(eos_ids), jnp.int32)[None, :], axis=1)
-    return jnp.where(trajectories.truncated, LENGTH, jnp.where(ended, END_ID, STOP_STRING)).astype(jnp.int32)

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_llm.errors import DataError, RunStopped, UserError, extra_module
-from jaxrl_llm.verifiers.verdict import Verdict, Verifier
 
 Messages = Sequence[dict[str, str]]  # role and content, as chat templates take them
 Chat = Callable[..., str]
@@ -432,24 +431,3 @@ def open_judge(
         raise UserError(f"{where}: asked for {wants} it says {said[:80]!r}; raise --endpoint-reply-tokens, or take "
                         "another model")  # fmt: skip
     return chat
-
-
-def make_verifier(
-    chat: Chat, ask: Callable[[dict[str, Any], str], Messages], read: Callable[[str], float | None]
-) -> Verifier:
-    """A judge as a verifier: invalid, not wrong, where there is no reply or ``read`` finds no verdict in it.
-
-    Args:
-      ask: the question to the judge about ``(answer, response)``.
-      read: the reward in its reply, or None.
-    """
-
-    def verify(answer: dict[str, Any], response: str) -> Verdict:
-        try:
-            reply = chat(ask(answer, response))
-        except Unanswered as error:
-            return Verdict(0.0, False, str(error))
-        value = read(reply)
-        return Verdict(0.0, False, f"no verdict in {reply[:200]!r}") if value is None else Verdict(value, True, "")
-
-    return verify

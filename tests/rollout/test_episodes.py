@@ -253,7 +253,6 @@ def test_episodes_end_by_the_world_by_turns_or_by_tokens():
     out = _play(_counting(done_at=2), (3, 1))
     assert _text(out.tokens[0]) == "44" + "315531" + "0" * 6 and not bool(out.truncated[0])
     assert bool(multi_turn.turns_of(out).done[0])
-    assert float(multi_turn.occupancy(out, prompt_tokens=2)) == 0.5
     out = _play(_counting(), (3, 1), max_turns=2)
     assert _text(out.tokens[0]) == "44" + "315531" + "0" * 6 and bool(out.truncated[0])
     out = _play(_counting(), (3, 1), new=9)  # cut inside an action: trained, not answered

@@ -16,6 +16,7 @@ from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts
 from tests import close
 from tests.models_for_tests import small_model
+from tests.rollout.test_stop import STOP_STRING, finish_reasons
 
 EOS, NEW, GROUP = (2, 5, 11), 14, 3
 PROMPTS = jnp.array([[0, 0, 7, 8], [9, 3, 1, 6], [0, 4, 4, 1], [0, 0, 0, 3], [8, 8, 2, 1]], jnp.int32)
@@ -88,7 +89,7 @@ def test_stop_strings_and_settings_of_their_own():
     own = {"temperature": jnp.asarray([0.0, 0.8, 1.0, 1.6])[rows], "top_p": jnp.asarray([1.0, 0.9, 1.0, 0.8])[rows]}
     wanted = _lock_step(stop=stop, **own)
     _same(_in_slots(4, halvings=0, stop=stop, **own), wanted)
-    assert (stops.finish_reasons(wanted, EOS) == stops.STOP_STRING).any()
+    assert (finish_reasons(wanted, EOS) == STOP_STRING).any()
 
 
 @pytest.mark.slow

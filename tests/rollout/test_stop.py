@@ -18,6 +18,16 @@ from jaxrl_llm.run import parts
 from tests.models_for_tests import nano
 
 TEXTS = ["the answer is 42\n\nUser: and?", "naïve café – 東京 <b>bold</b>\r\n", "aaab aab ab END", " \t  x  = 1"] * 3
+LENGTH, END_ID, STOP_STRING = 0, 1, 2  # the values of ``finish_reasons``
+
+
+def finish_reasons(trajectories, eos_ids):
+    """Why each response ended: ``truncated`` tells the first reason from the others, its last token those two."""
+    width = trajectories.tokens.shape[1]
+    last = width - 1 - np.argmax(np.asarray(trajectories.mask)[:, ::-1], axis=1)
+    token = np.take_along_axis(np.asarray(trajectories.tokens), last[:, None], axis=1)
+    ended = np.any(token == np.asarray(list(eos_ids))[None, :], axis=1)
+    return np.where(trajectories.truncated, LENGTH, np.where(ended, END_ID, STOP_STRING))
 
 
 @functools.cache
@@ -167,7 +177,7 @@ def test_rollout_stops_where_the_text_says(strings):
     """Ragged prompts, whose own text holds or begins a stop string, never count."""
     tokenizer = nano()[3]
     out, width = _roll(strings)
-    texts, reasons = token_bytes(tokenizer), np.asarray(stops.finish_reasons(out, tokenizer.eos_ids))
+    texts, reasons = token_bytes(tokenizer), finish_reasons(out, tokenizer.eos_ids)
     for row, kept, cut, reason in zip(*map(np.asarray, (out.tokens, out.mask, out.truncated)), reasons, strict=True):
         assert not kept[:width].any()
         response, n = row[width:].tolist(), int(kept.sum())
@@ -193,7 +203,7 @@ def test_scan_equals_early_exit_and_a_stop_that_never_comes_changes_nothing():
 def test_shortest_responses(new):
     out, width = _roll(["1", "a"], new=new)
     tokenizer = nano()[3]
-    reasons = np.asarray(stops.finish_reasons(out, tokenizer.eos_ids))
+    reasons = finish_reasons(out, tokenizer.eos_ids)
     first = np.asarray(out.tokens)[:, width]
     at_once = np.isin(first, [tokenizer.encode(c)[0] for c in "1a"])
     assert at_once.any() and (reasons[at_once] == 2).all() and (out.mask.sum(axis=1)[at_once] == 1).all()

@@ -326,12 +326,6 @@ def returns_to_go(turns: Turns, *, gamma: float = 1.0) -> Float[Array, "B K"]:
     return discounted_returns(turns.reward, turns.taken, gamma=gamma)
 
 
-def occupancy(trajectories: Trajectories, *, prompt_tokens: int) -> Float[Array, ""]:
-    """The share of the columns after the prompts in which an episode was going on."""
-    used = trajectories.segment_ids[:, prompt_tokens:] > 0
-    return jnp.sum(used.astype(jnp.float32)) / used.size
-
-
 def token_spans(trajectories: Trajectories) -> Int[Array, "B T"]:
     """Every token is a span of its own: 1, 2, ..., for losses of spans that share one ratio."""
     shape = trajectories.tokens.shape

@@ -245,14 +245,8 @@ def make_policy_loss(
     policy: Policy,
     token_loss: Callable[[Array, Array, Array, Array], TokenTerms],
     *,
-    reduction: str = "token_mean",
-    length_tokens: int | None = None,
-    temperature: float = 1.0,
     anchor: Callable[[Array, Batch], Array] = current_anchor,
-    token_weights: Callable[[Array, Array, Batch], Array] | None = None,
-    extra_terms: Callable[[Array, Array, Batch], Array] | None = None,
-    diagnostics: Callable[[Array, Array, Batch], dict[str, Array]] | None = None,
-    score: Callable[..., tuple[Array, Array]] = score_tokens,
+    **settings: Any,
 ) -> Callable[[Params, Batch], tuple[Array, Metrics]]:
     """The ``loss`` slot: score, per-token loss, one reduction.
 
@@ -261,31 +255,13 @@ def make_policy_loss(
         ``losses.policy.clipped_policy_loss``.
       anchor: where ``old_logp`` comes from: ``current_anchor`` (one update per rollout), ``stored_anchor``,
         ``sampler_anchor``.
-      token_weights: ``(logp, entropy, batch) -> [B, T]`` multiplies the per-token loss, without gradient of its own.
-      extra_terms: ``(logp, entropy, batch) -> [B, T]`` added to the loss (KL, entropy), same reduction.
-      diagnostics: ``(logp, entropy, batch) -> {metric name: [B, T]}`` whose token means are logged, for example
-        ``reference_kl``.
-      score: ``score_tokens``, or ``shared_prompt.share_prompts``.
-
-    Metrics: ``policy/<name>`` for every diagnostic of ``token_loss`` (its ``clipped`` also as
-    ``policy/clip_fraction``), ``policy/entropy``, and the absolute gap between the log-probabilities of trainer and
-    sampler: ``kl/sampler_mean``, ``kl/sampler_max``, and after ``train.step`` ``kl/sampler_p50``, ``_p90``, ``_p99``.
+      settings: those of ``make_batch_loss``.
     """
 
     def terms_of(logp, entropy, batch):
         return token_loss(logp, anchor(logp, batch), batch.advantages, batch.mask)
 
-    return make_batch_loss(
-        policy,
-        terms_of,
-        reduction=reduction,
-        length_tokens=length_tokens,
-        temperature=temperature,
-        token_weights=token_weights,
-        extra_terms=extra_terms,
-        diagnostics=diagnostics,
-        score=score,
-    )
+    return make_batch_loss(policy, terms_of, **settings)
 
 
 def make_batch_loss(
@@ -303,7 +279,16 @@ def make_batch_loss(
     """``make_policy_loss`` for a loss that needs more of the batch than one token's numbers: its groups, its extras.
 
     Args:
-      terms_of: ``(logp, entropy, batch) -> TokenTerms``; the rest as in ``make_policy_loss``.
+      terms_of: ``(logp, entropy, batch) -> TokenTerms``.
+      token_weights: ``(logp, entropy, batch) -> [B, T]`` multiplies the per-token loss, without gradient of its own.
+      extra_terms: ``(logp, entropy, batch) -> [B, T]`` added to the loss (KL, entropy), same reduction.
+      diagnostics: ``(logp, entropy, batch) -> {metric name: [B, T]}`` whose token means are logged, for example
+        ``reference_kl``.
+      score: ``score_tokens``, or ``shared_prompt.share_prompts``.
+
+    Metrics: ``policy/<name>`` for every diagnostic of the terms (its ``clipped`` also as ``policy/clip_fraction``),
+    ``policy/entropy``, and the absolute gap between the log-probabilities of trainer and sampler: ``kl/sampler_mean``,
+    ``kl/sampler_max``, and after ``train.step`` ``kl/sampler_p50``, ``_p90``, ``_p99``.
     """
 
     def loss(params, batch):
