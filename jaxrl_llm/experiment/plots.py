@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.experiment.claims import Claim, Judged
 from jaxrl_llm.experiment.results import Results, interval
 from jaxrl_llm.metrics.intervals import t_quantile
+from jaxrl_llm.run.records import record
 
 
 def _band(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,11 +65,7 @@ def plot_rows(path: pathlib.Path, results: Results, metrics, title: str) -> None
 
     The second panel is the difference to the baseline in the first metric, seed by seed.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = record.pyplot()
     baseline, *others = results.arms
     found = {m: {n: np.asarray(arm.metrics.get(m, []), float) for n, arm in results.arms.items()} for m in metrics}
     first = found[metrics[0]]
@@ -132,11 +129,7 @@ def plot(
 
     Else the final values. ``caption`` is written below.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = record.pyplot()
     palette = plt.get_cmap("tab20").colors  # dark and light by turns: the dark ones first
     palette = palette[::2] + palette[1::2]
     colours = {name: palette[k % len(palette)] for k, name in enumerate(results.arms)}
@@ -166,11 +159,7 @@ def plot(
 
 def plot_certificate(path: pathlib.Path, kept: dict) -> None:
     """The figure of a bed: the response to the dose, its controls in units of d*, and the curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = record.pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(14.5, 4.2), layout="constrained")
     rows = kept["dose_response"]
     for row in rows:

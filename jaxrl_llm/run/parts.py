@@ -67,9 +67,7 @@ TASKS = ("countdown", "chain")  # what ``load_problems`` generates; anything els
 Format = Literal[
     "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
 ]
-EvalFormat = Literal[
-    "", "plain", "gsm8k", "math", "aime", "countdown", "humaneval", "mbpp", "spider", "bird", "hotpotqa", "nq", "calls"
-]
+EvalFormat = Literal["", Format]
 VerifierName = Literal[
     "", "any", "exact", "number", "choice", "math", "countdown", "code", "sql", "f1", "research", "deep_research",
     "calls",

@@ -228,11 +228,7 @@ def _actions(kept: dict[str, Any], base: str, doses: list[float]) -> list[str]:
 
 def plot(path: pathlib.Path, kept: dict[str, Any]) -> None:
     """One panel a base: every method that was run over the doses that were, with intervals; the title says n."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = record.pyplot()
     ran = [base for base in kept["bases"] if any(cell_of(name).base == base for name in kept["cells"])]
     figure, axes = plt.subplots(1, max(1, len(ran)), figsize=(6.2 * max(1, len(ran)), 4.4), layout="constrained",
                                 squeeze=False)  # fmt: skip

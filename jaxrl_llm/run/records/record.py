@@ -154,16 +154,23 @@ def running_mean(values: Sequence[float], width: int) -> np.ndarray:
     return np.asarray([np.nanmean(w) if np.isfinite(w).any() else math.nan for w in windows])
 
 
+def pyplot() -> Any:
+    """matplotlib for files alone, loaded where something is drawn."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
 def plot_curves(path: pathlib.Path, rows: list[dict[str, Any]], title: str, points: dict[int, tuple]) -> None:
     """Learning curve: training reward per step, held-out pass@1 with its interval, length and entropy below.
 
     Args:
       points: step -> (mean, low, high) of held-out pass@1.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
 
     def column(name: str) -> list[float]:
         return [math.nan if r.get(name) is None else r[name] for r in rows]
