@@ -90,7 +90,8 @@ def build(settings: Settings, task: toy.Steps = toy.SUMS) -> experiment.Plan:
     else:
         made = stage(toy.make_rows(task, settings.problems, settings.where), pair_loss)
     base = strings.make_base(task.world, task.draw_attempts, steps=settings.base_steps, learning_rate=5e-3)
-    return experiment.Plan(base, (made,) * settings.rounds, strings.bound(toy.measure, task))
+    measure, validate = (strings.bound(f, task) for f in (toy.measure, toy.validate))
+    return experiment.Plan(base, (made,) * settings.rounds, measure, validate=validate)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -269,6 +269,15 @@ def test_the_shortcut_pays_in_training_and_fails_where_it_is_broken():
 
 
 @pytest.mark.slow
+def test_rates_of_steps_are_chosen_by_fresh_answers_to_training_problems():
+    params, key = sums.SUMS.world.policy.init(jax.random.key(2)), jax.random.key(5)
+    found = float(sums.validate(sums.SUMS, params, key)["reward/mean"])
+    prompts = sums.draw_training(jax.random.fold_in(key, 0), 512)
+    drawn = sums.own(sums.SUMS, params, prompts, jax.random.fold_in(key, 1))
+    wanted = np.asarray(drawn)[:, -1] == np.asarray(prompts)[:, 1:].sum(axis=1) % sums.MODULUS
+    assert found == wanted.mean() and 0.1 < found < 0.3  # nothing is learned yet: one in five
+
+
 def test_cued_problems_and_prefixes():
     prompts = sums.draw_training(jax.random.key(0), 600)
     params = sums.SUMS.world.policy.init(jax.random.key(2))
