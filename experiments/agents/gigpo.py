@@ -11,7 +11,8 @@ Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes
 Left out:  the penalty of invalid actions, the KL term.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
-           step/shared: share of turns whose situation was met more than once in the group.
+           step/shared: share of turns whose situation was met more than once in the group: nearly all in a corridor.
+           --places 4 --skies 8 takes the grid of the bed sub_goals in its place, where fewer are. Not measured.
 Run:       python -m experiments.agents.gigpo; at scale --model DIR --data webshop:FOLDER (or alfworld:FOLDER)
 """
 
@@ -24,10 +25,11 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena, similar_situations
+from experiments.agents.parts import errands, keydoor_arena, similar_situations
 from experiments.parts import strings
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, turns
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import multi_turn_plan
 from jaxrl_llm.rollout.turns import multi_turn
 from jaxrl_llm.train.methods import episode_methods
@@ -61,6 +63,8 @@ class Settings(multi_turn_plan.Settings):
     prompts_per_step: int = 16
     group_size: int = 8
     base_steps: int = 150  # of imitation, in the embedded world
+    places: int = 0  # of the embedded world: to go to on a grid, one after another; 0: the corridor of key and door
+    skies: int = 1  # of the grid, that look different and mean nothing
     gamma: float = 0.95
     episode: float = 1.0  # weight of the whole episode's advantage
     step: float = 1.0  # weight of the turn's
@@ -115,6 +119,15 @@ def by_groups(settings: Settings) -> Callable[..., Online]:
     )  # fmt: skip
 
 
+def world_of(settings: Settings) -> arenas.Arena:
+    """The embedded world: the corridor, or the grid of the bed sub_goals with so many places and skies."""
+    if settings.places:
+        return errands.make_errands(places=settings.places, skies=settings.skies)
+    if settings.skies > 1:
+        raise UserError(f"--skies {settings.skies}: a corridor has none; give --places, too")
+    return keydoor_arena.make_keydoor()
+
+
 def build(settings: Settings) -> Plan:
     """One online stage."""
     critic = settings.normalise is None
@@ -123,7 +136,7 @@ def build(settings: Settings) -> Plan:
     if settings.data:
         valued = {"start": episode_methods.with_value, "part": "model"} if critic else {}
         return multi_turn_plan.make_plan(settings, method, **valued)
-    arena = keydoor_arena.make_keydoor()
+    arena = world_of(settings)
     base = (arenas.make_valued_base if critic else arenas.make_base)(arena, steps=settings.base_steps)
     measure = strings.bound(arenas.measure, arena, samples=16, part="model" if critic else "")
     return Plan(base, (Stage(method(arena), settings.steps),), measure)

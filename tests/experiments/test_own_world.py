@@ -49,6 +49,7 @@ UNMEASURED = {  # what the embedded world alone can tell, or two held-out questi
     "research_search": {"eval/f1_2", "eval/f1_3", "eval/searches_rise"},
     "deepresearcher": {"eval/f1_1", "eval/f1_2"},
     "agentgym_rl": {"eval/success_near", "eval/success_far", "policy/entropy"},
+    "spa_rl": {"eval/credit"},
     "mua_rl": {"eval/fickle"},
     "supo": {"eval/far", "eval/right_summaries"},
     "w4s": {"eval/test@10"},

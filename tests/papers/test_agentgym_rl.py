@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import agentgym_rl
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor_arena, turn_limits
+from experiments.agents.parts import errands, turn_limits
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Rewards, TrainState
 from tests import close
 
-CELLS, TURNS = 4, 5
+TURNS = 5
 
 
 def _turns(step, **stages):
@@ -54,7 +55,7 @@ def test_limits():
 @pytest.fixture(scope="module")
 def played():
     """The same episodes, cut after 2 turns, 4 turns and all of them; keys and parameters are equal."""
-    arena = keydoor_arena.make_keydoor(cells=CELLS, turns=TURNS)
+    arena = errands.make_errands(side=4, places=2, turns=TURNS)
     slots = turn_limits.scheduled(
         arenas.arena_episodes(arena, arena.train, group_size=2),
         lambda step: turn_limits.staged_turns(step, turns=(2, 4, 99), period=10),
@@ -90,40 +91,49 @@ def test_a_horizon_cuts_episodes_and_changes_nothing_before(played):
         assert not rewards[np.asarray(rows.truncated)].any()
 
 
-def test_a_plan_is_as_long_as_the_walker_needs(played):
-    arena, _ = played
-    tasks, step = arena.heldout.answers, jax.jit(arena.env.step)
-    for row, length in enumerate(np.asarray(keydoor_arena.plan_length(tasks, CELLS))):
-        place = arena.env.reset(jax.random.key(0), {name: x[row] for name, x in tasks.items()})
-        rewards = []
-        for _ in range(length):
-            answer = step(place, keydoor_arena.walk(place, CELLS)[None], jnp.int32(1))
-            place, rewards = answer.state, [*rewards, float(answer.reward)]
-        assert rewards == [0.0] * (length - 1) + [1.0]
+def test_near_and_far_tasks_are_told_apart_by_their_plans(played):
+    """What is solved is over and was rewarded; shares of each kind are over what is valid."""
+    arena, found = played
+    level = np.asarray(arena.heldout.level)
+    near, far = np.flatnonzero(level <= 6)[:4], np.flatnonzero(level > 6)[:4]
+    ids = np.concatenate([near, far])
+    rows = jax.tree.map(lambda x: x[:8], found[99])._replace(problem_ids=jnp.asarray(ids))
+    ended = jnp.asarray([1, 1, 0, 1, 1, 0, 0, 0], bool)
+    rows = rows._replace(extras=rows.extras | {"turns/done": ended})
+    value, valid = jnp.asarray([1, 0, 1, 1, 1, 1, 0, 0], jnp.float32), jnp.arange(8) != 2
+    found = errands.by_length(arena, most=6)(rows, Rewards(value, valid))
+    close.assert_near(found["eval/success_near"], 2 / 3)  # the second was over without a reward
+    close.assert_near(found["eval/success_far"], 1 / 4)
+
+
+def test_arms_are_the_same_stages_in_another_order():
+    stages = (4, 8, 12)
+    orders = agentgym_rl.shortest, agentgym_rl.longest, agentgym_rl.growing, agentgym_rl.falling
+    assert [order(stages) for order in orders] == [(4,), (12,), (4, 8, 12), (12, 8, 4)]
 
 
 def test_a_horizon_shorter_than_the_plan_has_no_gradient():
-    """The chance of success of a policy that ignores what it sees, by all sequences: ``DKA.`` needs l p o."""
-    arena = keydoor_arena.make_keydoor(cells=CELLS, turns=TURNS)
-    task = {"agent": jnp.int32(2), "key": jnp.int32(1), "door": jnp.int32(0)}
-    letters = "lrpo"
+    """The chance of success of a policy that ignores what it sees, by all sequences: from 2 to 0 needs l l t."""
+    env = errands.make_env(side=3, places=1)
+    task = {"agent": jnp.int32(2), "places": jnp.asarray([0], jnp.int32)}
+    letters = len(errands.ACTIONS)
 
     def reward(actions):
-        place, total = arena.env.reset(jax.random.key(0), task), jnp.zeros((), jnp.float32)
+        state, total = env.reset(jax.random.key(0), task), jnp.zeros((), jnp.float32)
         for action in actions:
-            answer = arena.env.step(place, action[None], jnp.int32(1))
-            place, total = answer.state, jnp.maximum(total, answer.reward)
+            answer = env.step(state, action[None], jnp.int32(1))
+            state, total = answer.state, jnp.maximum(total, answer.reward)
         return total
 
     def slopes(turns):
-        sequences = np.asarray(list(itertools.product(range(4), repeat=turns)))
-        paid = jax.jit(jax.vmap(reward))(jnp.asarray(keydoor_arena.encode(letters), jnp.int32)[sequences])
+        sequences = np.asarray(list(itertools.product(range(letters), repeat=turns)))
+        paid = jax.jit(jax.vmap(reward))(jnp.asarray(errands.LEFT + sequences, jnp.int32))
 
         def success(logits):
             return jnp.sum(jnp.prod(jax.nn.softmax(logits)[sequences], axis=1) * paid)
 
-        return np.asarray(jax.grad(success)(jnp.zeros(4, jnp.float32)))
+        return np.asarray(jax.grad(success)(jnp.zeros(letters, jnp.float32)))
 
-    np.testing.assert_array_equal(slopes(2), np.zeros(4))
-    # one sequence of 64: (1 - 3/4) / 64 for what it holds, -3/4 / 64 for what it does not
-    close.assert_near(slopes(3) * 64, [0.25, -0.75, 0.25, 0.25])
+    np.testing.assert_array_equal(slopes(2), np.zeros(letters))
+    # one sequence of 125: (2 - 3/5) / 125 for l, which it holds twice, (1 - 3/5) / 125 for t, -3/5 / 125 for others
+    close.assert_near(slopes(3) * 125, [1.4, -0.6, -0.6, -0.6, 0.4])

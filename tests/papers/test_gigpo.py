@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import gigpo
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import keydoor_arena, similar_situations
 from experiments.parts import strings
 from jaxrl_llm.advantages import group, turns
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.rollout.turns import multi_turn
 from tests import close
 
@@ -115,6 +117,17 @@ def test_no_corridor_is_trained_on_and_held_out():
     measure = jax.jit(strings.bound(arenas.measure, arena, samples=2))
     found = measure(arena.policy.init(jax.random.key(0)), jax.random.key(1))
     assert 0.0 <= float(found["eval/success"]) <= 1.0 and 0.0 <= float(found["eval/revisits"]) < 1.0
+
+
+def test_the_grid_takes_the_place_of_the_corridor(monkeypatch):
+    made = []
+    monkeypatch.setattr(gigpo.errands, "make_errands", lambda **given: made.append(given))
+    assert gigpo.world_of(gigpo.Settings()) is keydoor_arena.make_keydoor() and not made
+    gigpo.world_of(gigpo.Settings(places=4))
+    gigpo.world_of(gigpo.Settings(places=3, skies=8))
+    assert made == [{"places": 4, "skies": 1}, {"places": 3, "skies": 8}]
+    with pytest.raises(UserError, match="--skies 8: a corridor has none"):
+        gigpo.world_of(gigpo.Settings(skies=8))
 
 
 def test_returns_come_from_the_turns():

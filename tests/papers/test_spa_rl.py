@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import spa_rl
 from experiments.agents.parts import arena as arenas
-from experiments.agents.parts import keydoor, keydoor_arena, progress_estimator
+from experiments.agents.parts import errands, progress_estimator
 from jaxrl_llm.advantages import turns
 from jaxrl_llm.advantages.returns import gae_advantages
+from jaxrl_llm.experiment import arms
 from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
@@ -63,21 +65,18 @@ def test_terminal_progress_without_grounding_is_the_reward_at_the_end():
     assert advantages.tolist() == [[1.0, 1.0, 1.0]]
 
 
-def _walked(cells, agent, key, door, actions):
-    """The situations before each action of one corridor, as the world numbers them, and what each action was paid."""
-    env = keydoor.make_env(keydoor_arena.encode, (), height=1, width=cells)
-    start = {"agent": agent, "key": key, "door": door}
-    place = env.reset(jax.random.key(0), {name: jnp.int32(cell) for name, cell in start.items()})
-    seen, paid, after = [], [], []
+def _walked(task, actions):
+    """The situations before each action on three by three cells, what each was paid, and what is taken after it."""
+    env = errands.make_env(side=3, places=len(task["places"]))
+    state = env.reset(jax.random.key(0), {name: jnp.asarray(x, jnp.int32) for name, x in task.items()})
+    seen, paid, taken = [], [], []
     for action in actions:
-        seen.append(int(env.identity(place)))
-        answer = env.step(place, jnp.asarray(keydoor_arena.encode(action), jnp.int32), jnp.int32(1))
-        place, held = answer.state, bool(answer.state.held)
+        seen.append(int(env.identity(state)))
+        answer = env.step(state, jnp.asarray([errands.LEFT + errands.ACTIONS.index(action)], jnp.int32), jnp.int32(1))
+        state = answer.state
         paid.append(float(answer.reward))
-        # the sub-goals by hand, from the places alone
-        here = 1 if int(place.agent) == int(place.key) else 0
-        after.append(4 if answer.done else (3 if abs(int(place.agent) - door) == 1 else 2) if held else here)
-    return seen, paid, after
+        taken.append(int(state.taken))
+    return seen, paid, taken
 
 
 def _turns(seen, paid):
@@ -92,40 +91,67 @@ def _turns(seen, paid):
 
 
 def test_the_oracle_pays_for_sub_goals():
-    # A . K . . D: two steps to the key, pick, two steps beside the door, open
-    seen, paid, _ = _walked(6, 0, 2, 5, "rrprro")
-    found = keydoor_arena.subgoal_progress(*_turns([seen], [paid]))
-    close.assert_near(found, [[0.0, 0.25, 0.25, 0.0, 0.25, 0.25, 0.0, 0.0]], magnitude=0)
-    # back and forth is paid once; the key beside the door is two sub-goals at once; out of turns
-    walks = [(6, 0, 2, 5, "rrlrpp"), (6, 3, 4, 5, "rpo"), (6, 0, 4, 5, "lrrrrplr")]
-    played = [_walked(*walk) for walk in walks]
-    found = np.asarray(keydoor_arena.subgoal_progress(*_turns(*([p[i] for p in played] for i in (0, 1)))))
-    expected = np.zeros((3, 8))
-    for b, (_, paid, after) in enumerate(played):
-        best = 0
-        for k, now in enumerate(after):
-            last = k == len(after) - 1
-            reached = best if last and not paid[k] else max(best, now)  # nothing is seen behind the last action
-            expected[b, k], best = (reached - best) / 4, reached
-    close.assert_near(found, expected)
-    close.assert_near(found.sum(1), [0.5, 1.0, 0.75], magnitude=0)
+    # from the middle up and left to the corner 0, take; two down to 6, take
+    task = {"agent": 4, "places": (0, 6)}
+    seen, paid, _ = _walked(task, "ultddt")
+    found = errands.progress(*_turns([seen], [paid]), places=2)
+    close.assert_near(found, [[0.0, 0.0, 0.5, 0.0, 0.0, 0.5, 0.0, 0.0]], magnitude=0)
+    # taking where nothing is, taking again, coming back; and one out of turns, whose last action nothing follows
+    played = [_walked(task, actions) for actions in ("tultttrl", "ultrlddt", "ulrldudt", "ult")]
+    found = np.asarray(errands.progress(*_turns(*([p[i] for p in played] for i in (0, 1))), places=2))
+    expected = np.zeros((4, 8))
+    for b, (_, rewards, taken) in enumerate(played):
+        before = 0
+        for k, now in enumerate(taken):
+            unseen = k == len(taken) - 1 and not rewards[k]
+            expected[b, k], before = 0.0 if unseen else (now - before) / 2, now
+    close.assert_near(found, expected, magnitude=0)
+    close.assert_near(found.sum(1), [0.5, 1.0, 0.0, 0.0], magnitude=0)
+
+
+def test_walking_outweighs_the_task_at_the_papers_weight_alone():
+    """What a whole episode that leads nowhere is paid for its steps, beside 1 for the task."""
+    base = arms.preset(spa_rl, smoke=False, model=spa_rl.Settings().model)
+    most = {name: s.grounding * errands.make_errands().turns for name, s in arms.resolve(spa_rl, base, ()).items()}
+    assert {name for name, paid in most.items() if paid == 0} == {"ppo", "no_grounding"}
+    assert {name for name, paid in most.items() if paid >= 0.25} == {"strong"} and most["strong"] > 1
+    assert spa_rl.Settings().grounding == 0.5 and base.grounding <= 0.01
+
+
+def test_credit_is_half_where_nothing_is_told_apart_and_one_for_the_oracle(monkeypatch):
+    """``eval/credit`` of an estimator that says 0, of one that says what the oracle does, and of its opposite."""
+    played = [_walked({"agent": 4, "places": (0, 6, 8, 2)}, actions) for actions in ("ultddtrr", "ultddtrr", "ult")]
+    found, taken = _turns(*([p[i] for p in played] for i in (0, 1)))
+    rows = arenas.Trajectories(
+        tokens=jnp.ones(taken.shape, jnp.int32), segment_ids=taken.astype(jnp.int32),
+        positions=jnp.zeros(taken.shape, jnp.int32), mask=taken, sampler_logp=jnp.zeros(taken.shape),
+        truncated=jnp.ones(3, bool), group_ids=jnp.arange(3), problem_ids=jnp.zeros(3, jnp.int32),
+        extras={f"turns/{name}": x for name, x in found._asdict().items()},
+    )  # fmt: skip
+    told = errands.progress(found, taken, places=errands.PLACES)
+    assert float(jnp.sum(told)) == 4 / errands.PLACES
+    monkeypatch.setattr(arenas, "make_heldout", lambda arena, **named: lambda params, key: rows)
+    for said, credit in ((jnp.zeros_like(told), 0.5), (told, 1.0), (-3.0 * told, 0.0)):
+        monkeypatch.setattr(progress_estimator, "contributions", lambda arena, params, rows, said=said: said)
+        seen = spa_rl.measure(None, {"progress": None}, jax.random.key(0), samples=1)
+        assert float(seen["eval/credit"]) == credit and float(seen["eval/success"]) == 0.0
 
 
 @pytest.mark.slow
 def test_the_estimator_learns_to_sum_to_returns():
     """On rows of the arena: the error falls below the variance of the returns, which a constant would leave."""
-    arena = keydoor_arena.make_keydoor(cells=4, turns=6, skill=0.7)
+    arena = errands.make_errands(side=4, places=4, turns=6)
     stage = progress_estimator.fit_stage(arena, steps=120, table=64, learning_rate=3e-3)
-    params = progress_estimator.make_start(arena, base_steps=2)(jax.random.key(0))
-    ids = jnp.arange(9, dtype=jnp.int32)
-    rows = arenas.arena_episodes(arena, arena.train, group_size=1)(
-        params["model"], arena.train.tokens, arena.train.valid, sample_keys(jax.random.key(1), 0, ids, 1), ids
+    params = progress_estimator.with_estimator(arenas.make_base(arena, steps=30)(jax.random.key(0)), jax.random.key(0))
+    ids = jnp.arange(32, dtype=jnp.int32)
+    rows = jax.jit(arenas.arena_episodes(arena, arena.train, group_size=1))(
+        params["model"], arena.train.tokens[:32], arena.train.valid[:32], sample_keys(jax.random.key(1), 0, ids, 1), ids
     )
     said = progress_estimator.contributions(arena, params["progress"], rows)
-    assert said.shape == (9, 6) and not np.asarray(said).any()  # the head starts at 0
+    assert said.shape == (32, 6) and not np.asarray(said).any()  # the head starts at 0
     # as if the world had paid for every 'r': what the estimator can see at the end of each action
     steps = jnp.take_along_axis(rows.tokens, multi_turn.turns_of(rows).end, axis=1)
-    right = (steps == keydoor_arena.encode("r")[0]) & multi_turn.turns_of(rows).taken
+    right = (steps == errands.LEFT + errands.ACTIONS.index("r")) & multi_turn.turns_of(rows).taken
     turned = rows._replace(extras=rows.extras | {"turns/reward": right.astype(jnp.float32)})
     step = jax.jit(lambda p: jax.value_and_grad(lambda q: stage.method.loss(q, {}, turned)[0])(p))
     first, slope = step(params)

@@ -10,6 +10,7 @@ one.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,15 +20,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from experiments.agents.parts import arena as arenas
+from jaxrl_llm import reduce
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns
-from jaxrl_llm.types import Key, Problems
+from jaxrl_llm.rollout.turns.multi_turn import Answered, Env, Turns, turns_of
+from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
 
 ALPHABET = "_lrudt=~!?*+%#abcdefghijklmABCDEFGHIJKLM"  # the first is padding
 ACTIONS = "lrudt"
 LEFT, SKY, SAME_ROW, SAME_COLUMN = (ALPHABET.index(c) for c in "l=gG")
 SIDES, SKIES = 7, 8  # at most
 SEEN = 3  # tokens
+PLACES = 4  # of the bed
 HELDOUT, TRAINED = 128, 2048
 DIFFERENT = HELDOUT + TRAINED
 _SHIFTS = ((0, -1), (0, 1), (-1, 0), (1, 0), (0, 0))  # of the actions, in rows and columns
@@ -164,6 +167,26 @@ def progress(turns: Turns, valid: Array, *, places: int, skies: int = 1) -> Floa
     last = jnp.where(turns.reward > 0.5, places, before)
     after = jnp.where(more, jnp.pad(before[:, 1:], ((0, 0), (0, 1))), last)
     return jnp.where(valid, (after - before).astype(jnp.float32) / places, 0.0)
+
+
+@lru_cache(maxsize=8)
+def by_length(arena: arenas.Arena, *, most: int) -> Callable[[Trajectories, Rewards], dict[str, Array]]:
+    """Further figures of held-out episodes: success where a shortest plan has at most so many actions, and where more.
+
+    Args:
+      arena: of ``make_errands``.
+    """
+    length = arena.heldout.level
+
+    def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+        solved = (turns_of(rows).done & (rewards.value > 0.5)).astype(jnp.float32)
+        near = length[rows.problem_ids] <= most
+        return {
+            "eval/success_near": reduce.scalars(solved, rewards.valid & near),
+            "eval/success_far": reduce.scalars(solved, rewards.valid & ~near),
+        }
+
+    return figures
 
 
 @lru_cache(maxsize=8)

@@ -1,24 +1,20 @@
 """Corridors of the key-door world as an arena: an alphabet of its own and a clumsy walker to imitate."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
 from experiments.agents.parts import keydoor
 from experiments.agents.parts.arena import Arena, make_arena
-from jaxrl_llm import reduce
 from jaxrl_llm.data.problem import Problem
-from jaxrl_llm.rollout.turns.multi_turn import Turns, turns_of
-from jaxrl_llm.types import Key, Problems, Rewards, Trajectories
+from jaxrl_llm.types import Key, Problems
 
 ALPHABET = "_kd .AHKDlrupo/;=>"  # the first is padding
 CELLS = 6
-SUBGOALS = 4  # stand on the key, hold it, hold it beside the door, open the door
 HELDOUT_SHARE = 0.25  # there are few corridors: more of them are kept apart than of larger tasks
 
 
@@ -62,56 +58,6 @@ def walk(place: keydoor.Place, cells: int) -> Int[Array, ""]:
     left, right, pick, unlock = (jnp.int32(i) for i in encode("lrpo"))
     there = jnp.where(place.held, unlock, pick)
     return jnp.where(place.agent == goal, there, jnp.where(goal > place.agent, right, left))
-
-
-def plan_length(tasks: dict[str, Array], cells: int) -> Int[Array, " B"]:
-    """Actions of a shortest plan: the walk to the key, picking it up, the walk to beside the door, opening it."""
-    beside = jnp.where(tasks["door"] == 0, 1, cells - 2)
-    return jnp.abs(tasks["agent"] - tasks["key"]) + jnp.abs(tasks["key"] - beside) + 2
-
-
-def subgoals(identity: Int[Array, "B K"], *, cells: int = CELLS) -> Int[Array, "B K"]:
-    """How many of the four sub-goals hold in each situation of a corridor, 0 to 3: whoever has opened is gone.
-
-    Args:
-      identity: ``Turns.identity`` in a world of ``cells`` cells.
-    """
-    agent, key, door = identity // (cells * (cells + 1)), identity // cells % (cells + 1), identity % cells
-    with_key = 2 + (jnp.abs(agent - door) == 1).astype(jnp.int32)
-    return jnp.where(key == cells, with_key, (agent == key).astype(jnp.int32))
-
-
-def subgoal_progress(turns: Turns, valid: Bool[Array, "B K"], *, cells: int = CELLS) -> Float[Array, "B K"]:
-    """The share of the sub-goals that each turn is the first to reach: 1 together where the door is opened.
-
-    It knows the world, as no agent does: what an estimator of progress could say at best. Where an episode ran out of
-    turns, what its last action reached is not counted, as no action followed.
-
-    Args:
-      valid: turns that count.
-    """
-    reached = jnp.where(valid, subgoals(turns.identity, cells=cells), 0)
-    best = jax.lax.cummax(reached, axis=1)
-    more = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-    opened = jnp.where(turns.reward > 0.5, SUBGOALS, best)
-    after = jnp.where(more, jnp.pad(best[:, 1:], ((0, 0), (0, 1))), opened)
-    return jnp.where(valid, (after - best).astype(jnp.float32) / SUBGOALS, 0.0)
-
-
-@lru_cache(maxsize=8)
-def by_length(arena: Arena, *, cells: int, most: int) -> Callable[[Trajectories, Rewards], dict[str, Array]]:
-    """Further figures of episodes: success where a shortest plan has at most so many actions, and where more."""
-    length = plan_length(arena.heldout.answers, cells)
-
-    def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
-        solved = (turns_of(rows).done & (rewards.value > 0.5)).astype(jnp.float32)
-        short = length[rows.problem_ids] <= most
-        return {
-            "eval/success_near": reduce.scalars(solved, rewards.valid & short),
-            "eval/success_far": reduce.scalars(solved, rewards.valid & ~short),
-        }
-
-    return figures
 
 
 @lru_cache(maxsize=8)

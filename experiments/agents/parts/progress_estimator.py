@@ -1,7 +1,7 @@
 """A progress estimator for the episodes of an arena: a decoder with a scalar head at the end of every action.
 
-The parameters of a run are ``{"model": policy, "value": head of PPO, "progress": {"model": tree, "head": head}}``; a
-first stage fits ``progress`` to returns of the base's episodes, later ones train the policy on what it says.
+The parameters of a run are ``{"model": policy, "value": head of PPO, "progress": {"model": tree, "head": head}}``;
+``progress`` is fitted to returns of the base's episodes first, then the policy trains on what it says.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from jaxrl_llm.losses.reward import return_sum_loss
 from jaxrl_llm.models import heads
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.rollout.turns import multi_turn
+from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import episode_methods
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, tabled
@@ -30,13 +31,6 @@ def with_estimator(params: Params, key: Key) -> Params:
     start = episode_methods.with_value(params, key)
     estimator = {"model": jax.tree.map(jnp.copy, start["model"]), "head": jax.tree.map(jnp.copy, start["value"])}
     return start | {"progress": estimator}
-
-
-@lru_cache(maxsize=16)
-def make_start(arena: arenas.Arena, *, base_steps: int) -> Callable[[Key], Params]:
-    """The ``init`` of a plan: ``with_estimator`` of the base."""
-    base = arenas.make_base(arena, steps=base_steps)
-    return lambda key: with_estimator(base(key), key)
 
 
 def contributions(
@@ -84,3 +78,20 @@ def fit_stage(
 
     method = Offline(tabled, make_uniform(), rows_per_step, loss, optax.adam(learning_rate))
     return Stage(method, steps, explore)
+
+
+@lru_cache(maxsize=16)
+def make_start(arena: arenas.Arena, *, base_steps: int, fit: Callable[..., Stage]) -> Callable[[Key], Params]:
+    """The ``init`` of a plan: ``with_estimator`` of the base, the estimator fitted to the base's own episodes.
+
+    Args:
+      fit: ``fit_stage`` with its sizes bound; the same object for all arms, so that they share the program.
+    """
+    base, stage = arenas.make_base(arena, steps=base_steps), fit(arena)
+
+    def init(key):
+        start, played, run = with_estimator(base(key), key), jax.random.fold_in(key, 9), jax.random.fold_in(key, 10)
+        state = offline.init_state(stage.method, start, run, extras=stage.extras(start, played))
+        return offline.scan_steps(stage.method, state, stage.steps)[0].params
+
+    return init
