@@ -63,7 +63,7 @@ SMOKE = {
     "eval_samples": 8, "max_new_tokens": 14, "ladder": ("nano", "nano", "nano"), "ladder_samples": 4,
     "ladder_temperatures": (1.0, 0.6, 0.3), "warm_steps": 4, "validation_rows": 8,
 }  # fmt: skip
-CODE = {"code": "programs", "code_levels": (1, 2)}
+CODE = {"code": "programs", "code_levels": (1, 2, 3)}
 ARMS = {
     "mixed": {"stages": (0, 0, 0)},
     "level1": {"stages": (1, 1, 1)},

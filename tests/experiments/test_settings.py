@@ -7,6 +7,9 @@ import importlib
 import json
 import pathlib
 
+import pytest
+
+from jaxrl_llm.data import problems
 from jaxrl_llm.experiment import arms, results
 from tests.experiments.test_smoke import FILES, _ids, _name
 
@@ -37,6 +40,27 @@ def test_settings_of_all_arms_are_the_committed_ones():
     for name, one in found.items():
         for part in ("settings", "smoke", "arms"):
             assert one[part] == wanted[name][part], f"{name}: {part}"
+
+
+def _asked(golden):
+    """``(task, levels, split, number)`` of the generated problems that arms ask for, and one arm that does."""
+    found = {}
+    for name, one in golden.items():
+        for arm, changes in one["arms"].items():
+            full = one["settings"] | changes
+            for task, levels in ((full.get("data"), full.get("levels")), (full.get("code"), full.get("code_levels"))):
+                for split, number in (("train", full.get("train_problems")), ("heldout", full.get("eval_problems"))):
+                    if task and levels and number and name != "analysis/compose_skills":  # its levels are of functions
+                        found[task, tuple(levels), split, number] = f"{name} {arm}"
+    return found
+
+
+@pytest.mark.slow
+def test_tasks_have_as_many_problems_as_every_arm_asks_for():
+    for (task, levels, split, number), arm in _asked(json.loads(GOLDEN.read_text())).items():
+        module = importlib.import_module(f"jaxrl_llm.data.tasks.{task}")
+        drawn = problems.draw_split(module, split=split, n=number, seed=0, levels=levels)
+        assert len(drawn) == number, f"{arm}: {task} {levels}, {split}"
 
 
 def test_no_arm_turns_a_switch():
