@@ -71,12 +71,18 @@ def test_a_spent_budget_stops_the_run_with_a_line_and_keeps_it(command, tmp_path
     assert (tmp_path / "cut" / "seeds" / "mua_rl" / "seed_0" / "checkpoints" / "stage_0" / "step_00000001").is_dir()
 
 
+def forgotten(folder):
+    """Removes the replies that are kept under the user's name and address."""
+    (kept,) = (folder / "runs" / "users").glob("someone-*.jsonl")
+    kept.unlink()
+
+
 @pytest.mark.slow
 def test_more_budget_goes_on_to_the_same_end(command, tmp_path, monkeypatch):
     with serving(monkeypatch, reply=user) as server:
         whole = run(command, server.address, tmp_path / "whole")
         asked = len(server.seen)
-        (tmp_path / "runs" / "users" / "someone.jsonl").unlink()
+        forgotten(tmp_path)
         most, slots = asked - 6, 4
         with pytest.raises(RunStopped, match="is kept at step "):
             run(command, server.address, tmp_path / "cut", "--endpoint-requests", str(most))
@@ -89,7 +95,7 @@ def test_a_lost_endpoint_pauses_the_run(command, tmp_path, monkeypatch, capfd):
     with serving(monkeypatch, reply=user) as server:
         whole = run(command, server.address, tmp_path / "whole")
         asked = len(server.seen)
-        (tmp_path / "runs" / "users" / "someone.jsonl").unlink()
+        forgotten(tmp_path)
         server.plan = [200] * (asked // 2) + [503] * 40  # more than the client tries by itself
         capfd.readouterr()
         same(run(command, server.address, tmp_path / "paused"), whole)
