@@ -42,6 +42,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import evaluate, parts
+from jaxrl_llm.run.records import record as results
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.types import TrainState
 from jaxrl_llm.verifiers import answers
@@ -216,11 +217,7 @@ def measure(folder: pathlib.Path, n: int) -> dict[str, dict]:
 
 def plot(path: pathlib.Path, record: dict) -> None:
     """Loss curve, and accuracy by task and level."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = results.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.5), width_ratios=(1, 1.5), layout="constrained")
     steps = (np.arange(len(record["loss"])) + 1) * record["steps_per_point"]
     left.plot(steps, record["loss"], lw=1)
