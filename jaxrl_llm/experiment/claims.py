@@ -39,6 +39,7 @@ class Part(NamedTuple):
     diverged: int = 0
     planned: int = 0  # seeds that ran, also those without a value
     short: int = 0  # runs of both arms that end before the budget at which they are compared
+    along: Along | None = None  # where on their curves they are compared; None: at a step, or at the end
 
 
 class Judged(NamedTuple):
@@ -62,6 +63,8 @@ class Judged(NamedTuple):
     diverged: int
     small: bool  # beyond zero, yet by less than d*
     short: int = 0  # runs of both arms that end before the budget of the text, and count with their last value
+    budget: str = ""  # the curve along which the arms are compared, up to ``spent``; empty: at a step, or at the end
+    spent: float = math.nan
 
     def __str__(self) -> str:
         interval = f"{self.mean:+.4g} [{self.low:+.4g}, {self.high:+.4g}]"
@@ -156,6 +159,7 @@ def _difference(results: Results, metric: str, arm: str, other: str, step, text:
     seeds = [seed for seed in results.arms[arm].seeds if seed in results.arms[other].seeds]
     ends = sum(results.short(name, at, seeds) for name, at in zip((arm, other), steps, strict=True))
     more |= {"diverged": diverged, "planned": planned, "short": ends}
+    more["along"] = step if isinstance(step, Along) else None
     return _made(results, f"{metric}{_at(step)}, {text}", metric, arm, other, left - right, **more)
 
 
@@ -265,7 +269,7 @@ def judge(part: Part, level: float, *, rejected: bool = True) -> Judged:
     return Judged(
         part.text, part.metric, part.arm, part.than, verdict, found.mean, found.low, found.high, found.n, found.level,
         d_star, part.sign, part.by, part.kind, share, part.diverged, bool(small),
-        part.short,
+        part.short, part.along.budget if part.along else "", part.along.level if part.along else math.nan,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from jaxrl_llm.experiment import Results, at, claims, close, conclude, gains_more, greater, smaller, steadier, up_to
-from jaxrl_llm.experiment.evidence import beds, verdicts
+from jaxrl_llm.experiment.evidence import along, beds, verdicts
 from tests.close import doubles
 from tests.experiment.made import arm, results
 
@@ -206,6 +206,27 @@ def test_a_bed_that_does_not_work_is_the_verdict():
     # the file may name the arm that shows whether training works
     both = Results(bad.arms | {"other": good.arms["base"]})
     assert beds.examined(both, claim(both), beds.Bed(baseline="other")).verdict == "supported here"
+
+
+def test_a_claim_at_a_budget_is_not_held_against_what_comes_beyond():
+    """The baseline rises up to the budget at which the arms are compared, and is over-optimised after it."""
+    gold = {0: [0.1, 0.12, 0.11], 5: [0.3, 0.32, 0.3], 10: [0.5, 0.51, 0.52], 15: [0.2, 0.2, 0.2]}
+    spent = {0: [0.0, 0.0, 0.0], 5: [1.0, 1.0, 1.0], 10: [2.0, 2.0, 2.0], 15: [9.0, 9.0, 9.0]}
+
+    def falling(offset):
+        made = arm([0.2, 0.2, 0.2], curve={s: [x + offset for x in v] for s, v in gold.items()})
+        rows = [list(row) for row in zip(*spent.values(), strict=True)]
+        made.curves["eval/kl"] = {"step": list(spent), "values": rows}
+        return made
+
+    found = Results({"base": falling(0.0), "method": falling(0.2)})
+    at_the_end = conclude("better", greater(found, "eval/accuracy", "method", "base"))
+    assert "falls from" in beds.problems(found, at_the_end)[0]
+    at_budget = conclude("better", greater(found, "eval/accuracy", "method", "base", step=along.at("eval/kl", 2.0)))
+    assert beds.problems(found, at_budget) == []
+    assert (at_budget.primary.budget, at_budget.primary.spent) == ("eval/kl", 2.0)
+    beyond = conclude("better", greater(found, "eval/accuracy", "method", "base", step=along.at("eval/kl", 8.5)))
+    assert "falls from" in beds.problems(found, beyond)[0]
 
 
 def test_controls_and_judges_are_looked_at_first():

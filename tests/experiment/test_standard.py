@@ -135,6 +135,9 @@ def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
     noise, seen, source = pilot.paired_noise(tiny, part, made())
     assert noise == doubles(np.std(values, ddof=1)) and seen == doubles(0.35)
     assert source == "the committed record"
+    reasons = place.parents[1] / "withdrawn.tsv"
+    reasons.write_text(f"name\treason\n{place.parent.name}/{place.stem}\tanother bed\n")
+    assert pilot.paired_noise(tiny, part, made(method=[0.1, 0.2], baseline=[0.0, 0.1]))[0] == pilot.NOISE
 
 
 def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):

@@ -70,6 +70,17 @@ def reached(
     return np.asarray([np.trapezoid(y, x) / (x[-1] - x[0]) if x[-1] > x[0] else y[0] for x, y in paths])
 
 
+def cut(budget: Float[np.ndarray, "S P"], values: Float[np.ndarray, "S P"], level: float) -> Float[np.ndarray, "S Q"]:
+    """The curves up to where the mean budget has reached ``level``; the last column is each seed's value there.
+
+    >>> cut(np.array([[0.0, 2.0, 6.0, 9.0]]), np.array([[1.0, 3.0, 2.0, 0.0]]), 4.0).tolist()
+    [[1.0, 3.0, 2.5]]
+    """
+    spent = np.maximum.accumulate(np.nanmean(budget, axis=0))
+    before = max(1, int((spent < level).sum()))
+    return np.column_stack([values[:, :before], reached(budget, values, level)])
+
+
 def short(budget: Float[np.ndarray, "S P"], level: float) -> int:
     """How many runs never spend ``level``: their value there is that of their last measurement.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm.experiment import claims
 from jaxrl_llm.experiment.claims import Claim, Judged, on_bed, rule
-from jaxrl_llm.experiment.evidence import verdicts
+from jaxrl_llm.experiment.evidence import along, verdicts
 from jaxrl_llm.experiment.results import Results
 
 LEARNED = ("eval/accuracy", "eval/success", "eval/completed", "eval/pass1", "eval/exact_many", "eval/score",
@@ -53,6 +53,21 @@ def learned_metric(results: Results, primary: Judged, bed: Bed) -> tuple[str, st
     return "", baseline
 
 
+def learned_curve(results: Results, primary: Judged, metric: str, arm: str) -> tuple[np.ndarray, np.ndarray]:
+    """``(steps, values [seeds, points])`` of an arm up to where the primary part reads it.
+
+    A claim that compares arms at a budget says nothing of what they do beyond: a reward model that is over-optimised
+    there spoils no bed. Steps are those of the points, the last one that of the first measurement beyond the budget.
+    """
+    steps, values = results.curve(arm, metric)
+    if not primary.budget or primary.budget not in results.arms[arm].curves:
+        return steps, values
+    others, budget = results.curve(arm, primary.budget)
+    common = np.isin(steps, others), np.isin(others, steps)
+    values = along.cut(budget[:, common[1]], values[:, common[0]], primary.spent)
+    return steps[common[0]][: values.shape[1]], values
+
+
 def ceiling_of(metric: str, bed: Bed) -> float | None:
     """What the file states, else one for a share and none for anything else."""
     share = any(word in metric.rpartition("/")[2] for word in SHARES)
@@ -67,7 +82,7 @@ def problems(results: Results, claim: Claim, bed: Bed | None = None) -> list[str
     metric, baseline = learned_metric(results, claim.primary, bed)
     found = []
     if metric:
-        steps, values = results.curve(baseline, metric)
+        steps, values = learned_curve(results, claim.primary, metric, baseline)
         ceiling = ceiling_of(metric, bed)
         learns = metric == claim.primary.metric or ceiling_of(claim.primary.metric, bed) is not None
         found = verdicts.gates(steps, values, ceiling=ceiling, chance=bed.chance, room=learns)
@@ -89,7 +104,7 @@ def unsure_of(results: Results, claim: Claim, bed: Bed) -> str:
     metric, baseline = learned_metric(results, claim.primary, bed)
     if not metric:
         return ""
-    values = results.curve(baseline, metric)[1]
+    values = learned_curve(results, claim.primary, metric, baseline)[1]
     gain, error = verdicts.gained(values)
     last = max((len(values), *results.looks))
     return baseline if 4 * error * math.sqrt(len(values) / last) < gain <= 4 * error else ""

@@ -13,7 +13,7 @@ from scipy import special
 
 from jaxrl_llm.experiment import arms, loop, results
 from jaxrl_llm.experiment.claims import Claim, rule
-from jaxrl_llm.experiment.evidence import beds, controls, provenance, store, verdicts
+from jaxrl_llm.experiment.evidence import beds, controls, provenance, records, store, verdicts
 from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train import plan as plans
@@ -102,12 +102,13 @@ def _as_claimed(module: ModuleType, primary: Any, found: Results) -> Any:
 def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
     """The sd of one seed's paired difference, the effect seen before, and where they are from.
 
-    Of the committed record, where the claim compares its arms or else at their ends; without one the pilot's own sd and
-    no effect: two seeds show none. An effect that was seen and is wider than the interval of all looks can be decided,
-    however small d* is beside the noise.
+    Of the committed record, unless it is withdrawn, where the claim compares its arms or else at their ends; without
+    one the pilot's own sd and no effect: two seeds show none. An effect that was seen and is wider than the interval of
+    all looks can be decided, however small d* is beside the noise.
     """
     path = arms.record_path(module)
-    if path.is_file():
+    known = path.is_file() and f"{path.parent.name}/{path.stem}" not in records.withdrawn(path.parents[2])
+    if known:
         _, found = results.read(path)
         if part := _as_claimed(module, primary, found):
             factor = float(special.stdtrit(part.n - 1, 1 - part.level / 2))
@@ -176,7 +177,7 @@ def pilot(module: ModuleType, resolved: dict[str, Any], built: dict[str, Plan], 
     found |= {"processor_seconds": time.process_time() - begun, "programs": len(pair)}
     metric, learner = beds.learned_metric(ran, claim.primary, bed._replace(baseline=healthy))
     if metric:
-        steps, values = ran.curve(learner, metric)
+        steps, values = beds.learned_curve(ran, claim.primary, metric, learner)
         ceiling = beds.ceiling_of(metric, bed)
         ends_at = values.mean(0)
         solved = {k: float(np.mean([c["values"][i][0] for i in range(len(SEEDS))]))
