@@ -250,15 +250,20 @@ def supervised_stage(
 @lru_cache(maxsize=16)
 def make_base(
     world: World, draw: Callable[..., Any], *, steps: int, table: int = 4096, rows_per_step: int = 64,
-    learning_rate: float = 3e-3,
+    learning_rate: float = 3e-3, start: Callable[[], Params] | None = None,
 ) -> Callable[[Key], Params]:  # fmt: skip
-    """The ``init`` of a plan: a decoder trained on a behaviour. It counts in no budget: every arm starts from it."""
+    """The ``init`` of a plan: a decoder trained on a behaviour. It counts in no budget: every arm starts from it.
+
+    Args:
+      start: weights to train further; None: fresh ones, or those that were loaded.
+    """
     method = make_supervised(world, rows_per_step, learning_rate)
 
     def init(key):
         first, data, run = jax.random.split(key, 3)
         rows = {"rows": draw(data, table)}
-        state = offline.init_state(method, first_params(world, first), run, extras=rows)
+        params = first_params(world, first) if start is None else jax.tree.map(jnp.copy, start())
+        state = offline.init_state(method, params, run, extras=rows)
         return offline.scan_steps(method, state, steps)[0].params
 
     return init

@@ -83,8 +83,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 12, "group_size": 4, "max_new_tokens": 26,
-    "learning_rate": 2e-4, "eval_problems": 64, "projection": 16,
+    "levels": (4, 5), "steps": 120, "eval_every": 15, "prompts_per_step": 12, "group_size": 4, "max_new_tokens": 44,
+    "learning_rate": 5e-5, "eval_problems": 64, "projection": 16,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2,

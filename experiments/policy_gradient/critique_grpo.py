@@ -144,8 +144,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 26,
-    "learning_rate": 2e-4, "eval_problems": 64, "train_problems": 1024, "warm_steps": 150,
+    "levels": (4, 5), "steps": 120, "eval_every": 15, "prompts_per_step": 6, "max_new_tokens": 44,
+    "learning_rate": 5e-5, "eval_problems": 64, "train_problems": 1024, "warm_steps": 150,
     "critique_tokens": 4, "critic_steps": 300,
 }  # fmt: skip
 SMOKE = {

@@ -125,8 +125,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (3, 4, 5), "steps": 240, "eval_every": 60, "prompts_per_step": 8, "max_new_tokens": 40,
-    "learning_rate": 2e-4, "eval_problems": 128,
+    "levels": (5, 6), "steps": 120, "eval_every": 15, "prompts_per_step": 8, "max_new_tokens": 48,
+    "learning_rate": 1e-4, "eval_problems": 128,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,

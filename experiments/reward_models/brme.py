@@ -10,11 +10,12 @@ Equations: heads (mu_h, sigma_h), each fitted by Bradley-Terry on samples mu + s
            std; random: a fixed arbitrary function of the reply; constant: 0. gaussian: brme whose heads are fitted by
            likelihood to another reward model, sum_h (r - mu_h)^2 / (2 sigma_h^2) + log sigma_h.
 Left out:  benchmarks.
-Expect:    eval/utility at the end brme > single; of single at the end below that at step 150, of brme at least 0.95 of
-           its own there; at the end constant > random. Step 150 was fixed before any seed: a peak that is picked after
-           the fact is above the end by luck alone.
-Measure:   true utility of replies to fresh prompts; the pairs (500, of which 15 % wrong) prefer long replies; equal
-           rollouts and updates.
+Expect:    mean eval/utility over the budgets of eval/kl up to 8: brme > single; of single at the end below that at step
+           150, of brme at least 0.95 of its own there; at the end constant > random. Step 150 and 8 nats were fixed
+           before any seed of a record: a peak that is picked after the fact is above the end by luck alone.
+Measure:   true utility of replies to fresh prompts, whose annotators err in 15 % of 2,000 pairs and lean to long
+           replies, so that a reward model orders about 0.69 of pairs as the truth does and is over-optimised beyond
+           some three nats; known, trained on the truth itself, says what can be learned; equal rollouts and updates.
 Run:       python -m experiments.reward_models.brme
 """
 
@@ -23,16 +24,17 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from experiments.parts import strings
 from experiments.reward_models.parts import attribute_rewards
 from experiments.reward_models.parts import attribute_text as text
-from experiments.reward_models.parts.attribute_rewards import arbitrary, constant, first_output, lower, robust
+from experiments.reward_models.parts.attribute_rewards import arbitrary, constant, first_output, known, lower, robust
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import recipes
 
-BIASED = {"flip_rate": 0.15, "length_bias": 0.3}
+BIASED = {"flip_rate": 0.15, "length_bias": 0.1}  # at 0.3 a reward model was near chance on the truth: 0.57
 
 
 def fitted(task: Replies, settings, table, loss):
@@ -61,11 +63,11 @@ class Settings(recipes.Settings):
     """lambda and the number of heads are recalled from the paper; the models are decoders of 32 tokens made here."""
 
     steps: int = 600
-    learning_rate: float = 1e-3
-    eval_every: int = 50
+    learning_rate: float = 3e-4
+    eval_every: int = 25
     base_steps: int = 150
     fit_steps: int = 200
-    pairs: int = 500
+    pairs: int = 2000
     heads: int = 5
     kl_weight: float = 0.01
     proxy: Callable = partial(robust, share=0.6)
@@ -84,10 +86,15 @@ ARMS = {
     "random": {"proxy": arbitrary},
     "constant": {"proxy": constant},
     "gaussian": {"fits": by_likelihood},
+    "known": {"proxy": known, "fits": one_head},
 }
+# one reward model is over-optimised by design, so that the truth says whether the policy learns
+BED = experiment.Bed(metric="eval/utility", baseline="known", judges=(("single", "pair/accuracy", 0.65),))
+D_STAR = {"eval/utility": 0.03}  # about a quarter of what one reward model gains at its best
 EARLY = 150  # step, fixed before any seed
+NATS = 8.0
 METRICS = ("eval/utility", "eval/length", "eval/proxy", "pair/accuracy")
-CURVES = ("eval/utility", "eval/length", "eval/proxy", "eval/safe")
+CURVES = ("eval/kl", "eval/utility", "eval/length", "eval/proxy", "eval/safe")
 
 
 def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
@@ -96,21 +103,24 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     start = attribute_rewards.make_start(task, base_steps=settings.base_steps, outputs=2 * settings.heads)
 
     def init(key):
-        return start(key) | {"teacher": attribute_rewards.init_reward(task, jax.random.fold_in(key, 12), outputs=1)}
+        parts = start(key)
+        teacher = attribute_rewards.init_reward(task, jax.random.fold_in(key, 12), outputs=1)
+        return parts | {"teacher": teacher, "start": jax.tree.map(jnp.copy, parts["model"])}
 
     stages = (*settings.fits(task, settings), ppo(settings.proxy, steps=settings.steps))
-    return experiment.Plan(init, stages, strings.bound(attribute_rewards.measure, task, settings.proxy, ()))
+    more = (attribute_rewards.drift,)
+    return experiment.Plan(init, stages, strings.bound(attribute_rewards.measure, task, settings.proxy, more))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """One reward model is over-optimised, the mix with the worst case is not, and a constant harms less than noise."""
+    """A mix with the worst case is worth more on its way, is not over-optimised; a constant harms less than noise."""
     steps, worth = results.curve("brme", "eval/utility")
     fitted = int(steps[-1]) - Settings().steps if int(steps[-1]) > Settings().steps else 0
     early = int(min(steps, key=lambda step: abs(step - fitted - EARLY)))
     last, high = int(steps[-1]), float(worth[:, list(steps).index(early)].mean())
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "eval/utility", "brme", "single"),
+        experiment.greater(results, "eval/utility", "brme", "single", step=experiment.up_to("eval/kl", NATS)),
         experiment.smaller(results, "eval/utility", "single", "single", step=(last, early)),
         experiment.greater(results, "eval/utility", "brme", "brme", by=-0.05 * high, step=(last, early)),
         experiment.greater(results, "eval/utility", "constant", "random"),

@@ -50,7 +50,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (3, 4), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 40,
+    "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 48,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96,
 }  # fmt: skip
 SMOKE = {

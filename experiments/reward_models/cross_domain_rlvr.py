@@ -89,7 +89,7 @@ class Settings(large_judges.Settings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 32,
+    "levels": (4, 5), "steps": 40, "eval_every": 20, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 44,
     "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96, "warm_steps": 36, "examples": 2000,
 }  # fmt: skip
 SMOKE = {

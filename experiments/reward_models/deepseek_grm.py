@@ -23,7 +23,8 @@ Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_ga
            eval/vote_32 rl > direct; eval/meta_gain (the meta model's vote of 32 less the plain one) of rl above 0;
            eval/vote_1 panels > panels_rejected.
 Measure:   fresh pairs of worked sums with a best answer, in both orders (panels: of one, two and four, those of several
-           with a best one); votes of k = 1, 2, 4, 8, 16 and 32; equal updates before the meta model.
+           with a best one); votes of k = 1, 2, 4, 8, 16 and 32; the judge can check a sum, then learns from careless
+           reports; equal updates before the meta model.
 Run:       python -m experiments.reward_models.deepseek_grm
 """
 
@@ -88,6 +89,9 @@ def of_votes(every, gold):
     return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k]), k) for k in VOTES[1:]}
 
 
+right_reports = partial(toy.draw_principled, error_rate=0.0, mistaken=0.0)
+
+
 def both_orders(task: Reports, params, prompts, key):
     """``(scored, scores, trust)`` of 32 reports on each pair, the orders in turn, every other one swapped back."""
     half, found = VOTES[-1] // 2, []
@@ -121,9 +125,10 @@ class Settings(recipes.Settings):
 
     steps: int = 150  # of RL
     then: Callable[..., tuple[experiment.Stage, ...]] = reinforced  # what follows the rejection
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     eval_every: int = 400  # the measurement is long: at the ends of stages only
-    base_steps: int = 600
+    skilled_steps: int = 4000  # on right reports
+    base_steps: int = 300  # on careless ones
     answers: Callable[[Reports], Reports] = as_pairs  # how many there are to judge
     asked: Literal["principles", "critique", "scores"] = "principles"  # what a judge in words writes first, see there
     judged: Callable = both_orders  # the reports of the measurement
@@ -141,6 +146,7 @@ class Settings(recipes.Settings):
 SMOKE = {
     "steps": 2,
     "eval_every": 8,
+    "skilled_steps": 2,
     "base_steps": 2,
     "rejection_steps": 2,
     "meta_steps": 2,
@@ -187,9 +193,11 @@ def measure(task: Reports, judged, prompts, params, key):
 
 def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    task = settings.answers(task)
-    task = task if task.asking is None else task.asking(settings.asked)
-    start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
+    task, asked = settings.answers(task), settings.asked
+    task = task if task.asking is None else task.asking(asked)  # only a judge in words is asked in words
+    start = report_judges.make_start(
+        task, steps=settings.base_steps, draw=settings.reports, skilled=(settings.skilled_steps, right_reports)
+    )
     stages = []
     if settings.rejection_steps:
         stages.append(

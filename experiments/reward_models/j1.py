@@ -13,12 +13,13 @@ Expect:    eval/slope, accuracy against the log of the tokens thought at r = 0, 
            eval/accuracy_r0 j1 > sft.
 Measure:   agreement with gold on fresh pairs in both orders at every r (five rounds are as long as the longest report
            of training), majority of 4 as the parallel alternative, verdicts that one more round puts right and spoils;
-           equal updates.
+           the judge can check a sum, and then learns from careless reports; equal updates.
 Run:       python -m experiments.reward_models.j1
 """
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
 
 ROUNDS = (0, 1, 2, 4)
+right_reflections = partial(toy.draw_reflections, error=0.0)
 
 
 def verdict(task: Reports, tagged, scored, scores, prompts):
@@ -69,22 +71,26 @@ class Settings(recipes.Settings):
     """The judge is a small decoder made here; the paper's has 7B."""
 
     steps: int = 150
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     eval_every: int = 75
-    base_steps: int = 600
+    skilled_steps: int = 4000  # on right reports
+    base_steps: int = 300  # on careless ones
     reports: Callable = toy.draw_reflections  # of the careless judge at the start, some in several rounds
     learn: Callable[..., experiment.Stage] = reinforced
     rollouts_per_step: int = 64
     kl_weight: float = 0.001
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rollouts_per_step": 4}
+SMOKE = {"steps": 2, "eval_every": 2, "skilled_steps": 2, "base_steps": 2, "rollouts_per_step": 4}
 ARMS = {
     "sft": {"learn": imitated},
     "j1": {},
     "sft_plain": {"learn": imitated, "reports": toy.draw_reports},
     "rl_plain": {"reports": toy.draw_reports},
 }
+# supervision goes on with what it has seen: whether judging can be learned shows on plain reports under RL
+BED = experiment.Bed(metric="eval/accuracy_r0", baseline="rl_plain", judges=(("sft", "eval/accuracy_r0", 0.4),))
+D_STAR = {"eval/slope": 0.04}  # of accuracy where the thoughts become e times as long
 METRICS = ("eval/accuracy_r0", "eval/accuracy_r4", "eval/slope", "eval/majority_4", "eval/put_right", "eval/spoilt")
 CURVES = ("eval/accuracy_r0", "eval/accuracy_r1", "eval/accuracy_r4", "eval/slope", "eval/tokens_r0", "reward/mean")
 
@@ -115,7 +121,9 @@ def measure(task: Reports, params, key):
 
 def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """A judge from careless reports, then more of them or REINFORCE++ on its verdicts."""
-    start = report_judges.make_start(task, steps=settings.base_steps, draw=settings.reports)
+    start = report_judges.make_start(
+        task, steps=settings.base_steps, draw=settings.reports, skilled=(settings.skilled_steps, right_reflections)
+    )
     return experiment.Plan(start, (settings.learn(task, settings),), strings.bound(measure, task))
 
 

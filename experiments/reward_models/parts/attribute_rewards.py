@@ -129,6 +129,11 @@ def mix_loss(task: Replies, params: Params, pairs: text.Pairs) -> tuple[Array, d
     return reduce.scalars(bradley_terry_loss(*both).loss), {}
 
 
+def known(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
+    """The ``Proxy`` that no one has: the truth. What a policy can learn at all, and the ceiling of every other."""
+    return task.utility(prompts, responses)
+
+
 def first_output(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
     """The ``Proxy`` of a scalar reward model."""
     return scores(task, params["reward"], prompts, responses)[:, 0]
@@ -380,6 +385,14 @@ def measure(task: Replies, proxy: Proxy, more: tuple[Callable[..., dict[str, Arr
     for extra in more:
         figures |= extra(task, params, jax.random.fold_in(key, 6))
     return figures
+
+
+def drift(task: Replies, params: Params, key: Key, *, prompts: int = 128) -> dict[str, Array]:
+    """How far the policy is from ``params["start"]``: ``mean(log pi - log pi_start)`` of its own replies, in nats."""
+    asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
+    said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1))
+    own, start = (strings.sum_logp(task.world, params[name], asked, said) for name in ("model", "start"))
+    return {"eval/kl": reduce.scalars(own - start)}
 
 
 def column(index: int) -> Proxy:

@@ -34,10 +34,19 @@ from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 
 @lru_cache(maxsize=8)
-def make_start(task: Reports, *, steps: int, draw: Callable[..., Any] = toy.draw_reports) -> Callable[[Key], Params]:
+def make_start(
+    task: Reports,
+    *,
+    steps: int,
+    draw: Callable[..., Any] = toy.draw_reports,
+    skilled: tuple[int, Callable[..., Any]] | None = None,
+) -> Callable[[Key], Params]:
     """The ``init`` of a plan: a judge trained on careless reports, and a fresh judge of judgements.
 
     Args:
+      skilled: steps on right reports before that, and ``draw`` of these; one model for all seeds, as a pretrained one
+        would be. Reports with slips alone teach their form and no arithmetic: such a judge is at chance where an
+        answer must be worked out.
       draw: ``(task, key, n) -> prompts and reports``; of a task in words its own first reports, where it has some,
         and nothing is trained where it has none.
     """
@@ -45,9 +54,25 @@ def make_start(task: Reports, *, steps: int, draw: Callable[..., Any] = toy.draw
         base = strings.make_base(task.world, task.first, steps=steps, table=1024)
     elif task.read is not None:
         base = partial(strings.first_params, task.world)
+    elif skilled:
+        rest = {"learning_rate": 1e-3, "start": partial(skilled_judge, task, *skilled)}
+        base = strings.make_base(task.world, strings.bound(draw, task), steps=steps, **rest)
     else:
         base = strings.make_base(task.world, strings.bound(draw, task), steps=steps)
     return lambda key: {"judge": base(key), "meta": init_meta(task, jax.random.fold_in(key, 7))}
+
+
+@lru_cache(maxsize=2)
+def _skilled(task: Reports, steps: int, draw: Callable[..., Any]) -> Params:
+    numbers = {"steps": steps, "table": 2**17, "learning_rate": 1e-3}  # at 3e-3 it learns nothing
+    base = strings.make_base(task.world, strings.bound(draw, task), **numbers)
+    return jax.jit(base)(jax.random.key(17))
+
+
+def skilled_judge(task: Reports, steps: int, draw: Callable[..., Any]) -> Params:
+    """A judge trained on right reports: after 4,000 steps 0.9 to 1 of its checks are right. Computed once."""
+    with jax.core.eval_context():  # also while a program that uses it is traced
+        return _skilled(task, steps, draw)
 
 
 def supervised_stage(task: Reports, draw: Callable[..., Any], *, steps: int, rows_per_step: int) -> Stage:
