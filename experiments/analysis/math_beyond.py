@@ -39,7 +39,7 @@ class Settings(recipes.OnlineSettings):
     learning_rate: float = 1e-3
     prompts_per_step: int = 8
     group_size: int = 8
-    base_steps: int = 250
+    base_steps: int = 120
     samples: int = 256  # N
     problems: int = 128
     pool: tuple[int, ...] = beyond_base.EASY  # zeros at the front of training problems

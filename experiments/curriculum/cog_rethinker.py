@@ -22,11 +22,12 @@ Run:       python -m experiments.curriculum.cog_rethinker
 
 import dataclasses
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments.curriculum.parts import hints
 from jaxrl_llm import experiment, reduce
@@ -40,8 +41,7 @@ from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.run.bench import is_generated, problem_sets
 from jaxrl_llm.run.parts import Model
 from jaxrl_llm.train.methods import builders, supervised
-from jaxrl_llm.train.offline import Offline
-from jaxrl_llm.types import declared
+from jaxrl_llm.types import Params, declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plain(NamedTuple):
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """One online stage of staged rollouts; for chains behind a short supervised one that teaches to correct."""
+    """One online stage of staged rollouts; of chains from a copy that was taught to correct."""
     found, generated = recipes.bench(settings), is_generated(settings.data)
     model, size = found.model, settings.group_size
     problems = curricula.train_problems(settings) if generated else list(problem_sets(settings)[0])
@@ -124,10 +124,10 @@ def build(settings: Settings) -> experiment.Plan:
 
     slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
     online = curricula.make_single_turn_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
-    stages = [experiment.Stage(online, settings.steps)]
-    if generated:  # a loaded model knows what to correct means
-        stages.insert(0, experiment.Stage(corrections(model, problems), settings.warm_steps))
-    return curricula.make_single_turn_plan(settings, found, stages)
+    plan = curricula.make_single_turn_plan(settings, found, [experiment.Stage(online, settings.steps)])
+    if not generated:  # a loaded model knows what to correct means
+        return plan
+    return plan._replace(init=lambda key: corrected(settings, settings.warm_steps))
 
 
 def in_words(ask: Callable[[Problem], str]) -> Callable[[Problem], str]:
@@ -145,12 +145,22 @@ def check_room(settings: Settings, model: Model, table: hints.Hints) -> None:
         )
 
 
-def corrections(model: Model, problems: list[Problem]) -> Offline:
-    """Solutions behind a wrong attempt at a chain and a ';', to imitate."""
-    rng = np.random.default_rng(0)
-    pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in problems]
+def corrected(settings: Settings, steps: int) -> Params:
+    """The model after ``steps`` on solutions behind a wrong attempt at a chain and a ';'.
+
+    The copy that all arms begin with; it knows what to correct means. Computed once.
+    """
+    with jax.core.eval_context():  # also while a program that uses it is traced
+        return _corrected(recipes.bench_identity(settings), steps)
+
+
+@lru_cache(maxsize=2)
+def _corrected(identity: tuple, steps: int) -> Params:
+    settings = recipes.OnlineSettings(**dict(identity))
+    model, rng = recipes.bench(settings).model, np.random.default_rng(0)
+    pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in curricula.train_problems(settings)]
     rows = supervised.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
-    return supervised.make_supervised(model.policy, rows, rows_per_step=32, tx=optax.adam(1e-3))
+    return supervised.imitated(model.policy, model.params, rows, steps=steps, rows_per_step=32, learning_rate=1e-3)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

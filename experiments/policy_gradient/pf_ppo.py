@@ -61,8 +61,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 9, "max_new_tokens": 26,
-    "learning_rate": 2e-4, "eval_problems": 64, "fit_problems": 48, "kl_weight": 0.2,
+    "levels": (2, 3), "steps": 120, "eval_every": 15, "prompts_per_step": 9, "max_new_tokens": 26,
+    "learning_rate": 3e-5, "eval_problems": 64, "fit_problems": 48, "kl_weight": 0.2,
 }  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
          "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "fit_problems": 4}  # fmt: skip
