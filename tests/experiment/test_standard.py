@@ -140,6 +140,13 @@ def test_noise_of_a_large_effect_that_was_seen_does_not_forbid_a_record(place):
     assert pilot.paired_noise(tiny, part, made(method=[0.1, 0.2], baseline=[0.0, 0.1]))[0] == pilot.NOISE
 
 
+def test_noise_of_an_arm_against_its_own_start_is_that_of_its_gain():
+    ran = results.Results({"method": arm([0.5, 0.9], curve={1: [0.1, 0.2], 2: [0.5, 0.9]})})
+    part = experiment.conclude("", experiment.greater(ran, "eval/accuracy", "method", "method", step=(2, 1))).primary
+    noise, seen, _ = pilot.paired_noise(tiny, part, ran)
+    assert noise == doubles(np.std([0.4, 0.7], ddof=1)) and np.isnan(seen)
+
+
 def test_noise_is_that_of_the_claim_at_its_budget_and_not_of_the_ends(place):
     """Runs that agree where they are compared and scatter long after it can be told apart."""
     budget = {0: [0.0] * 4, 1: [4.0] * 4, 2: [40.0] * 4}

@@ -99,6 +99,14 @@ def _as_claimed(module: ModuleType, primary: Any, found: Results) -> Any:
     return part if part is not None and part.text == primary.text and part.n > 3 else None
 
 
+def _differences(found: Results, primary: Any) -> np.ndarray:
+    """Per seed, at the ends: of two arms, of one and its own start, or one alone where it is held against a number."""
+    values = found.values(primary.arm, primary.metric)
+    if primary.than == primary.arm:
+        return values - found.curve(primary.arm, primary.metric)[1][:, 0]
+    return values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
+
+
 def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float, float, str]:
     """The sd of one seed's paired difference, the effect seen before, and where they are from.
 
@@ -115,8 +123,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
             effect = part.sign * part.mean - part.by if part.kind == "difference" else math.nan
             return (part.high - part.low) / 2 / factor * math.sqrt(part.n), effect, "the committed record"
         if {primary.arm, primary.than} - {""} <= set(found.arms) and primary.metric in found.arms[primary.arm].metrics:
-            values = found.values(primary.arm, primary.metric)
-            values = values - (found.values(primary.than, primary.metric) if primary.than else 0.0)
+            values = _differences(found, primary)
             values = values[np.isfinite(values)]
             if values.size > 3:
                 effect = primary.sign * float(np.mean(values)) - primary.by
@@ -124,7 +131,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
                 return float(np.std(values, ddof=1)), effect, "the ends of the committed record"
     if primary.kind == "level" or primary.than not in ran.arms:
         return math.nan, math.nan, "unknown"
-    values = ran.values(primary.arm, primary.metric) - ran.values(primary.than, primary.metric)
+    values = _differences(ran, primary)
     spread = float(np.std(values, ddof=1)) if np.isfinite(values).all() else math.nan
     share = beds.ceiling_of(primary.metric, beds.Bed()) is not None
     if share:
