@@ -62,8 +62,9 @@ def reinforced(task: Reports, settings):
 def imitated(task: Reports, settings):
     """More reports of the careless judge."""
     return report_judges.supervised_stage(
-        task, settings.reports, steps=settings.steps, rows_per_step=settings.rollouts_per_step
-    )
+        task, settings.reports, steps=settings.steps, rows_per_step=settings.rollouts_per_step,
+        learning_rate=settings.learning_rate,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

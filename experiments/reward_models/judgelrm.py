@@ -91,7 +91,8 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     )
     if settings.reward is None:
         rows = settings.prompts_per_step * settings.group_size
-        stage = report_judges.supervised_stage(task, toy.draw_reports, steps=settings.steps, rows_per_step=rows)
+        numbers = {"steps": settings.steps, "rows_per_step": rows, "learning_rate": settings.learning_rate}
+        stage = report_judges.supervised_stage(task, toy.draw_reports, **numbers)
     else:
         stage = report_judges.rl_stage(
             task,

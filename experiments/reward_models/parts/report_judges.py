@@ -75,9 +75,9 @@ def skilled_judge(task: Reports, steps: int, draw: Callable[..., Any]) -> Params
         return _skilled(task, steps, draw)
 
 
-def supervised_stage(task: Reports, draw: Callable[..., Any], *, steps: int, rows_per_step: int) -> Stage:
-    """More supervised training of ``params["judge"]``."""
-    stage = strings.supervised_stage(task.world, strings.bound(draw, task), steps=steps, rows_per_step=rows_per_step)
+def supervised_stage(task: Reports, draw: Callable[..., Any], **numbers: float) -> Stage:
+    """More supervised training of ``params["judge"]``; ``numbers`` are those of ``strings.supervised_stage``."""
+    stage = strings.supervised_stage(task.world, strings.bound(draw, task), **numbers)
     inner = stage.method.loss
     return stage._replace(method=stage.method._replace(loss=lambda params, *rest: inner(params["judge"], *rest)))
 
