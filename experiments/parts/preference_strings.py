@@ -152,6 +152,19 @@ def reward_quality(task: Preferences, params: dict[str, Params], key: Key, *, ro
     }
 
 
+def measure_within(task: Preferences, params: dict[str, Params], key: Key, *, prompts: int = 128) -> Metrics:
+    """``measure_parts`` and ``rm/within``: the correlation of proxy and truth over samples of one prompt.
+
+    Pairs fix a reward model only up to a number for each prompt, which a correlation over prompts counts as an error.
+    """
+    asked = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 3), prompts), 4, axis=0)
+    drawn = strings.sample(task.world, params["reference"], asked[::4], jax.random.fold_in(key, 4), samples=4)
+    both = [f(asked, drawn).reshape(-1, 4) for f in (task.gold_reward, lambda *x: proxy(task, params, *x))]
+    both = [x - jnp.mean(x, axis=1, keepdims=True) for x in both]
+    size = jnp.sqrt(jnp.sum(both[0] ** 2) * jnp.sum(both[1] ** 2))
+    return measure_parts(task, params, key) | {"rm/within": jnp.sum(both[0] * both[1]) / jnp.maximum(size, 1e-9)}
+
+
 @lru_cache(maxsize=16)
 def make_start(
     task: Preferences,

@@ -12,8 +12,8 @@ Left out:  large models; labels are scripted, half of the topics with 40 % flips
            the paper in gamma, which is 1 on the scale of this reward model.
 Expect:    eval/gold at eval/kl 4: mpo > dpo, mpo > ppo, mpo > sft_ref, mpo > reversed, mpo > any_prompts.
 Measure:   true reward of samples on fresh prompts where each arm is 4 nats from the start, and along the way there;
-           reward model of 8192 pairs of the same law (rm/accuracy at least 0.8). Equal updates: PPO takes two of its
-           64 responses a rollout, so its stages have half the rollouts that DPO has batches of 32 pairs.
+           reward model of 32768 pairs of the same law (gates: rm/accuracy 0.8, rm/within 0.5). Equal updates: PPO
+           takes two of its 64 responses a rollout, so its stages have half the rollouts that DPO has batches of 32.
 Run:       python -m experiments.preference.mpo
 """
 
@@ -42,6 +42,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     reference_steps: int = 200
     reward_steps: int = 600
+    labels: int = 32768  # that the reward model reads
     pairs: int = 512
     rows_per_step: int = 32
     low: float = -1e9  # gaps that DPO trains on lie above
@@ -53,7 +54,15 @@ class Settings(recipes.Settings):
     beta_kl: float = 0.05
 
 
-SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pairs": 8, "rows_per_step": 4}
+SMOKE = {
+    "steps": 1,
+    "eval_every": 1,
+    "reference_steps": 2,
+    "reward_steps": 2,
+    "labels": 64,
+    "pairs": 8,
+    "rows_per_step": 4,
+}
 GAMMA = 1.0
 ARMS = {
     "dpo": {"stages": "dd", "anchor": preference_strings.reference_of},
@@ -64,9 +73,9 @@ ARMS = {
     "any_prompts": {"low": GAMMA, "prompts": "any"},
     "reversed": {"high": GAMMA, "prompts": "easy"},
 }
-METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "rm/accuracy", "rm/correlation")
+METRICS = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "rm/accuracy", "rm/within")
 CURVES = ("eval/gold", "eval/proxy", "eval/kl", "eval/unseen", "pair/accuracy", "reward/mean")
-BED = experiment.Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("mpo", "rm/accuracy", 0.8), ("mpo", "rm/within", 0.5)))
 JUDGED_AT = experiment.at("eval/kl", 4.0)
 UPDATES = 2  # of PPO a rollout
 
@@ -133,10 +142,11 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         task,
         reference_steps=settings.reference_steps,
         reward_steps=settings.reward_steps,
+        labels=settings.labels,
         draw_pairs=strings.bound(labelled, task),
     )
     return experiment.Plan(
-        start, tuple(kinds[k]() for k in settings.stages), strings.bound(preference_strings.measure_parts, task)
+        start, tuple(kinds[k]() for k in settings.stages), strings.bound(preference_strings.measure_within, task)
     )
 
 
