@@ -13,7 +13,7 @@ Expect:    per_input/ead: ppo < best_of_n < sft; shift/drop: ppo < sft; across/e
            input over across) ppo < sft: more is lost per input than across.
 Measure:   true reward on prompts like those of training and on prompts whose second token training never had (drop:
            the difference); sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped (gate:
-           rm/accuracy 0.8, rm/correlation 0.5).
+           rm/accuracy 0.8, rm/within 0.5).
 Run:       python -m experiments.analysis.rlhf_diversity
 """
 
@@ -53,10 +53,10 @@ ARMS = {
 }
 METRICS = (
     "eval/gold", "shift/gold", "shift/drop", "per_input/ead", "across/ead", "per_input/sentence", "across/sentence",
-    "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/correlation",
+    "per_input/meaning", "across/meaning", "per_input/relative", "rm/accuracy", "rm/within",
 )  # fmt: skip
 CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
-BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/within", 0.5)))
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:

@@ -94,6 +94,6 @@ def measure(task: Preferences, pick: Callable, params, key):
             for kind, x, y in (("per_input", asked, drawn), ("across", asked.swapaxes(0, 1), drawn.swapaxes(0, 1))):
                 found |= {f"{kind}/{part}": value for part, value in _figures(task, params, x, y).items()}
     found["per_input/relative"] = found["per_input/ead"] / jnp.maximum(found["across/ead"], 1e-6)
-    more = preference_strings.measure_parts(task, params, keys[5])
-    found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/correlation")}
+    more = preference_strings.measure_within(task, params, keys[5])
+    found |= {name: more[name] for name in ("eval/kl", "rm/accuracy", "rm/within")}
     return found | {"shift/drop": found["eval/gold"] - found["shift/gold"]}
