@@ -10,8 +10,8 @@ Equations: ref = alpha theta_a + (1 - alpha) theta_b, leaf by leaf; theta_a and 
 Left out:  the map of rewards in the plane of three models: soup and its parents are its corners.
 Expect:    eval/gold: salsa > ref_a, salsa > broken (average with an unrelated start); eval/kl salsa > ref_a (the policy
            moves further at one beta); ood/gold: salsa > ref_a; eval/gold salsa_low > ref_a_low.
-Measure:   true reward on prompts like those of training, and on the others; reward model of 16384 labels, 10 % flipped
-           (gate: rm/accuracy 0.8, rm/correlation 0.5). soup and parent are not trained. eval/kl is to theta_a. The
+Measure:   true reward on prompts like those of training, and on the others; reward model of 65536 labels, 10 % flipped
+           (gate: rm/accuracy 0.8, rm/within 0.5). soup and parent are not trained. eval/kl is to theta_a. The
            secondary part at eval/kl 4 asks whether the gain is more than a longer way. Equal updates and rollouts.
 Run:       python -m experiments.preference.salsa
 """
@@ -53,7 +53,7 @@ class Settings(recipes.Settings):
     learning_rate: float = 1e-3
     reference_steps: int = 150
     tuning_steps: int = 100
-    reward_steps: int = 400
+    reward_steps: int = 1000
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
     begin: Callable = from_a  # where the policy starts
@@ -75,9 +75,9 @@ ARMS = {
     "soup": {"begin": from_reference, "stages": 0},
     "parent": {"weights": (1.0, 0.0, 0.0, 0.0), "begin": from_reference, "stages": 0},
 }
-METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/correlation")
+METRICS = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "rm/accuracy", "rm/within")
 CURVES = ("eval/gold", "ood/gold", "eval/proxy", "eval/kl", "eval/soup_kl", "reward/mean", "policy/entropy")
-BED = experiment.Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/correlation", 0.5)))
+BED = experiment.Bed(judges=(("salsa", "rm/accuracy", 0.8), ("salsa", "rm/within", 0.5)))
 NAMES = ("a", "b", "c", "other")
 
 
@@ -116,7 +116,7 @@ def make_models(task: Preferences, reference_steps: int, tuning_steps: int, rewa
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
         found["other"] = task.world.policy.init(jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
-            task, base, flipped(task, data, 16384), jax.random.fold_in(key, 6), steps=reward_steps
+            task, base, flipped(task, data, 65536), jax.random.fold_in(key, 6), steps=reward_steps
         )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
         value = heads.init_head(task.width, key)
@@ -132,10 +132,10 @@ def make_anchor(weights: tuple[float, ...]):
 
 
 def measure(task: Preferences, weights: tuple[float, ...], params, key):
-    """``measure_parts``, the true reward on prompts that no training had, and the distance to the average."""
+    """``measure_within``, the true reward on prompts that no training had, and the distance to the average."""
     prompts = task.draw_prompts(jax.random.fold_in(key, 20), 128)
     strange = task.strange(prompts)
-    found = preference_strings.measure_parts(task, params, key)
+    found = preference_strings.measure_within(task, params, key)
     for k, (name, asked) in enumerate((("ood/gold", strange), ("seen", task.seen(prompts)))):
         drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(key, 21 + k))
         if name == "ood/gold":
