@@ -89,6 +89,9 @@ def of_votes(every, gold):
     return {"eval/vote_1": alone} | {f"eval/vote_{k}": share(judgements.voted(every[:, :k]), k) for k in VOTES[1:]}
 
 
+scores_alone = partial(toy.draw_principled, named=False, reasons=False)
+without_names = partial(toy.draw_principled, named=False)
+ASKED = {scores_alone: "scores", without_names: "critique"}  # of a judge in words, where its arm begins with these
 right_reports = partial(toy.draw_principled, error_rate=0.0, mistaken=0.0)
 
 
@@ -130,7 +133,9 @@ class Settings(recipes.Settings):
     skilled_steps: int = 4000  # on right reports
     base_steps: int = 300  # on careless ones
     answers: Callable[[Reports], Reports] = as_pairs  # how many there are to judge
-    asked: Literal["principles", "critique", "scores"] = "principles"  # what a judge in words writes first, see there
+    asked: Literal["", "principles", "critique", "scores"] = (
+        ""  # what a judge in words writes first; "": as ``reports``
+    )
     judged: Callable = both_orders  # the reports of the measurement
     reports: Callable = toy.draw_principled
     rejection_steps: int = 100
@@ -160,8 +165,8 @@ ARMS = {
     "rl": {},
     "rejected": {"then": nothing},
     "no_rejection": {"rejection_steps": 0},
-    "direct": {"reports": partial(toy.draw_principled, named=False, reasons=False), "asked": "scores"},
-    "no_principles": {"reports": partial(toy.draw_principled, named=False), "asked": "critique"},
+    "direct": {"reports": scores_alone},
+    "no_principles": {"reports": without_names},
     "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
     "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
     "panels": PANELS,
@@ -193,8 +198,9 @@ def measure(task: Reports, judged, prompts, params, key):
 
 def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     """The judge's stages as the arm has them, then the meta model on its samples."""
-    task, asked = settings.answers(task), settings.asked
-    task = task if task.asking is None else task.asking(asked)  # only a judge in words is asked in words
+    task = settings.answers(task)
+    if task.asking is not None:
+        task = task.asking(settings.asked or ASKED.get(settings.reports, "principles"))
     start = report_judges.make_start(
         task, steps=settings.base_steps, draw=settings.reports, skilled=(settings.skilled_steps, right_reports)
     )
