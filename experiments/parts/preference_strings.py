@@ -296,6 +296,15 @@ def proxy(task: Preferences, params: dict[str, Params], prompts: Array, response
     return reward_of(task, params["reward"], prompts, responses)
 
 
+def centred_proxy(task: Preferences, params: dict[str, Params], prompts: Array, responses: Array) -> Array:
+    """The reward model's opinion less its mean over the batch.
+
+    Pairs leave a constant open, which a critic that begins at 0 would have to learn first.
+    """
+    said = proxy(task, params, prompts, responses)
+    return said - reduce.scalars(said)
+
+
 def judged(task: Preferences, params: dict[str, Params], prompts: Array, first: Array, second: Array) -> Array:
     """The reward model's probability that ``first`` is better, ``[N]``."""
     return jax.nn.sigmoid(proxy(task, params, prompts, first) - proxy(task, params, prompts, second))

@@ -96,8 +96,11 @@ def _row_of(part: Judged) -> tuple[float, float, float]:
 
 
 def _forest(axis, claim: Claim) -> None:
-    """Every part with its interval, zero and one d* to both sides; the primary part above, in black."""
-    reach = 1.5
+    """Every part with its interval, zero and one d* to both sides; the primary part above, in black, always whole.
+
+    A secondary part that lies beyond the axis has an arrow at its edge.
+    """
+    reach, whole = 1.5, 0.0
     for k, part in enumerate(claim.parts):
         mean, low, high = _row_of(part)
         colour = "black" if k == 0 else "tab:blue"
@@ -105,7 +108,12 @@ def _forest(axis, claim: Claim) -> None:
             ends = np.nan_to_num([[mean - low], [high - mean]])
             axis.errorbar([mean], [k], xerr=ends, fmt="D" if k == 0 else "o", ms=5, capsize=3, color=colour)
             reach = max(reach, *np.abs(np.nan_to_num([mean, low, high])))
-    reach = min(1.15 * reach, 12.0)
+            whole = reach if k == 0 else whole
+    reach = 1.15 * max(whole, min(reach, 12.0))
+    for k, part in enumerate(claim.parts):
+        if np.abs(_row_of(part)[0]) > reach:
+            right = _row_of(part)[0] > 0
+            axis.plot([reach if right else -reach], [k], ">" if right else "<", color="tab:blue", clip_on=False)
     axis.axvspan(-1, 1, color="tab:grey", alpha=0.15, lw=0)
     axis.axvline(0, color="black", lw=1)
     for x in (-1, 1):

@@ -5,9 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm.experiment import Results, plots
+from jaxrl_llm.experiment import Results, conclude, greater, plots
+from jaxrl_llm.run.records import record
 from tests import close
-from tests.experiment.made import arm
+from tests.experiment.made import arm, results
 
 NAN = math.nan
 
@@ -55,3 +56,21 @@ def test_rows_of_a_comparison_are_sorted_below_the_baseline(tmp_path, monkeypatc
     monkeypatch.undo()
     plots.plot_rows(tmp_path / "plot.png", found, ("eval/accuracy", "none"), "a title")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_primary_part_is_always_whole():
+    """However far from zero; a secondary part beyond the axis has an arrow at its edge."""
+    plt = record.pyplot()
+    found = results(base=[0.1, 0.2, 0.3, 0.4], close=[0.11, 0.21, 0.3, 0.41], far=[0.9, 0.95, 0.97, 0.99])
+    close_by, far_off = (greater(found, "eval/accuracy", name, "base") for name in ("close", "far"))
+    figure, axis = plt.subplots()
+    claim = conclude("", far_off, close_by)
+    plots._forest(axis, claim)
+    ends = claim.primary.low / claim.primary.d_star, claim.primary.high / claim.primary.d_star
+    assert axis.get_xlim()[0] < ends[0] < ends[1] < axis.get_xlim()[1] and ends[0] > 12.0
+    assert not any(line.get_marker() == ">" for line in axis.lines)
+    plt.close(figure)
+    figure, axis = plt.subplots()
+    plots._forest(axis, conclude("", close_by, far_off))
+    assert axis.get_xlim()[1] < 14.0 and any(line.get_marker() == ">" for line in axis.lines)
+    plt.close(figure)
