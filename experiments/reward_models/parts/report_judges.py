@@ -75,7 +75,7 @@ def skilled_judge(task: Reports, steps: int, draw: Callable[..., Any]) -> Params
         return _skilled(task, steps, draw)
 
 
-def supervised_stage(task: Reports, draw: Callable[..., Any], **numbers: float) -> Stage:
+def supervised_stage(task: Reports, draw: Callable[..., Any], **numbers: Any) -> Stage:
     """More supervised training of ``params["judge"]``; ``numbers`` are those of ``strings.supervised_stage``."""
     stage = strings.supervised_stage(task.world, strings.bound(draw, task), **numbers)
     inner = stage.method.loss
