@@ -159,8 +159,7 @@ def _corrected(identity: tuple, steps: int) -> Params:
     settings = recipes.OnlineSettings(**dict(identity))
     model, rng = recipes.bench(settings).model, np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in curricula.train_problems(settings)]
-    rows = supervised.supervised_rows(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2)
-    return supervised.imitated(model.policy, model.params, rows, steps=steps, rows_per_step=32, learning_rate=1e-3)
+    return supervised.imitated_pairs(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2, steps=steps)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

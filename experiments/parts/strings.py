@@ -201,6 +201,14 @@ def sum_logp(
     return jnp.sum(token_logp(world, params, prompts, responses), axis=1)
 
 
+def drift(
+    world: World, params: Params, start: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
+) -> Float[Array, ""]:
+    """How far a policy is from another, in nats: the mean of ``log pi - log pi_start`` of its own responses."""
+    both = [sum_logp(world, x, prompts, responses) for x in (params, start)]
+    return reduce.scalars(both[0] - both[1])
+
+
 @lru_cache(maxsize=32)
 def make_supervised(world: World, rows_per_step: int, learning_rate: float) -> Offline:
     """Token mean of the negative log-likelihood of the table ``Tabled((prompts, responses))``."""

@@ -54,13 +54,14 @@ class Settings(recipes.Settings):
     reference_steps: int = 150
     tuning_steps: int = 100
     reward_steps: int = 1000
+    labels: int = 65536  # that the reward model reads
     beta: float = 0.1
     weights: tuple[float, ...] = (0.5, 0.5, 0.0, 0.0)  # of theta_a, theta_b, theta_c and an unrelated start
     begin: Callable = from_a  # where the policy starts
     stages: int = 1  # 0: only measured
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "tuning_steps": 2, "reward_steps": 2}
+SMOKE = {"steps": 2, "eval_every": 2, "reference_steps": 2, "tuning_steps": 2, "reward_steps": 2, "labels": 64}
 ARMS = {
     "ref_a": {"weights": (1.0, 0.0, 0.0, 0.0)},
     "salsa": {},
@@ -100,7 +101,7 @@ def draw_chosen(task: Preferences, key, n: int):
 
 
 @lru_cache(maxsize=4)
-def make_models(task: Preferences, reference_steps: int, tuning_steps: int, reward_steps: int):
+def make_models(task: Preferences, reference_steps: int, tuning_steps: int, reward_steps: int, labels: int):
     """Three models tuned from one, an unrelated one, and the reward model."""
     pretrain = strings.make_base(task.world, partial(draw_pretraining, task), steps=reference_steps)
     tuning = strings.make_supervised(task.world, 64, 1e-3)
@@ -116,7 +117,7 @@ def make_models(task: Preferences, reference_steps: int, tuning_steps: int, rewa
         found = {name: tuned(k) for k, name in enumerate(NAMES[:3])}
         found["other"] = task.world.policy.init(jax.random.fold_in(key, 5))
         reward = preference_strings.fit_reward(
-            task, base, flipped(task, data, 65536), jax.random.fold_in(key, 6), steps=reward_steps
+            task, base, flipped(task, data, labels), jax.random.fold_in(key, 6), steps=reward_steps
         )
         copies = {name: jax.tree.map(jnp.copy, found["a"]) for name in ("policy", "reference")}
         value = heads.init_head(task.width, key)
@@ -141,9 +142,8 @@ def measure(task: Preferences, weights: tuple[float, ...], params, key):
         if name == "ood/gold":
             found[name] = reduce.scalars(task.gold_reward(asked, drawn))
             continue
-        both = params["policy"], make_anchor(weights)(params)
-        logp = [strings.sum_logp(task.world, x, asked, drawn) for x in both]
-        found["eval/soup_kl"] = reduce.scalars(logp[0] - logp[1])
+        anchor = make_anchor(weights)(params)
+        found["eval/soup_kl"] = strings.drift(task.world, params["policy"], anchor, asked, drawn)
     return found
 
 
@@ -151,7 +151,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """One online stage with the arm's reference; without steps the start is only measured."""
     if settings.lora:
         raise UserError(f"--lora {settings.lora}: this paper averages whole models, which adapters are not; drop it")
-    start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps)
+    start = make_models(task, settings.reference_steps, settings.tuning_steps, settings.reward_steps, settings.labels)
     anchor = make_anchor(settings.weights)
     stage = preference_strings.ppo_stage(
         task, partial(preference_strings.proxy, task), steps=settings.steps, beta=settings.beta,

@@ -133,9 +133,8 @@ class Settings(recipes.Settings):
     skilled_steps: int = 4000  # on right reports
     base_steps: int = 300  # on careless ones
     answers: Callable[[Reports], Reports] = as_pairs  # how many there are to judge
-    asked: Literal["", "principles", "critique", "scores"] = (
-        ""  # what a judge in words writes first; "": as ``reports``
-    )
+    # what a judge in words writes first; "": see ASKED
+    asked: Literal["", "principles", "critique", "scores"] = ""
     judged: Callable = both_orders  # the reports of the measurement
     reports: Callable = toy.draw_principled
     rejection_steps: int = 100

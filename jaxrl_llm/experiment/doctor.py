@@ -172,8 +172,7 @@ def check_record(module: ModuleType) -> str:
     record, found = results.read(path)
     renew = f"run {command_name(module)} --record"
     name = f"{path.parent.name}/{path.stem}"
-    reason = records.withdrawn(path.parents[2]).get(name, "")
-    if reason and records.is_old(record):  # it speaks of what the file was, and says that it does not stand
+    if reason := records.reason_withdrawn(path, record):  # it speaks of what the file was
         standing = record["claim"]["verdict"] != verdicts.WITHDRAWN or record["claim"]["bed"][:1] != [reason]
         return f"withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge {name}" if standing else ""
     # an old record gets no arm added: what the file has beyond it waits for a record under the standard

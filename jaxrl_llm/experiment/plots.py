@@ -100,20 +100,15 @@ def _forest(axis, claim: Claim) -> None:
 
     A secondary part that lies beyond the axis has an arrow at its edge.
     """
-    reach, whole = 1.5, 0.0
-    for k, part in enumerate(claim.parts):
-        mean, low, high = _row_of(part)
-        colour = "black" if k == 0 else "tab:blue"
+    rows = [_row_of(part) for part in claim.parts]
+    far = [np.abs(np.nan_to_num(row)).max() if np.isfinite(row[0]) else 0.0 for row in rows]
+    reach = 1.15 * max(1.5, far[0], min(max(far), 12.0))
+    for k, (mean, low, high) in enumerate(rows):
+        if abs(mean) > reach:
+            axis.plot([np.copysign(reach, mean)], [k], ">" if mean > 0 else "<", color="tab:blue", clip_on=False)
         if np.isfinite(mean):
-            ends = np.nan_to_num([[mean - low], [high - mean]])
+            ends, colour = np.nan_to_num([[mean - low], [high - mean]]), "black" if k == 0 else "tab:blue"
             axis.errorbar([mean], [k], xerr=ends, fmt="D" if k == 0 else "o", ms=5, capsize=3, color=colour)
-            reach = max(reach, *np.abs(np.nan_to_num([mean, low, high])))
-            whole = reach if k == 0 else whole
-    reach = 1.15 * max(whole, min(reach, 12.0))
-    for k, part in enumerate(claim.parts):
-        if np.abs(_row_of(part)[0]) > reach:
-            right = _row_of(part)[0] > 0
-            axis.plot([reach if right else -reach], [k], ">" if right else "<", color="tab:blue", clip_on=False)
     axis.axvspan(-1, 1, color="tab:grey", alpha=0.15, lw=0)
     axis.axvline(0, color="black", lw=1)
     for x in (-1, 1):

@@ -54,9 +54,8 @@ class Results:
         if step is None:
             return np.asarray(found.metrics[metric], np.float64)
         if isinstance(step, Along):
-            (steps, budget), (others, worth) = self.curve(arm, step.budget), self.curve(arm, metric)
-            common = np.isin(steps, others), np.isin(others, steps)
-            return reached(budget[:, common[0]], worth[:, common[1]], step.level, mean=step.mean)
+            _, budget, worth = self.beside(arm, step.budget, metric)
+            return reached(budget, worth, step.level, mean=step.mean)
         curve = found.curves[metric]
         return np.asarray(curve["values"], np.float64)[:, curve["step"].index(step)]
 
@@ -72,6 +71,12 @@ class Results:
         found = self.arms[arm]
         ends = [found.metrics[name] for name in ("loss/total", "grad/norm") if name in found.metrics]
         return {seed for row in ends for seed, value in zip(found.seeds, row, strict=True) if not math.isfinite(value)}
+
+    def beside(self, arm: str, budget: str, metric: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``(steps, budget, values)`` of two curves, at the steps that both have."""
+        (steps, spent), (others, worth) = self.curve(arm, budget), self.curve(arm, metric)
+        common = np.isin(steps, others), np.isin(others, steps)
+        return steps[common[0]], spent[:, common[0]], worth[:, common[1]]
 
     def curve(self, arm: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """``(steps, values [seeds, points])``."""

@@ -91,9 +91,7 @@ def _warmed(identity: tuple, of_code: tuple, steps: int) -> Params:
     pairs = [(problem.prompt, problem.solution) for one in both for problem in recipes.solved_problems(one)]
     model = recipes.bench(both[0]).model
     width = max(len(model.tokenizer.encode(prompt + solution)) for prompt, solution in pairs) + 3
-    rows = supervised.supervised_rows(model, pairs, width=width)
-    numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
-    return supervised.imitated(model.policy, model.params, rows, **numbers)
+    return supervised.imitated_pairs(model, pairs, width=width, steps=steps)
 
 
 def ladder_of_copies(settings: OnlineSettings, code: OnlineSettings, steps: int, samples: int) -> list[np.ndarray]:

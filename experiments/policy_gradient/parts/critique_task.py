@@ -182,6 +182,4 @@ def _practised(identity: tuple, kind: Kind, wrong: float, steps: int) -> Params:
         agrees = kind.same(second, candidate)
         pairs += [(problem.prompt, first), (asked.prompt, f"{kind.work(second)}#{'T' if agrees else 'F'}")]
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 4
-    rows = supervised.supervised_rows(found.model, pairs, width=width)
-    numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
-    return supervised.imitated(found.model.policy, found.model.params, rows, **numbers)
+    return supervised.imitated_pairs(found.model, pairs, width=width, steps=steps)

@@ -159,8 +159,7 @@ def _trained_comparer(identity: tuple, steps: int) -> Params:
         one = int(rng.integers(100)) if rng.random() < 0.3 else int(rng.integers(12))
         other = one if k % 2 else int(rng.integers(12))
         pairs.append((in_numbers(("", str(one), str(other))), "T" if one == other else "F"))
-    rows = supervised.supervised_rows(model, pairs, width=12)
-    return supervised.imitated(model.policy, model.params, rows, steps=steps, rows_per_step=128, learning_rate=1e-3)
+    return supervised.imitated_pairs(model, pairs, width=12, steps=steps, rows_per_step=128)
 
 
 # ------------------------------------------------------------------ a start whose majority is wrong

@@ -324,9 +324,7 @@ def _trained_critic(identity: tuple, attempt, wrong: float, steps: int) -> Param
 def _imitated(settings: OnlineSettings, pairs: Sequence[tuple[str, str]], steps: int) -> Params:
     found = recipes.bench(settings)
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 8
-    rows = supervised.supervised_rows(found.model, pairs, width=width)
-    numbers = {"steps": steps, "rows_per_step": 32, "learning_rate": 1e-3}
-    return supervised.imitated(found.model.policy, found.model.params, rows, **numbers)
+    return supervised.imitated_pairs(found.model, pairs, width=width, steps=steps)
 
 
 @lru_cache(maxsize=2)

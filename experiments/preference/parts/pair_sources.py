@@ -114,9 +114,8 @@ def measure(task: Preferences, source: Callable, params, key):
     pairs, _ = make_pairs(task, 256, source)(first, keys[6])
     asked = requests.draw_prompts(keys[7], 256)
     drawn = strings.sample(task.world, params["policy"], asked, jax.random.fold_in(keys[7], 1))
-    logp = [strings.sum_logp(task.world, params[name], asked, drawn) for name in ("policy", "reference")]
     return found | {
-        "eval/kl": reduce.scalars(logp[0] - logp[1]),
+        "eval/kl": strings.drift(task.world, params["policy"], params["reference"], asked, drawn),
         "pair/separability": separability(task, params["reference"], pairs),
         "pair/bag": bag_separability(task, pairs),
     }

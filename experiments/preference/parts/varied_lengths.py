@@ -168,11 +168,10 @@ def measure(task: Preferences, params: dict[str, Params], key: Key) -> Metrics:
     """Truth and length of samples on fresh prompts, their distance to the reference, and the judge on fresh pairs."""
     prompts = jnp.repeat(task.draw_prompts(jax.random.fold_in(key, 0), 64), 4, axis=0)
     drawn = strings.sample(task.world, params["policy"], prompts[::4], jax.random.fold_in(key, 1), samples=4)
-    logp = [strings.sum_logp(task.world, params[name], prompts, drawn) for name in ("policy", "reference")]
     return {
         "eval/gold": reduce.scalars(task.gold_reward(prompts, drawn)),
         "eval/length": reduce.scalars(task.lengths(drawn)),
-        "eval/kl": reduce.scalars(logp[0] - logp[1]),
+        "eval/kl": strings.drift(task.world, params["policy"], params["reference"], prompts, drawn),
     }
 
 

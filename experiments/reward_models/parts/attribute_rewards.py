@@ -388,11 +388,10 @@ def measure(task: Replies, proxy: Proxy, more: tuple[Callable[..., dict[str, Arr
 
 
 def drift(task: Replies, params: Params, key: Key, *, prompts: int = 128) -> dict[str, Array]:
-    """How far the policy is from ``params["start"]``: ``mean(log pi - log pi_start)`` of its own replies, in nats."""
+    """``strings.drift`` of the policy from ``params["start"]``, on replies to fresh prompts."""
     asked = task.draw_prompts(jax.random.fold_in(key, 0), prompts)
     said = strings.sample(task.world, params["model"], asked, jax.random.fold_in(key, 1))
-    own, start = (strings.sum_logp(task.world, params[name], asked, said) for name in ("model", "start"))
-    return {"eval/kl": reduce.scalars(own - start)}
+    return {"eval/kl": strings.drift(task.world, params["model"], params["start"], asked, said)}
 
 
 def column(index: int) -> Proxy:

@@ -54,17 +54,16 @@ def make_start(
         base = strings.make_base(task.world, task.first, steps=steps, table=1024)
     elif task.read is not None:
         base = partial(strings.first_params, task.world)
-    elif skilled:
-        rest = {"learning_rate": 1e-3, "start": partial(skilled_judge, task, *skilled)}
-        base = strings.make_base(task.world, strings.bound(draw, task), steps=steps, **rest)
     else:
-        base = strings.make_base(task.world, strings.bound(draw, task), steps=steps)
+        rest = {"learning_rate": 1e-3, "start": partial(skilled_judge, task, *skilled)} if skilled else {}
+        base = strings.make_base(task.world, strings.bound(draw, task), steps=steps, **rest)
     return lambda key: {"judge": base(key), "meta": init_meta(task, jax.random.fold_in(key, 7))}
 
 
 @lru_cache(maxsize=2)
 def _skilled(task: Reports, steps: int, draw: Callable[..., Any]) -> Params:
-    numbers = {"steps": steps, "table": 2**17, "learning_rate": 1e-3}  # at 3e-3 it learns nothing
+    table = min(2**17, 64 * steps)  # no more than are read
+    numbers = {"steps": steps, "table": table, "learning_rate": 1e-3}  # at 3e-3 it learns nothing
     base = strings.make_base(task.world, strings.bound(draw, task), **numbers)
     return jax.jit(base)(jax.random.key(17))
 

@@ -324,9 +324,9 @@ def _tuned(
         pairs = examples(settings, ask, params=before, key=jax.random.fold_in(key, 1), plain=False)
         encode = found.model.tokenizer.encode
         width = 2 + max(len(encode(prompt)) + len(encode(response)) for prompt, response in pairs)
-        rows = supervised.supervised_rows(found.model, pairs, width=width)
-        sizes = {"steps": steps, "rows_per_step": 32, "learning_rate": rate}
-        return supervised.imitated(found.model.policy, before, rows, **sizes)
+        return supervised.imitated_pairs(
+            found.model, pairs, width=width, steps=steps, learning_rate=rate, params=before
+        )
 
     def init(key: Key) -> Params:
         if isinstance(key, jax.core.Tracer):  # only shapes are asked for

@@ -77,6 +77,4 @@ def _practised(identity: tuple, roles: Callable[[], Roles], steps: int, noise: f
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
     pairs = examples(problems, roles(), wrong=0.75, unsound=0.3, noise=noise)
     width = found.train.tokens.shape[1] + settings.max_new_tokens + 12
-    rows = supervised.supervised_rows(found.model, pairs, width=width)
-    numbers = {"steps": steps, "rows_per_step": 64, "learning_rate": 1e-3}
-    return supervised.imitated(found.model.policy, found.model.params, rows, **numbers)
+    return supervised.imitated_pairs(found.model, pairs, width=width, steps=steps, rows_per_step=64)

@@ -59,13 +59,11 @@ def learned_curve(results: Results, primary: Judged, metric: str, arm: str) -> t
     A claim that compares arms at a budget says nothing of what they do beyond: a reward model that is over-optimised
     there spoils no bed. Steps are those of the points, the last one that of the first measurement beyond the budget.
     """
-    steps, values = results.curve(arm, metric)
     if not primary.budget or primary.budget not in results.arms[arm].curves:
-        return steps, values
-    others, budget = results.curve(arm, primary.budget)
-    common = np.isin(steps, others), np.isin(others, steps)
-    values = along.cut(budget[:, common[1]], values[:, common[0]], primary.spent)
-    return steps[common[0]][: values.shape[1]], values
+        return results.curve(arm, metric)
+    steps, budget, values = results.beside(arm, primary.budget, metric)
+    values = along.cut(budget, values, primary.spent)
+    return steps[: values.shape[1]], values
 
 
 def ceiling_of(metric: str, bed: Bed) -> float | None:

@@ -116,8 +116,7 @@ def paired_noise(module: ModuleType, primary: Any, ran: Results) -> tuple[float,
     """
     path = arms.record_path(module)
     record, found = results.read(path) if path.is_file() else ({}, None)
-    withdrawn = f"{path.parent.name}/{path.stem}" in records.withdrawn(path.parents[2]) and records.is_old(record)
-    if found is not None and not withdrawn:
+    if found is not None and not records.reason_withdrawn(path, record):
         if part := _as_claimed(module, primary, found):
             factor = float(special.stdtrit(part.n - 1, 1 - part.level / 2))
             effect = part.sign * part.mean - part.by if part.kind == "difference" else math.nan

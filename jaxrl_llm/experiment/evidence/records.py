@@ -111,6 +111,11 @@ def withdrawn(root: pathlib.Path) -> dict[str, str]:
     return {name: reason for name, reason in rows}
 
 
+def reason_withdrawn(path: pathlib.Path, record: dict[str, Any]) -> str:
+    """Why the verdict of this record does not stand; empty where it does, as every one under the standard."""
+    return withdrawn(path.parents[2]).get(f"{path.parent.name}/{path.stem}", "") if is_old(record) else ""
+
+
 def committed(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
     """``(record, experiment file)`` of every committed record of an experiment; ``slug@bed.json`` is one, too."""
     for path in sorted((root / "results").glob("*/*.json")):

@@ -82,6 +82,15 @@ def trained_tokens(part: SupervisedRows) -> Array:
     return reduce.denominator(part.mask, mode="token_mean")
 
 
+def imitated_pairs(
+    model: Any, pairs: Sequence[tuple[str, str]], *, width: int, steps: int, rows_per_step: int = 32,
+    learning_rate: float = 1e-3, params: Params | None = None,
+) -> Params:  # fmt: skip
+    """``imitated`` of ``supervised_rows``: the model, or other parameters of it, after prompts with responses."""
+    rows, begun = supervised_rows(model, pairs, width=width), model.params if params is None else params
+    return imitated(model.policy, begun, rows, steps=steps, rows_per_step=rows_per_step, learning_rate=learning_rate)
+
+
 def imitated(
     policy: Policy, params: Params, rows: SupervisedRows, *, steps: int, rows_per_step: int, learning_rate: float
 ) -> Params:
