@@ -162,7 +162,8 @@ def _run(words, own, tmp_path, monkeypatch):
         case ["python", "-m", module, *rest] if module.startswith("experiments."):
             own_rows = [*TINY, "--steps", "2"] if "--data" in rest else []
             smoke = [] if "--smoke" in rest else ["--smoke"]
-            cli.run(importlib.import_module(module), [*rest, *smoke, *own_rows, "--out", str(tmp_path)])
+            rest = [*_without(rest, own_rows), *smoke, *own_rows, "--out", str(tmp_path)]
+            cli.run(importlib.import_module(module), rest)
             return 0
     raise AssertionError(f"no way to run {' '.join(words)}; add one, or a reason to NOT_HERE")
 
