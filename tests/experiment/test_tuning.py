@@ -108,3 +108,20 @@ def test_a_table_that_is_validated_holds_no_rows_out(tmp_path):
 def test_a_rate_at_which_a_seed_diverges_is_the_worst():
     worth = [tuning._worth(values, -1) for values in ([0.1, float("nan"), 0.1], [5.0, 5.0, 5.0], [1.0, 2.0, 3.0])]
     assert worth == [-np.inf, -5.0, -2.0]
+
+
+def test_an_arm_that_does_not_train_has_no_rate(tmp_path):
+    """A floor stays as it is, and the other arm is tuned; where no arm trains there is nothing to do."""
+
+    def build(settings):
+        return plan(settings.learning_rate)._replace(**{"stages": ()} if settings.steps == 0 else {})
+
+    module = made_module(ARMS={"pairs": {}, "floor": {}}, build=build)
+    options = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
+    resolved = {"pairs": tiny.Settings(learning_rate=0.5, eval_every=1), "floor": tiny.Settings(steps=0)}
+    built = {name: build(settings) for name, settings in resolved.items()}
+    job = standard.Job(module, options, tiny.Settings(), resolved, built, tmp_path, tmp_path)
+    found = tuning.tune(job, ["pairs", "floor"], (0.001, 0.01, 0.5))
+    assert found["best"] == {"pairs": 0.5} and set(found["curves"]) == {"pairs"}
+    with pytest.raises(UserError, match="no arm of the primary part trains"):
+        tuning.tune(job, ["floor"], (0.001, 0.01, 0.5))

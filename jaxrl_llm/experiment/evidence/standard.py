@@ -154,7 +154,7 @@ def run(job: Job) -> tuple[Results, Claim, dict[str, Any]] | None:
     if equal:
         claim = claim._replace(verdict=verdicts.INVALID, bed=(*claim.bed, f"{equal} ended the same in every seed"))
     precise = records.precision(found, claim.primary.arm, claim.primary.than) if claim.primary else None
-    near = tuning.neighbours(job, chosen, tuned, found, first, tail) if tuned is not None else []
+    near = tuning.neighbours(job, tuned, found, first, tail) if tuned is not None else []
     return found, claim, instrument | {
         "finished_on": provenance.today(), "precision": precise, "neighbours": near,
         "controls": [one._asdict() | {"bounds": one.bounds._asdict()} for one in seen],

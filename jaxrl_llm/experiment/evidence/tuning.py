@@ -69,11 +69,16 @@ def tried(plan: Plan) -> Plan:
 def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any]:
     """The criterion over the second half, by arm and rate: the sensitivity curves, and the best rate of each arm.
 
+    An arm that does not train (a floor, a base) has no rate, and stays as it is.
+
     Raises:
-      UserError: for fewer than three rates, or arms that set their own.
+      UserError: for fewer than three rates, arms that set their own, or where no arm trains.
     """
     if len(set(rates)) < 3:
         raise UserError(f"--tune {' '.join(f'{r:g}' for r in rates)} needs at least three different learning rates")
+    chosen = [name for name in chosen if job.built[name].stages]
+    if not chosen:
+        raise UserError("--tune: no arm of the primary part trains; drop --tune")
     resolved = {}
     for name in chosen:
         for rate in rates:
@@ -111,13 +116,13 @@ def applied(job: Any, tuned: dict[str, Any]) -> Any:
     return job._replace(resolved=resolved, built=built)
 
 
-def neighbours(job: Any, chosen: list[str], tuned: dict[str, Any], found: Results, first: int,
-               tail: int) -> list[dict[str, Any]]:  # fmt: skip
-    """Whether the verdict holds where every arm of the primary part takes the next lower, or the next higher, rate.
+def neighbours(job: Any, tuned: dict[str, Any], found: Results, first: int, tail: int) -> list[dict[str, Any]]:
+    """Whether the verdict holds where every tuned arm takes the next lower, or the next higher, rate.
 
     An arm whose best rate is the last of the grid stays there. On the seeds of the first look of the other arms.
     """
     rates, rows = sorted(float(r) for r in next(iter(tuned["curves"].values()))), []
+    chosen = list(tuned["best"])
     number = min(len(arm.seeds) for arm in found.arms.values())
     for side, move in (("lower", -1), ("higher", 1)):
         at = {name: rates.index(tuned["best"][name]) + move for name in chosen}
