@@ -79,7 +79,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     domain: Literal["retail", "telecom"] = "retail"  # of the embedded world; ``data`` names that of a desk
 
 
-EMBEDDED = {"steps": 50, "learning_rate": 1e-3, "prompts_per_step": 4}
+EMBEDDED = {"steps": 80, "learning_rate": 1e-3, "prompts_per_step": 4}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2}
 ARMS = {
     "cold_start": {"then": nothing},

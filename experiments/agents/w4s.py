@@ -66,7 +66,7 @@ ONLY = "its programs answer questions, and play no env"
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 120
+    steps: int = 240
     eval_every: int = 60
     eval_samples: int = 4  # searches that are measured
     max_turns: int = 10

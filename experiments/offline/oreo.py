@@ -9,7 +9,7 @@ Equations: d_t = log pi - log ref at token t, D_t = sum_{i >= t} d_i, R at the e
            alone; rejection: log-likelihood of the right responses; dpo: right and wrong ones in pairs; kto: each by
            itself, w (1 - sigmoid(+-beta (log pi / ref - z))), z the mean log-ratio of mismatched pairs; scrambled:
            oreo, rewards of other responses to the same problem; rounds: oreo, a second table, made and anchored at half
-           of the steps.
+           of the steps; larger: rejection from four times the problems, which a bed with room must show.
 Left out:  ALFWorld; one norm bounds the gradient of policy and critic together.
 Expect:    eval/accuracy: oreo > rejection, oreo > dpo, oreo > step - 0.02, step > response, rounds > oreo; search/lift,
            beam search by V less one sample, above 0.
@@ -62,12 +62,12 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 448, "table_problems": 320, "steps": 200, "eval_every": 10,
+    "data": "countdown", "levels": (3,), "train_problems": 1408, "table_problems": 320, "steps": 200, "eval_every": 10,
     "prompts_per_step": 4, "max_new_tokens": 18, "learning_rate": 1e-4, "eval_problems": 192, "step_end": ",",
     "beta": 0.1, "search_rounds": 1, "step_tokens": 9,
 }  # fmt: skip
 SMOKE = {
-    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "table_problems": 8,
+    "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6, "table_problems": 4,
     "train_problems": 16, "eval_problems": 8, "eval_samples": 4,
 }  # fmt: skip
 ARMS = {
@@ -79,11 +79,14 @@ ARMS = {
     "kto": {"method": response_table.kto},
     "scrambled": {"credit": response_table.scrambled},
     "rounds": {"rounds": 2},
+    "larger": {"method": response_table.rejection, "table_problems": 1280},
 }
 METHOD = "oreo"
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/tokens")
 CURVES = (*METRICS, "value/auc_start", "value/auc_middle", "bellman/residual", "kl/ref", "policy/entropy")
-BED = experiment.Bed(metric="eval/accuracy", chance=0.12, judges=(("oreo", "value/auc_middle", 0.6),))
+BED = experiment.Bed(
+    metric="eval/accuracy", chance=0.12, positive="larger", judges=(("oreo", "value/auc_middle", 0.6),)
+)
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -11,8 +11,8 @@ Equations: p = sig(h), h the margin of DPO; SR = [q (1 - p) + (1 - q) p] / (sqrt
 Left out:  the paper's "return" and prior are a reconstruction from its abstract.
 Expect:    eval/gold at eval/kl 2: w_sharp > random; sharp > random.
 Measure:   true reward of samples on fresh prompts where each arm is 2 nats from the start; four rounds, in each 32
-           labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 256 labels
-           that no arm trains on. Equal labels and updates.
+           labels (10 % flipped) out of 512 pairs and 30 updates on them; the judge is a reward model from 16384
+           labels that no arm trains on. Equal labels and updates.
 Run:       python -m experiments.preference.sharpe_active
 """
 
@@ -40,16 +40,25 @@ class Settings(recipes.Settings):
     eval_every: int = 10
     learning_rate: float = 3e-4
     reference_steps: int = 200
-    reward_steps: int = 150
+    reward_steps: int = 1000
     rounds: int = 4
     pool: int = 512
     labels: int = 32  # of a round
+    judge_labels: int = 16384  # of the judge
     rows_per_step: int = 16
     worth: Callable = active.sharp
     beta: float = 0.1
 
 
-SMOKE = {"steps": 1, "eval_every": 1, "reference_steps": 2, "reward_steps": 2, "pool": 8, "labels": 4}
+SMOKE = {
+    "steps": 1,
+    "eval_every": 1,
+    "reference_steps": 2,
+    "reward_steps": 2,
+    "pool": 8,
+    "labels": 4,
+    "judge_labels": 64,
+}
 ARMS = {
     "random": {"worth": active.any_pair},
     "sharp": {},
@@ -93,7 +102,11 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         rows_per_step=settings.rows_per_step,
         learning_rate=settings.learning_rate,
     )
-    sizes = {"reference_steps": settings.reference_steps, "reward_steps": settings.reward_steps, "labels": 256}
+    sizes = {
+        "reference_steps": settings.reference_steps,
+        "reward_steps": settings.reward_steps,
+        "labels": settings.judge_labels,
+    }
     return experiment.Plan(
         preference_strings.make_start(task, **sizes),
         (stage,) * settings.rounds,
