@@ -10,7 +10,7 @@ Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE o
            policy, and A is GAE over it, whitened (the paper's analysis takes V near 0).
 Left out:  AIME-size problems, the MMLU transfer study.
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
-Measure:   held-out chains of 3 to 5 operations with an optional scratchpad; 8 seeds, equal rollouts in every arm.
+Measure:   held-out chains of 4 to 6 operations with an optional scratchpad; 8 seeds, equal rollouts in every arm.
 Run:       python -m experiments.efficiency.concise_rl
 """
 
@@ -65,8 +65,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (3, 4, 5), "hard_level": 5, "steps": 96, "first_steps": 64, "eval_every": 32, "prompts_per_step": 8, "group_size": 8,
-    "max_new_tokens": 44, "learning_rate": 2e-4, "train_problems": 512, "eval_problems": 96,
+    "levels": (4, 5, 6), "hard_level": 6, "steps": 64, "first_steps": 48, "eval_every": 16, "prompts_per_step": 8,
+    "group_size": 8, "max_new_tokens": 52, "learning_rate": 2e-4, "train_problems": 512, "eval_problems": 96,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "first_steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10,

@@ -170,9 +170,9 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 48,
-    "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
-    "budget": 16, "warm_steps": 80, "short_problems": 128,
+    "levels": (4, 5), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 72,
+    "learning_rate": 1e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 1024,
+    "budget": 24, "warm_steps": 80, "short_problems": 128,
 }  # fmt: skip
 SMOKE = {
     "steps": 3, "eval_every": 3, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,

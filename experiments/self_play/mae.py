@@ -15,8 +15,8 @@ Equations: v = clip((s - 1) / 9, 0, 1) of a score s, 0.5 without one. Q: v of a 
 Left out:  categories of questions, benchmarks in words.
 Expect:    eval/accuracy of mae above its start; mae > solver_only, mae > no_verdict, pool/unsound no_filter > mae.
 Measure:   held-out arithmetic chains judged by the truth, which no arm but oracle sees; all begin with a copy that
-           knows every form, errs in three of four answers and judges well, not always; equal answers and updates.
-           chance: 1/m, about 0.11; ceiling 1.
+           knows every form, errs in two of three answers and judges well, as it works them out; equal answers and
+           updates; chance: 1/m, about 0.11; ceiling 1.
 Run:       python -m experiments.self_play.mae; at scale --model DIR --data FILE --format gsm8k --chat
 """
 
@@ -53,14 +53,14 @@ class Settings(recipes.OnlineSettings):
     judged: Callable[..., tuple[Array, Array]] = three_roles.of_pool  # what the judge trains on
     trained: Callable[[Array], Array] = role_rewards.every_role
     advantages: Callable[..., Array] = role_rewards.by_role
-    warm_steps: int = 600  # of fine-tuning on all forms, where the data are chains
-    judge_noise: float = 0.1  # of the judgements in it
+    warm_steps: int = 2400  # of fine-tuning on all forms, where the data are chains
+    judge_noise: float = 0.0  # of the judgements in it
 
 
 EMBEDDED = {
     "levels": (2, 3), "steps": 60, "eval_every": 6, "prompts_per_step": 24, "max_new_tokens": 26,
-    "learning_rate": 3e-4, "eval_problems": 128, "train_problems": 2048, "voices": roles.terse, "difficulty_samples": 3,
-    "question_tokens": 14, "judge_tokens": 4, "pool_size": 2048,
+    "learning_rate": 5e-5, "eval_problems": 128, "train_problems": 2048, "voices": roles.terse, "difficulty_samples": 3,
+    "question_tokens": 14, "judge_tokens": 26, "pool_size": 2048,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "train_problems": 16, "eval_problems": 8, "eval_samples": 4,

@@ -172,13 +172,17 @@ def test_practice_teaches_all_forms_and_errs_as_often_as_it_says():
     roles = terse()
     problems = recipes.solved_problems(recipes.OnlineSettings(levels=(2,), train_problems=300, eval_problems=8))
     pairs = practice.examples(problems, roles, wrong=0.75, unsound=0.3, noise=0.1)
-    assert len(pairs) == 1200 and all(roles.forms[0](new) == 1.0 for _, new in pairs[2::4])
-    right = np.mean([roles.right(roles.posed(p), a) for p, a in pairs[0::4]])
+    assert len(pairs) == 1800 and all(roles.forms[0](new) == 1.0 for _, new in pairs[4::6])
+    for at in (1, 2, 3):  # who judges an answer works the problem out first
+        judged = [said.rpartition("#")[0] for _, said in pairs[at::6]]
+        assert judged == [problem.solution.rpartition("#")[0] for problem in problems]
+        assert all(roles.forms[2](said) == 1.0 for _, said in pairs[at::6])
+    right = np.mean([roles.right(roles.posed(p), a) for p, a in pairs[0::6]])
     assert 0.2 < right < 0.45
     three = 3 * np.sqrt(np.asarray([0.7 * 0.3, 0.9 * 0.1]) / 300)  # standard errors; the draws are the same everywhere
-    assert abs(np.mean([roles.sound(new) for _, new in pairs[2::4]]) - 0.7) < three[0]
-    good = [roles.sound(p.removesuffix("?=>")) for p, _ in pairs[3::4]]
-    agree = np.mean([(roles.score(s) > 5) == (g > 0) for (_, s), g in zip(pairs[3::4], good, strict=True)])
+    assert abs(np.mean([roles.sound(new) for _, new in pairs[4::6]]) - 0.7) < three[0]
+    good = [roles.sound(p.removesuffix("?=>")) for p, _ in pairs[5::6]]
+    agree = np.mean([(roles.score(s) > 5) == (g > 0) for (_, s), g in zip(pairs[5::6], good, strict=True)])
     assert abs(agree - 0.9) < three[1]
 
 

@@ -1,5 +1,6 @@
 """Where three roles of a bundled model begin: a copy that has seen all their forms and fails in each of them."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Params
 
 GOOD, BAD = (7, 11), (1, 5)  # scores for what is right and for what is not, the end left out
+PROBLEMS, JUDGED = 32768, 3  # of the practice, none of them held out, and answers to each that are judged
 
 
 def broken(rng: np.random.Generator, question: str) -> str:
@@ -41,7 +43,9 @@ def score(rng: np.random.Generator, good: bool, *, noise: float) -> str:
 def examples(
     problems: Sequence[Problem], roles: Roles, *, wrong: float, unsound: float, noise: float, seed: int = 0
 ) -> list[tuple[str, str]]:
-    """Pairs of prompt and response, four of each problem: an answer, a proposal and a judgement of either.
+    """Pairs of prompt and response, of each problem an answer, a proposal, a judgement of one, and some of answers.
+
+    Who judges an answer works the problem out, and then gives a score.
 
     Args:
       wrong: share of answers with a slip (``chain.flawed``); half of the judged ones have one.
@@ -53,9 +57,11 @@ def examples(
         question = roles.posed(str(problem.prompt))
         answer = chain.flawed(rng, problem) if rng.random() < wrong else problem.solution
         pairs.append((roles.solve(question), answer))
-        judged = chain.flawed(rng, problem) if rng.random() < 0.5 else problem.solution
-        right = judged.rpartition("#")[2] == problem.solution.rpartition("#")[2]
-        pairs.append((roles.judge_answer(question, judged), score(rng, right, noise=noise)))
+        reworked, _, value = problem.solution.rpartition("#")  # who only looks is at chance after 190,000 judgements
+        for _ in range(JUDGED):
+            judged = chain.flawed(rng, problem) if rng.random() < 0.5 else problem.solution
+            right = judged.rpartition("#")[2] == value
+            pairs.append((roles.judge_answer(question, judged), reworked + score(rng, right, noise=noise)))
         other = roles.posed(str(problems[int(rng.integers(len(problems)))].prompt))
         new = broken(rng, question) if rng.random() < unsound else question
         pairs.append((roles.propose(other if rng.random() < 0.5 else None), new))
@@ -74,7 +80,8 @@ def practised(settings: OnlineSettings, roles: Callable[[], Roles], *, steps: in
 @lru_cache(maxsize=4)
 def _practised(identity: tuple, roles: Callable[[], Roles], steps: int, noise: float) -> Params:
     settings = OnlineSettings(**dict(identity))
-    found, problems = recipes.bench(settings), curricula.train_problems(settings)
+    found = recipes.bench(settings)
+    problems = curricula.train_problems(dataclasses.replace(settings, train_problems=min(PROBLEMS, 16 * steps)))
     pairs = examples(problems, roles(), wrong=0.75, unsound=0.3, noise=noise)
-    width = found.train.tokens.shape[1] + settings.max_new_tokens + 12
+    width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 8  # judged, it is worked out again
     return supervised.imitated_pairs(found.model, pairs, width=width, steps=steps, rows_per_step=64)
