@@ -93,6 +93,14 @@ def test_both_domains_are_judged_by_their_own_rule():
     assert domains.solvable(code).all()
 
 
+def test_a_record_measures_as_many_programs_as_there_are():
+    """A record asks for 512 held-out problems of either domain, and fewer programs than that are made."""
+    wide = dataclasses.replace(MATHS, eval_problems=512)
+    count = domains.code_settings(wide, "programs", "plain", (1, 2, 3)).eval_problems
+    assert 64 <= count < 512 and count % 32 == 0
+    assert domains.code_settings(MATHS, "programs", "plain", (1, 2, 3)).eval_problems == MATHS.eval_problems
+
+
 def test_programs_of_ones_own_whose_solution_fails_do_not_train(tmp_path):
     rows = [{"text": f"Give {k}.", "code": f"def f():\n    return {k}", "test_list": [f"assert f() == {k + k % 2}"]}
             for k in range(40)]  # fmt: skip

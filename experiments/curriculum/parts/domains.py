@@ -11,7 +11,7 @@ import numpy as np
 from experiments.parts.judged_apart import judged_apart
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
-from jaxrl_llm.run.bench import is_generated, problem_sets
+from jaxrl_llm.run.bench import is_generated, most_heldout, problem_sets
 from jaxrl_llm.train.methods import supervised
 from jaxrl_llm.types import Params, Problems, Sampler
 
@@ -114,6 +114,7 @@ def solvable(code: OnlineSettings) -> np.ndarray:
 
 
 def code_settings(settings: OnlineSettings, data: str, layout: str, levels: tuple[int, ...]) -> OnlineSettings:
-    """The settings of the second domain: another source, all else alike."""
+    """The settings of the second domain: another source, all else alike; no more problems than are made."""
     plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(OnlineSettings)}
-    return OnlineSettings(**plain | {"data": data, "format": layout, "levels": levels, "verifier": ""})
+    asked = OnlineSettings(**plain | {"data": data, "format": layout, "levels": levels, "verifier": ""})
+    return dataclasses.replace(asked, eval_problems=most_heldout(asked))
