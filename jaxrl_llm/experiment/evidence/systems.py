@@ -18,9 +18,10 @@ what it lacks. *pilot*: whether two minutes of training say that a record could 
 processor minutes up to the first look (`results/pilots.tsv`). *record*: of the standard, of the old instrument, or
 none. *written*: there is an experiment file; *tested*: a test of its own names it, beyond the contract that every file
 passes. A verdict is what the one primary part of a claim, as code, says of the committed record: *supported* (beyond
-zero in the paper's direction, on two tasks or base models), *supported here* (on one), *contradicted* (beyond zero in
-the other direction), *no practical effect* (the whole interval within d*, the smallest effect of interest),
-*undecided*, *test bed invalid* (the baseline does not learn, unlearns, or leaves no room: whatever the parts say).
+zero in the paper's direction, on two tasks or base models), *supported here* (on one; a second one, `--bed NAME`, costs
+processor hours and has not been run), *contradicted* (beyond zero in the other direction), *no practical effect* (the
+whole interval within d*, the smallest effect of interest), *undecided*, *test bed invalid* (the baseline does not
+learn, unlearns, or leaves no room: whatever the parts say).
 *withdrawn* verdicts do not stand, for the reason given. *old instrument*: the record was made before the standard
 (narrow evaluation, eight seeds, no tuning, nothing fixed before the first seed) and was judged again without runs. A
 verdict speaks of the small embedded model and task of that record, and of nothing larger. *Embedded only*: takes
