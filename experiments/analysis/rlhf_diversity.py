@@ -57,6 +57,7 @@ METRICS = (
 )  # fmt: skip
 CURVES = (*METRICS[:-2], "eval/kl", "reward/mean")
 BED = experiment.Bed(judges=(("ppo", "rm/accuracy", 0.8), ("ppo", "rm/within", 0.5)))
+D_STAR = {"shift/drop": 0.2}  # of true reward: a twentieth of what training earns
 
 
 def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Plan:
