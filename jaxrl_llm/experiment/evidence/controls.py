@@ -82,7 +82,10 @@ def oracle(plan: Plan, settings: Any) -> Plan | None:
     """
     if not isinstance(settings, bench.OnlineSettings) or not settings.data or plan.world is not None:
         return None  # a file whose problems are its own where no data are named has none of the bench
-    found = bench.bench(settings)
+    try:
+        found = bench.bench(settings)
+    except ValueError:  # problems of the file's own, beside settings that fit none of the bench's models
+        return None
     if not any(isinstance(s.method, Online) and s.method.problems is found.train for s in plan.stages):
         return None
     try:
