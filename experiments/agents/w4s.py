@@ -66,7 +66,7 @@ ONLY = "its programs answer questions, and play no env"
 class Settings(endpoints.Settings, multi_turn_plan.Settings):
     """The paper's tau, candidates and turns, for --data and a model of one's own, or a decoder made here."""
 
-    steps: int = 240
+    steps: int = 120
     eval_every: int = 60
     eval_samples: int = 4  # searches that are measured
     max_turns: int = 10
@@ -89,7 +89,7 @@ class Settings(endpoints.Settings, multi_turn_plan.Settings):
     teach: Callable[..., tuple[Stage, ...]] = regression
 
 
-EMBEDDED = {"learning_rate": 1e-3}
+EMBEDDED = {"steps": 240, "learning_rate": 1e-3}
 SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "rows_per_step": 4, "searches": 4, "candidates": 2}
 ARMS = {
     "untrained": {"teach": nothing},

@@ -127,11 +127,15 @@ def most_heldout(settings: OnlineSettings, *, step: int = 32) -> int:
     """
     if settings.data not in _TASKS:
         return settings.eval_problems
-    found = tables.draw_split(
-        _TASKS[settings.data][0], levels=settings.levels or None, split="heldout", seed=0, n=settings.eval_problems
-    )
+    count = _heldout_made(settings.data, settings.levels, settings.eval_problems)
     # a smaller number gives up after fewer draws: the last problems, which were hard to come by, are left out
-    return settings.eval_problems if len(found) == settings.eval_problems else max(1, (len(found) - 1) // step) * step
+    return settings.eval_problems if count == settings.eval_problems else max(1, (count - 1) // step) * step
+
+
+@lru_cache(maxsize=16)
+def _heldout_made(data: str, levels: tuple[int, ...], wanted: int) -> int:
+    """How many of so many held-out problems there are: every arm asks, and giving up takes seconds."""
+    return len(tables.draw_split(_TASKS[data][0], levels=levels or None, split="heldout", seed=0, n=wanted))
 
 
 def open_model(settings: Settings) -> parts.Model:

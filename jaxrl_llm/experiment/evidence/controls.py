@@ -84,7 +84,7 @@ def oracle(plan: Plan, settings: Any) -> Plan | None:
         return None  # a file whose problems are its own where no data are named has none of the bench
     try:
         found = bench.bench(settings)
-    except ValueError:  # problems of the file's own, beside settings that fit none of the bench's models
+    except ValueError:  # a plan on the bench has opened it before: this one has problems of its own
         return None
     if not any(isinstance(s.method, Online) and s.method.problems is found.train for s in plan.stages):
         return None
