@@ -98,7 +98,7 @@ def ours_decode(policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, 
 def quickest_update(make: Callable[..., Any], config: Any, params: Any, sizes: Sizes, repeats: int) -> dict[str, Any]:
     """``ours_update`` of the quickest policy, with seconds by what is kept for the backward pass.
 
-    What does not fit into the memory has none.
+    What does not fit into the memory has none; once keeping less is slower, what keeps still less is not tried.
     """
     import jax
     import jax.numpy as jnp
@@ -115,8 +115,9 @@ def quickest_update(make: Callable[..., Any], config: Any, params: Any, sizes: S
             tried[kept] = None
             continue
         tried[kept] = one["update_s"]
-        if not best_way or one["update_s"] < found["update_s"]:
-            found, best_way = one, kept
+        if best_way and one["update_s"] > found["update_s"]:
+            break
+        found, best_way = one, kept
     return found | {"update_keeps": best_way, "update_s_by_kept": tried}
 
 
@@ -178,7 +179,7 @@ def run_ours(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, An
     return found | {"bandwidth": chip.bandwidth, "matrix_rate": chip.flops, "device": jax.devices()[0].device_kind}
 
 
-def run_transformers(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, float]:
+def run_transformers(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, Any]:
     """transformers on the same folder; on the GPU where torch sees one."""
     import torch
     import transformers
@@ -199,7 +200,8 @@ def run_transformers(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict
         )  # fmt: skip
         done()
 
-    seconds = token_seconds(roll, sizes.new, repeats)
+    found = {"decode_s": token_seconds(roll, sizes.new, repeats), "version": transformers.__version__}
+    del model
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     model.gradient_checkpointing_enable()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=device == "cuda")
@@ -213,7 +215,10 @@ def run_transformers(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict
         optimiser.zero_grad()
         done()
 
-    return {"decode_s": seconds, "update_s": best(step, repeats), "version": transformers.__version__}
+    try:
+        return found | {"update_s": best(step, repeats)}
+    except torch.OutOfMemoryError as error:  # its logits of the vocabulary are not chunked
+        return found | {"update_s": None, "update_failed": str(error).splitlines()[0]}
 
 
 class _Words:
@@ -332,21 +337,32 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
             if done.returncode:  # the others do not take our figures with them
                 print(f"{side} failed:\n{done.stderr[-3000:]}", file=sys.stderr)
                 continue
-            found[side] = json.loads(done.stdout.strip().splitlines()[-1])
+            found[side] = with_shares(json.loads(done.stdout.strip().splitlines()[-1]), found)
             print(side, json.dumps(found[side]), flush=True)
-    roof = found["ours"]
-    for side, one in found.items():
-        one["decode_share"] = roof["decode_bytes"] / one["decode_s"] / roof["bandwidth"]
-        one["update_share"] = roof["update_flops"] / one["update_s"] / roof["matrix_rate"]
-        shares = ", ".join(
-            f"{name} {one[f'{name}_share']:.1%} of the roof (bar {bar:.0%})" for name, bar in BARS.items()
-        )
-        print(f"{side}: {arguments.rows / one['decode_s']:,.0f} tokens/s; {shares}")
-    whole = {"command": " ".join(sys.argv), "rows": arguments.rows, "shape": arguments.shape, "sides": found}
+            shares = ", ".join(
+                f"{name} {found[side][f'{name}_share']:.1%} of the roof (bar {bar:.0%})"
+                for name, bar in BARS.items() if f"{name}_share" in found[side]
+            )  # fmt: skip
+            print(f"{side}: {arguments.rows / found[side]['decode_s']:,.0f} tokens/s; {shares}", flush=True)
+            write(arguments, {"sides": found})  # a machine that is lent may go before the last of them
     if arguments.train:
-        whole["train"] = train(shlex.split(arguments.train))
+        write(arguments, {"sides": found, "train": train(shlex.split(arguments.train))})
+
+
+def with_shares(one: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """What a side measured, with its shares of the roofs that ours measured."""
+    roof = found.get("ours", one)
+    one["decode_share"] = roof["decode_bytes"] / one["decode_s"] / roof["bandwidth"]
+    if one["update_s"] is not None:
+        one["update_share"] = roof["update_flops"] / one["update_s"] / roof["matrix_rate"]
+    return one
+
+
+def write(arguments: argparse.Namespace, measured: dict[str, Any]) -> None:
+    """The record so far; a small run leaves none."""
     if not arguments.tiny:
-        OUT.write_text(json.dumps(whole, indent=1) + "\n")
+        whole = {"command": " ".join(sys.argv), "rows": arguments.rows, "shape": arguments.shape}
+        OUT.write_text(json.dumps(whole | measured, indent=1) + "\n")
 
 
 CURVES = ("reward/mean", "loss/total", "length/mean_tokens", "kl/sampler_mean", "kl/sampler_max", "tokens/per_s",

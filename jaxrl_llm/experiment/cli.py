@@ -492,7 +492,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         return None
     name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
-    folder = out / "arms" if options.out or options.smoke else pathlib.Path("runs") / "seeds"
+    folder = out / "arms" if options.out or options.smoke else store.FOLDER
     command = said(command_name(module), arguments)
     if options.record and not options.add:
         job = standard.Job(module, options, base, resolved, built, out, folder)

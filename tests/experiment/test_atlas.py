@@ -58,10 +58,27 @@ def test_a_part_of_the_grid_that_is_not_there():
 def _kept(values):
     cells = {
         name: {"seeds": list(range(len(x))), "values": x, "tail": 3, "problems": 512, "samples": 4, "updates": 120,
-               "rollouts": 5760, "learning_rate": 2e-4} for name, x in values.items()
+               "rollouts": 5760, "learning_rate": 2e-4, "versions": {"device": "cpu"}} for name, x in values.items()
     }  # fmt: skip
     return {"cells": cells, "title": "A map", "knob": "lag", "metric": "eval/accuracy", "baseline": "none",
             "doses": [0, 8], "bases": ["nano", "tiny"], "methods": ["none", "tis", "rec"]}  # fmt: skip
+
+
+def test_cells_of_maps_made_elsewhere_are_taken_in(tmp_path):
+    path, module = tmp_path / "map.json", made_map()
+    for name, values in (("a", {"nano/none/0": [0.1, 0.2]}), ("b", {"nano/none/0": [0.3] * 3, "nano/other/0": [0.4]})):
+        there = _kept(values) | {"knob": module.KNOB, "metric": module.METRIC}
+        (tmp_path / f"{name}.json").write_text(json.dumps(there))
+    kept = atlas.joined(module, path, (str(tmp_path / "b.json"), str(tmp_path / "a.json")))
+    assert {name: cell["values"] for name, cell in kept["cells"].items()} == {
+        "nano/none/0": [0.3] * 3, "nano/other/0": [0.4],
+    }, "of two the one with more seeds"  # fmt: skip
+    assert json.loads(path.read_text()) == kept
+    (tmp_path / "c.json").write_text(json.dumps(_kept({})))
+    with pytest.raises(UserError, match="c.json is no map of eval/accuracy by warm_steps"):
+        atlas.joined(module, path, (str(tmp_path / "c.json"),))
+    with pytest.raises(UserError, match="--join nowhere cannot be read"):
+        atlas.joined(module, path, ("nowhere",))
 
 
 def test_a_page_says_what_was_run_what_helps_and_whether_bases_agree(tmp_path):
@@ -71,7 +88,7 @@ def test_a_page_says_what_was_run_what_helps_and_whether_bases_agree(tmp_path):
     values["tiny/none/8"], values["tiny/tis/8"] = [0.2, 0.21, 0.19], [0.1, 0.11, 0.1]
     kept = _kept(values)
     text = atlas.page(kept, "map.png", staleness_map)
-    assert "5 of 12 cells have been run, 3 to 8 seeds each" in text and "not tuned" in text
+    assert "5 of 12 cells have been run (cpu), 3 to 8 seeds each" in text and "not tuned" in text
     assert "- lag 8: helps: tis; hurts: rec" in text and "## tiny" in text
     assert "- tis at lag 8: signs differ (nano +0.099" in text and "rec at lag 8" not in text
     assert "| none | 0.200 (n=8) |" in text

@@ -257,7 +257,7 @@ def test_a_pilot_that_says_no_stops_the_record(place, monkeypatch):
 def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
     settings = tiny.Settings(steps=3, eval_every=1)
     plan, trained = tiny.build(settings), []
-    monkeypatch.setattr(store, "AT_ONCE", 2)
+    monkeypatch.setattr(store, "IN_TURN", 2)
 
     def run(plan, settings, seeds, **more):
         if 4 in seeds:

@@ -31,6 +31,7 @@ class Options:
     bases: tuple[str, ...] = ()  # none: all
     seeds: int = 16  # seeds 0, 1, ... of every cell
     smoke: bool = False  # two steps
+    join: tuple[str, ...] = ()  # maps made elsewhere, whose cells this one takes in; nothing is run then
     out: str = ""  # folder of map and figure; empty: results/atlas, and its page in docs/atlas
     fresh: bool = False  # train finished seeds again
     compile_cache: bool = True  # keep compiled programs in the user's cache folder, for the next start
@@ -141,9 +142,7 @@ def run(module: ModuleType, options: Options, path: pathlib.Path, folder: pathli
     from jaxrl_llm.experiment.evidence import standard  # as above
 
     chosen, seeds = cells(module, options), list(range(options.seeds))
-    kept = json.loads(path.read_text()) if path.is_file() else {"cells": {}}
-    kept |= {"title": module.TITLE, "knob": module.KNOB, "metric": module.METRIC, "baseline": module.BASELINE,
-             "doses": list(module.DOSES), "bases": list(module.BASES), "methods": list(module.METHODS)}  # fmt: skip
+    kept = opened(module, path)
     for number, cell in enumerate(chosen, 1):
         settings = settings_of(module, cell, smoke=options.smoke)
         plan = module.METHODS[cell.method](settings)
@@ -167,6 +166,38 @@ def run(module: ModuleType, options: Options, path: pathlib.Path, folder: pathli
     return kept
 
 
+def opened(module: ModuleType, path: pathlib.Path) -> dict[str, Any]:
+    """The map as far as it was run, with what its module says of it now."""
+    kept = json.loads(path.read_text()) if path.is_file() else {"cells": {}}
+    return kept | {
+        "title": module.TITLE, "knob": module.KNOB, "metric": module.METRIC, "baseline": module.BASELINE,
+        "doses": list(module.DOSES), "bases": list(module.BASES), "methods": list(module.METHODS),
+    }  # fmt: skip
+
+
+def joined(module: ModuleType, path: pathlib.Path, others: tuple[str, ...]) -> dict[str, Any]:
+    """The map with the cells of others, of the same knob and metric; of two with the same name that with more seeds.
+
+    Raises:
+      UserError: for a file that is no such map.
+    """
+    kept = opened(module, path)
+    for other in others:
+        try:
+            there = json.loads(pathlib.Path(other).read_text())
+        except (OSError, json.JSONDecodeError) as error:
+            raise UserError(f"--join {other} cannot be read ({error}); give the JSON of a map") from error
+        same = ("knob", "metric", "baseline")
+        if not isinstance(there, dict) or any(there.get(name) != kept[name] for name in same):
+            raise UserError(f"--join {other} is no map of {kept['metric']} by {kept['knob']}; give one of this file")
+        for name, cell in there["cells"].items():
+            if len(cell["seeds"]) > len(kept["cells"].get(name, {"seeds": ()})["seeds"]):
+                kept["cells"][name] = cell
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.write_json(path, kept)
+    return kept
+
+
 def page(kept: dict[str, Any], figure: str, module: ModuleType) -> str:
     """The page of a map: what was run, a table by base, what a user can act on, and whether bases agree."""
     done, whole = len(kept["cells"]), len(kept["doses"]) * len(kept["bases"]) * len(kept["methods"])
@@ -176,8 +207,9 @@ def page(kept: dict[str, Any], figure: str, module: ModuleType) -> str:
         return "\n".join([*lines, "Nothing of it has been run.", ""])
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     one = next(iter(kept["cells"].values()))
-    lines += [f"{done} of {whole} cells have been run, {number} seeds each. {kept['metric']}, mean of the last "
-              f"{one['tail']} evaluations on {one['problems']} problems x {one['samples']} samples; {one['updates']} "
+    devices = " and ".join(sorted({cell["versions"]["device"] for cell in kept["cells"].values()}))
+    lines += [f"{done} of {whole} cells have been run ({devices}), {number} seeds each. {kept['metric']}, mean "
+              f"of the last {one['tail']} evaluations on {one['problems']} problems x {one['samples']} samples; {one['updates']} "
               f"updates and {one['rollouts']:,} rollouts a seed; learning rate {one['learning_rate']:g} for all, not "
               f"tuned. Differences are to *{kept['baseline']}* at the same {kept['knob']}, paired by seed, with 95 % "
               "intervals that are not corrected for their number; empty: not run."]  # fmt: skip
@@ -277,7 +309,8 @@ def command(path: str, arguments: list[str]) -> int:
     folder, pages = root / "results" / "atlas", root / "docs" / "atlas"
     if options.out or options.smoke:
         folder = pages = cli.open_folder(options.out or f"runs/smoke/atlas/{slug}")
-    kept = run(module, options, folder / f"{slug}.json", pathlib.Path("runs") / "seeds")
+    path = folder / f"{slug}.json"
+    kept = joined(module, path, options.join) if options.join else run(module, options, path, store.FOLDER)
     for target in write_page(module, kept, folder, slug, pages):
         print(f"written: {target}")
     return 0

@@ -267,7 +267,7 @@ def command(path: str, arguments: list[str]) -> int:
     if not options.record:
         target = cli.open_folder(options.out or f"runs/certificates/{target.stem}") / target.name
     text = cli.said(f"python -m jaxrl_llm.experiment certify {path}", arguments)
-    tail, folder = standard.tail_of(built, resolved), pathlib.Path("runs") / "seeds"
+    tail, folder = standard.tail_of(built, resolved), store.FOLDER
     kept = certify(module, options, resolved, built, folder, tail=tail, command=text, target=target)
     print(f"{said(kept)}\nwritten: {target}")
     return int(not kept["certified"])

@@ -243,7 +243,7 @@ def pilot_command(path: str, arguments: list[str]) -> int:
     resolved = arms.resolve(module, widened(base, given), ())
     built, reads = cli.build_arms(module, resolved, options.microbatches)
     cli.check_flags(resolved, base, given, reads)
-    folder = cli.open_folder(options.out) / "arms" if options.out else pathlib.Path("runs") / "seeds"
+    folder = cli.open_folder(options.out) / "arms" if options.out else store.FOLDER
     job = Job(module, options, base, resolved, built, folder.parent, folder)
     planned = rehearsal.rehearse(module, resolved, built)
     check_updates(job)

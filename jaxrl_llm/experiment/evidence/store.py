@@ -17,6 +17,7 @@ from jaxrl_llm.experiment.durable import Keeping
 from jaxrl_llm.experiment.evidence import fingerprints
 from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.run.records import record
+from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.plan import Plan
 
 # settings of how a run is made, which its numbers do not depend on: one that was stopped goes on with more of them
@@ -24,7 +25,9 @@ OF_THE_RUN = {
     "env_processes",
     *(f"endpoint_{x}" for x in ("requests", "tokens", "concurrency", "timeout_s", "patience_s")),
 }
-AT_ONCE = 8  # seeds of one compiled program: what a killed run loses at most
+FOLDER = pathlib.Path("runs") / "seeds"  # below the working directory
+# seeds of one compiled program, what a killed run loses at most; side by side they cost hardly more than one
+IN_TURN, SIDE_BY_SIDE = 8, 64
 
 
 @lru_cache(maxsize=1)
@@ -92,8 +95,9 @@ def seeds_of(
     if fresh and keeping is not None and keeping.folder is not None and hosts.is_first():
         shutil.rmtree(keeping.folder, ignore_errors=True)
     hosts.barrier("fresh seeds")
-    for begin in range(0, len(missing), AT_ONCE):
-        chunk = missing[begin : begin + AT_ONCE]
+    at_once = IN_TURN if seed_axis.in_turn() else SIDE_BY_SIDE
+    for begin in range(0, len(missing), at_once):
+        chunk = missing[begin : begin + at_once]
         ran = loop.run_arm(
             plan, settings, chunk, mesh=settings.mesh, tail=tail, keeping=keeping, most_skipped=most_skipped
         )
