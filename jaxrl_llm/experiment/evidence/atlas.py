@@ -208,11 +208,12 @@ def page(kept: dict[str, Any], figure: str, module: ModuleType) -> str:
     number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     one = next(iter(kept["cells"].values()))
     devices = " and ".join(sorted({cell["versions"]["device"] for cell in kept["cells"].values()}))
-    lines += [f"{done} of {whole} cells have been run ({devices}), {number} seeds each. {kept['metric']}, mean "
-              f"of the last {one['tail']} evaluations on {one['problems']} problems x {one['samples']} samples; {one['updates']} "
-              f"updates and {one['rollouts']:,} rollouts a seed; learning rate {one['learning_rate']:g} for all, not "
-              f"tuned. Differences are to *{kept['baseline']}* at the same {kept['knob']}, paired by seed, with 95 % "
-              "intervals that are not corrected for their number; empty: not run."]  # fmt: skip
+    lines += [f"{done} of {whole} cells have been run ({devices}), {number} seeds each. {kept['metric']}, mean of the "
+              f"last {one['tail']} evaluations on {one['problems']} problems x {one['samples']} samples; "
+              f"{one['updates']} updates and {one['rollouts']:,} rollouts a seed; learning rate "
+              f"{one['learning_rate']:g} for all, not tuned. Differences are to *{kept['baseline']}* at the same "
+              f"{kept['knob']}, paired by seed, with 95 % intervals that are not corrected for their number; empty: "
+              "not run."]  # fmt: skip
     lines += ["", f"![the map]({figure})"]
     for base in kept["bases"]:
         here = {cell: kept["cells"][name] for name in kept["cells"] if (cell := cell_of(name)).base == base}
