@@ -13,8 +13,8 @@ three that fits: all kept for the backward pass, the products kept, blocks recom
 The other systems run as processes of their own on the same weights (written to a folder first): transformers' generate
 and a step of its forward and backward pass with torch's AdamW; Tunix's sampler and a step of its Qwen3. Their update
 is of plain log-probabilities, which favours them. ``--train``: flags of a run of ``jaxrl train``, whose curve, speed
-and shares of both roofs are kept. The record goes to results/benchmarks/accelerator.json; ``--tiny`` runs all of it in
-small, on any machine.
+and shares of both roofs are kept, also of one that ``--train-seconds`` cuts short. The record goes to
+results/benchmarks/accelerator.json; ``--tiny`` runs all of it in small, on any machine.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import json
 import os
 import pathlib
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -346,7 +347,7 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
             print(f"{side}: {arguments.rows / found[side]['decode_s']:,.0f} tokens/s; {shares}", flush=True)
             write(arguments, {"sides": found})  # a machine that is lent may go before the last of them
     if arguments.train:
-        write(arguments, {"sides": found, "train": train(shlex.split(arguments.train))})
+        write(arguments, {"sides": found, "train": train(shlex.split(arguments.train), arguments.train_seconds)})
 
 
 def with_shares(one: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -369,20 +370,35 @@ CURVES = ("reward/mean", "loss/total", "length/mean_tokens", "kl/sampler_mean", 
           "time/step_s", "time/rollout_s", "time/update_s", "roof/rollout", "roof/update")  # fmt: skip
 
 
-def train(flags: list[str]) -> dict[str, Any]:
-    """A run of the main job: its flags, what it measured before and after, and its curves."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "jaxrl_llm", "train", *flags, "--out", folder]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        print(done.stdout[-3000:], flush=True)
-        if done.returncode:
-            print(f"train failed:\n{done.stderr[-3000:]}", file=sys.stderr)
-            return {"flags": flags, "failed": done.stderr.strip().splitlines()[-1:]}
-        rows = [json.loads(line) for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
-        curves = {name: [row.get(name) for row in rows] for name in CURVES}
-        results = json.loads((pathlib.Path(folder) / "results.json").read_text())
-        results.pop("settings", None)
-        return {"flags": flags, "results": results, "steps": [row["step"] for row in rows], "curves": curves}
+def train(flags: list[str], seconds: float) -> dict[str, Any]:
+    """A run of the main job: its flags, what it measured before and after, and its curves, as far as it came.
+
+    Args:
+      seconds: after so many it is asked to stop (it ends after its step); after as many again it is killed.
+    """
+    folder = ROOT / "runs" / "accelerator"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "jaxrl_llm", "train", *flags, "--out", str(folder / "run")]
+    with open(folder / "said.txt", "w") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT)
+        for ask in (process.terminate, process.kill, lambda: None):
+            try:
+                process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                ask()
+    lines = (folder / "said.txt").read_text().splitlines()
+    print("\n".join(lines[-40:]), flush=True)
+    metrics, results = folder / "run" / "metrics.jsonl", folder / "run" / "results.json"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.is_file() else []
+    curves = {name: [row.get(name) for row in rows] for name in CURVES}
+    found = {"flags": flags, "steps": [row["step"] for row in rows], "curves": curves}
+    if process.returncode or not results.is_file():
+        return found | {"unfinished": lines[-1:], "exit_code": process.returncode}
+    whole = json.loads(results.read_text())
+    whole.pop("settings", None)
+    return found | {"results": whole}
 
 
 def main() -> None:
@@ -393,6 +409,7 @@ def main() -> None:
     parser.add_argument("--transformers-python", default="", help="interpreter with torch and transformers")
     parser.add_argument("--tunix-python", default="", help="interpreter with google-tunix")
     parser.add_argument("--train", default="", help="flags of jaxrl train: the run of a real model")
+    parser.add_argument("--train-seconds", type=float, default=3600.0, help="after which --train is asked to stop")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
@@ -407,7 +424,7 @@ def main() -> None:
     elif arguments.only_train:
         if not (arguments.train and OUT.is_file()):
             parser.error("--only-train adds the run of --train to a record; there must be both")
-        whole = json.loads(OUT.read_text()) | {"train": train(shlex.split(arguments.train))}
+        whole = json.loads(OUT.read_text()) | {"train": train(shlex.split(arguments.train), arguments.train_seconds)}
         OUT.write_text(json.dumps(whole, indent=1) + "\n")
     elif arguments.model:
         compare(arguments, os.path.abspath(arguments.model))
