@@ -46,6 +46,8 @@ def test_cells_that_are_there_are_not_run_again(tmp_path, monkeypatch):
     assert kept["cells"]["nano/none/0"]["seeds"] == [0, 1, 2] and kept["cells"]["nano/other/0"]["seeds"] == [0, 1]
     paired = atlas.differences(kept, atlas.Cell("other", 0.0, "nano"), "none")
     assert paired.n == 2 and paired.mean < 0, "seeds that both have"
+    kept["cells"]["nano/other/0"]["versions"]["device"] = "another"
+    assert atlas.differences(kept, atlas.Cell("other", 0.0, "nano"), "none") is None
 
 
 def test_a_part_of_the_grid_that_is_not_there():

@@ -88,9 +88,12 @@ def settings_of(module: ModuleType, cell: Cell, *, smoke: bool) -> Any:
 
 
 def differences(kept: dict[str, Any], cell: Cell, baseline: str) -> Bounds | None:
-    """A method less the baseline at the same dose on the same base, paired by seed; None without two common seeds."""
+    """A method less the baseline at the same dose on the same base, paired by seed; None without two common seeds.
+
+    Cells of two devices are not compared: the same seed draws other samples there.
+    """
     pair = [kept["cells"].get(key(cell._replace(method=name))) for name in (cell.method, baseline)]
-    if cell.method == baseline or None in pair:
+    if cell.method == baseline or None in pair or len({one["versions"]["device"] for one in pair}) > 1:
         return None
     values = [dict(zip(one["seeds"], one["values"], strict=True)) for one in pair]
     common = sorted(values[0].keys() & values[1].keys())
