@@ -62,7 +62,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 1408, "table_problems": 320, "steps": 200, "eval_every": 10,
+    "data": "countdown", "levels": (3,), "train_problems": 1408, "table_problems": 320, "steps": 200, "eval_every": 5,
     "prompts_per_step": 4, "max_new_tokens": 18, "learning_rate": 1e-4, "eval_problems": 192, "step_end": ",",
     "beta": 0.1, "search_rounds": 1, "step_tokens": 9,
 }  # fmt: skip
