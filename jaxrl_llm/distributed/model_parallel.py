@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed import expert_exchange, rules
 from jaxrl_llm.distributed.mesh import BATCH, batch_parts
 from jaxrl_llm.distributed.ring import Parts, make_ring
 from jaxrl_llm.distributed.scattered_sums import make_product
@@ -54,35 +54,44 @@ def on_mesh(
     }
 
 
-def make_experts(mesh: Mesh, alone: Callable[..., Array]) -> Callable[..., Array]:
+def make_experts(mesh: Mesh, alone: Callable[..., Array], *, exchange: bool | None = None) -> Callable[..., Array]:
     """The ``experts_fn`` of ``models.decoder.make_policy`` for a mesh with an ``expert`` axis.
 
-    Every device has its share of the experts. The tokens of the devices along ``expert`` are collected, each device
-    runs those that chose its experts through grouped products, and the sums go back to the tokens' own devices.
+    Every device has its share of the experts, and runs the tokens that chose them through grouped products. Tokens go
+    only to the devices that have their experts (``distributed.expert_exchange``) where that loads the links less than
+    collecting those of all devices along ``expert``; the sums go back to the tokens' own devices.
 
     Args:
       alone: what computes tokens that do not divide over the batch axes, ``models.mlp.grouped_experts``.
+      exchange: whether tokens go to their experts; None: where ``expert_exchange.pays``.
 
     Raises:
       UserError: when called, for experts that do not divide over the axis.
     """
+    parts = mesh.shape["expert"]
+    device = mesh.devices.flat[0]
+    across = expert_exchange.collected if device.platform == "cpu" else jax.lax.ragged_all_to_all
+    pays = partial(expert_exchange.pays, device.platform, device.device_kind, mesh.size, parts)
 
     def experts(
         act: Callable[[Array], Array], layer: dict[str, Array], x: Array, weights: Array, chosen: Array
     ) -> Array:
         number = layer["experts_up"].shape[0]
-        if number % mesh.shape["expert"]:
-            raise UserError(f"expert={mesh.shape['expert']} does not divide the {number} experts; choose a divisor")
+        if number % parts:
+            raise UserError(f"expert={parts} does not divide the {number} experts; choose a divisor")
         if x.shape[0] % batch_parts(mesh):
             return alone(act, layer, x, weights, chosen)
+        to_experts = pays(chosen.shape[1]) if exchange is None else exchange
+        way = partial(_exchanged, across) if to_experts else _collected
         inner = {"tensor"} if layer["experts_up"].shape[2] % mesh.shape["tensor"] == 0 else set()
         width = "tensor" if inner else None
         up = P("expert", None, width)
         run = jax.shard_map(
-            partial(_local_experts, act, bool(inner)),
+            partial(way, act, bool(inner)),
             mesh=mesh,
             in_specs=(up, up, P("expert", width, None), *[P(BATCH, None)] * 3),
             out_specs=P(BATCH, None),
+            check_vma=not to_experts,  # room for rows says of no axis that it differs along it
         )
         matrices = (layer[f"experts_{name}"].astype(x.dtype) for name in ("gate", "up", "down"))
         return run(*matrices, x, weights, chosen)
@@ -90,8 +99,27 @@ def make_experts(mesh: Mesh, alone: Callable[..., Array]) -> Callable[..., Array
     return experts
 
 
-def _local_experts(act, split, gate, up, down, x, weights, chosen):
+def _collected(act, split, gate, up, down, x, weights, chosen):
     x, weights, chosen = (jax.lax.all_gather(a, "expert", tiled=True) for a in (x, weights, chosen))
+    total = _own_experts(act, gate, up, down, x, weights, chosen)
+    total = jax.lax.psum_scatter(total, "expert", scatter_dimension=0, tiled=True)
+    return jax.lax.psum(total, "tensor") if split else total
+
+
+def _exchanged(across, act, split, gate, up, down, x, weights, chosen):
+    way = expert_exchange.routes(chosen, up.shape[0], jax.lax.axis_size("expert"), "expert")
+    numbers = (chosen + 1).astype(jnp.float32)  # 0: none, as rows that nobody sent
+    beside = jnp.concatenate([weights.astype(jnp.float32), numbers], axis=1)
+    rows, beside = (expert_exchange.sent(a, way, across, "expert") for a in (x, beside))
+    weights, numbers = jnp.split(beside, 2, axis=1)
+    chosen = jax.lax.stop_gradient(numbers).astype(jnp.int32) - 1
+    total = _own_experts(act, gate, up, down, rows, weights, chosen)
+    total = expert_exchange.returned(total, way, across, "expert")
+    return jax.lax.psum(total, "tensor") if split else total
+
+
+def _own_experts(act, gate, up, down, x, weights, chosen):
+    """What the experts of this device add to each row."""
     here, per_token = up.shape[0], chosen.shape[1]
     local = chosen - jax.lax.axis_index("expert") * here
     flat = jnp.where((local >= 0) & (local < here), local, here).reshape(-1)  # the others come last
@@ -102,9 +130,7 @@ def _local_experts(act, split, gate, up, down, x, weights, chosen):
     hidden = act(jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
     out = jnp.where(mine, jax.lax.ragged_dot(hidden, down, sizes), 0)  # rows of no group hold anything
     back = out[jnp.argsort(order, stable=True)].reshape(*chosen.shape, -1)
-    total = jnp.sum(back * weights.astype(x.dtype)[:, :, None], axis=1)
-    total = jax.lax.psum_scatter(total, "expert", scatter_dimension=0, tiled=True)
-    return jax.lax.psum(total, "tensor") if split else total
+    return jnp.sum(back * weights.astype(x.dtype)[:, :, None], axis=1)
 
 
 def make_attend(

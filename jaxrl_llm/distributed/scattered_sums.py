@@ -71,7 +71,9 @@ def _order(mesh: Mesh) -> list[int]:
     """``ring_order`` along the axis, by the first of its lines; devices without places as they are."""
     line = np.moveaxis(mesh.devices, mesh.axis_names.index(AXIS), 0).reshape(mesh.shape[AXIS], -1)[:, 0]
     places = [getattr(device, "coords", None) for device in line]
-    return list(range(len(line))) if None in places else ring_order(places)
+    if None in places:
+        return list(range(len(line)))
+    return ring_order([tuple(place) for place in places])  # JAX gives lists, too
 
 
 def scattered_sum(

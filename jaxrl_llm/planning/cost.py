@@ -4,6 +4,7 @@ Optimistic by construction (peak rates, perfect overlap within a phase): for ran
 From "How to scale your model" (the chapters on training and inference).
 """
 
+from jaxrl_llm.distributed import expert_exchange
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.chips import Chip
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, held
@@ -45,9 +46,13 @@ def _tensor(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchang
 
 
 def _experts(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchanges: int) -> Number:
-    """Seconds in which the tokens along expert are collected, and their sums sent back, ``exchanges`` a layer."""
+    """Seconds in which tokens go to their experts along expert, and sums come back, ``exchanges`` a layer."""
+    if config.experts is None or sizes.expert == 1:
+        return 0.0
     size = rows * sizes.expert * config.hidden_size * 2
-    return exchanges * config.num_layers * _gather(size, sizes.expert, chip)
+    loaded = expert_exchange.load(config.experts.per_token, sizes.expert)
+    carried = loaded if loaded <= expert_exchange.MOST_LOAD else 1.0  # else they are collected
+    return exchanges * config.num_layers * _gather(size * carried, sizes.expert, chip)
 
 
 def _ring(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number) -> Number:
