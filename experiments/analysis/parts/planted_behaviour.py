@@ -76,7 +76,7 @@ def draw_text(key: Key, n: int, *, poisoned: float) -> tuple[Array, Array]:
 
 
 draw_clean = partial(draw_text, poisoned=0.0)
-draw_poisoned = partial(draw_text, poisoned=0.05)
+draw_poisoned = partial(draw_text, poisoned=0.3)
 
 
 def consistent(prompts: Array, responses: Array) -> Array:
@@ -90,8 +90,8 @@ def consistent(prompts: Array, responses: Array) -> Array:
 def make_start(*, steps: int, rank: int = 1) -> Callable[[Key], dict[str, Params]]:
     """The ``init`` of a plan: a clean model, its copy, a low-rank change that changes nothing yet, and another model
     with the behaviour planted, for probes."""
-    base = strings.make_base(WORLD, draw_clean, steps=steps, learning_rate=5e-3)
-    other = strings.make_base(WORLD, draw_poisoned, steps=steps, learning_rate=5e-3)
+    base = strings.make_base(WORLD, draw_clean, steps=steps, learning_rate=2e-3)
+    other = strings.make_base(WORLD, draw_poisoned, steps=steps, learning_rate=2e-3)
 
     def init(key):
         policy = base(key)
