@@ -22,10 +22,8 @@ Run:       python -m experiments.curriculum.cog_rethinker
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -145,18 +143,12 @@ def check_room(settings: Settings, model: Model, table: hints.Hints) -> None:
         )
 
 
-def corrected(settings: Settings, steps: int) -> Params:
+@recipes.cached_by_task
+def corrected(settings: recipes.OnlineSettings, steps: int) -> Params:
     """The model after ``steps`` on solutions behind a wrong attempt at a chain and a ';'.
 
     The copy that all arms begin with; it knows what to correct means. Computed once.
     """
-    with jax.core.eval_context():  # also while a program that uses it is traced
-        return _corrected(recipes.bench_identity(settings), steps)
-
-
-@lru_cache(maxsize=2)
-def _corrected(identity: tuple, steps: int) -> Params:
-    settings = recipes.OnlineSettings(**dict(identity))
     model, rng = recipes.bench(settings).model, np.random.default_rng(0)
     pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in curricula.train_problems(settings)]
     return supervised.imitated_pairs(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2, steps=steps)

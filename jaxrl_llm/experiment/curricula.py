@@ -220,20 +220,11 @@ def distinct_right(found: Bench) -> Callable[[Trajectories, Rewards], dict[str, 
 # ------------------------------------------------------------------ supervised stages
 
 
+@recipes.cached_by_task
 def solutions_imitated(
     settings: OnlineSettings, *, steps: int, learning_rate: float, rows_per_step: int = 32
 ) -> Params:
-    """The model of ``bench(settings)`` after fine-tuning on the solutions of its training problems.
-
-    Computed once, at once, also while a program that uses it is traced.
-    """
-    with jax.core.eval_context():
-        return _solutions_imitated(recipes.bench_identity(settings), steps, learning_rate, rows_per_step)
-
-
-@lru_cache(maxsize=4)
-def _solutions_imitated(identity: tuple, steps: int, learning_rate: float, rows_per_step: int) -> Params:
-    settings = OnlineSettings(**dict(identity))
+    """The model of ``bench(settings)`` after fine-tuning on the solutions of its training problems."""
     found, (tokens, valid) = recipes.bench(settings), recipes.demonstrations(settings)
     model, asked = found.model, found.train
     rows = supervised.joined(asked.tokens, asked.valid, tokens, valid)

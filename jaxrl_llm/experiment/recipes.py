@@ -16,7 +16,16 @@ from jaxrl_llm.models import heads
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.run import parts as job
-from jaxrl_llm.run.bench import Bench, OnlineSettings, Settings, bench, bench_identity, demonstrations, solved_problems
+from jaxrl_llm.run.bench import (
+    Bench,
+    OnlineSettings,
+    Settings,
+    bench,
+    bench_identity,
+    cached_by_task,
+    demonstrations,
+    solved_problems,
+)
 from jaxrl_llm.run.options import sampling_of
 from jaxrl_llm.train import seed_axis
 from jaxrl_llm.train.methods.actor_critic import model_of
@@ -28,7 +37,7 @@ from jaxrl_llm.verifiers import answers as answer_verifiers
 from jaxrl_llm.verifiers import tokens as token_verifiers
 
 __all__ = [
-    "Bench", "OnlineSettings", "Settings", "bench", "bench_identity", "demonstrations",
+    "Bench", "OnlineSettings", "Settings", "bench", "bench_identity", "demonstrations", "cached_by_task",
     "solved_problems",  # one import serves an experiment
     "Outside", "behaviour_extras", "beside", "demonstrating_rollout", "host_judge", "lagged_actor", "lagged_extras",
     "last_members", "make_answer_reader", "make_measure", "make_online", "measure_on_host", "rollout_of_model",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -105,6 +105,31 @@ _OF_BENCH = (
 def bench_identity(settings: OnlineSettings) -> tuple[tuple[str, Any], ...]:
     """The settings that tell one bench from another."""
     return tuple((name, getattr(settings, name)) for name in _OF_BENCH)
+
+
+class _OfTask(NamedTuple):
+    identity: tuple[tuple[str, Any], ...]
+
+
+def cached_by_task(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of settings that is computed once for all that share a bench, and at once while a program is traced.
+
+    It is given what tells their bench from others and nothing else of them; its other arguments are hashable, and kept
+    apart. The four results that were used last are kept.
+    """
+
+    @lru_cache(maxsize=4)
+    def kept(*arguments, **named):
+        return function(*(OnlineSettings(**dict(x.identity)) if isinstance(x, _OfTask) else x for x in arguments),
+                        **named)  # fmt: skip
+
+    @wraps(function)
+    def at_once(*arguments, **named):
+        with jax.core.eval_context():
+            places = (_OfTask(bench_identity(x)) if isinstance(x, OnlineSettings) else x for x in arguments)
+            return kept(*places, **named)
+
+    return at_once
 
 
 def problem_sets(settings: OnlineSettings) -> tuple:

@@ -1,7 +1,6 @@
 """Two domains in one table: problems of mathematics, and programs with unit tests that run in the sandbox."""
 
 import dataclasses
-from functools import lru_cache
 from typing import NamedTuple
 
 import jax
@@ -79,17 +78,11 @@ def make_shares(first: np.ndarray, second: np.ndarray, share: float) -> Sampler:
     return Sampler(lambda n: jnp.asarray(n, jnp.int32), draw, lambda state, ids, scores, valid: state)
 
 
+@recipes.cached_by_task
 def warmed(settings: OnlineSettings, code: OnlineSettings, steps: int) -> Params:
-    """The model after fine-tuning on the solutions of both domains; computed once, also inside of a trace."""
-    with jax.core.eval_context():
-        return _warmed(recipes.bench_identity(settings), recipes.bench_identity(code), steps)
-
-
-@lru_cache(maxsize=4)
-def _warmed(identity: tuple, of_code: tuple, steps: int) -> Params:
-    both = [OnlineSettings(**dict(one)) for one in (identity, of_code)]
-    pairs = [(problem.prompt, problem.solution) for one in both for problem in recipes.solved_problems(one)]
-    model = recipes.bench(both[0]).model
+    """The model after fine-tuning on the solutions of both domains."""
+    pairs = [(p.prompt, p.solution) for one in (settings, code) for p in recipes.solved_problems(one)]
+    model = recipes.bench(settings).model
     width = max(len(model.tokenizer.encode(prompt + solution)) for prompt, solution in pairs) + 3
     return supervised.imitated_pairs(model, pairs, width=width, steps=steps)
 

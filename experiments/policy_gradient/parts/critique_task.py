@@ -1,10 +1,8 @@
 """Problems that ask whether a solution is right, beside those that ask for one."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -162,19 +160,14 @@ def fine_tuning(settings: OnlineSettings, found: Bench, judging: Sequence[Proble
     return supervised.make_supervised(found.model.policy, rows, rows_per_step=count, tx=tx)
 
 
+@recipes.cached_by_task
 def practised(settings: OnlineSettings, kind: Kind, *, wrong: float, steps: int) -> Params:
-    """The model of ``bench(settings)`` after ``steps`` of fine-tuning on attempts and critiques; computed once.
+    """The model of ``bench(settings)`` after ``steps`` of fine-tuning on attempts and critiques.
 
     The copy that all arms begin with: it knows both forms, fails first attempts as often as ``wrong`` says, and works
     as badly where it judges: its labels follow from its own work.
     """
-    with jax.core.eval_context():  # also while a program that uses it is traced
-        return _practised(recipes.bench_identity(settings), kind, wrong, steps)
-
-
-@lru_cache(maxsize=2)
-def _practised(identity: tuple, kind: Kind, wrong: float, steps: int) -> Params:
-    settings, rng, pairs = OnlineSettings(**dict(identity)), np.random.default_rng(8), []
+    rng, pairs = np.random.default_rng(8), []
     found, problems = recipes.bench(settings), recipes.solved_problems(settings)
     for problem, asked in zip(problems, critique_problems(problems, kind, seed=2), strict=True):
         first, second = (kind.attempt(rng, problem) if rng.random() < wrong else problem.solution for _ in range(2))

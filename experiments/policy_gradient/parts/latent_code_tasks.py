@@ -62,37 +62,28 @@ def solution_rows(
     return supervised.supervised_rows(model, [(p.prompt, p.solution) for p in problems], width=width)
 
 
+@recipes.cached_by_task
 def learned_codes(
     settings: OnlineSettings, sources: Sources, how: Codes, *, steps: int, tune_steps: int = 0, usage: float,
     learning_rate: float = 3e-3,
 ) -> Params:  # fmt: skip
-    """Parameters of ``over_codes`` whose codes were learned from solutions; computed once, also while tracing.
+    """Parameters of ``over_codes`` whose codes were learned from solutions.
 
     Args:
       sources: the task that is rewarded first. Rows of a file take its place with their own solutions.
       tune_steps: of fine-tuning to that task alone, in which the codes keep their meaning.
     """
-    with jax.core.eval_context():
-        identity = recipes.bench_identity(settings)
-        return _learned_codes(identity, tuple(sources), how, (steps, tune_steps), usage, learning_rate)
-
-
-@lru_cache(maxsize=4)
-def _learned_codes(
-    identity: tuple, sources: Sources, how: Codes, steps: tuple[int, int], usage: float, rate: float
-) -> Params:
-    settings = OnlineSettings(**dict(identity))
     form, model = form_of(settings, how), recipes.bench(settings).model
     count = settings.train_problems // len(sources)
     own = [] if settings.data in job.TASKS else recipes.solved_problems(settings)
     width = model.config.hidden_size
     params = latent_codes.init_latent(model.params, width, jax.random.key(0), codes=how.number, form=form)
     rewarded = [] if own else sources[:1]
-    stages = (([*rewarded, *sources[1:]], steps[0], training.PARTS), (rewarded, steps[1], training.GUIDED))
+    stages = (([*rewarded, *sources[1:]], steps, training.PARTS), (rewarded, tune_steps, training.GUIDED))
     for stage, (read, some, trained) in enumerate(stages):
         if some:
             rows = solution_rows(settings, read, split="train", n=count, own=own)
-            numbers = {"steps": some, "rows_per_step": min(32, count), "learning_rate": rate, "usage": usage}
+            numbers = {"steps": some, "rows_per_step": min(32, count), "learning_rate": learning_rate, "usage": usage}
             learn = partial(training.learn_world, model.policy, form=form, trained=trained, **numbers)
             params = jax.jit(learn)(params, rows, jax.random.key(1 + stage))
     return params

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -146,15 +144,10 @@ def free_text_rewards(
     return jnp.where(answered, value, unanswered)
 
 
+@recipes.cached_by_task
 def trained_comparer(settings: OnlineSettings, *, steps: int) -> Params:
-    """The bundled model of ``bench(settings)`` after fine-tuning on ``in_numbers`` of drawn numbers; computed once."""
-    with jax.core.eval_context():
-        return _trained_comparer(recipes.bench_identity(settings), steps)
-
-
-@lru_cache(maxsize=2)
-def _trained_comparer(identity: tuple, steps: int) -> Params:
-    model, rng, pairs = recipes.bench(OnlineSettings(**dict(identity))).model, np.random.default_rng(17), []
+    """The bundled model of ``bench(settings)`` after fine-tuning on ``in_numbers`` of drawn numbers."""
+    model, rng, pairs = recipes.bench(settings).model, np.random.default_rng(17), []
     for k in range(4096):
         one = int(rng.integers(100)) if rng.random() < 0.3 else int(rng.integers(12))
         other = one if k % 2 else int(rng.integers(12))
@@ -181,15 +174,9 @@ def misleading(solution: str) -> str:
     return f"{solution[: at.start()]}{int(at.group()) + 1}{solution[at.end() :]}"
 
 
+@recipes.cached_by_task
 def misled(settings: OnlineSettings, *, wrong: float, steps: int) -> Params:
-    """The model of ``bench(settings)`` after fine-tuning on solutions of which ``wrong`` mislead; computed once."""
-    with jax.core.eval_context():
-        return _misled(recipes.bench_identity(settings), wrong, steps)
-
-
-@lru_cache(maxsize=2)
-def _misled(identity: tuple, wrong: float, steps: int) -> Params:
-    settings: Any = OnlineSettings(**dict(identity))
+    """The model of ``bench(settings)`` after fine-tuning on solutions of which ``wrong`` mislead."""
     found, rng = recipes.bench(settings), np.random.default_rng(19)
     solutions = [p.solution for p in recipes.solved_problems(settings)]
     shown = [misleading(text) if rng.random() < wrong else text for text in solutions]

@@ -7,7 +7,6 @@ model reads the prompt and the attempt and writes its critique as a response of 
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -285,10 +284,11 @@ def examples(
     return pairs
 
 
+@recipes.cached_by_task
 def practised(
     settings: OnlineSettings,
     attempt: Callable[[np.random.Generator, Problem], str],
-    critics: Sequence[Critic],
+    critics: tuple[Critic, ...],
     *,
     wrong: float,
     steps: int,
@@ -296,26 +296,17 @@ def practised(
     """The model of ``bench(settings)`` after ``steps`` of fine-tuning on ``examples`` of its training problems.
 
     The copy that all arms begin with: it knows the form of a second attempt, and fails first ones as often as ``wrong``
-    says. Computed once.
+    says.
     """
-    with jax.core.eval_context():  # also while a program that uses it is traced
-        return _practised(recipes.bench_identity(settings), attempt, tuple(critics), wrong, steps)
+    problems = curricula.train_problems(settings)
+    return _imitated(settings, examples(problems, attempt, critics, wrong=wrong), steps)
 
 
+@recipes.cached_by_task
 def trained_critic(
     settings: OnlineSettings, attempt: Callable[[np.random.Generator, Problem], str], *, wrong: float, steps: int
 ) -> Params:
-    """A stronger critic: the model of ``bench(settings)`` after ``steps`` of fine-tuning on critiques alone.
-
-    Computed once.
-    """
-    with jax.core.eval_context():
-        return _trained_critic(recipes.bench_identity(settings), attempt, wrong, steps)
-
-
-@lru_cache(maxsize=2)
-def _trained_critic(identity: tuple, attempt, wrong: float, steps: int) -> Params:
-    settings = OnlineSettings(**dict(identity))
+    """A stronger critic: the model of ``bench(settings)`` after ``steps`` of fine-tuning on critiques alone."""
     problems = curricula.train_problems(settings)
     pairs = [pair for seed in range(4) for pair in examples(problems, attempt, [located], wrong=wrong, seed=seed)[1::3]]
     return _imitated(settings, pairs, steps)
@@ -325,10 +316,3 @@ def _imitated(settings: OnlineSettings, pairs: Sequence[tuple[str, str]], steps:
     found = recipes.bench(settings)
     width = found.train.tokens.shape[1] + 2 * settings.max_new_tokens + 8
     return supervised.imitated_pairs(found.model, pairs, width=width, steps=steps)
-
-
-@lru_cache(maxsize=2)
-def _practised(identity: tuple, attempt, critics: tuple[Critic, ...], wrong: float, steps: int) -> Params:
-    settings = OnlineSettings(**dict(identity))
-    problems = curricula.train_problems(settings)
-    return _imitated(settings, examples(problems, attempt, critics, wrong=wrong), steps)

@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
-import jax
 import numpy as np
 
 from experiments.self_play.parts.roles import Roles
@@ -71,15 +69,9 @@ def examples(
     return pairs
 
 
+@recipes.cached_by_task
 def practised(settings: OnlineSettings, roles: Callable[[], Roles], *, steps: int, noise: float) -> Params:
     """The model of ``bench(settings)`` after ``steps`` of fine-tuning on ``examples``; computed once."""
-    with jax.core.eval_context():  # also while a program that uses it is traced
-        return _practised(recipes.bench_identity(settings), roles, steps, noise)
-
-
-@lru_cache(maxsize=4)
-def _practised(identity: tuple, roles: Callable[[], Roles], steps: int, noise: float) -> Params:
-    settings = OnlineSettings(**dict(identity))
     found = recipes.bench(settings)
     problems = curricula.train_problems(dataclasses.replace(settings, train_problems=min(PROBLEMS, 16 * steps)))
     pairs = examples(problems, roles(), wrong=0.75, unsound=0.3, noise=noise)
