@@ -124,12 +124,8 @@ class Arrival:
         self._pieces: dict[str, Piece] = {}
         self._skeleton: Any = None
 
-    def aim(self, manifest: Manifest, *, only: Callable[[Piece], bool] | None = None) -> list[Piece]:
-        """What is missing for a version; pieces that are there and the same are kept.
-
-        Args:
-          only: which pieces this process needs, see ``local_boxes`` and ``overlaps``; default: all.
-        """
+    def aim(self, manifest: Manifest) -> list[Piece]:
+        """What is missing for a version; pieces that are there and the same are kept."""
         if (manifest.shapes, manifest.dtypes) != self._shapes:
             self._shapes = manifest.shapes, manifest.dtypes
             # pages are only committed where something is written: a process pays for the pieces that it needs
@@ -137,7 +133,7 @@ class Arrival:
             self._leaves = [np.empty(shape, jax.numpy.dtype(dtype)) for shape, dtype in kinds]
             self._have = {}
         self._skeleton = manifest.skeleton
-        self._pieces = {p.name: p for p in manifest.pieces if only is None or only(p)}
+        self._pieces = {p.name: p for p in manifest.pieces}
         return self.missing()
 
     def missing(self) -> list[Piece]:
@@ -197,25 +193,14 @@ class Arrival:
         return jax.tree.map(placed, self._skeleton, shardings)
 
 
-def local_boxes(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> list[Box]:
-    """The boxes of an array that the devices of this process hold."""
-    indices = sharding.addressable_devices_indices_map(shape).values()
-    return [tuple(s.indices(n)[:2] for s, n in zip(index, shape, strict=True)) for index in indices]
-
-
-def overlaps(piece: Piece, boxes: Sequence[Box]) -> bool:
-    """Whether a piece is a part of any of the boxes."""
-    return any(all(max(a, c) < min(b, d) for (a, b), (c, d) in zip(piece.box, box, strict=True)) for box in boxes)
-
-
-def receive(arrival: Arrival, manifest: Manifest, fetch: Fetch, *, batch_bytes: int = 2**24, **only: Any) -> Transfer:
+def receive(arrival: Arrival, manifest: Manifest, fetch: Fetch, *, batch_bytes: int = 2**24) -> Transfer:
     """Fetches what is missing of a version, several pieces at a time.
 
     Raises:
       Cut: when ``fetch`` fails or brings damaged bytes; call again, with the same or another source, to go on.
     """
     started, sent = time.monotonic(), 0
-    missing = arrival.aim(manifest, **only)
+    missing = arrival.aim(manifest)
     wanted = sum(piece.nbytes for piece in missing)
     total = sum(piece.nbytes for piece in arrival._pieces.values())
 

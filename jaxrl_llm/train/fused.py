@@ -1,8 +1,8 @@
 """The fused loop: rollout, verifier, advantage, loss and optimiser in one ``lax.scan`` under one ``jit``.
 
-Seeds are an axis of the state: ``run_seeds`` trains all of them in one compiled program (``seed_axis.over_seeds``). So
-are hyper-parameters that the state holds: ``optax.inject_hyperparams`` keeps a learning rate in ``opt_state``, and
-numbers in ``state.extras`` reach the loss through ``make_estimate(row_extras=...)``.
+Seeds are an axis of the state: ``make_run(seeds=True)`` trains all of them in one compiled program
+(``seed_axis.over_seeds``). So are hyper-parameters that the state holds: ``optax.inject_hyperparams`` keeps a learning
+rate in ``opt_state``, and numbers in ``state.extras`` reach the loss through ``make_estimate(row_extras=...)``.
 """
 
 from collections.abc import Callable
@@ -37,11 +37,6 @@ def make_run(online: Online, steps: int, *, seeds: bool = False) -> Callable[[Tr
 def run(online: Online, state: TrainState, steps: int) -> tuple[TrainState, Metrics]:
     """Compiles and runs ``steps`` iterations; the given state is consumed."""
     return make_run(online, steps)(state)
-
-
-def run_seeds(online: Online, states: TrainState, steps: int) -> tuple[TrainState, Metrics]:
-    """Like ``run`` for states stacked over seeds on axis 0."""
-    return make_run(online, steps, seeds=True)(states)
 
 
 def stack_states(states: list[TrainState]) -> TrainState:

@@ -102,15 +102,3 @@ def test_shards_leave_and_arrive_as_devices_hold_them():
     found = arrival.tree({"w": both})["w"]
     assert found.sharding == both
     np.testing.assert_array_equal(found, value)
-
-
-def test_a_process_asks_for_its_own_part_only():
-    mesh = Mesh(np.asarray(jax.devices()[:2]), ("x",))
-    assert weight_transfer.local_boxes((8, 4), NamedSharding(mesh, P("x"))) == [((0, 4), (0, 4)), ((4, 8), (0, 4))]
-    manifest, contents = weight_transfer.pack({"w": np.arange(32.0, dtype=np.float32).reshape(8, 4)}, 0, piece_bytes=48)
-    fetch, asked = source(contents)
-    mine = [((6, 8), (0, 2))]
-    found = weight_transfer.receive(
-        weight_transfer.Arrival(), manifest, fetch, only=lambda piece: weight_transfer.overlaps(piece, mine)
-    )
-    assert asked == ["['w'][[6, 8], [0, 4]]"] and (found.sent_bytes, found.kept_bytes) == (32, 0)

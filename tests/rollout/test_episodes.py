@@ -366,7 +366,7 @@ def test_a_world_is_learned_in_the_fused_loop():
         loss=make_policy_loss(policy, clipped_policy_loss), tx=optax.adam(0.1),
     )  # fmt: skip
     states = [init_state(method, policy.init(jax.random.key(s)), jax.random.key(s)) for s in range(2)]
-    _, metrics = fused.run_seeds(method, fused.stack_states(states), 40)
+    _, metrics = fused.make_run(method, 40, seeds=True)(fused.stack_states(states))
     rewards = np.asarray(metrics["reward/mean"])
     assert rewards.shape == (2, 40)
     assert (rewards[:, :3].mean(1) < 1.0).all() and (rewards[:, -3:].mean(1) > 1.8).all()

@@ -57,7 +57,7 @@ def test_the_scan_equals_stepping_one_by_one():
 
 
 def test_seeds_are_independent_axes_of_one_program():
-    many, metrics = fused.run_seeds(_method(), _seeds(), 4)
+    many, metrics = fused.make_run(_method(), 4, seeds=True)(_seeds())
     assert metrics["reward/mean"].shape == (3, 4)
     for k, seed in enumerate(SEEDS):
         one, alone = fused.run(_method(), start(_method(), seed), 4)
@@ -72,7 +72,7 @@ def test_a_learning_rate_is_a_vmap_axis():
     states = fused.stack_states([start(method)] * 2)
     rates = jnp.array([0.0, 0.5])
     opt = states.opt_state._replace(hyperparams=dict(states.opt_state.hyperparams) | {"learning_rate": rates})
-    many, _ = fused.run_seeds(method, states._replace(opt_state=opt), 2)
+    many, _ = fused.make_run(method, 2, seeds=True)(states._replace(opt_state=opt))
     np.testing.assert_array_equal(many.params["table"][0], params()["table"])
     one, _ = fused.run(_method(), start(_method()), 2)
     _same_table(many.params["table"][1], one.params["table"], 2)
@@ -102,7 +102,7 @@ def test_a_coefficient_in_extras_is_a_vmap_axis():
     method = _penalised(None)
     weights = (0.0, 1.0)
     states = fused.stack_states([start(method, entropy_weight=jnp.float32(w)) for w in weights])
-    many, _ = fused.run_seeds(method, states, 3)
+    many, _ = fused.make_run(method, 3, seeds=True)(states)
     for k, weight in enumerate(weights):
         one, _ = fused.run(_penalised(weight), start(_penalised(weight)), 3)
         _same_table(many.params["table"][k], one.params["table"], 3)
@@ -144,7 +144,7 @@ def test_it_learns():
     """
     table = problems()._replace(answers={"wanted": jnp.full((6,), 4, jnp.int32)})
     method = online(tx=optax.adam(0.1), problems=table)
-    _, metrics = fused.run_seeds(method, fused.stack_states([start(method, seed) for seed in SEEDS]), 80)
+    _, metrics = fused.make_run(method, 80, seeds=True)(fused.stack_states([start(method, seed) for seed in SEEDS]))
     reward = np.asarray(metrics["reward/mean"])
     assert (reward[:, :3].mean(1) < 1 / 3).all(), reward[:, :3]
     assert (reward[:, -10:].mean(1) > 0.8).all(), reward[:, -10:]

@@ -74,7 +74,7 @@ def test_fused_host_and_vmapped_seeds_agree():
     size = float(metrics["grad/norm"].max())
     close.assert_same_descent(two.params, one.params, RATE, 3, sums, gradient=size)
     close.assert_same_sums([h["reward/mean"] for h in history], list(metrics["reward/mean"]), 32, magnitude=1.0)
-    many, _ = fused.run_seeds(online(), fused.stack_states([start(), start(1)]), 3)
+    many, _ = fused.make_run(online(), 3, seeds=True)(fused.stack_states([start(), start(1)]))
     first = jax.tree.map(lambda x: x[0], many.params)
     close.assert_same_descent(first, one.params, RATE, 3, sums, gradient=size)
     moved = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max()), one.params, start().params)
