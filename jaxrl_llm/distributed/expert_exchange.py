@@ -44,7 +44,8 @@ def load(per_token: int, parts: int) -> float:
 def pays(platform: str, kind: str, devices: int, parts: int, per_token: int) -> bool:
     """Whether tokens should go to their experts: there is a program for it, and the links gain enough.
 
-    A CPU has none. That of v5e is for slices of at most 16 chips ("not supported in limited ICI routing settings").
+    A CPU has none, that of GPUs was not tried. That of v5e is for slices of at most 16 chips ("not supported in limited
+    ICI routing settings").
 
     Args:
       platform, kind: of a device, as JAX says them.
@@ -53,7 +54,7 @@ def pays(platform: str, kind: str, devices: int, parts: int, per_token: int) -> 
     >>> pays("tpu", "TPU v5", 64, 64, 8), pays("tpu", "TPU v5", 16, 16, 8), pays("cpu", "cpu", 64, 64, 8)
     (True, False, False)
     """
-    there = platform != "cpu" and not (kind == "TPU v5 lite" and devices > 16)
+    there = platform == "tpu" and not (kind == "TPU v5 lite" and devices > 16)
     return there and load(per_token, parts) <= MOST_LOAD
 
 

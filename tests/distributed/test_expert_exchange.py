@@ -84,7 +84,7 @@ def test_each_token_goes_once_to_each_of_its_devices():
     [
         ("cpu", "cpu", 8, 2, False), ("tpu", "TPU v5", 8, 2, True), ("tpu", "TPU v5", 16, 8, False),
         ("tpu", "TPU v5", 64, 8, True), ("tpu", "TPU v5 lite", 16, 2, True), ("tpu", "TPU v5 lite", 32, 2, False),
-        ("gpu", "NVIDIA H100 80GB HBM3", 8, 2, True),
+        ("gpu", "NVIDIA H100 80GB HBM3", 8, 2, False),
     ],
 )  # fmt: skip
 def test_only_where_there_is_a_program_and_the_links_gain(platform, kind, parts, per_token, sent):
