@@ -80,7 +80,7 @@ def test_one_clear_line_and_soon(name):
     with pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
         chat.render(HOSTILE[name], TALK)
     assert str(found.value).isprintable() and len(str(found.value)) < 400
-    assert time.process_time() - start < 3.0
+    assert time.process_time() - start < 20.0  # on slow processors, too; without a bound it is minutes, or for ever
 
 
 def test_honest_templates_do_not_notice():
