@@ -86,29 +86,33 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
 
 
+_HOLDERS = (list, tuple, set, frozenset, dict)
+
+
 def _measure(value: Any) -> tuple[int, int]:
     """How many values it holds and how many characters of text, each as often as it is held: as printing it takes."""
     held, characters, todo = 0, 0, [value]
     while todo:
         here = todo.pop()
         held += 1
-        if isinstance(here, str | bytes):
+        if isinstance(here, Namespace):  # first: asked whether it is anything else, it looks that up in itself
+            todo.append(object.__getattribute__(here, "_Namespace__attrs"))  # as its own text shows them
+        elif isinstance(here, (str, bytes)):  # a union would be made anew for every value
             characters += len(here)
         elif isinstance(here, int):
             if here.bit_length() > MOST_BITS:
                 raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
-        elif isinstance(here, list | tuple | set | frozenset | dict):
+        elif isinstance(here, _HOLDERS):
             if held + len(here) > MOST_VALUES:
                 break
             todo.extend(here)
-            todo.extend(here.values() if isinstance(here, dict) else ())
-        elif isinstance(here, Namespace):
-            todo.append(here._Namespace__attrs)  # as its own text shows them
+            if isinstance(here, dict):
+                todo.extend(here.values())
         if characters > MOST_CHARACTERS or held + len(todo) > MOST_VALUES:
             break
-    if todo or characters > MOST_CHARACTERS:
-        raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or {MOST_VALUES} values")
-    return held, characters
+    else:
+        return held, characters
+    raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or {MOST_VALUES} values")
 
 
 def _check(values: Iterable[Any], told: Iterable[Any]) -> None:

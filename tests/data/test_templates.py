@@ -80,7 +80,14 @@ def test_one_clear_line_and_soon(name):
     with pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
         chat.render(HOSTILE[name], TALK)
     assert str(found.value).isprintable() and len(str(found.value)) < 400
-    assert time.process_time() - start < 20.0  # on slow processors, too; without a bound it is minutes, or for ever
+    assert time.process_time() - start < 3.0
+
+
+def test_one_list_that_is_too_long_by_itself():
+    """Also where nothing else is left to be counted."""
+    with pytest.raises(templates.TooMuch, match="1000000 values"):
+        templates._measure([0] * (templates.MOST_VALUES + 1))
+    assert templates._measure([0] * 10) == (11, 0)
 
 
 def test_honest_templates_do_not_notice():
