@@ -30,10 +30,16 @@ MOST_INDENT = 100  # columns of a level of JSON
 _WORK = 10**9  # product of the sizes of what a function is given
 _CALL = 10  # steps that a call costs
 _VALUES, _CHARACTERS = 20, 1000  # as many as are looked at, and as many as are made, for a step
+_READ = 10_000  # characters that are looked at for a step
+_BITS = 10**6  # product of the bits of two numbers, for a step
 # a width of seven digits or more, or one that is given apart
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{7}|\*)")
 _WIDE_FORMAT = re.compile(r":[^{}]*[0-9]{7}")
-_COUNTED, _BOUNDED = "counted by the renderer", "bounded by the renderer"  # names that no template can write
+# the others ask for no more than the kind of a value
+_READING_TESTS = "lower upper in eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >=".split()
+# names that no template can write
+_COUNTED, _BOUNDED = "counted by the renderer", "bounded by the renderer"
+_READ_BY, _COPIED = "read by the renderer", "copied by the renderer"
 
 _PASSED = jinja2.Environment | jinja2.runtime.Context | nodes.EvalContext  # to filters that ask for it
 
@@ -70,6 +76,20 @@ class _Bounds(jinja2.visitor.NodeTransformer):
         node.filter = _filtered(node.filter, _BOUNDED, node)
         return node
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        """What is searched is read; what is compared with a constant ends with it."""
+        self.generic_visit(node)
+        sides = [node.expr, *(x.expr for x in node.ops)]
+        constant = any(isinstance(x, nodes.Const) for x in sides)
+        for operand in node.ops:
+            if operand.op in ("in", "notin") or not constant:
+                operand.expr = _filtered(operand.expr, _READ_BY, node)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, _COPIED, node) if isinstance(node.arg, nodes.Slice) else node
+
     def _visit_holder(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         # names that are assigned to together are no value
@@ -91,28 +111,49 @@ _HOLDERS = (list, tuple, set, frozenset, dict)
 
 def _measure(value: Any) -> tuple[int, int]:
     """How many values it holds and how many characters of text, each as often as it is held: as printing it takes."""
-    held, characters, todo = 0, 0, [value]
-    while todo:
-        here = todo.pop()
-        held += 1
-        if isinstance(here, Namespace):  # first: asked whether it is anything else, it looks that up in itself
-            todo.append(object.__getattribute__(here, "_Namespace__attrs"))  # as its own text shows them
-        elif isinstance(here, (str, bytes)):  # a union would be made anew for every value
-            characters += len(here)
-        elif isinstance(here, int):
-            if here.bit_length() > MOST_BITS:
-                raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
-        elif isinstance(here, _HOLDERS):
-            if held + len(here) > MOST_VALUES:
-                break
-            todo.extend(here)
-            if isinstance(here, dict):
-                todo.extend(here.values())
-        if characters > MOST_CHARACTERS or held + len(todo) > MOST_VALUES:
-            break
+    return _measured_once(value, {})
+
+
+def _measured_once(value: Any, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Measured, where nothing that is held twice is gone through twice."""
+    # first: asked whether it is anything else, it looks that up in itself
+    if isinstance(value, Namespace):
+        inside = (object.__getattribute__(value, "_Namespace__attrs"),)  # as its own text shows them
+    elif isinstance(value, (str, bytes)):  # a union would be made anew for every value
+        return _within(1, len(value))
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise TooMuch(f"it makes a number of more than {MOST_BITS} bits")
+    elif not isinstance(value, _HOLDERS):
+        return 1, 0
     else:
-        return held, characters
-    raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or {MOST_VALUES} values")
+        inside = value
+    if id(value) not in known:
+        known[id(value)] = None
+        held, characters = 1, 0
+        for part in (inside, value.values()) if isinstance(value, dict) else (inside,):
+            _within(held + len(part), characters)
+            kinds = set(map(type, part))
+            if kinds == {str}:
+                held, characters = held + len(part), characters + sum(map(len, part))
+            elif kinds <= {int, float, bool}:
+                held += len(part)
+                for x in (min(part, default=0), max(part, default=0)):
+                    _measured_once(x, known)
+            else:
+                for x in part:
+                    below = _measured_once(x, known)
+                    held, characters = held + below[0], characters + below[1]
+        known[id(value)] = _within(held, characters)
+    measured = known[id(value)]
+    if measured is None:
+        raise TooMuch("it makes something that holds itself")
+    return measured
+
+
+def _within(held: int, characters: int) -> tuple[int, int]:
+    if characters > MOST_CHARACTERS or held > MOST_VALUES:
+        raise TooMuch(f"it makes something longer than {MOST_CHARACTERS} characters or {MOST_VALUES} values")
+    return held, characters
 
 
 def _check(values: Iterable[Any], told: Iterable[Any]) -> None:
@@ -136,16 +177,22 @@ def _json(value: Any, indent: Any = None, ensure_ascii: bool = False, **named: A
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **named)
 
 
+class _Budget(threading.local):
+    left = MOST_STEPS
+
+
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "/", "//"})
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        self.budget = threading.local()
+        self.budget = _Budget()
         self.finalize = self._looked_at
         self.filters |= {"tojson": _json, "sum": self._sum, "indent": self._indent}
         self.filters = {name: self._measured(function) for name, function in self.filters.items()}
         self.filters |= {_COUNTED: self._counted, _BOUNDED: self._bounded}
+        self.filters |= {_READ_BY: self._looked_at, _COPIED: self._copied}
+        self.tests |= {name: self._reading(self.tests[name]) for name in _READING_TESTS}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
 
@@ -154,22 +201,35 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def spend(self, steps: int) -> None:
         """Steps of the rendering of this thread."""
-        self.budget.left = getattr(self.budget, "left", MOST_STEPS) - steps
+        self.budget.left -= steps
         if self.budget.left < 0:
             raise TooMuch(f"it takes more than {MOST_STEPS} steps")
 
     def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
+        budget = self.budget
         for item in items:
-            self.spend(1)
+            budget.left -= 1
+            if budget.left < 0:
+                self.spend(0)
             yield item
 
     def _looked_at(self, value: Any) -> Any:
         """A value that is given or printed."""
-        self.spend(_measure(value)[0] // _VALUES)
+        if type(value) is str and len(value) < _READ:  # most are
+            return value
+        held, characters = _measure(value)
+        self.spend(held // _VALUES + characters // _READ)
+        return value
+
+    def _copied(self, value: Any) -> Any:
+        """A part of a value: no more than the value, which was measured."""
+        self.spend(_size(value) // (_CHARACTERS if isinstance(value, str | bytes) else _VALUES))
         return value
 
     def _bounded(self, value: Any) -> Any:
         """A value that was made."""
+        if type(value) is str and len(value) < _CHARACTERS:
+            return value
         held, characters = _measure(value)
         self.spend(held // _VALUES + characters // _CHARACTERS)
         return value
@@ -186,6 +246,18 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return self._bounded(function(*given, **named))
 
         return measured
+
+    def _reading(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A test that reads what it is given."""
+
+        @functools.wraps(function)
+        def reading(*given: Any) -> Any:
+            for value in given:
+                if not isinstance(value, _PASSED):
+                    self._looked_at(value)
+            return function(*given)
+
+        return reading
 
     def _sum(self, items: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
         """Jinja's, within bounds of each part of the sum."""
@@ -208,9 +280,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *given: Any, **named: Any) -> Any:  # noqa: N805 - as jinja has it
         __self.spend(_CALL)
         owner, values = getattr(__obj, "__self__", None), [*given, *named.values()]
-        _check([owner, *values], values)
-        for value in values:
-            __self._looked_at(value)
+        if owner is not None or values:
+            _check([owner, *values], values)
+            for value in [owner, *values]:
+                __self._looked_at(value)
         if isinstance(owner, str):
             _check_text(owner, values)
             name = getattr(__obj, "__name__", "")
@@ -234,7 +307,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 _check_text(left if isinstance(right, dict) else "", [right])
         elif isinstance(left, int) and isinstance(right, int):
             bits = (left.bit_length(), right.bit_length())
-            large = (sum(bits) if operator == "*" else bits[0] * max(right, 0)) > MOST_BITS
+            large = {"*": sum(bits), "**": bits[0] * max(right, 0)}.get(operator, 0) > MOST_BITS
+            self.spend(math.prod(bits) // _BITS)
         elif operator == "*":
             sizes = [max(_size(x), x if isinstance(x, int) else 0) for x in (left, right)]
             large = math.prod(sizes) > MOST_CHARACTERS

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 - templates on one line each
 """Templates of unknown authors: what they cannot do, in how little time, and that honest ones do not notice."""
 
+import cProfile
 import time
 
 import pytest
@@ -12,6 +13,8 @@ from jaxrl_llm.models.io import weights
 
 TALK = [{"role": "user", "content": "hi"}]
 DOUBLED = "".join("{% set s = " + how + " %}" for how in ["s + s"] * 40)
+LONG = "{% set s = 'x' * 9000000 %}"
+MANY = "{{% for i in range(99999) %}}{{% for j in range(99999) %}}{}{{% endfor %}}{{% endfor %}}"
 HOSTILE = {
     "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "deeper loops": "{% for i in range(999) %}{% for j in range(999) %}{% for k in range(999) %}x{% endfor %}{% endfor %}{% endfor %}",
@@ -58,6 +61,17 @@ HOSTILE = {
     + "{% set n = namespace(s=[m, m]) %}{% set m = namespace(s=[n, n]) %}" * 13
     + "{{ 'x' ~ m }}",
     "nested": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "a text searched by its method": LONG + MANY.format("{{ s.count('ab') }}"),
+    "a text searched by a test": LONG + MANY.format("{{ s is in(s) }}{{ s is upper }}"),
+    "a text searched by an operator": LONG + MANY.format("{{ 'ab' in s }}"),
+    "texts compared": LONG + "{% set t = s ~ '' %}" + MANY.format("{{ s == t }}"),
+    "texts compared by a test": LONG + "{% set t = s ~ '' %}" + MANY.format("{{ s is eq t }}"),
+    "a text copied": LONG + MANY.format("{% set t = s[1:] %}"),
+    "lists compared": "{% set n = namespace(s=[1], t=[1]) %}"
+    + "{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}" * 14
+    + MANY.format("{{ n.s == n.t }}"),
+    "numbers divided": "{% set n = 10 ** 20000 %}{% set m = 10 ** 10000 + 1 %}" + MANY.format("{{ (n // m) == n }}"),
+    "holds itself": "{% set n = namespace(s=1) %}{% set n.s = n %}{{ [n] }}",
     "no template": "{% for",
     "unknown filter": "{{ 1 | nothing }}",
     "nothing there": "{{ messages[5].content.x }}",
@@ -76,11 +90,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_one_clear_line_and_soon(name):
-    start = time.process_time()
-    with pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
+    """Soon by what is called, which is the same on every machine; the seconds are there for a single call that hangs."""
+    start, profile = time.thread_time(), cProfile.Profile()
+    with profile, pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
         chat.render(HOSTILE[name], TALK)
+    calls = sum(x.callcount for x in profile.getstats())
     assert str(found.value).isprintable() and len(str(found.value)) < 400
-    assert time.process_time() - start < 3.0
+    assert calls < 10_000_000 and time.thread_time() - start < 30
 
 
 def test_one_list_that_is_too_long_by_itself():
@@ -105,6 +121,18 @@ def test_honest_templates_do_not_notice():
     want = '[user:hi],[user:hi](4)007!{"a": [1, "ä"]}   5'
     assert chat.render(every, TALK * 2) == want and chat.render(every, TALK * 2) == want  # steps are counted anew
     assert chat.render("{% for m in messages %}{% else %}none{% endfor %}{{ 'a' 'b' }}{{ undefined }}", TALK) == "ab"
+
+
+def test_a_long_talk_with_tools_does_not_notice():
+    """A thousand messages, ten tools; what many templates ask in every turn."""
+    tools = [{"name": f"tool{k}", "parameters": {f"p{i}": {"type": "string"} for i in range(20)}} for k in range(10)]
+    ask = (
+        "{% for m in messages[::-1] %}{% if tools != none and tools is iterable and 'tool' in m.content %}"
+        "{{ m.content.split('l')[-1].strip() }}{% endif %}{% if m.role == messages[0].role and m.role in ['user'] %}"
+        "{{ m.content[:2] }}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": f"a tool {k}"} for k in range(1000)]
+    assert templates.render(ask, {"messages": messages, "tools": tools}).endswith("1a 0a ")
 
 
 def test_steps_are_those_of_one_rendering(monkeypatch):
