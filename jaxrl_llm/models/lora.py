@@ -177,6 +177,27 @@ def save(
     (folder / "adapter_config.json").write_text(json.dumps(raw, indent=2) + "\n")
 
 
+def base_of(folder: str | pathlib.Path) -> pathlib.Path:
+    """The folder of the model that an adapter in PEFT's format belongs to; of a whole model, the folder itself.
+
+    Raises:
+      ValueError: where ``base_model_name_or_path`` is no folder, from here or from the adapter's own.
+    """
+    folder = pathlib.Path(folder)
+    path = folder / "adapter_config.json"
+    if (folder / "config.json").is_file() or not path.is_file():
+        return folder
+    name = read_json_object(path).get("base_model_name_or_path")
+    if isinstance(name, str) and name:
+        for base in (pathlib.Path(name), folder / name):
+            if (base / "config.json").is_file():
+                return base
+    raise ValueError(
+        f"{path}: base_model_name_or_path={name!r} is no folder with config.json; write the folder of the model there "
+        "that this adapter was trained on"
+    )
+
+
 def _settings(folder: pathlib.Path) -> tuple[int, float]:
     """Rank, and ``alpha`` of ``alpha / rank``."""
     path = folder / "adapter_config.json"

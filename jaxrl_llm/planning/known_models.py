@@ -6,6 +6,7 @@ from typing import Any
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models.config import ModelConfig, from_hf, read_config
 from jaxrl_llm.models.io import weights
+from jaxrl_llm.models.lora import base_of
 
 BUNDLED = ("nano", "tiny")
 
@@ -79,7 +80,7 @@ def shape_of(model: str) -> ModelConfig:
     path = pathlib.Path(model)
     try:
         if path.is_dir():
-            return read_config(path)
+            return read_config(base_of(path))
         if path.name == "config.json":
             return read_config(path.parent)
         if model in BUNDLED:

@@ -4,6 +4,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from jaxrl_llm.models.config import ModelConfig, read_config
+from jaxrl_llm.models.lora import base_of
 
 LORA = (
     10.0  # Schulman et al., "LoRA Without Regret": the best rate of an adapter is about ten times that of all weights
@@ -51,10 +52,10 @@ def for_model(model: str, *, lora: int = 0) -> tuple[dict[str, Any], int]:
 
     A file that cannot be read gives nothing too: loading the model says what is wrong with it.
     """
-    if not (pathlib.Path(model) / "config.json").is_file():
+    if not any((pathlib.Path(model) / name).is_file() for name in ("config.json", "adapter_config.json")):
         return {}, 0
     try:
-        config = read_config(model)
+        config = read_config(base_of(model))
     except (ValueError, OSError, KeyError, TypeError):
         return {}, 0
     return of_size(config, lora=lora), config.num_parameters

@@ -29,7 +29,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed.model_parallel import on_mesh
 from jaxrl_llm.distributed.ring import Parts
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.models import quantised
+from jaxrl_llm.models import lora, quantised
 from jaxrl_llm.models.attention import attend
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoder import make_policy
@@ -128,6 +128,17 @@ def policy_maker(
     )
 
 
+def _merged(params: Params, spec: lora.Lora, adapter: dict[str, jax.Array]) -> Params:
+    """An adapter in its base, whose weights stay where they lie."""
+    merge = jax.jit(
+        lambda base, adapter: lora.merge(base, adapter, spec.scale),
+        donate_argnums=0,
+        out_shardings=jax.tree.map(lambda x: x.sharding, params),
+    )
+    # arrays of the host, the same on all of several
+    return merge(params, jax.tree.map(np.asarray, adapter))
+
+
 def load_model(
     name: str,
     *,
@@ -137,7 +148,7 @@ def load_model(
     remat: bool = False,
     attention: str = "xla",
 ) -> Model:
-    """Loads ``tiny``, ``nano`` or a Hugging Face folder.
+    """Loads ``tiny``, ``nano``, a Hugging Face folder, or that of an adapter in PEFT's format, merged into its base.
 
     Args:
       mesh: where its parameters and activations lie; None: on the default device.
@@ -148,9 +159,9 @@ def load_model(
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
     """
-    folder = pathlib.Path(name)
+    given = pathlib.Path(name)
     try:
-        folder = folder if folder.is_dir() else weights.bundled(name)
+        folder = lora.base_of(given) if given.is_dir() else weights.bundled(name)
         tokenizer = tokenizers.load(folder)
         policy, params, config = weights.pretrained(
             folder,
@@ -160,6 +171,8 @@ def load_model(
             # on a mesh its weights go straight to their devices
             shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
         )
+        if given.is_dir() and folder != given:
+            params = _merged(params, *lora.load(given, config))
     except UserError:
         raise
     except (ValueError, OSError, KeyError) as error:

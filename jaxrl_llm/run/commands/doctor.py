@@ -23,6 +23,7 @@ from jaxrl_llm.data import tokenizer as tokenizers
 from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.models import config as model_config
+from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import flags
@@ -50,6 +51,12 @@ class Finding(NamedTuple):
 
 
 Findings = Iterator[Finding]
+
+
+def check_adapter(folder: pathlib.Path, base: pathlib.Path, config: ModelConfig) -> Findings:
+    """An adapter fits the model that it names; what follows is of that model."""
+    spec, _ = lora.load(folder, config)
+    yield Finding("ok", "adapter", f"rank {spec.rank} beside {', '.join(spec.targets)} of {base}")
 
 
 def check_files(folder: pathlib.Path, config: ModelConfig) -> Findings:
@@ -203,10 +210,13 @@ def examine(folder: pathlib.Path, *, forward: bool = False) -> Findings:
             yield Finding("FAIL", check, str(error))
 
     try:
+        given, folder = folder, lora.base_of(folder)
         config = model_config.read_config(folder)
     except (ValueError, KeyError, TypeError) as error:
         yield Finding("FAIL", "config", str(error))
         return
+    if folder != given:
+        yield from guarded("adapter", lambda: check_adapter(given, folder, config))
     size = f"{config.num_parameters:,} parameters, {config.num_layers} layers, {config.max_positions} positions"
     yield Finding("ok", "config", f"{config.family}: {size}")
     yield from guarded("weights", lambda: check_files(folder, config))

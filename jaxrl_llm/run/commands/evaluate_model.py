@@ -140,9 +140,12 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
 
 
 def folders(model: str) -> list[str]:
-    """The model itself, or those that a run wrote: ``model`` of the main job, ``seeds/ARM/seed_K/model`` of others."""
+    """The model or adapter itself, or those that a run wrote.
+
+    That is ``model`` of the main job, ``seeds/ARM/seed_K/model`` of others.
+    """
     place = pathlib.Path(model)
-    if not place.is_dir() or (place / "config.json").is_file():
+    if not place.is_dir() or any((place / x).is_file() for x in ("config.json", "adapter_config.json")):
         return [model]
     found = sorted(str(p.parent) for p in place.rglob("model/config.json"))
     if not found:
