@@ -19,22 +19,24 @@ class Chip(NamedTuple):
     link: float
     meeting: float = 0.0
     clock: float = 1.5e9  # cycles a second, of the compiler's estimates
+    platform: str = ""  # as JAX says it; it and the kind decide which programs there are
+    kind: str = ""
 
 
 # From "How to scale your model" (the TPU chapter's table); a program gets a little less memory than the chip has.
 CHIPS: dict[str, Chip] = {
-    "v4": Chip(30.75 * 2**30, 1.2e12, 2.75e14, 4.5e10, clock=1.05e9),
-    "v5e": Chip(15.75 * 2**30, 8.1e11, 1.97e14, 4.5e10),
-    "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9),
-    "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9),
+    "v4": Chip(30.75 * 2**30, 1.2e12, 2.75e14, 4.5e10, clock=1.05e9, platform="tpu"),
+    "v5e": Chip(15.75 * 2**30, 8.1e11, 1.97e14, 4.5e10, platform="tpu", kind="TPU v5 lite"),
+    "v5p": Chip(95.0 * 2**30, 2.8e12, 4.59e14, 9e10, clock=1.75e9, platform="tpu"),
+    "v6e": Chip(31.25 * 2**30, 1.6e12, 9.2e14, 9e10, clock=1.75e9, platform="tpu"),
 }
 
 # NVIDIA's data sheets of the SXM modules: dense bfloat16, and the links within a machine, two directions of a ring of
 # which have half of them each. A program gets a little less memory than the chip has.
 GPUS: dict[str, Chip] = {
-    "h100": Chip(76.0 * 2**30, 3.35e12, 9.89e14, 2.25e11),
-    "h200": Chip(134.0 * 2**30, 4.8e12, 9.89e14, 2.25e11),
-    "b200": Chip(172.0 * 2**30, 8e12, 2.25e15, 4.5e11),
+    "h100": Chip(76.0 * 2**30, 3.35e12, 9.89e14, 2.25e11, platform="gpu"),
+    "h200": Chip(134.0 * 2**30, 4.8e12, 9.89e14, 2.25e11, platform="gpu"),
+    "b200": Chip(172.0 * 2**30, 8e12, 2.25e15, 4.5e11, platform="gpu"),
 }
 MACHINE = 8  # GPUs that these links connect
 _NETWORK = 2.5e10  # between machines, one direction: 400 Gbit/s to each GPU, half of it for each way around

@@ -50,8 +50,9 @@ def _experts(config: ModelConfig, sizes: Sizes, chip: Chip, rows: Number, exchan
     if config.experts is None or sizes.expert == 1:
         return 0.0
     size = rows * sizes.expert * config.hidden_size * 2
-    loaded = expert_exchange.load(config.experts.per_token, sizes.expert)
-    carried = loaded if loaded <= expert_exchange.MOST_LOAD else 1.0  # else they are collected
+    per_token, parts = config.experts.per_token, sizes.expert
+    sent = expert_exchange.pays(chip.platform, chip.kind, sizes.chips, parts, per_token)
+    carried = expert_exchange.load(per_token, parts) if sent else 1.0  # else they are collected
     return exchanges * config.num_layers * _gather(size * carried, sizes.expert, chip)
 
 

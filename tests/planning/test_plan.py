@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm.distributed import rules
+from jaxrl_llm.distributed import expert_exchange, rules
 from jaxrl_llm.distributed.mesh import parse_sizes
 from jaxrl_llm.distributed.reshard import moved_bytes
 from jaxrl_llm.errors import UserError
@@ -185,6 +185,16 @@ def test_a_step_by_hand():
     read = 2 * active + 4 * (2 * 2 * 16 * 8 * 64) * (256 + 128)
     assert found["decode"] == doubles(256 * read / chip.bandwidth)
     assert found["reshard"] == found["score"] == 0
+
+
+def test_tokens_are_sent_to_experts_where_there_is_a_program_for_it():
+    """Eight choices over 64 devices: half of what collecting carries, on v5p; v5e and GPUs collect, as they run."""
+    config, table = shapes.shape_of("Qwen3-30B-A3B"), chips.CHIPS | chips.GPUS
+    v5p, v5e, h100 = (
+        cost._experts(config, Sizes(expert=64), table[kind], 1024, 2) * table[kind].link
+        for kind in ("v5p", "v5e", "h100")
+    )
+    assert v5e == doubles(h100) and v5p == doubles(expert_exchange.load(8, 64) * v5e) < 0.5 * v5e
 
 
 def test_meetings_are_counted_where_they_are_known():
