@@ -194,7 +194,7 @@ def test_tokens_are_sent_to_experts_where_there_is_a_program_for_it():
         cost._experts(config, Sizes(expert=64), table[kind], 1024, 2) * table[kind].link
         for kind in ("v5p", "v5e", "h100")
     )
-    assert v5e == doubles(h100) and v5p == doubles(expert_exchange.load(8, 64) * v5e) < 0.5 * v5e
+    assert v5e == doubles(h100) and v5p == doubles(expert_exchange.load(8, 64) * v5e) and v5p < 0.5 * v5e
 
 
 def test_meetings_are_counted_where_they_are_known():
