@@ -61,13 +61,28 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any)
     return render(tokenizer.chat_template, messages, **texts, **variables)
 
 
-def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of rendered text without BOS; special texts that ``encode`` would spell out are single ids."""
-    if tokenizer.bos_text:
-        text = text.replace(tokenizer.bos_text, "")
+def bos_marks_turns(tokenizer: Tokenizer) -> bool:
+    """Whether the BOS of a model stands inside its conversations, too: it is also an end, or the template writes it.
+
+    SmolLM2's is ``<|im_start|>``, which opens every turn; GPT-2's is its end of text.
+    """
+    written = bool(tokenizer.bos_text) and tokenizer.bos_text in (tokenizer.chat_template or "")
+    return written or tokenizer.bos_id in tokenizer.eos_ids
+
+
+def _encode(tokenizer: Tokenizer, text: str, *, begins: bool = False) -> list[int]:
+    """Ids of rendered text without the BOS in front; special texts that ``encode`` would spell out are single ids.
+
+    Args:
+      begins: the conversation begins here, so that a BOS in front of it is the one that stands there already.
+    """
+    bos, inside = tokenizer.bos_text, bos_marks_turns(tokenizer)
+    if bos:
+        text = text.removeprefix(bos) if begins else text
+        text = text if inside else text.replace(bos, "")
     end = tokenizer.eos_text
     if not end or len(tokenizer.encode(end)) == 1:
-        return [i for i in tokenizer.encode(text) if i != tokenizer.bos_id]
+        return [i for i in tokenizer.encode(text) if inside or i != tokenizer.bos_id]
     ids: list[int] = []
     for k, part in enumerate(text.split(end)):
         ids += [tokenizer.eos_ids[0]] if k else []
@@ -78,10 +93,11 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
 def encode_chat(tokenizer: Tokenizer, messages: Sequence[Message], **variables: Any) -> list[int]:
     """Ids of a conversation with BOS exactly once, in front, where the tokenizer defines one.
 
-    Whatever the template says about BOS (once, at every turn, never) does not matter. ``variables`` as in ``render``.
+    Whatever the template says about BOS (once, at every turn, never) does not matter, but where it marks turns
+    (``bos_marks_turns``): there the others stay. ``variables`` as in ``render``.
     """
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    return bos + _encode(tokenizer, _render(tokenizer, messages, **variables))
+    return bos + _encode(tokenizer, _render(tokenizer, messages, **variables), begins=True)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message], *, chat: bool = False) -> list[int]:
@@ -94,8 +110,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message], *, chat
       UserError: where a template is needed and the tokenizer has none.
     """
     if isinstance(prompt, str) and not chat:
-        bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-        return bos + [i for i in tokenizer.encode(prompt) if i != tokenizer.bos_id]
+        bos, ids = [] if tokenizer.bos_id is None else [tokenizer.bos_id], tokenizer.encode(prompt)
+        if bos_marks_turns(tokenizer):
+            return bos + (ids[1:] if ids[:1] == bos else ids)
+        return bos + [i for i in ids if i != tokenizer.bos_id]
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     return encode_chat(tokenizer, messages, add_generation_prompt=True)
 
@@ -131,7 +149,7 @@ def encode_dialogue(
             continue
         opened = _render(tokenizer, messages[:k], add_generation_prompt=True, **variables)
         closed = _render(tokenizer, messages[: k + 1], **variables)
-        prompt = _encode(tokenizer, _rest(text, opened))
+        prompt = _encode(tokenizer, _rest(text, opened), begins=not text)
         answer = _encode(tokenizer, _rest(opened, closed))
         ends = [i for i, token in enumerate(answer) if token in tokenizer.eos_ids]
         chosen = ends[-1] + 1 if ends else len(answer)

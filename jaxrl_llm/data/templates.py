@@ -10,6 +10,7 @@ import json
 import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ import jinja2.ext
 import jinja2.sandbox
 import jinja2.visitor
 from jinja2 import nodes
-from jinja2.filters import do_indent, make_attrgetter
+from jinja2.filters import do_format, do_indent, do_round, make_attrgetter
 from jinja2.utils import Namespace
 
 MOST_STEPS = 200_000  # turns of loops and calls of one rendering
@@ -27,14 +28,23 @@ MOST_VALUES = 1_000_000  # that one value holds, each as often as it is held
 MOST_NUMBER = 1_000_000  # that a function is told: a width, a count
 MOST_BITS = 100_000  # of a whole number
 MOST_INDENT = 100  # columns of a level of JSON
+MOST_DIGITS = 300  # that a number is rounded to
+MOST_SOURCE = 200_000  # characters of a template, which are seconds to compile
+MOST_SECONDS = 20.0  # of processor time of one rendering, whatever was forgotten above
 _WORK = 10**9  # product of the sizes of what a function is given
 _CALL = 10  # steps that a call costs
 _VALUES, _CHARACTERS = 20, 1000  # as many as are looked at, and as many as are made, for a step
 _READ = 10_000  # characters that are looked at for a step
 _BITS = 10**6  # product of the bits of two numbers, for a step
-# a width of seven digits or more, or one that is given apart
-_WIDE = re.compile(r"%[^a-zA-Z%]*(?:[0-9]{7}|\*)")
-_WIDE_FORMAT = re.compile(r":[^{}]*[0-9]{7}")
+_APART = re.compile(r"%[^a-zA-Z%]*\*|:[^{}]*\{")  # a width that is given apart
+# filters that multiply nothing: they may be given long texts together, and any number
+_PLAIN = frozenset(
+    "attr bool count d default e escape first float int items last length list map reject rejectattr safe select "
+    "selectattr string".split()
+)
+_BY_ITEM = frozenset(
+    "batch groupby join list map max min reject rejectattr select selectattr slice sort unique".split()
+)
 # the others ask for no more than the kind of a value
 _READING_TESTS = "lower upper in eq equalto == ne != lt lessthan < le <= gt greaterthan > ge >=".split()
 # names that no template can write
@@ -164,6 +174,13 @@ def _check(values: Iterable[Any], told: Iterable[Any]) -> None:
         raise TooMuch(f"it asks for a width or a count beyond {MOST_NUMBER}")
 
 
+def _check_widths(pattern: str) -> None:
+    """Before a pattern is filled: what its widths add up to."""
+    widths = re.findall("[0-9]+", pattern)
+    if _APART.search(pattern) or any(len(x) > 7 for x in widths) or sum(map(int, widths)) > MOST_CHARACTERS:
+        raise TooMuch(f"it formats with widths beyond {MOST_CHARACTERS} together, or with a width that is given apart")
+
+
 def _check_text(text: str, given: Iterable[Any]) -> None:
     """Before a text, or a pattern of one, is filled with values."""
     if max(len(text), 1) * max((sum(_measure(x)) for x in given), default=1) > _WORK:
@@ -179,6 +196,7 @@ def _json(value: Any, indent: Any = None, ensure_ascii: bool = False, **named: A
 
 class _Budget(threading.local):
     left = MOST_STEPS
+    until = math.inf  # the clock of this thread
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -188,8 +206,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.budget = _Budget()
         self.finalize = self._looked_at
-        self.filters |= {"tojson": _json, "sum": self._sum, "indent": self._indent}
-        self.filters = {name: self._measured(function) for name, function in self.filters.items()}
+        self.filters |= {"tojson": _json, "sum": self._sum, "indent": self._indent, "format": _format, "round": _round}
+        self.filters = {name: self._measured(name, function) for name, function in self.filters.items()}
         self.filters |= {_COUNTED: self._counted, _BOUNDED: self._bounded}
         self.filters |= {_READ_BY: self._looked_at, _COPIED: self._copied}
         self.tests |= {name: self._reading(self.tests[name]) for name in _READING_TESTS}
@@ -204,12 +222,14 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.budget.left -= steps
         if self.budget.left < 0:
             raise TooMuch(f"it takes more than {MOST_STEPS} steps")
+        if time.thread_time() > self.budget.until:
+            raise TooMuch(f"it takes more than {MOST_SECONDS:g} seconds")
 
     def _counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        budget = self.budget
+        budget, now = self.budget, time.thread_time
         for item in items:
             budget.left -= 1
-            if budget.left < 0:
+            if budget.left < 0 or now() > budget.until:
                 self.spend(0)
             yield item
 
@@ -234,16 +254,21 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.spend(held // _VALUES + characters // _CHARACTERS)
         return value
 
-    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _measured(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """A filter that is given and makes no more than is sensible."""
 
         @functools.wraps(function)  # keeps what jinja notes on the function
         def measured(*given: Any, **named: Any) -> Any:
+            self.spend(1)
             values = [self._looked_at(x) for x in given if not isinstance(x, _PASSED)]
-            _check([*values, *named.values()], [*values[1:], *named.values()])
-            if values and isinstance(values[0], str):
-                _check_text(values[0], [*values[1:], *named.values()])
-            return self._bounded(function(*given, **named))
+            if name in _BY_ITEM and values and _size(values[0]) > MOST_VALUES:
+                raise TooMuch(f"it goes through more than {MOST_VALUES} values")
+            if name not in _PLAIN:
+                _check([*values, *named.values()], [*values[1:], *named.values()])
+                if values and isinstance(values[0], str):
+                    _check_text(values[0], [*values[1:], *named.values()])
+            made = function(*given, **named)
+            return self._counted(made) if isinstance(made, Iterator) else self._bounded(made)
 
         return measured
 
@@ -280,10 +305,10 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call(__self, __context: Any, __obj: Any, *given: Any, **named: Any) -> Any:  # noqa: N805 - as jinja has it
         __self.spend(_CALL)
         owner, values = getattr(__obj, "__self__", None), [*given, *named.values()]
-        if owner is not None or values:
+        for value in [owner, *values] if owner is not None or values else ():
+            __self._looked_at(value)
+        if isinstance(owner, str | bytes):  # macros, namespaces and dictionaries multiply nothing
             _check([owner, *values], values)
-            for value in [owner, *values]:
-                __self._looked_at(value)
         if isinstance(owner, str):
             _check_text(owner, values)
             name = getattr(__obj, "__name__", "")
@@ -293,8 +318,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapper = super().wrap_str_format(value)
-        if wrapper is not None and _WIDE_FORMAT.search(value.__self__):
-            raise TooMuch("it formats with a width of seven digits or more")
+        if wrapper is not None:
+            _check_widths(value.__self__)
         return wrapper
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -302,8 +327,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "+":
             large = _size(left) + _size(right) > MOST_CHARACTERS
         elif operator == "%":
-            large = isinstance(left, str) and _WIDE.search(left) is not None
             if isinstance(left, str):
+                _check_widths(left)
                 _check_text(left if isinstance(right, dict) else "", [right])
         elif isinstance(left, int) and isinstance(right, int):
             bits = (left.bit_length(), right.bit_length())
@@ -317,12 +342,25 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self._bounded(super().call_binop(context, operator, left, right))
 
 
+def _format(pattern: Any, *given: Any, **named: Any) -> str:
+    _check_widths(str(pattern))
+    return do_format(pattern, *given, **named)
+
+
+def _round(value: Any, precision: int = 0, method: Any = "common") -> Any:
+    if isinstance(precision, int) and abs(precision) > MOST_DIGITS:
+        raise TooMuch(f"it rounds to more than {MOST_DIGITS} digits")
+    return do_round(value, precision, method)
+
+
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(source: str) -> tuple[_Environment, jinja2.Template]:
+    if len(source) > MOST_SOURCE:
+        raise TooMuch(f"it is longer than {MOST_SOURCE} characters")
     environment = _Environment()
     return environment, environment.from_string(source)
 
@@ -335,7 +373,7 @@ def render(source: str, variables: dict[str, Any]) -> str:
     """
     try:
         environment, template = _compiled(source)
-        environment.budget.left = MOST_STEPS
+        environment.budget.left, environment.budget.until = MOST_STEPS, time.thread_time() + MOST_SECONDS
         parts, size = [], 0
         for part in template.generate(**variables):
             size += len(part)
@@ -345,6 +383,9 @@ def render(source: str, variables: dict[str, Any]) -> str:
         return "".join(parts)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"{error.message} (line {error.lineno} of the template)") from error
+    except jinja2.UndefinedError as error:
+        clock = "; a date of the day would make other tokens every day: write a fixed one into the template"
+        raise ValueError(f"{error}{clock if 'strftime_now' in str(error) else ''}"[:300]) from error
     except RecursionError as error:
         raise ValueError("it calls itself without end, or is nested too deeply") from error
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:

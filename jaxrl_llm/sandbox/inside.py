@@ -471,7 +471,9 @@ class _Asker:
             value = decode(reply["value"], self.held)
             if do in ("take", "iterate") and not isinstance(value, list):
                 raise Unreadable("not a list")
-            if "after" in reply:
+            # of what gives something back the tests see nothing else: a program that says so anyway would write the
+            # very values that its answer is compared with
+            if "after" in reply and do == "call" and value is None:
                 _adopt(given, decode(reply["after"], self.held))
             return value
         except (EOFError, OSError, Unreadable, KeyError, IndexError) as error:

@@ -64,6 +64,31 @@ def test_bos_exactly_once_and_in_front(tmp_path, template):
     assert ids[0] == 1 and ids.count(1) == 1
 
 
+def test_a_bos_that_opens_turns_stays_there(tmp_path):
+    """SmolLM2's BOS is <|im_start|>: once in front, as everywhere, and every other turn keeps its opening."""
+    tokenizer = _tokenizer(tmp_path, CHATML, bos="<|im_start|>")
+    opening = ["<|im_start|>", "user", "\n", "hi", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]
+    assert chat.bos_marks_turns(tokenizer)
+    start = chat.encode_prompt(tokenizer, TALK[:1])
+    assert _words(start) == opening
+    ids, mask = chat.encode_dialogue(tokenizer, TALK[:2])
+    assert _words(ids)[: len(start)] == opening and mask == [False] * len(start) + [True] * 3 + [False]
+    whole = start + [i for i, own in zip(ids, mask, strict=True) if own] + chat.make_reply_encoder(tokenizer)("bye")
+    assert whole == chat.encode_chat(tokenizer, TALK, add_generation_prompt=True)
+    assert chat.encode_prompt(tokenizer, "hi") == [tokenizer.bos_id, *tokenizer.encode("hi")]
+    written = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"  # by the template, in rows of one's own
+    assert _words(chat.encode_prompt(tokenizer, written)) == opening
+
+
+def test_a_bos_that_is_the_end_too_ends_answers(tmp_path):
+    """GPT-2's: without it an answer would never be taught to end."""
+    plain = "{% for m in messages %}{{ m['role'] + m['content'] + eos_token }}{% endfor %}"
+    tokenizer = _tokenizer(tmp_path, plain + "{% if add_generation_prompt %}assistant{% endif %}", bos="<|im_end|>")
+    ids, mask = chat.encode_dialogue(tokenizer, [{"role": "user", "content": "hi"}, TALK[1]])
+    assert _words(ids)[0] == "<|im_end|>" and _words(ids)[-1] == "<|im_end|>" and mask[-1]
+    assert ids.count(tokenizer.bos_id) == 3  # in front, behind the user and behind the answer
+
+
 def test_no_bos_where_the_tokenizer_has_none(tmp_path):
     ids = chat.encode_chat(_tokenizer(tmp_path, CHATML, bos=None), TALK[:1], add_generation_prompt=True)
     assert _words(ids) == ["<|im_start|>", "user", "\n", "hi", "<|im_end|>", "\n", "<|im_start|>", "assistant", "\n"]

@@ -71,6 +71,18 @@ HOSTILE = {
     + "{% set n.s = [n.s, n.s] %}{% set n.t = [n.t, n.t] %}" * 14
     + MANY.format("{{ n.s == n.t }}"),
     "numbers divided": "{% set n = 10 ** 20000 %}{% set m = 10 ** 10000 + 1 %}" + MANY.format("{{ (n // m) == n }}"),
+    "rounded": "{{ 1 | round(1000000, 'ceil') }}",
+    "words counted": "{% set s = 'x ' * 4999 %}" + MANY.format("{{ s | wordcount }}" * 20),
+    "many questions a turn": MANY.format("{% if i == 1 %}{% endif %}" * 5000),
+    "a long template": "{{ a }}" * 100_000,
+    "two widths apart": "{{ '{:{}{}}'.format('x', 99999, 9999) }}",
+    "a width as a text": "{{ '{:{}}'.format('x', '999999999') }}",
+    "a width behind a name": "{{ '%(a)999999999d' % {'a': 1} }}",
+    "a width by filter": "{{ '%999999999d' | format(1) }}",
+    "many widths": "{{ '%999999d' * 1000 % ([1] * 1000) }}",
+    "a list of letters": "{{ ('\U0001f600' * 9000000) | list }}",
+    "letters one by one": "{{ ('\U0001f600' * 900000) | map('upper') | list }}",
+    "today": "{{ strftime_now('%d %B') }}{{ 'x' * 10 ** 9 }}",
     "holds itself": "{% set n = namespace(s=1) %}{% set n.s = n %}{{ [n] }}",
     "no template": "{% for",
     "unknown filter": "{{ 1 | nothing }}",
@@ -88,9 +100,14 @@ HOSTILE = {
 }
 
 
+BY_THE_CLOCK = ("words counted", "many questions a turn", "letters one by one")  # cheap steps that do much
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_one_clear_line_and_soon(name):
+def test_one_clear_line_and_soon(name, monkeypatch):
     """Soon by what is called, which is the same on every machine; the seconds are there for a single call that hangs."""
+    if name in BY_THE_CLOCK:
+        monkeypatch.setattr(templates, "MOST_SECONDS", 0.5)
     start, profile = time.thread_time(), cProfile.Profile()
     with profile, pytest.raises(UserError, match="the chat template refuses the 1 messages: .") as found:
         chat.render(HOSTILE[name], TALK)
@@ -133,6 +150,31 @@ def test_a_long_talk_with_tools_does_not_notice():
     )
     messages = [{"role": "user", "content": f"a tool {k}"} for k in range(1000)]
     assert templates.render(ask, {"messages": messages, "tools": tools}).endswith("1a 0a ")
+
+
+def test_macros_and_namespaces_take_long_texts_and_large_numbers():
+    """Gemma's templates write every argument of a call by a macro; reasoning stands beside its answer."""
+    long = [{"role": "user", "content": "x" * 60_000, "reasoning": "y" * 60_000}]
+    ask = (
+        "{% macro argument(x) %}{{ x }}{% endmacro %}{{ argument(12345678) }}{{ none | default(1700000000, true) }}"
+        "{% macro turn(a, b) %}{{ a[:1] ~ b[:1] }}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m.content, m.reasoning) }}"
+        "{% set ns = namespace(a=m.content, b=m.reasoning) %}{{ ns.b[0] }}{% endfor %}"
+        "{{ '%5d|%-3s|%s**' % (7, 'a', 'b') }}{{ '{:>4}'.format(5) }}{{ '%.2f' | format(2) }}{{ 2.345 | round(1) }}"
+    )
+    assert templates.render(ask, {"messages": long}) == "123456781700000000xyy    7|a  |b**   52.002.3"
+
+
+def test_a_date_of_the_day_is_refused_with_a_remedy():
+    with pytest.raises(UserError, match="'strftime_now' is undefined; a date of the day .* write a fixed one"):
+        chat.render("{{ strftime_now('%d') }}", TALK)
+    assert chat.render("{% if strftime_now is defined %}now{% else %}2024{% endif %}", TALK) == "2024"
+
+
+def test_nothing_takes_longer_than_its_seconds(monkeypatch):
+    monkeypatch.setattr(templates, "MOST_SECONDS", 0.0)
+    with pytest.raises(UserError, match="it takes more than 0 seconds"):
+        chat.render("{% for i in range(9) %}x{% endfor %}", TALK)
 
 
 def test_steps_are_those_of_one_rendering(monkeypatch):

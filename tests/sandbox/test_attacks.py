@@ -211,6 +211,13 @@ TRICKS = {
         "assert f(1)",
     ),
     "what is given back undone": ("def f(x):\n    x.clear()\n    return []", "x = [3, 1]\nassert f(x) == sorted(x)"),
+    "the values of the test written beside an answer": (
+        "import sys\ninside = sys.modules['jaxrl_llm.sandbox.inside']\nanswer = inside._Solver._answer\n"
+        "def more(self, request):\n    reply = answer(self, request)\n    if request['do'] == 'call':\n"
+        "        reply['after'] = ['t', ['l', ['l']], ['d']]\n    return reply\n"
+        "inside._Solver._answer = more\ndef f(x): return []",
+        "x = [3, 1]\nassert f(x) == sorted(x)",
+    ),
     "nothing given back": ("def f(x): x.clear()", "x = [3, 1]\nassert f(x) == sorted(x)"),
     "a difference of nothing": (
         "class N:\n    def __sub__(self, o): return 0.0\n    __rsub__ = __sub__\ndef f(x): return N()",

@@ -124,16 +124,19 @@ def check_text(tokenizer: Tokenizer) -> Findings:
 
 
 def check_bos(tokenizer: Tokenizer) -> Findings:
-    """BOS exactly once in front of a prompt, where the tokenizer has one."""
+    """BOS in front of a prompt, where the tokenizer has one, and nowhere else but where it marks turns."""
     if tokenizer.bos_id is None:
         yield Finding("ok", "BOS", "none defined, none added")
         return
     prompts = {"text": TEXTS[0]} | ({} if tokenizer.chat_template is None else {"chat": _messages()[:1]})
     for kind, prompt in prompts.items():
         ids = chat.encode_prompt(tokenizer, prompt)
-        if ids.count(tokenizer.bos_id) != 1 or ids[0] != tokenizer.bos_id:
+        if ids[0] != tokenizer.bos_id or (ids.count(tokenizer.bos_id) != 1 and not chat.bos_marks_turns(tokenizer)):
             yield Finding("FAIL", "BOS", f"{kind}: {ids.count(tokenizer.bos_id)} times in {ids[:8]}")
             return
+    if chat.bos_marks_turns(tokenizer):
+        yield Finding("ok", "BOS", f"{tokenizer.bos_id} in front; it marks turns or ends, too, and stays there")
+        return
     written = tokenizer.bos_text and tokenizer.chat_template and tokenizer.bos_text in _rendered(tokenizer, 1)
     if written:
         yield Finding("note", "BOS", "once; the template writes it too: programs that add their own have it twice")
