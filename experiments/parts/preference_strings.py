@@ -65,7 +65,7 @@ def _pair_rows(task: Preferences, pairs: int, flip_rate: float) -> Callable[[Par
 
 def pair_stage(
     task: Preferences,
-    objective: Callable[[Array, Array, Array, Array, Array], PairTerms],
+    objective: Callable[..., PairTerms],
     *,
     steps: int,
     pairs: int,
@@ -77,8 +77,8 @@ def pair_stage(
     """A loss of pairs; the policy at its start is the reference.
 
     Args:
-      objective: of the log-probabilities of chosen and rejected, the reference's of both, and that of a response which
-        the reference drew, all ``[B]``.
+      objective: of the log-probabilities of chosen and rejected, the reference's of both, that of a response which the
+        reference drew, and the tokens of the chosen ones: all ``[B]``, the last one number where all are as long.
       responses: how many responses of a pair the loss trains on, for the count of tokens.
     """
 
@@ -89,7 +89,7 @@ def pair_stage(
             task.world, params["policy"], jnp.tile(prompts, (3, 1)), jnp.concatenate([*both, drawn])
         )
         chosen, rejected, base = jnp.split(logp, 3)
-        terms = objective(chosen, rejected, won, lost, base)
+        terms = objective(chosen, rejected, won, lost, base, strings.token_counts(task.world, both[0]))
         return reduce.scalars(terms.loss), {
             "pair/chosen_drift": reduce.scalars(chosen - won),
             "pair/rejected_drift": reduce.scalars(rejected - lost),

@@ -157,6 +157,14 @@ def spoken(world: World, responses: Int[Array, "N T"]) -> Bool[Array, "N T"]:
     return responses >= 0 if world.start is None else counted(responses, world.end)
 
 
+def token_counts(world: World, responses: Int[Array, "*N T"]) -> int | Float[Array, "*N"]:
+    """How many tokens a response has, its end inside; of generated strings all of them: one number."""
+    if world.start is None:
+        return world.response_tokens
+    there = spoken(world, responses.reshape(-1, responses.shape[-1]))
+    return jnp.sum(there.astype(jnp.float32), axis=1).reshape(responses.shape[:-1])
+
+
 def mean_hidden(
     world: World, params: Params, prompts: Int[Array, "N P"], responses: Int[Array, "N T"]
 ) -> Float[Array, "N D"]:

@@ -5,8 +5,9 @@ Paper:     Tang et al., "RL-finetuning LLMs from on- and off-policy data with a 
 Claim:     for the KL-regularised objective R = r - beta log(pi / ref) is the same for every response at the optimum;
            minimising its variance needs no importance ratio and works on- and off-policy, where the naive policy
            gradient does not reach the optimum.
-Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; naive: -(r - mean) log pi + beta KL (k3)
-           on the same samples; grpo: clipped ratio to the sampler plus beta KL; pairs: DPO, -log
+Equations: agro: 1/2 Var_group[r - beta log(pi / ref)], gradient through pi; naive: -(r - mean) log pi + beta KL
+           on the same samples; grpo: clipped ratio to the sampler plus beta KL, whose gradient in both is rho
+           log(pi / ref) with rho the ratio to the sampler; pairs: DPO, -log
            sigmoid(beta (s_i - s_j)), s = log(pi / ref) of a response, over members of a group with r_i > r_j.
            on_policy, agro_2: agro with samples of now, or 2 updates old; fresh: naive with samples of now; offline,
            offline_naive: all are of the start. token: consistency at every prefix y_<t that members of the group share:
@@ -52,7 +53,7 @@ def at_prefixes(logp, batch, beta):
 
 
 def naive(logp, batch, beta):
-    """The policy gradient as if the samples were the policy's own, and a KL term on them."""
+    """The policy gradient as if the samples were the policy's own, and a KL term that is weighted for their age."""
     terms = reinforce_loss(logp, batch.advantages, batch.mask)
     pull = kl.weighted_kl_gradient_terms(logp, batch.sampler_logp, batch.ref_logp, batch.mask)
     return terms._replace(loss=terms.loss + beta * pull)
@@ -69,7 +70,9 @@ def pairs(logp, batch, beta):
     """DPO on all pairs of a group with unequal rewards; a response has the mean over those that it wins."""
     share = jnp.sum(jnp.where(batch.mask, logp - batch.ref_logp, 0.0), axis=1)
     rewards, same = builders.rewards_of(batch.extras), batch.group_ids[:, None] == batch.group_ids[None, :]
-    wins = (same & (rewards[:, None] > rewards[None, :])).astype(jnp.float32)
+    judged = jnp.any(batch.mask, axis=1)  # what nobody could judge neither wins nor loses
+    wins = same & (rewards[:, None] > rewards[None, :]) & judged[:, None] & judged[None, :]
+    wins = wins.astype(jnp.float32)
     each = -jax.nn.log_sigmoid(beta * (share[:, None] - share[None, :]))
     loss = jnp.sum(wins * each, axis=1) / jnp.maximum(jnp.sum(wins, axis=1), 1.0)
     return TokenTerms(jnp.where(batch.mask, loss[:, None], 0.0), {})

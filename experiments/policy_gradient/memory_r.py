@@ -7,9 +7,9 @@ Claim:     with tiny models most groups earn nothing; intrinsic rewards from an 
            collapse the responses.
 Equations: R = r + 0.5 minmax(max_b cos(e, b)) over the bank of successes + 0.5 minmax(1 - max_b cos(e, b)) over that of
            failures, minmax within the group, banks of the K nearest prompts; GRPO on R. memory_r: successes alone;
-           format: 0.1 for any answer instead; other_prompt: the banks of another prompt of the batch (control). e:
-           hashed pairs of tokens; states: the mean of the base model's hidden states; --encoder-model DIR: of another
-           model of its vocabulary, such as a sentence encoder made from it.
+           format: 0.1 for any response that ends instead; other_prompt: the banks of another prompt of the batch
+           (control). e: hashed pairs of tokens; states: the mean of the base model's hidden states;
+           --encoder-model DIR: of another model of its vocabulary, such as a sentence encoder made from it.
 Left out:  K, both weights and the sizes of the memory are not the paper's (its code asks 1 of 1,000 prompts with 50
            responses each).
 Expect:    eval/accuracy: memory_r_plus > grpo; eval/tokens: memory_r_plus > grpo - 3.

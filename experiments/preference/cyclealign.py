@@ -72,7 +72,8 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
         flat = ordered.reshape(-1, ordered.shape[2])
         logp = strings.sum_logp(task.world, params["policy"], jnp.repeat(asked, CANDIDATES, axis=0), flat)
         logp = logp.reshape(-1, CANDIDATES)
-        value = settings.loss(logp / task.world.response_tokens, logp[:, 0], likelihood=settings.likelihood)
+        each = logp / strings.token_counts(task.world, ordered)
+        value = settings.loss(each, logp[:, 0], likelihood=settings.likelihood)
         trained = jnp.asarray(float(flat.size), jnp.float32)
         return reduce.scalars(value), {"rank/accuracy": reduce.scalars(right), "tokens/trained": trained}
 

@@ -4,9 +4,10 @@ Paper:     Wang et al., "Model Surgery: Modulating LLM's Behavior Via Simple Par
 Claim:     shifting the gate rows most inversely aligned with a behaviour probe removes most of the behaviour without
            training and keeps other abilities; random rows or directions do not.
 Equations: v: direction of a logistic probe on the mean last hidden state of rude against polite responses; the k rows
-           of all gates with the largest -cos(W_g[l, j], v) become W_g[l, j] + s alpha v; s in {1, -1} is the sign with
-           fewer rude tokens on validation prompts, for every arm. aligned: largest +cos; random_rows;
-           random_direction: of the length of v; steering: hidden - s v at inference; dpo: polite over rude.
+           of all gates with the largest -cos(W_g[l, j], s v) become W_g[l, j] + s alpha v; s in {1, -1}, the class that
+           v is taken to point to, is the one with fewer rude tokens on validation prompts, for every arm by itself.
+           aligned: largest +cos(W_g[l, j], s v); random_rows; random_direction: of the length of v; steering: hidden -
+           s v at inference; dpo: polite over rude.
 Left out:  several behaviours in sequence; the paper's alpha is tuned, here it is swept.
 Expect:    eval/removed, the share of the rude tokens that an edit takes away: surgery > random_rows by 0.1, above 0.5
            (the paper: up to 0.9), > random_direction by 0.1; eval/gold of surgery within 0.5 of none.

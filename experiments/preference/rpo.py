@@ -48,7 +48,7 @@ def rpo_reference(logps, baseline, tokens, beta, weight):
 
 
 def rpo_mean(logps, baseline, tokens, beta, weight):
-    tokens = jnp.full(baseline.shape, float(tokens), jnp.float32)
+    tokens = jnp.full(baseline.shape, tokens, jnp.float32)
     return preference.rpo_mean_loss(*logps, tokens, beta=beta, weight=weight)
 
 
@@ -95,7 +95,7 @@ def build(settings: Settings, task: Preferences = toy.STRINGS) -> experiment.Pla
     """One offline stage from the reference: the arm's objective on pairs."""
 
     def objective(*logps):
-        return settings.objective(logps[:4], logps[4], task.world.response_tokens, settings.beta, settings.weight)
+        return settings.objective(logps[:4], logps[4], logps[5], settings.beta, settings.weight)
 
     stage = preference_strings.pair_stage(
         task,

@@ -397,7 +397,9 @@ def smoothed_advantages(
     new, all_ = standardised(centred, spread), standardised(jnp.where(valid, rewards, whole) - whole, deviation)
     blends = ((before * new + all_) / now, (new + before * all_) / now)
     value = jnp.where(jnp.abs(blends[0]) < jnp.abs(blends[1]), *blends)
-    return jnp.where(valid, value, 0.0), RewardStatistics(now, whole, deviation)
+    judged = count > 0  # a group that nobody could judge has had no step
+    kept = (jnp.where(judged, *x) for x in ((now, before), (whole, old_mean), (deviation, old)))
+    return jnp.where(valid, value, 0.0), RewardStatistics(*kept)
 
 
 def hardness_weighted_advantages(

@@ -15,7 +15,11 @@ from jaxrl_llm.experiment.evidence.along import Along
 from jaxrl_llm.experiment.evidence.verdicts import Bounds
 from jaxrl_llm.experiment.results import Results
 
-LESS_IS_BETTER = ("tokens", "ece", "brier", "perplexity", "gap", "hours", "violations")  # where a failure is a maximum
+# parts of names of metrics where a failure is a maximum
+LESS_IS_BETTER = (
+    "tokens", "ece", "brier", "perplexity", "gap", "hours", "violations", "mse", "variance", "inconsistency",
+    "false_positives", "eval/attack", "eval/cost", "shift/drop", "agreement/entropy", "degenerate_fraction",
+)  # fmt: skip
 
 
 class Part(NamedTuple):

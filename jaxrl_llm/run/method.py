@@ -231,12 +231,11 @@ def statistics_after(
     value, ids = shaped_rewards(settings, trajectories, rewards), trajectories.group_ids
     before = _earlier(extras, trajectories)
     _, now = function(value, ids, before, valid=rewards.valid)
-    judged = group.group_sum(rewards.valid.astype(jnp.float32), ids) > 0
 
-    def put(kept: Array, new: Array, old: Array) -> Array:
-        return kept.at[trajectories.problem_ids].set(jnp.where(judged, new, old))
+    def put(kept: Array, new: Array) -> Array:
+        return kept.at[trajectories.problem_ids].set(new)
 
-    return SoFar(jax.tree.map(put, declared(SoFar, extras).rewards_so_far, now, before))._asdict()
+    return SoFar(jax.tree.map(put, declared(SoFar, extras).rewards_so_far, now))._asdict()
 
 
 class Noisy(NamedTuple):

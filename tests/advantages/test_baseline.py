@@ -166,3 +166,9 @@ def test_smoothed_advantages_against_a_loop_over_steps():
     plain = group.group_normalized_advantages(jnp.asarray([1.0, 0, 0, 1, 1, 0]), IDS, eps=0.0)
     close.assert_relative(first, plain)
     assert float(now.steps[0]) == 5.0
+    # a group that nobody could judge has had no step; the other one has
+    valid = np.asarray(IDS == IDS[0])
+    _, after = group.smoothed_advantages(jnp.ones(6), IDS, now, valid=jnp.asarray(valid))
+    for kept, old in zip(after, now, strict=True):
+        np.testing.assert_array_equal(np.asarray(kept)[~valid], np.asarray(old)[~valid])
+    assert np.asarray(after.steps).tolist() == np.where(valid, 6.0, 5.0).tolist()

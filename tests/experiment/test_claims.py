@@ -103,7 +103,11 @@ def test_a_diverged_seed_is_a_failure_and_not_a_gap():
     # a finite number after a divergence does not hide it
     whole.arms["method"].metrics["eval/accuracy"][3] = 0.62
     assert greater(whole, "eval/accuracy", "method", "base").values[3] == doubles(-0.5)
-    # of a metric where less is better the worst is the largest
+    # of a metric where less is better the worst is the largest: a reward model that diverged has no error of 0
+    wrong = Results({n: arm(x, metric="table/mse") for n, x in (("bt", [0.5, 0.6]), ("vrpo", [0.3, NAN]))})
+    wrong.arms["vrpo"].metrics["grad/norm"] = [1.0, math.inf]
+    assert smaller(wrong, "table/mse", "vrpo", "bt").values == doubles((-0.2, 0.0))
+    # as of lengths
     tokens = Results({n: arm([9.0, 8.0], metric="eval/tokens") for n in ("base", "method")})
     tokens.arms["method"].metrics["grad/norm"] = [1.0, math.inf]
     assert smaller(tokens, "eval/tokens", "method", "base").values == doubles((0.0, 1.0))

@@ -80,3 +80,14 @@ def test_pairs_of_a_group_against_a_loop():
     close.assert_near(found, np.where(mask, expected[:, None], 0.0))
     slope = np.asarray(jax.grad(lambda x: jnp.sum(value(x)))(jnp.asarray(logp, jnp.float32)))
     assert (slope[[0, 2]] <= 0).all() and (slope[[1, 3]] >= 0).all() and not slope[4:].any()  # equal rewards: nothing
+
+
+def test_what_nobody_could_judge_neither_wins_nor_loses():
+    """A verifier that failed leaves a reward of 0 and an empty mask: a right answer does not beat that."""
+    logp, ref = jnp.asarray([[-1.0], [-2.0], [-3.0]]), jnp.full((3, 1), -2.0)
+    mask, rewards = jnp.asarray([[True], [False], [True]]), jnp.asarray([1.0, 0.0, 0.0])
+    batch = types.SimpleNamespace(
+        ref_logp=ref, mask=mask, group_ids=jnp.zeros(3, jnp.int32), extras={"rewards": rewards}
+    )
+    found = np.asarray(agro.pairs(logp, batch, 0.5).loss)
+    close.assert_near(found[:, 0], [np.log1p(np.exp(-0.5 * (1.0 - -1.0))), 0.0, 0.0])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.parts import preference_task as toy
+from experiments.parts import strings
 from jaxrl_llm.losses import preference
 from tests import close
 from tests.close import singles
@@ -62,6 +63,15 @@ def test_gradients():
     close.assert_near(other[0], dpo[0])
     close.assert_near(other[2], np.full(9, -0.03))
     close.assert_near(mean[0] - dpo[0], -0.3 / TOKENS)
+
+
+def test_texts_are_counted_to_their_end():
+    """Of a table as wide as its longest text; ten tokens and one are not both as long as the table."""
+    short = jnp.asarray([[5, 6, 9, 9], [9, 9, 9, 9], [5, 6, 7, 8]])
+    world = toy.STRINGS.world._replace(end=9, response_tokens=4)
+    assert strings.token_counts(world, short) == 4  # generated strings are of one length
+    text = world._replace(start=lambda: {})
+    assert strings.token_counts(text, short).tolist() == [3, 1, 4]
 
 
 def test_an_empty_response_is_harmless():

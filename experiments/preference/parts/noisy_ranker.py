@@ -93,9 +93,10 @@ def make_rows(task: Preferences, prompts: int, example: Callable):
         four = jnp.concatenate([drawn.reshape(prompts, CANDIDATES - 1, -1), given[:, None]], axis=1)
         flat, many = four.reshape(prompts * CANDIDATES, -1), jnp.repeat(asked, CANDIDATES, axis=0)
         gold = task.gold_reward(many, flat).reshape(prompts, CANDIDATES)
-        white = jnp.argsort(
-            -strings.sum_logp(task.world, params["policy"], many, flat).reshape(prompts, CANDIDATES), axis=1
-        )
+        likely = strings.sum_logp(task.world, params["policy"], many, flat)
+        if task.world.start is not None:  # generated strings are of one length
+            likely = likely / strings.token_counts(task.world, flat)
+        white = jnp.argsort(-likely.reshape(prompts, CANDIDATES), axis=1)
 
         def judge(examples, row):
             gold, white, key = row

@@ -76,7 +76,7 @@ def current_anchor(logp: Array, batch: Batch) -> Array:
 
 
 def stored_anchor(logp: Array, batch: Batch) -> Array:
-    """The learner's log-probabilities before the updates of this rollout, from ``estimate``."""
+    """``old_logp`` of ``estimate``: the sampler's, or with ``recompute_old`` the learner's before these updates."""
     return batch.old_logp
 
 
