@@ -7,8 +7,8 @@ Claim:     optimising a mix of a nominal reward and the worst case of an ensembl
 Equations: heads (mu_h, sigma_h), each fitted by Bradley-Terry on samples mu + sigma eps over its own bootstrap of the
            pairs; R = lambda mu_{h*} + (1 - lambda) min_h mu_h, h* = argmin_h sigma_h; PPO with a KL penalty. brme:
            lambda = 0.6; brme_0, brme_02, brme_1: others. single: one head, all pairs; mean: mean_h mu_h; lower: mean -
-           std; random: a fixed arbitrary function of the reply; constant: 0. gaussian: brme whose heads are fitted by
-           likelihood to another reward model, sum_h (r - mu_h)^2 / (2 sigma_h^2) + log sigma_h.
+           std; random: the sum of a weight for each token, drawn anew for every seed; constant: 0. gaussian: brme whose
+           heads are fitted by likelihood to another reward model, sum_h (r - mu_h)^2 / (2 sigma_h^2) + log sigma_h.
 Left out:  benchmarks.
 Expect:    mean eval/utility over the budgets of eval/kl up to 8: brme > single; of single at the end below that at step
            150, of brme at least 0.95 of its own there; at the end constant > random. Step 150 and 8 nats were fixed
@@ -105,7 +105,8 @@ def build(settings: Settings, task: Replies = text.LANGUAGE) -> experiment.Plan:
     def init(key):
         parts = start(key)
         teacher = attribute_rewards.init_reward(task, jax.random.fold_in(key, 12), outputs=1)
-        return parts | {"teacher": teacher, "start": jax.tree.map(jnp.copy, parts["model"])}
+        noise = attribute_rewards.draw_noise(task, jax.random.fold_in(key, 13))
+        return parts | {"teacher": teacher, "noise": noise, "start": jax.tree.map(jnp.copy, parts["model"])}
 
     stages = (*settings.fits(task, settings), ppo(settings.proxy, steps=settings.steps))
     more = (attribute_rewards.drift,)

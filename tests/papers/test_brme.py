@@ -1,10 +1,13 @@
 """Reward ensembles: the surest head, the worst case, and heads that know how sure they are."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.reward_models import brme
 from experiments.reward_models.parts import attribute_rewards, combine
 from experiments.reward_models.parts import attribute_text as text
 from jaxrl_llm.losses.reward import bradley_terry_loss, gaussian_reward_loss
@@ -70,5 +73,18 @@ def test_every_head_fits_its_own_bootstrap():
         expected += float(jnp.sum(counts[:, h] * bradley_terry_loss(*drawn).loss)) / 8
     close.assert_near(value, expected, magnitude=0)
     assert not attribute_rewards.constant(text.LANGUAGE, params, pairs.prompts, pairs.first).any()
-    empty = jnp.full((2, text.RESPONSE_TOKENS), text.END, jnp.int32)
-    assert attribute_rewards.arbitrary(text.LANGUAGE, params, pairs.prompts[:2], empty).tolist() == [0.0, 0.0]
+
+
+def test_a_useless_reward_is_drawn_with_the_seed():
+    """What it pays is in the parameters, those of two seeds differ, and no gradient leads to it."""
+    task = text.LANGUAGE
+    prompts = jnp.zeros((2, text.PROMPT_TOKENS), jnp.int32)
+    said = jnp.full((2, text.RESPONSE_TOKENS), text.END, jnp.int32).at[0, :3].set(jnp.array([8, 8, 20]))
+    weights = jnp.zeros(task.size).at[8].set(0.25).at[20].set(-1.0).at[text.END].set(9.0)
+    assert attribute_rewards.arbitrary(task, {"noise": weights}, prompts, said).tolist() == [-0.5, 0.0]
+    settings = dataclasses.replace(brme.Settings(), **brme.SMOKE | brme.ARMS["random"])
+    init = jax.jit(brme.build(settings, task).init)
+    first, second = (init(jax.random.key(seed))["noise"] for seed in (0, 1))
+    assert first.shape == (task.size,) and int((first == second).sum()) == 0
+    slope = jax.grad(lambda noise: attribute_rewards.arbitrary(task, {"noise": noise}, prompts, said).sum())(first)
+    assert not slope.any()

@@ -223,9 +223,17 @@ def lower(task: Replies, params: Params, prompts: Array, responses: Array, *, we
 
 
 def arbitrary(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
-    """A useless ``Proxy`` that is not constant: a fixed random weight for each token."""
-    weights = jnp.sin(3.0 * jax.random.normal(jax.random.key(3), (task.size,)))
+    """A useless ``Proxy`` that is not constant: the weight of each token in ``params["noise"]``, see ``draw_noise``."""
+    weights = jax.lax.stop_gradient(params["noise"])
     return jnp.sum(jnp.where(task.spoken(responses), weights[responses], 0.0), axis=1)
+
+
+def draw_noise(task: Replies, key: Key) -> Float[Array, " V"]:
+    """A random weight for each token.
+
+    Every seed draws its own: one draw may be useful or harmful by luck, and no number of seeds averages over it.
+    """
+    return jnp.sin(3.0 * jax.random.normal(key, (task.size,)))
 
 
 def constant(task: Replies, params: Params, prompts: Array, responses: Array) -> Array:
