@@ -8,14 +8,19 @@ Claim:     a reward model that judges whether a reply satisfies a principle rank
 Equations: s = logit(yes) - logit(no) behind (principle in words, prompt, reply), loss -[l log sigma(s) + (1 - l) log
            sigma(-s)], only labels on which three annotators agree: min cosine of the phrases they name >= 0.8, equal
            verdicts, none "partly", the span written; as many yes as no. generative: a report, then yes or no, GRPO on
-           the match with the label; shaded: on -|l - P(yes)|; s behind a report of its own. no_consensus: all labels of
-           the first annotator. bt: one head fitted to pairs ordered by a satisfied principle, whichever it is.
-           regressor: a head for each quality (an unwanted one is its negative). embedding: h . e(phrase). GRPO on s.
+           the match with the label, after it imitated reports that say the label; shaded: on -|l - P(yes)|; s behind a
+           report of its own. no_consensus: all labels of the first annotator. bt: one head fitted to pairs ordered by
+           worth, an annotator erring in a fifth as theirs do. regressor: a head for each quality (an unwanted one is
+           its negative). embedding: h . e(phrase). GRPO on s.
 Left out:  the extractor of principles as a language model (its errors are drawn), and annotators' prose.
-Expect:    rank/known, rank/longer_is_worse and rank/held_out rlbff > bt; rank/known rlbff > no_consensus; eval/polite,
-           the named principle, rlbff > bt; rank/known generative > bt.
-Measure:   rankings of fresh pairs under each of ten known and two held-out principles; true qualities of the trained
-           policy; 8 seeds, equal labels (before the filter), updates and rollouts of the policy.
+Expect:    rank/worth_longer_is_worse, rank/worth, rank/longer_is_worse (all six qualities) and eval/polite, the named
+           principle, rlbff > bt; rank/held_out of rlbff above 0.5; rank/known rlbff > no_consensus; rank/worth
+           generative > bt.
+Measure:   rankings of fresh pairs, and of those whose worse reply is the longer one, by worth, which bt is fitted to,
+           and under ten known and two held-out principles, which bt does not hear: it has one score, so that its
+           rank/known is at most 0.60 and its rank/held_out falls with what it knows, and neither is compared with it.
+           True qualities of the trained policy; equal labels (before the filter; bt: one annotator's, the others
+           three's), updates and rollouts of the policy.
 Run:       python -m experiments.reward_models.rlbff
 """
 
@@ -32,6 +37,7 @@ from experiments.reward_models.parts import attribute_rewards, principle_critic,
 from experiments.reward_models.parts import attribute_text as text
 from experiments.reward_models.parts.attribute_text import Replies
 from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.reward import label_regression_loss
 from jaxrl_llm.reduce import scalars
@@ -52,10 +58,10 @@ class Settings(recipes.Settings):
     judge: str = "reader"  # reader, generative, embedding, bt, regressor
     keep: Callable[..., Array] = principles.agreed  # which judgements are fitted
     verdict: Callable[..., Array] = principle_critic.matches  # what the generative judge is paid for
-    critic_steps: int = 150  # of its GRPO
+    critic_steps: int = 150  # of its GRPO, among the fit_steps
 
 
-SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "judgements": 256, "critic_steps": 2}
+SMOKE = {"steps": 2, "eval_every": 2, "base_steps": 2, "fit_steps": 2, "judgements": 256, "critic_steps": 1}
 ARMS = {
     "bt": {"judge": "bt"},
     "rlbff": {},
@@ -65,18 +71,20 @@ ARMS = {
     "generative": {"judge": "generative"},
     "shaded": {"judge": "generative", "verdict": principle_critic.shaded},
 }
-METRICS = ("rank/known", "rank/held_out", "rank/longer_is_worse", "eval/polite", "eval/utility")
-CURVES = ("rank/known", "rank/held_out", "eval/polite", "eval/utility", "kl/ref")
+METRICS = (
+    "rank/worth_longer_is_worse", "rank/worth", "rank/longer_is_worse", "rank/known", "rank/held_out", "eval/polite",
+    "eval/utility",
+)  # fmt: skip
+CURVES = ("rank/worth_longer_is_worse", "rank/known", "rank/held_out", "eval/polite", "eval/utility", "kl/ref")
 
 
 def draw_ordered(task: Replies, key, n):
-    """Two replies and a principle that the first one satisfies better, by an annotator who errs in a fifth."""
+    """Two replies of which the first one is worth more, by an annotator who errs in a fifth."""
     pairs = task.draw_pairs(jax.random.fold_in(key, 0), n, sharpness=0.0)
-    named = principles.draw_principles(jax.random.fold_in(key, 1), n)
-    does = [principles.satisfied(task, pairs.prompts, x, named) for x in (pairs.first, pairs.second)]
-    swap = (does[1] & ~does[0]) ^ (jax.random.uniform(jax.random.fold_in(key, 2), (n,)) < 0.2)
-    first = jnp.where(swap[:, None], pairs.second, pairs.first)
-    return text.Pairs(pairs.prompts, first, jnp.where(swap[:, None], pairs.first, pairs.second))
+    worth = [task.utility(pairs.prompts, x) for x in (pairs.first, pairs.second)]
+    swap = ((worth[1] > worth[0]) ^ (jax.random.uniform(jax.random.fold_in(key, 1), (n,)) < 0.2))[:, None]
+    first, second = (jnp.where(swap, *x) for x in ((pairs.second, pairs.first), (pairs.first, pairs.second)))
+    return text.Pairs(pairs.prompts, first, second)
 
 
 def regress(task: Replies, params, rows):
@@ -100,10 +108,14 @@ def build(settings: Settings, task: Replies = principles.LANGUAGE) -> experiment
     judged = partial(principles.draw_judgements, keep=settings.keep)
     fit = partial(attribute_rewards.fit_stage, task, steps=settings.fit_steps, table=settings.judgements)
     if settings.judge == "generative":
+        if not 0 <= settings.critic_steps <= settings.fit_steps:
+            raise UserError(f"critic_steps={settings.critic_steps}: they are among the fit_steps={settings.fit_steps}, "
+                            "so that all judges have equally many; take fewer")  # fmt: skip
+        half = settings.judgements // 2  # of the labels for each of its two stages: as many as the others have
         stages = [
-            principle_critic.warm_stage(task, steps=settings.fit_steps, table=settings.judgements),
+            principle_critic.warm_stage(task, judged, steps=settings.fit_steps - settings.critic_steps, table=half),
             principle_critic.grpo_stage(
-                task, settings.verdict, judged, steps=settings.critic_steps, judgements=settings.judgements,
+                task, settings.verdict, judged, steps=settings.critic_steps, judgements=half,
                 learning_rate=settings.learning_rate,
             ),
         ]  # fmt: skip
@@ -127,18 +139,20 @@ def build(settings: Settings, task: Replies = principles.LANGUAGE) -> experiment
             "generative": task.reading.critic.policy.init(jax.random.fold_in(key, 10)),
         }
 
-    measure = strings.bound(attribute_rewards.measure, task, proxy, (partial(principles.ranking, proxy_of=proxy_of),))
+    ranks = tuple(partial(rank, proxy_of=proxy_of) for rank in (principles.ranking, principles.worth_ranking))
+    measure = strings.bound(attribute_rewards.measure, task, proxy, ranks)
     return experiment.Plan(init, tuple(stages), measure)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Principles rank better than Bradley-Terry, also unseen ones and against length, and steer the policy."""
-    ranks = ("rank/known", "rank/longer_is_worse", "rank/held_out", "eval/polite")
+    """Asked for worth it ranks better than Bradley-Terry where the worse is longer; it hears principles, also new."""
+    ranks = ("rank/worth_longer_is_worse", "rank/worth", "rank/longer_is_worse", "eval/polite")
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         *(experiment.greater(results, metric, "rlbff", "bt") for metric in ranks),
+        experiment.above(results, "rank/held_out", "rlbff", 0.5),
         experiment.greater(results, "rank/known", "rlbff", "no_consensus"),
-        experiment.greater(results, "rank/known", "generative", "bt"),
+        experiment.greater(results, "rank/worth", "generative", "bt"),
     )
 
 

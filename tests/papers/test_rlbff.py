@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from experiments.parts import strings
+from experiments.reward_models import rlbff
 from experiments.reward_models.parts import attribute_rewards, principle_critic, principles
 from experiments.reward_models.parts import attribute_text as text
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.reward import log_odds_loss
 from tests import close
 
@@ -78,7 +80,7 @@ def test_phrases_of_one_meaning_are_near_and_of_the_other_sign_opposite():
 def test_consensus_makes_labels_cleaner():
     found = principles.draw_judgements(LANGUAGE, jax.random.key(0), 6000)
     named, words, prompts, replies, label, weight = found
-    np.testing.assert_array_equal(principles._read_back(words), named)
+    np.testing.assert_array_equal(principles.read_back(words), named)
     truth = np.asarray(principles.satisfied(LANGUAGE, prompts, replies, named))
     right, kept = np.asarray(label > 0.5) == truth, np.asarray(weight > 0)
     assert 0.15 < kept.mean() < 0.4, "three must agree on principle and verdict, and the span must have been written"
@@ -88,19 +90,39 @@ def test_consensus_makes_labels_cleaner():
     assert float(loose[5].mean()) > 0.6
 
 
+def judged(task, key, n):
+    """Annotators of whom every other one is wrong, and of whom a third is kept."""
+    prompts, replies = task.draw_behaviour(key, n)
+    principle = principles.draw_principles(key, n)
+    row = jnp.arange(n)
+    label = principles.satisfied(task, prompts, replies, principle) ^ (row % 2 == 0)
+    words = principles.in_words(principle, row)
+    return principle, words, prompts, replies, label.astype(jnp.float32), (row % 3 == 0).astype(jnp.float32)
+
+
 def test_reports_and_what_they_earn():
-    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(0), 3000)
+    """A report says the annotators' label, right or wrong; its level agrees and is else drawn."""
+    key = jax.random.key(0)
+    asked, reports, kept = principle_critic.draw_reports(LANGUAGE, judged, key, 3000)
+    given = judged(LANGUAGE, jax.random.fold_in(key, 0), 3000)
     yes, readable = principle_critic.said(LANGUAGE, reports)
     words, first = np.asarray(asked[:, -2:]) - 32, LANGUAGE.reading.first
     assert first == 32
     assert readable.all() and (np.asarray(reports[:, 3]) == principles.CRITIC.end).all()
+    np.testing.assert_array_equal(words, given[1])
+    np.testing.assert_array_equal(yes, np.asarray(given[4]) > 0.5)
+    np.testing.assert_array_equal(kept, np.arange(3000) % 3 == 0)
     quality = words[:, 1] // principles.SYNONYMS
     np.testing.assert_array_equal(reports[:, 0], first + principles.SYNONYMS * quality)
     wanted = (words[:, 0] - principles.SIGNS) // principles.SIGN_WORDS == principles.WANTED
     levels = np.asarray(reports[:, 1]) - first - principles.LEVEL
     np.testing.assert_array_equal(yes, (levels / 4 > np.array(principles.CUTS)[quality]) == wanted)
-    scores = np.asarray(principles.qualities(LANGUAGE, asked[:, :3], asked[:, 3:15]))[np.arange(3000), quality]
-    close.assert_share((levels == np.round(scores * 4)).mean(), 0.7 + 0.3 / 5, 3000)
+    high = (quality == 1) & (np.asarray(yes) == wanted)  # polite: levels 2, 3 and 4 of which each is as likely
+    for level in (2, 3, 4):
+        close.assert_share((levels[high] == level).mean(), 1 / 3, int(high.sum()))
+    np.testing.assert_array_equal(  # every other annotator is wrong, and the truth says so
+        principle_critic.truly(LANGUAGE, asked, reports), np.arange(3000) % 2 == 1
+    )
     label, odds = jnp.asarray([True, True, False]), jnp.log(jnp.asarray([4.0, 4.0, 4.0]))
     said = jnp.asarray([[35, 60, 54, 62], [35, 60, 55, 62], [35, 62, 62, 62]], jnp.int32)
     assert principle_critic.matches(LANGUAGE, odds, said, label).tolist() == [1.0, 0.0, 0.0]
@@ -110,7 +132,7 @@ def test_reports_and_what_they_earn():
 @pytest.mark.slow
 def test_the_odds_of_a_verdict_are_read_behind_the_report():
     critic = principles.CRITIC.policy.init(jax.random.key(0))
-    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, jax.random.key(1), 6)
+    asked, reports, _ = principle_critic.draw_reports(LANGUAGE, judged, jax.random.key(1), 6)
     odds = principle_critic.verdict_odds(LANGUAGE, critic, asked, reports)
     logp = []
     for word in (principles.YES, principles.NO):
@@ -168,5 +190,61 @@ def test_rankings_of_an_oracle():
         "rank/held_out": 1.0,
         "rank/longer_is_worse": 1.0,
     }
+    found = principles.worth_ranking(LANGUAGE, None, jax.random.key(0), proxy_of=oracle)
+    assert {k: float(v) for k, v in found.items()} == {"rank/worth": 1.0, "rank/worth_longer_is_worse": 1.0}
+    turned = principles.worth_ranking(
+        LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: oracle(quality, principles.UNWANTED)
+    )
+    assert {k: float(v) for k, v in turned.items()} == {"rank/worth": 0.0, "rank/worth_longer_is_worse": 0.0}
     deaf = principles.ranking(LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: oracle(5, 0))
     assert float(deaf["rank/known"]) < 0.8
+
+
+@pytest.mark.slow
+def test_a_score_that_hears_no_principle_cannot_rank_by_both_forms():
+    """The truth about worth is right of worth alone; of known principles no single score is right in more than 0.6."""
+
+    def found(score):
+        heard = {}
+        for rank in (principles.ranking, principles.worth_ranking):
+            heard |= rank(LANGUAGE, None, jax.random.key(0), proxy_of=lambda quality, wanted: score, rows=2000)
+        return {name: float(x) for name, x in heard.items()}
+
+    worth = found(lambda task, params, prompts, replies: principles.qualities(LANGUAGE, prompts, replies)[:, 5])
+    assert worth["rank/worth"] == worth["rank/worth_longer_is_worse"] == 1.0 > worth["rank/longer_is_worse"]
+    both = found(
+        lambda task, params, prompts, replies: (
+            10.0 * principles.qualities(LANGUAGE, prompts, replies)[:, 1]
+            + principles.qualities(LANGUAGE, prompts, replies)[:, 3]
+        )
+    )
+    # the second knows both qualities of which only the wanted form is known, and has no more
+    assert worth["rank/known"] < 0.6 and 0.5 < both["rank/known"] < 0.6
+    assert both["rank/held_out"] < 0.2, "the better it knows them, the worse it does where they are unwanted"
+
+
+def test_pairs_of_bradley_terry_are_ordered_by_worth():
+    pairs = rlbff.draw_ordered(LANGUAGE, jax.random.key(0), 3000)
+    worth = [np.asarray(LANGUAGE.utility(pairs.prompts, x)) for x in (pairs.first, pairs.second)]
+    apart = worth[0] != worth[1]
+    close.assert_share((worth[0] > worth[1])[apart].mean(), 0.8, int(apart.sum()))
+
+
+def test_the_generative_judge_has_the_labels_and_updates_of_the_others():
+    """Two stages share the labels and the updates of one; what they learn from follows the seed."""
+    small = {"base_steps": 1, "judgements": 64, "fit_steps": 7, "critic_steps": 3, "judge": "generative"}
+    stages = rlbff.build(rlbff.Settings(**small)).stages
+    assert [stage.steps for stage in stages] == [4, 3, 60]
+    asked = [np.asarray(stages[1].extras(None, jax.random.key(seed))["asked"]) for seed in (0, 1)]
+    reports = stages[0].extras(None, jax.random.key(0))["rows"]
+    assert asked[0].shape[0] == reports[0].shape[0] == 32 and (asked[0] != asked[1]).any()
+    with pytest.raises(UserError, match="critic_steps=8: they are among the fit_steps=7.*take fewer"):
+        rlbff.build(rlbff.Settings(**small | {"critic_steps": 8}))
+
+
+def test_questions_are_the_kept_judgements_again_and_again():
+    asked, labels = principle_critic.draw_labelled(LANGUAGE, judged, jax.random.key(3), 7)
+    given = judged(LANGUAGE, jax.random.key(3), 7)
+    every = np.concatenate([given[2], given[3], 32 + np.asarray(given[1])], axis=1)
+    np.testing.assert_array_equal(asked, every[[0, 3, 6, 0, 3, 6, 0]])
+    np.testing.assert_array_equal(labels, np.asarray(given[4])[[0, 3, 6, 0, 3, 6, 0]] > 0.5)

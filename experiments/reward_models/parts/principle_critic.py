@@ -1,12 +1,13 @@
 """The generative judge of principles: it names the quality, says how far the reply has it, and answers yes or no.
 
-A report is the quality's first word, one of five levels, the verdict and the end. A warm start imitates reports with
-errors; GRPO then learns from labels alone. The score of a reply is the log-odds of the verdict after a report of its
-own, or the mean over several.
+A report is the quality's first word, one of five levels, the verdict and the end. A warm start imitates reports that
+say what annotators said, with a level that agrees and tells no more; GRPO then learns from such labels alone. The score
+of a reply is the log-odds of the verdict after a report of its own, or the mean over several.
 """
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,10 @@ from jaxrl_llm.advantages.group import group_normalized_advantages
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Params, Rewards, Trajectories
+from jaxrl_llm.types import Key, Params, declared
 
 VERDICT = 2  # place in the report
+Judgements = Callable[[Replies, Key, int], tuple[Array, ...]]  # as ``principles.draw_judgements``
 
 
 def ask(
@@ -46,31 +48,29 @@ def write(
     return jnp.stack([first + name, first + principles.LEVEL + level, first + verdict, end], axis=1)
 
 
-def draw_reports(task: Replies, key: Key, n: int, *, error_rate: float = 0.3) -> tuple[Array, Array, Array]:
-    """``(asked, reports, kept)``: levels are guessed at the rate; the verdict follows the level that was written."""
-    keys = jax.random.split(key, 5)
-    prompts, replies = task.draw_behaviour(keys[0], n)
-    principle = principles.draw_principles(keys[1], n)
-    words = principles.in_words(principle, jax.random.randint(keys[2], (n,), 0, 6, jnp.int32))
-    score = jnp.take_along_axis(principles.qualities(task, prompts, replies), principle[:, :1], axis=1)[:, 0]
-    level = jnp.round(score * (principles.LEVELS - 1)).astype(jnp.int32)
-    guess = jax.random.randint(keys[3], (n,), 0, principles.LEVELS, jnp.int32)
-    level = jnp.where(jax.random.bernoulli(keys[4], error_rate, (n,)), guess, level)
-    cut = jnp.asarray(task.reading.cuts, jnp.float32)[principle[:, 0]]
-    has = level.astype(jnp.float32) / (principles.LEVELS - 1) > cut
-    reports = write(task, principle, level, has ^ (principle[:, 1] == principles.UNWANTED))
-    return ask(task, words, prompts, replies), reports, jnp.ones((n,), bool)
+def draw_reports(task: Replies, judged: Judgements, key: Key, n: int) -> tuple[Array, Array, Array]:
+    """``(asked, reports, kept)``: the verdict is the annotators' label, the level any that agrees with it.
+
+    Nothing here knows the true quality: a judge that writes learns from what the others learn from.
+    """
+    principle, words, prompts, replies, label, weight = judged(task, jax.random.fold_in(key, 0), n)
+    yes = label > 0.5
+    cut = jnp.asarray(task.reading.cuts, jnp.float32)[principle[:, :1]]
+    above = jnp.arange(principles.LEVELS, dtype=jnp.float32)[None, :] / (principles.LEVELS - 1) > cut
+    agrees = above == (yes ^ (principle[:, 1] == principles.UNWANTED))[:, None]
+    level = jax.random.categorical(jax.random.fold_in(key, 1), jnp.where(agrees, 0.0, -jnp.inf)).astype(jnp.int32)
+    return ask(task, words, prompts, replies), write(task, principle, level, yes), weight > 0
 
 
-def warm_stage(task: Replies, *, steps: int, table: int = 2048) -> Stage:
+def warm_stage(task: Replies, judged: Judgements, *, steps: int, table: int) -> Stage:
     """Imitation of reports."""
     loss = strings.make_imitation(task.reading.critic, "generative")
-    return strings.table_stage(_reports(task, table), loss, steps=steps, rows_per_step=64, learning_rate=3e-3)
+    return strings.table_stage(_reports(task, judged, table), loss, steps=steps, rows_per_step=64, learning_rate=3e-3)
 
 
 @lru_cache(maxsize=4)
-def _reports(task: Replies, rows: int) -> Callable[[Params, Key], tuple[Array, ...]]:
-    return lambda params, key: draw_reports(task, key, rows)
+def _reports(task: Replies, judged: Judgements, rows: int) -> Callable[[Params, Key], tuple[Array, ...]]:
+    return lambda params, key: draw_reports(task, judged, key, rows)
 
 
 def verdict_odds(
@@ -113,41 +113,63 @@ def shaded(
     return jnp.where(said(task, reports)[1], -away, -1.0)
 
 
-def grpo_stage(
-    task: Replies, reward: Callable[..., Array], judged: Callable[..., tuple[Array, ...]], *, steps: int,
-    judgements: int, learning_rate: float, prompts_per_step: int = 16, group_size: int = 8,
-) -> Stage:  # fmt: skip
-    """GRPO on ``reward(task, odds, reports, label)`` over the judgements that are kept.
+class Labelled(NamedTuple):
+    """Extras of a state: what is asked, and what annotators said of it."""
 
-    Args:
-      judged: ``(task, key, n)`` as ``principles.draw_judgements``.
+    asked: Int[Array, "N Q"]
+    labels: Bool[Array, " N"]
+
+
+def draw_labelled(task: Replies, judged: Judgements, key: Key, n: int) -> Labelled:
+    """``n`` questions: the judgements that are kept, again and again in their order; all where none is."""
+    _, words, prompts, replies, label, weight = judged(task, key, n)
+    count = jnp.sum((weight > 0).astype(jnp.int32))
+    at = jnp.argsort(weight <= 0, stable=True)[jnp.arange(n, dtype=jnp.int32) % jnp.where(count > 0, count, n)]
+    return Labelled(ask(task, words, prompts, replies)[at], label[at] > 0.5)
+
+
+def truly(task: Replies, asked: Int[Array, "N Q"], reports: Int[Array, "N R"]) -> Float[Array, " N"]:
+    """1 where the verdict of a report is the truth about the reply, which no learner sees."""
+    prompts, replies, words = jnp.split(asked, (task.world.prompt_tokens, asked.shape[1] - 2), axis=1)
+    truth = principles.satisfied(task, prompts, replies, principles.read_back(words - task.reading.first))
+    return matches(task, jnp.zeros(truth.shape), reports, truth)
+
+
+def grpo_stage(
+    task: Replies, reward: Callable[..., Array], judged: Judgements, *, steps: int, judgements: int,
+    learning_rate: float, prompts_per_step: int = 16, group_size: int = 8,
+) -> Stage:  # fmt: skip
+    """GRPO on ``reward(task, odds, reports, label)`` over the judgements that are kept, which are the seed's own.
+
+    ``reward/mean`` of its curves is the truth.
     """
-    _, words, prompts, replies, label, weight = judged(task, jax.random.key(23), judgements)
-    kept = jnp.flatnonzero(weight > 0)
-    asked, labels = ask(task, words, prompts, replies)[kept], label[kept] > 0.5
     world = task.reading.critic
     inner = builders.make_estimate(world.policy, builders.per_response(group_normalized_advantages))
     loss = builders.make_policy_loss(world.policy, clipped_policy_loss)
 
-    def score(answers, rows: Trajectories) -> Rewards:
-        reports = strings.responses_of(world, rows)[1]
-        value = matches(task, jnp.zeros(reports.shape[:1]), reports, labels[rows.problem_ids])
-        return Rewards(value, jnp.ones(value.shape, bool))
+    def extras(params, key):
+        return draw_labelled(task, judged, key, judgements)._asdict()
+
+    def actor(state):
+        return {"critic": state.params["generative"], "asked": declared(Labelled, state.extras).asked}
+
+    def roll(own, tokens, valid, keys, problem_ids):
+        asked = own["asked"][problem_ids]
+        return strings.rollout(world, own["critic"], asked, keys, samples=group_size, problem_ids=problem_ids)
 
     def estimate(params, extras, rows, rewards):
-        critic = params["generative"]
+        critic, labels = params["generative"], declared(Labelled, extras).labels[rows.problem_ids]
         questions, reports = strings.responses_of(world, rows)
         odds = jax.lax.stop_gradient(verdict_odds(task, critic, questions, reports))
-        return inner(
-            critic, extras, rows, rewards._replace(value=reward(task, odds, reports, labels[rows.problem_ids]))
-        )
+        return inner(critic, extras, rows, rewards._replace(value=reward(task, odds, reports, labels)))
 
     online = strings.learned_from_prompts(
-        world, asked, score, estimate=estimate, loss=lambda params, batch: loss(params["generative"], batch),
+        world, jnp.zeros((judgements, world.prompt_tokens), jnp.int32), strings.score_of(world, partial(truly, task)),
+        estimate=estimate, loss=lambda params, batch: loss(params["generative"], batch),
         tx=optax.adam(world.rate or learning_rate), prompts_per_step=prompts_per_step, group_size=group_size,
-        actor=lambda state: state.params["generative"],
+        actor=actor, rollout=roll,
     )  # fmt: skip
-    return Stage(online, steps)
+    return Stage(online, steps, extras)
 
 
 def proxy(quality: int | Array, wanted: int | Array, *, samples: int = 1) -> Callable[..., Array]:
