@@ -107,9 +107,10 @@ ARMS = {
     "reinforce_pp": {"advantages": of_the_group},
 }
 METHOD = "small_soft"
-METRICS = ("eval/accuracy", "eval/pass@2", "reward/mean", "judge/false_positives", "judge/accuracy")
-CURVES = ("eval/accuracy", "reward/mean", "judge/false_positives", "judge/accuracy", "policy/entropy", "eval/tokens")
-BED = experiment.Bed(judges=(("small_soft", "judge/accuracy", 0.75),))
+METRICS = ("eval/accuracy", "eval/pass@2", "reward/mean", "judge/false_positives", "judge/balanced")
+CURVES = ("eval/accuracy", "reward/mean", "judge/false_positives", "judge/balanced", "policy/entropy", "eval/tokens")
+# one who always says yes has 0.5 of it; of plain accuracy it has the policy's own, 0.79
+BED = experiment.Bed(judges=(("small_soft", "judge/balanced", 0.75),))
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -105,9 +105,10 @@ ARMS = {
     "large": {"compare": large},
 }
 METHOD = "cot"
-METRICS = ("eval/accuracy", "eval/pass@2", "judge/false_positives", "judge/accuracy", "reward/mean")
-CURVES = ("eval/accuracy", "judge/false_positives", "judge/accuracy", "reward/mean", "policy/entropy", "eval/tokens")
-BED = experiment.Bed(judges=(("cot", "judge/accuracy", 0.75),))
+METRICS = ("eval/accuracy", "eval/pass@2", "judge/false_positives", "judge/balanced", "reward/mean")
+CURVES = ("eval/accuracy", "judge/false_positives", "judge/balanced", "reward/mean", "policy/entropy", "eval/tokens")
+# one who always says yes has 0.5 of it; of plain accuracy it has the policy's own, 0.79
+BED = experiment.Bed(judges=(("cot", "judge/balanced", 0.75),))
 
 
 def build(settings: Settings) -> experiment.Plan:

@@ -4,12 +4,12 @@ Paper:     Yu et al., "RLPR: Extrapolating RLVR to General Domains without Verif
 Claim:     how likely the policy finds the reference behind its own reasoning rewards answers that no rule can compare;
            the mean of token probabilities beats their product, and removing what could be guessed without reasoning and
            prompts whose rewards do not vary both help.
-Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 the initial policy without reasoning; R =
-           0.9 s + 0.1 [answered]; GRPO on prompts whose std of R is at least beta times a running mean of it, from the
-           11th step on. product: prod_i p_i; biased: without p_0; unfiltered: all prompts; rule: 1 for the same number.
-           refill: twice as many prompts are drawn, and the first ones that pass fill the batch. penalty: less 0.2 times
-           the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter, and R log p(y* |
-           x, z) is raised as well; verifier: a generative judge says whether the answer is right.
+Equations: s = clip(mean_i p(y*_i | x, z) - mean_i p_0(y*_i | x), 0, 1), p_0 without reasoning the policy from which RL
+           starts; R = 0.9 s + 0.1 [answered]; GRPO on prompts whose std of R is at least beta times a running mean of
+           it, from the 11th step on. product: prod_i p_i; biased: without p_0; unfiltered: all prompts; rule: 1 for the
+           same number. refill: twice as many prompts are drawn, and the first ones that pass fill the batch. penalty:
+           less 0.2 times the share of 4-grams that were said before. verifree: R = prod_i p_i without p_0 and filter,
+           and R log p(y* | x, z) is raised as well; verifier: a generative judge says whether the answer is right.
 Left out:  a verifier of language; the running mean forgets at 0.8, not at 0.99, within 40 steps.
 Expect:    eval/accuracy (same residue) rlpr > rule, > product, > biased, > unfiltered, > verifree and > verifier.
 Measure:   held-out chains of 2 and 3 operations; references are v or v + m by a coin, and the model is first taught to
@@ -32,6 +32,7 @@ from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.train.methods import builders
+from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import declared
 
 
@@ -49,7 +50,7 @@ class Settings(recipes.OnlineSettings):
     correct: Callable = free_answers.debiased  # for what the base gives the reference without reasoning
     beta: float = 0.5  # of the filter; 0: none
     forget: float = 0.99
-    filter_from: int = 11
+    filter_from: int = 11  # the first step that is filtered, counted from 1
     warm_steps: int = 0
     draw: int = 1  # times as many prompts as train; those that pass the filter fill the batch
     penalty: float = 0.0  # of 4-grams that were said before
@@ -78,7 +79,8 @@ ARMS = {
 }
 METHOD = "rlpr"
 METRICS = ("eval/accuracy", "eval/pass@2", "filter/kept", "reward/mean")
-CURVES = ("eval/accuracy", "filter/kept", "reward/mean", "eval/tokens", "policy/entropy")
+CURVES = ("eval/accuracy", "filter/kept", "reward/mean", "eval/tokens", "policy/entropy", "judge/balanced")
+BED = experiment.Bed(judges=(("verifier", "judge/balanced", 0.75),))  # one who always says yes has 0.5
 
 
 def filled(keep: Array, size: int, most: int) -> Array:
@@ -110,7 +112,7 @@ class Filtered(NamedTuple):
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage for both forms of answers, then GRPO on the probability of the reference."""
     free, size = text_answers.make_free(settings), settings.group_size
-    found, policy, base = free.bench, free.bench.model.policy, free.bench.model.params
+    found, policy = free.bench, free.bench.model.policy
     judge = answer_judges.make_generative(
         max(settings.examples, 1), error_rate=0.0, worked=False, soft=False, log=answer_judges.log_of(free)
     )
@@ -124,7 +126,8 @@ def build(settings: Settings) -> experiment.Plan:
             return jax.lax.stop_gradient(judge.judge(verifier, *free.read(rows), answers))
         score = free_answers.reference_score(free, policy, params, rows, how=settings.how)
         if not settings.raised:
-            before = free_answers.reference_score(free, policy, base, rows, how=settings.how, reasoning=False)
+            first = referred(extras)
+            before = free_answers.reference_score(free, policy, first, rows, how=settings.how, reasoning=False)
             return 0.9 * settings.correct(score, before) + 0.1 * free.read(rows)[1].astype(jnp.float32)
         return score
 
@@ -134,12 +137,16 @@ def build(settings: Settings) -> experiment.Plan:
             value = value - settings.penalty * repeated_share(rows.tokens, rows.mask, n=4)
         spread = jnp.repeat(jnp.std(value.reshape(-1, size), axis=1, ddof=1), size)
         usual, step = declared(Spread, extras)
-        keep = (spread >= settings.beta * usual) | (step < settings.filter_from)
+        keep = (spread >= settings.beta * usual) | (step < settings.filter_from - 1)
         keep = filled(keep, size, settings.prompts_per_step)
         own = Filtered(spread, keep.astype(jnp.float32))._asdict()
         if settings.raised:
             shown = free_answers.with_reference(free, rows)
             own |= free_answers.Likelihood(shown, settings.raised * value)._asdict()
+        if settings.examples:
+            read = free.read(rows)
+            right = free.equivalent(*read, jax.tree.map(lambda x: x[rows.problem_ids], found.train.answers))
+            own |= answer_judges.Passed(value > 0.5, right, read[1])._asdict()
         inner = builders.make_estimate(
             policy,
             builders.per_response(group.group_normalized_advantages),
@@ -156,7 +163,8 @@ def build(settings: Settings) -> experiment.Plan:
         return state.extras | Spread(jnp.where(first, mean, moved), step + 1)._asdict()
 
     def figures(batch, metrics):
-        return {"filter/kept": jnp.sum(declared(Filtered, batch.extras).kept) / batch.mask.shape[0]}
+        kept = {"filter/kept": jnp.sum(declared(Filtered, batch.extras).kept) / batch.mask.shape[0]}
+        return kept | (answer_judges.figures_of(batch, metrics) if settings.examples else {})
 
     drawn = dataclasses.replace(settings, prompts_per_step=settings.draw * settings.prompts_per_step)
     online = curricula.make_single_turn_grpo(
@@ -168,7 +176,10 @@ def build(settings: Settings) -> experiment.Plan:
 
     def extras(params, key):
         start = Spread(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32))._asdict()
-        return start | (answer_judges.Verified(judge.fit(key))._asdict() if settings.examples else {})
+        if settings.examples:
+            return start | answer_judges.Verified(judge.fit(key))._asdict()
+        # p_0 can already write both forms: the loaded model was not taught them, and finds one of them unlikely
+        return start | (keep_reference(params, key) if settings.how and not settings.raised else {})
 
     stage = experiment.Stage(online, settings.steps, extras)
     warm = free_answers.warm_stage(settings, steps=settings.warm_steps)

@@ -59,7 +59,14 @@ def test_pairs_are_of_all_qualities_and_logs_say_what_they_mean():
     same = (found[:, 0] == found[:, 1])[np.asarray(truth)]
     assert 0.35 < same.mean() < 0.65  # half of the right answers stand in the other form
     _, noisy = answer_judges.draw_judgements(jax.random.key(0), 4000, error_rate=0.1)
-    close.assert_share((noisy != truth).mean(), 0.1, 4000)
+    answers = {"reference": pairs[:, 1], "modulus": pairs[:, 2], "value": pairs[:, 1] % pairs[:, 2]}
+    large = answer_judges.large_judge(0.1)(pairs[:, 0], jnp.ones(4000, bool), answers)
+    np.testing.assert_array_equal(noisy, large > 0.5)  # the log is that of the judge that is distilled, errors and all
+    wrong = np.asarray(noisy) != np.asarray(truth)
+    kinds, number = np.unique(found, axis=0, return_inverse=True)
+    errs = np.bincount(number.ravel(), weights=wrong) / np.bincount(number.ravel())
+    assert set(errs.tolist()) == {0.0, 1.0}  # on a question always or never
+    close.assert_share(errs.mean(), 0.1, len(kinds))
     prompts, said = answer_judges.draw_log(jax.random.key(1), 500, error_rate=0.0, worked=True)
     forms = np.asarray(said)[:, :4]
     yes, no = (np.asarray(said)[:, 4] == word for word in (answer_judges.YES, answer_judges.NO))

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.reward_models import general_reasoner
+from experiments.reward_models import cross_domain_rlvr, general_reasoner, rlpr
 from experiments.reward_models.parts import answer_judges, free_answers
 from jaxrl_llm.rewards import shaping
 from tests import close
+from tests.close import singles
 from tests.papers.test_cross_domain_rlvr import cases
 
 
@@ -54,5 +55,24 @@ def test_what_a_rule_accepts_is_right():
     said = rule.judge(rule.fit(jax.random.key(0)), value, answered, answers) > 0.5
     found = answer_judges.agreement(said, jnp.asarray(truth))
     assert float(found["judge/false_positives"]) == 0.0
+    assert found["judge/accuracy"] < 1.0  # right answers in the other form
     lenient = answer_judges.agreement(answered, jnp.asarray(truth))
     close.assert_near(lenient["judge/false_positives"], 1 - truth.mean())
+
+
+def test_a_judge_that_says_yes_to_everything_is_at_chance():
+    """Of nine right answers, two wrong ones and a response without any."""
+    right = jnp.asarray([True] * 9 + [False] * 3)
+    answered = jnp.asarray([True] * 11 + [False])
+
+    def share(passed, of=slice(None)):
+        return float(answer_judges.balanced(jnp.asarray(passed)[of], right[of], answered[of])["judge/balanced"])
+
+    assert share([True] * 11 + [False]) == 0.5 and share([False] * 12) == 0.5
+    assert share([True] * 9 + [True, False, False]) == 0.75 and share(right) == 1.0
+    assert share([True] * 6 + [False] * 6) == singles(5 / 6)
+    # of one kind alone its share is all there is, and of none nothing
+    assert share([True] * 12, slice(0, 9)) == 1.0 and share([True] * 12, slice(9, 12)) == 0.0
+    assert share([True] * 12, slice(11, 12)) == 0.0
+    judges = [judge for module in (general_reasoner, cross_domain_rlvr, rlpr) for judge in module.BED.judges]
+    assert judges == [(arm, "judge/balanced", 0.75) for arm in ("cot", "small_soft", "verifier")]

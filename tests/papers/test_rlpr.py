@@ -1,5 +1,7 @@
 """RLPR: probabilities of the reference under a response's own reasoning."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ from experiments.reward_models.parts import free_answers, step_labels, text_answ
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rollout import given_responses
+from jaxrl_llm.train import online
+from jaxrl_llm.types import Rewards
 from tests import close
 from tests.close import singles
 
@@ -119,3 +123,31 @@ def test_truth_and_rules():
     assert free_answers.exact(value, answered, answers).tolist() == [False, True, False]
     close.assert_near(free_answers.shared_digits(jnp.array([41, 1, 5]), answered, answers), [1, 0.5, 0], magnitude=0)
     assert not free_answers.equivalent(value, ~answered, answers).any()
+
+
+@pytest.mark.slow
+def test_the_correction_is_of_the_start_of_rl_and_the_filter_of_the_eleventh_step(monkeypatch):
+    """What is guessed without reasoning is asked of the parameters that RL began with; ten steps train on all."""
+    settings = dataclasses.replace(rlpr.Settings(), **rlpr.EMBEDDED | rlpr.SMOKE | {"filter_from": 11})
+    stage = rlpr.build(settings).stages[1]
+    began = jax.tree.map(lambda x: 2 * x, free_answers.make_free(settings).bench.model.params)
+    extras, asked = stage.extras(began, jax.random.key(0)), []
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), extras["reference"], began))
+    state = online.init_state(stage.method, began, jax.random.key(1), extras=extras)
+    rows = online.begin(stage.method, state).trajectories
+
+    def scored(free, policy, params, rows, *, how, reasoning=True):
+        asked.append((params, reasoning))
+        return jnp.linspace(0.0, 1.0, 4) if reasoning else jnp.zeros(4)
+
+    monkeypatch.setattr(free_answers, "reference_score", scored)
+    now, high, rewards = "now", jnp.asarray(9.0), Rewards(jnp.zeros(4), jnp.ones(4, bool))
+    monkeypatch.setattr(rlpr.builders, "make_estimate", lambda policy, advantages, **slots: (
+        lambda params, extras, rows, rewards: slots["keep"](rows, rewards)
+    ))  # fmt: skip
+    kept = [
+        stage.method.estimate(now, extras | {"spread": high, "step": jnp.asarray(step)}, rows, rewards).tolist()
+        for step in (0, 9, 10)
+    ]
+    assert kept == [[True] * 4, [True] * 4, [False] * 4]
+    assert asked == [(now, True), (extras["reference"], False)] * 3

@@ -19,7 +19,7 @@ from jaxrl_llm.experiment import curricula
 from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.plan import Stage
-from jaxrl_llm.types import Key, Params, declared
+from jaxrl_llm.types import Batch, Key, Metrics, Params, declared
 
 KINDS = 10  # token of the first modulus; digits are their own tokens
 YES, NO, ODD = range(KINDS + len(chain.MODULI), KINDS + len(chain.MODULI) + 3)  # ODD is no verdict and cannot be read
@@ -61,16 +61,19 @@ def without_fitting(judge: Callable[..., Array]) -> Verifier:
 
 
 def draw_judgements(key: Key, n: int, *, error_rate: float) -> tuple[Int[Array, "N 3"], Bool[Array, " N"]]:
-    """``(answer, reference, modulus) [N, 3]`` of all qualities, and a judge's verdicts, wrong at the given rate."""
-    keys = jax.random.split(key, 6)
+    """``(answer, reference, modulus) [N, 3]`` of all qualities, and the verdicts of ``large_judge(error_rate)``.
+
+    They are wrong on a fixed share of all pairs, so that who learns from them can learn where that judge errs.
+    """
+    keys = jax.random.split(key, 3)
     modulus = jnp.asarray(chain.MODULI, jnp.int32)[jax.random.randint(keys[0], (n,), 0, len(chain.MODULI))]
     numbers = jax.random.randint(keys[1], (n, 2), 0, 1 << 20, jnp.int32) % modulus[:, None]
     coins = jax.random.bernoulli(keys[2], 0.5, (3, n)).astype(jnp.int32)
     reference = numbers[:, 0] + modulus * coins[0]
     answer = jnp.where(coins[1] > 0, numbers[:, 0], numbers[:, 1]) + modulus * coins[2]
     truth = (answer - reference) % modulus == 0
-    wrong = jax.random.bernoulli(keys[3], error_rate, (n,))
-    return jnp.stack([answer, reference, modulus], axis=1), truth ^ wrong
+    mixed = free_answers.marked(answer, {"reference": reference, "modulus": modulus})
+    return jnp.stack([answer, reference, modulus], axis=1), truth ^ free_answers.mistaken(mixed, error_rate)
 
 
 def _digits(numbers: Int[Array, " N"]) -> Int[Array, "N 2"]:
@@ -212,9 +215,7 @@ def large_judge(
     """The truth, but for a fixed share of answers and references on which it is wrong."""
 
     def judge(value, answered, answers):
-        mixed = marked(value, answers)
-        coin = (jnp.abs(mixed * 48271) % 1000).astype(jnp.float32) / 1000
-        verdict = equivalent(value, answered, answers) ^ (coin < error_rate)
+        verdict = equivalent(value, answered, answers) ^ free_answers.mistaken(marked(value, answers), error_rate)
         return (verdict & answered).astype(jnp.float32)
 
     return judge
@@ -235,6 +236,25 @@ def agreement(passed: Bool[Array, " B"], right: Bool[Array, " B"]) -> dict[str, 
     }
 
 
+def balanced(passed: Bool[Array, " B"], right: Bool[Array, " B"], answered: Bool[Array, " B"]) -> dict[str, Array]:
+    """``judge/balanced``, of answers: the mean of the shares of right ones that pass and of wrong ones that do not.
+
+    One who always says yes has a half, however good the answers are. Where all are of one kind its share is the mean;
+    responses without an answer, which no judge sees, do not count.
+
+    >>> import jax.numpy as jnp
+    >>> right, yes = jnp.array([True, True, True, False]), jnp.ones(4, bool)
+    >>> float(balanced(yes, right, yes)["judge/balanced"]), float(agreement(yes, right)["judge/accuracy"])
+    (0.5, 0.75)
+    """
+    found = []
+    for kind, agrees in ((right & answered, passed), (~right & answered, ~passed)):
+        count = jnp.sum(kind.astype(jnp.float32))
+        found.append((jnp.sum((kind & agrees).astype(jnp.float32)) / jnp.maximum(count, 1.0), count > 0))
+    kinds = sum(there.astype(jnp.float32) for _, there in found)
+    return {"judge/balanced": sum(share for share, _ in found) / jnp.maximum(kinds, 1.0)}
+
+
 class Verified(NamedTuple):
     """Extras of a state: the parameters of a verifier."""
 
@@ -242,10 +262,17 @@ class Verified(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """Extras of a batch: which responses the verifier passes, and which are right."""
+    """Extras of a batch: which responses the verifier passes, which are right, and which give an answer at all."""
 
     passed: Bool[Array, " B"]
     right: Bool[Array, " B"]
+    answered: Bool[Array, " B"]
+
+
+def figures_of(batch: Batch, metrics: Metrics) -> Metrics:
+    """The ``figures`` of a stage whose batches have ``Passed``: ``agreement`` and ``balanced``."""
+    seen = declared(Passed, batch.extras)
+    return agreement(seen.passed, seen.right) | balanced(*seen)
 
 
 def judged_stage(
@@ -267,12 +294,12 @@ def judged_stage(
         right = free.equivalent(*read, answers)
         inner = builders.make_estimate(
             policy, builders.per_response(advantages), temperature=settings.temperature,
-            row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right)._asdict(),
+            row_extras=lambda extras, rows, rewards: Passed(said > 0.5, right, read[1])._asdict(),
         )  # fmt: skip
         return inner(params, extras, rows, rewards._replace(value=value))
 
     online = curricula.make_single_turn_grpo(
         settings, free.bench, estimate=estimate, score=free_answers.score_by_judge(free, free.equivalent),
-        figures=lambda batch, metrics: agreement(*declared(Passed, batch.extras)), **slots,
+        figures=figures_of, **slots,
     )  # fmt: skip
     return Stage(online, settings.steps, lambda params, key: Verified(verifier.fit(key))._asdict())

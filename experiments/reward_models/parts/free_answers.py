@@ -112,6 +112,15 @@ def marked(value: Int[Array, " B"], answers: dict[str, Array]) -> Int[Array, " B
     return value * 7919 + answers["reference"] * 104729 + answers["modulus"] * 1299709
 
 
+def mistaken(mixed: Int[Array, " B"], error_rate: float) -> Bool[Array, " B"]:
+    """Whether a judge that errs at this rate errs on the answer and reference of this number: always on the same ones.
+
+    Args:
+      mixed: as of ``marked``.
+    """
+    return (jnp.abs(mixed * 48271) % 1000).astype(jnp.float32) / 1000 < error_rate
+
+
 def digits(numbers: Int[Array, " B"]) -> Float[Array, " B"]:
     """Tokens of a whole number."""
     return 1.0 + sum((numbers >= 10**k).astype(jnp.float32) for k in (1, 2, 3))

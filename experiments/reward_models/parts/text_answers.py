@@ -118,7 +118,7 @@ def _free(identity: tuple, rate: float) -> FreeBench:
         exact=exact,
         shared=shared_tokens,
         size=lambda value: jnp.sum((value != strings.PAD).astype(jnp.float32), axis=1),
-        marked=lambda value, answers: _number(value) + 104729 * _number(answers["reference"]),
+        marked=marked,
         log=_log(found.model, rate, table, equivalent),
         logged=partial(_log, found.model, rate, table),
         words=words,
@@ -137,6 +137,11 @@ def _padded(tokenizer: Tokenizer, text: str) -> np.ndarray:
 def _number(value: Int[Array, "B A"]) -> Int[Array, " B"]:
     weights = jax.random.randint(jax.random.key(2), (value.shape[1],), 1, 2**30, jnp.int32) * 2 + 1
     return jnp.sum((value + 7) * weights[None, :], axis=1)  # wraps around, as a hash does
+
+
+def marked(value: Int[Array, "B A"], answers: dict[str, Array]) -> Int[Array, " B"]:
+    """A number of the answer and its reference."""
+    return _number(value) + 104729 * _number(answers["reference"])
 
 
 def exact(value: Int[Array, "B A"], answered: Bool[Array, " B"], answers: dict[str, Array]) -> Bool[Array, " B"]:
@@ -201,11 +206,12 @@ def _log(model: parts.Model, rate: float, table: Int[Array, "N A"], equivalent: 
         return jnp.where(pairs == strings.PAD, size - 4, pairs)
 
     def draw(key: Key, n: int, *, error_rate: float):
-        keys = jax.random.split(key, 4)
+        keys = jax.random.split(key, 2)
         row, other = jax.random.randint(keys[0], (2, n), 0, table.shape[0], jnp.int32)
         value = table[jnp.where(jax.random.bernoulli(keys[1], 0.5, (n,)), row, other)]
         truth = equivalent(value, jnp.ones((n,), bool), {"row": row})
-        return jnp.concatenate([value, table[row]], axis=1), truth ^ jax.random.bernoulli(keys[2], error_rate, (n,))
+        wrong = free_answers.mistaken(marked(value, {"reference": table[row]}), error_rate)
+        return jnp.concatenate([value, table[row]], axis=1), truth ^ wrong
 
     return Log(
         worked, worked._replace(response_tokens=1), (size - 3, size - 2, size - 1),
