@@ -11,10 +11,11 @@ Equations: level 1: right; 2: readable and wrong; 3: marked but unreadable; 4: n
            0; wide: 0.1; even: kappa = 1; two_levels: right or not; extremes: DPO on the best and the worst of a group.
 Left out:  reasoning before the answer: a small decoder answers at once. Differs from the paper in four updates a
            rollout where its script has one, without which its region does nothing.
-Expect:    kk/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and below that of no_region.
-Measure:   fresh samples on knights and knaves of three people (kk/accuracy) and two as in training; kk_new: puzzles of
-           three that no text has, on which the base starts at 0.24 (a guess: 0.125); kk4: of four. The base answers 30
-           % at random and breaks the format in 20 %. Temperature 0.6; equal rollouts and updates but for one_update.
+Expect:    kk_new/accuracy: trpa > grpo; the spread of trpa over seeds below that of grpo, and below that of no_region.
+Measure:   fresh samples on knights and knaves of three people that no text and no training has (kk_new), where the base
+           starts at 0.24 (a guess: 0.125); kk4: of four people. kk and kk2: the puzzles of three and two people that
+           are trained on, whose solutions the base has read. It answers 30 % at random and breaks the format in 20 %.
+           Temperature 0.6; equal rollouts and updates but for one_update.
 Run:       python -m experiments.preference.trpa
 """
 
@@ -68,10 +69,10 @@ ARMS = {
     "two_levels": {"pairs_of": pairs.two_level_pairs},
     "extremes": {"pairs_of": pairs.extreme_pairs},
 }
-METRICS = ("kk/accuracy", "kk2/accuracy", "kk_new/accuracy", "kk4/accuracy", "kk/readable", "reward/mean")
+METRICS = ("kk_new/accuracy", "kk4/accuracy", "kk/accuracy", "kk2/accuracy", "kk/readable", "reward/mean")
 CURVES = (*METRICS, "policy/entropy", "kl/ref")
-BED = experiment.Bed(metric="kk/accuracy", baseline="grpo")
-D_STAR = {"kk/accuracy": 0.03}  # three puzzles of a hundred: less changes no choice between methods
+BED = experiment.Bed(metric="kk_new/accuracy", baseline="grpo", chance=0.125)
+D_STAR = {"kk_new/accuracy": 0.03}  # three puzzles of a hundred: less changes no choice between methods
 REWARDS = (0.0, 3.0, -0.5, -1.0, -3.0)  # by level
 
 
@@ -85,7 +86,7 @@ MEASURED = (("kk", 3, False), ("kk2", 2, False), ("kk_new", 3, True), ("kk4", 4,
 
 
 def measure(task, params, key):
-    """Share of puzzles solved: of three and two people as in training, new ones of three, and of four."""
+    """Share of puzzles solved: those of training, of three and two people, new ones of three, and of four."""
     found = {}
     for k, (name, people, heldout) in enumerate(MEASURED):
         prompts, _ = task.draw_puzzles(jax.random.fold_in(key, k), 256, people=(people,), heldout=heldout)
@@ -142,10 +143,11 @@ def claim(results: experiment.Results) -> experiment.Claim:
     """Levels and pairs are more accurate than GRPO on the numbers of the same rules, and vary less over seeds."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
-        experiment.greater(results, "kk/accuracy", "trpa", "grpo"),
-        experiment.steadier(results, "kk/accuracy", "trpa", "grpo"),
-        experiment.steadier(results, "kk/accuracy", "trpa", "no_region"),
+        experiment.greater(results, "kk_new/accuracy", "trpa", "grpo"),
+        experiment.steadier(results, "kk_new/accuracy", "trpa", "grpo"),
+        experiment.steadier(results, "kk_new/accuracy", "trpa", "no_region"),
         experiment.greater(results, "kk4/accuracy", "trpa", "grpo"),
+        experiment.greater(results, "kk/accuracy", "trpa", "grpo"),
     )
 
 

@@ -2,7 +2,8 @@
 
 A prompt is the number of people and for each of four places a statement of three tokens, ``IS_KNIGHT j j``,
 ``IS_KNAVE j j``, ``SAME j k`` or ``DIFFERENT j k``; a place without a person has ``BLANK``. A response is ``MARK``, a
-role for each person, ``END``. Every puzzle has one solution; puzzles of training are never asked in the evaluation.
+role for each person, ``END``. Every puzzle has one solution. A fifth of the puzzles of each size is held out: no text
+that a base reads has them, and no training asks them.
 """
 
 import zlib
