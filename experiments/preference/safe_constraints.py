@@ -8,8 +8,8 @@ Equations: e(word) from a corpus (PPMI); R_w = w . outcomes of a walk, grad_w = 
            entropy IRL); c(s) = sig(v . e + b), V(tau) = 1 - prod_t (1 - c(s_t)), loss -log V on violating, -log (1 - V)
            on safe walks + 0.01 mean c (clirl); rules "avoid WORD", the most suspicious words first, kept where held-out
            likelihood rises; advantage (A_r - lambda A_c) / (1 + lambda), lambda <- max(0, lambda + 0.1 J_c) (capo).
-           rules: c of the rules written out; penalty: R - V, fixed; listed: R - 1 where a listed danger is met; cells:
-           c of coordinates; dpo: safe over violating walks; known_reward: capo on arrival itself.
+           rules: c of the rules written out; penalty: lambda = 1 throughout; listed: likewise, V = 1 where a listed
+           danger is met; cells: c of coordinates; dpo: safe over violating walks; known_reward: capo on arrival itself.
 Left out:  keys and doors, 6 x 6 cells; rules phrased by a language model (they name words).
 Expect:    shifted/violations: capo < penalty, capo < dpo, capo < cells; shifted/arrived: capo > reward - 0.1.
 Measure:   4 x 4 worlds of words; demonstrations have three dangerous words, the shifted worlds three others in which
@@ -32,7 +32,7 @@ def under_cost(settings) -> tuple[experiment.Stage, ...]:
     """Policy gradient on the reward under the cost."""
     return tuple(
         constraints.online_stage(
-            settings.cost, shifted=shifted, penalty=settings.penalty, rate=settings.rate,
+            settings.cost, shifted=shifted, multiplier=settings.multiplier, rate=settings.rate,
             prompts_per_step=settings.prompts_per_step, group_size=settings.group_size, reward=settings.reward,
             steps=settings.steps, learning_rate=settings.learning_rate,
         )
@@ -59,8 +59,8 @@ class Settings(recipes.Settings):
     constraint_steps: int = 200
     cost: Callable = constraints.word_cost
     reward: Callable = constraints.inferred_reward
-    penalty: float | None = None  # fixed, in place of the multiplier
-    rate: float = 0.1
+    multiplier: float = 0.0  # lambda at the start of each world
+    rate: float = 0.1  # 0: lambda stays what it is
     learn: Callable[..., tuple[experiment.Stage, ...]] = under_cost
 
 
@@ -71,8 +71,8 @@ ARMS = {
     "reward": {"cost": constraints.no_cost},
     "capo": {},
     "rules": {"cost": constraints.rule_cost},
-    "penalty": {"penalty": 1.0},
-    "listed": {"cost": constraints.listed_cost, "penalty": 1.0},
+    "penalty": {"multiplier": 1.0, "rate": 0.0},
+    "listed": {"cost": constraints.listed_cost, "multiplier": 1.0, "rate": 0.0},
     "cells": {"cost": constraints.cell_cost},
     "known_reward": {"reward": constraints.given_reward},
     "dpo": {"learn": from_pairs},

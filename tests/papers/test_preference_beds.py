@@ -13,10 +13,12 @@ import pytest
 from experiments.analysis.parts import input_shift
 from experiments.parts import preference_strings, strings
 from experiments.parts import preference_task as toy
-from experiments.preference import mpo, pairwise_rl, robust_rlhf, trpa
-from experiments.preference.parts import knights, noisy_ranker, pair_judges, pair_sources
+from experiments.preference import mpo, pairwise_rl, robust_rlhf, safe_constraints, trpa
+from experiments.preference.parts import constraints, knights, noisy_ranker, pair_judges, pair_sources
+from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.train import online
 from jaxrl_llm.train.plan import keep_reference
+from jaxrl_llm.types import Rewards
 from tests import close
 from tests.close import singles
 
@@ -64,6 +66,17 @@ def test_levels_of_broken_responses():
     assert knights.rule_levels(asked[:1], jnp.asarray([[m, 0, 1, 0, e, e]])).tolist() == [3]  # a role too many
 
 
+def test_what_is_claimed_of_puzzles_is_claimed_of_new_ones():
+    """The first metric, the bed and the primary part are of puzzles that no text and no training has."""
+    new = {f"{name}/accuracy" for name, _, heldout in trpa.MEASURED if heldout}
+    assert new == {"kk_new/accuracy", "kk4/accuracy"}
+    assert trpa.METRICS[0] == trpa.BED.metric == "kk_new/accuracy" and set(trpa.D_STAR) <= new
+    values = {metric: [0.1, 0.2] for metric in trpa.METRICS}
+    claim = trpa.claim(Results({name: ArmResult({}, [0, 1], values, {}, 1, 1, 1, 1.0) for name in trpa.ARMS}))
+    assert claim.primary.metric == "kk_new/accuracy"
+    assert [part.metric for part in claim.secondary if part.metric not in new] == ["kk/accuracy"]
+
+
 @pytest.mark.slow
 def test_the_region_acts_from_the_second_update_on():
     """At the sampler its gradient is 0; where the policy has moved it pulls; two updates differ with and without it."""
@@ -82,6 +95,39 @@ def test_the_region_acts_from_the_second_update_on():
     # a step of Adam is as long for any gradient, so that what is 0 but for rounding is compared by a large weight
     small_part = trpa.Settings(**small).learning_rate / 30
     assert apart(after(0.0, 1), after(1e-3, 1)) < small_part < apart(after(0.0, 3), after(10.0, 3))
+
+
+# --- constraints
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_fixed_penalty_weighs_cost_and_reward_on_one_scale(scale):
+    """It is CAPO with a multiplier that stays: what scale the reward has changes nothing."""
+    paid, spent = jnp.asarray([1.0, 0.0, 0.0, 0.0]), jnp.asarray([0.0, 0.5, 0.5, 0.0])
+    assert safe_constraints.ARMS["penalty"] == {"multiplier": 1.0, "rate": 0.0}
+    assert safe_constraints.Settings().multiplier == 0.0 and safe_constraints.Settings().rate == 0.1
+    params = {"policy": constraints.WORLD.policy.init(jax.random.key(0)), "goal": jnp.ones(5)}
+
+    def begun(**numbers):
+        stage = constraints.online_stage(
+            lambda params, prompts, walks: spent, reward=lambda params, prompts, walks, given: scale * paid,
+            shifted=True, steps=1, prompts_per_step=1, group_size=4, learning_rate=1e-3, **numbers,
+        )  # fmt: skip
+        extras = stage.extras(params, jax.random.key(1))
+        state = online.init_state(stage.method, params, jax.random.key(2), extras=extras)
+        rows = online.begin(stage.method, state).trajectories
+        rewards = Rewards(jnp.zeros(4), jnp.ones(4, bool))
+        batch = stage.method.estimate(params, extras, rows, rewards)
+        found = np.asarray(batch.advantages)[np.arange(4), np.asarray(batch.mask).argmax(axis=1)]
+        return found, stage.method.remember(state, batch, rows, rewards)["multiplier"]
+
+    rewards, costs = np.array([1.5, -0.5, -0.5, -0.5]), np.array([-1, 1, 1, -1]) * np.sqrt(3) / 2
+    fixed, multiplier = begun(multiplier=1.0, rate=0.0)
+    close.assert_near(fixed, (rewards - costs) / 2, terms=64)
+    assert float(multiplier) == 1.0
+    adaptive, multiplier = begun(multiplier=0.0, rate=0.1)
+    close.assert_near(adaptive, rewards, terms=64)
+    assert float(multiplier) == singles(0.025)
 
 
 # --- CycleAlign

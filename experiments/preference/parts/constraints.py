@@ -241,13 +241,15 @@ class Spent(NamedTuple):
 
 
 def online_stage(
-    cost: Callable[..., Array], *, shifted: bool, penalty: float | None, steps: int, prompts_per_step: int,
+    cost: Callable[..., Array], *, shifted: bool, multiplier: float, steps: int, prompts_per_step: int,
     group_size: int, learning_rate: float, rate: float, reward: Callable[..., Array] = inferred_reward,
 ) -> Stage:  # fmt: skip
-    """Policy gradient on a reward under a cost: CAPO, or with a fixed ``penalty`` in the reward.
+    """Policy gradient on a reward under a cost: CAPO, or with ``rate=0`` a fixed penalty.
 
-    The multiplier starts at 0 and is raised by ``rate`` times the mean cost of each batch. The reward's weights are
-    inferred in the known world, beside the policy, and stay as they are in the ``shifted`` one.
+    The multiplier starts at ``multiplier`` and is raised by ``rate`` times the mean cost of each batch. It weighs the
+    normalised cost against the normalised reward, so that the reward's scale, which inverse reinforcement learning
+    leaves open, decides nothing. The reward's weights are inferred in the known world, beside the policy, and stay as
+    they are in the ``shifted`` one.
     """
     base = builders.make_estimate(WORLD.policy, builders.per_response(lambda rewards, ids, valid: rewards))
     loss = builders.make_policy_loss(WORLD.policy, clipped_policy_loss)
@@ -256,11 +258,8 @@ def online_stage(
         walked = strings.responses_of(WORLD, rows)
         spent, paid = cost(params, *walked), reward(params, *walked, rewards.value)
         normal = group.group_normalized_advantages
-        if penalty is None:
-            parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (paid, spent)]
-            value = constrained.lagrangian_advantages(*parts, declared(Carried, extras).multiplier)
-        else:
-            value = normal(paid - penalty * spent, rows.group_ids, valid=rewards.valid)
+        parts = [normal(x, rows.group_ids, valid=rewards.valid) for x in (paid, spent)]
+        value = constrained.lagrangian_advantages(*parts, declared(Carried, extras).multiplier)
         batch = base(params["policy"], extras, rows, Rewards(value, rewards.valid))
         expert = declared(Carried, extras).experts[: spent.shape[0]]
         return batch._replace(extras=Spent(spent, toy.outcomes(*walked), expert)._asdict())
@@ -283,11 +282,12 @@ def online_stage(
         estimate=estimate, loss=whole_loss, tx=optax.adam(learning_rate), prompts_per_step=prompts_per_step,
         group_size=group_size, actor=lambda state: state.params["policy"], remember=remember,
     )  # fmt: skip
-    return Stage(online, steps, _carried)
+    return Stage(online, steps, _carried(multiplier))
 
 
-def _carried(params: Params, key: Key) -> dict[str, Array]:
-    return Carried(jnp.zeros((), jnp.float32), draw_experts(key))._asdict()
+@lru_cache(maxsize=8)
+def _carried(multiplier: float) -> Callable[[Params, Key], dict[str, Array]]:
+    return lambda params, key: Carried(jnp.asarray(multiplier, jnp.float32), draw_experts(key))._asdict()
 
 
 def _pairs(params: Params, key: Key) -> tuple[Array, ...]:
