@@ -9,7 +9,8 @@ Equations: a report names its principle (reasoning or looks, by the question), c
            single answer iff its score, 1 or 0, is exact; rejective: own correct reports on pairs of which not all 3
            samples are correct; RL: +1 or -1, GRPO with G = 4 and k3 of weight 0.08; vote: sum of k scores, every other
            sample with the answers swapped; meta: the sum of the k / 2 with the highest p(correct). base: none of it;
-           rejected: the first alone; no_rejection: RL alone; direct: both, without a critique; no_principles: both,
+           rejected: the first twice, the second time on reports of the judge that it made, in the place of RL;
+           no_rejection: RL alone; direct: both, without a critique; no_principles: both,
            without the name; hinted, unhinted: both, from a base that has read hints which answer is the best; in hinted
            a pair without a right sample gets 3 more with a hint, which are learnt without it. panels: both, on one, two
            and four answers in equal shares, every sample in an order of its own; panels_rejected, panels_base likewise.
@@ -24,7 +25,8 @@ Expect:    eval/vote_1 rl > rejected > base and rl > no_principles; eval/vote_ga
            eval/vote_1 panels > panels_rejected.
 Measure:   fresh pairs of worked sums with a best answer, in both orders (panels: of one, two and four, those of several
            with a best one); votes of k = 1, 2, 4, 8, 16 and 32; the judge can check a sum, then learns from careless
-           reports; equal updates before the meta model.
+           reports; 250 updates before the meta model: 100 of rejection and 150 of RL, or of a second rejection
+           (no_rejection 150, base none).
 Run:       python -m experiments.reward_models.deepseek_grm
 """
 
@@ -63,6 +65,22 @@ def reinforced(task: Reports, settings):
         kl_weight=settings.kl_weight,
     )
     return (stage,)
+
+
+def rejection(task: Reports, settings, steps: int):
+    """Rejective fine-tuning on reports of the judge as it is when this begins."""
+    return report_judges.rejection_stage(
+        task,
+        steps=steps,
+        prompts=settings.sampled,
+        gold=strings.bound(toy.principled_scores, task),
+        hints=settings.hints,
+    )
+
+
+def rejected_again(task: Reports, settings):
+    """A second round of rejection, of as many updates as RL makes: what RL adds is not that it trains for longer."""
+    return (rejection(task, settings, settings.steps),)
 
 
 def nothing(task, settings):
@@ -162,14 +180,14 @@ PANELS = {"answers": judge_panels.of_task, "judged": any_order}
 ARMS = {
     "base": {"then": nothing, "rejection_steps": 0},
     "rl": {},
-    "rejected": {"then": nothing},
+    "rejected": {"then": rejected_again},
     "no_rejection": {"rejection_steps": 0},
     "direct": {"reports": scores_alone},
     "no_principles": {"reports": without_names},
     "hinted": {"reports": partial(toy.draw_principled, hints=0.2), "hints": 3},
     "unhinted": {"reports": partial(toy.draw_principled, hints=0.2)},
     "panels": PANELS,
-    "panels_rejected": PANELS | {"then": nothing},
+    "panels_rejected": PANELS | {"then": rejected_again},
     "panels_base": PANELS | {"then": nothing, "rejection_steps": 0},
 }
 METRICS = ("eval/vote_1", "eval/vote_32", "eval/meta_32", "eval/vote_gain", "eval/meta_gain")
@@ -205,15 +223,7 @@ def build(settings: Settings, task: Reports = toy.SUMS) -> experiment.Plan:
     )
     stages = []
     if settings.rejection_steps:
-        stages.append(
-            report_judges.rejection_stage(
-                task,
-                steps=settings.rejection_steps,
-                prompts=settings.sampled,
-                gold=strings.bound(toy.principled_scores, task),
-                hints=settings.hints,
-            )  # fmt: skip
-        )
+        stages.append(rejection(task, settings, settings.rejection_steps))
     stages += settings.then(task, settings)
     stages.append(
         report_judges.meta_stage(

@@ -62,6 +62,18 @@ def test_what_counts_depends_on_the_question():
     assert (task.read_report(task.SUMS, plain)[2] == scores).all() and (plain[:, 1] < task.STRICT).all()
 
 
+def test_arms_of_the_claim_train_for_as_long_before_the_meta_model():
+    """A second round of rejection stands where RL does, so that RL is not better for its updates."""
+
+    def updates(arm):
+        plan = deepseek_grm.build(dataclasses.replace(deepseek_grm.Settings(), **deepseek_grm.ARMS[arm]))
+        return [stage.steps for stage in plan.stages[:-1]]
+
+    assert updates("rejected") == updates("panels_rejected") == updates("rl") == updates("panels") == [100, 150]
+    assert updates("direct") == updates("no_principles") == [100, 150]
+    assert updates("no_rejection") == [150] and updates("base") == updates("panels_base") == []
+
+
 def test_votes_of_one_to_thirty_two():
     """A judge right in two of three reports wins every vote of many; one that likes the first place gains nothing."""
     gold = jnp.array([[9.0, 5.0], [5.0, 9.0], [7.0, 7.0]])
