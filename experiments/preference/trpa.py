@@ -126,7 +126,9 @@ def build(settings: Settings, task: knights.Puzzles = knights.PUZZLES) -> experi
         task.world.policy, builders.per_response(group.group_normalized_advantages),
         reference=referred, row_extras=levels,
     )  # fmt: skip
-    grpo = builders.make_policy_loss(task.world.policy, clipped_policy_loss, diagnostics=builders.reference_kl)
+    grpo = builders.make_policy_loss(  # several updates a rollout: the ratio is to the policy that drew it
+        task.world.policy, clipped_policy_loss, anchor=builders.stored_anchor, diagnostics=builders.reference_kl
+    )
     online = strings.learned_from_prompts(
         task.world, task.draw_puzzles(jax.random.key(0), 2048, people=(2, 3))[0],
         strings.bound(score, task), estimate=estimate,

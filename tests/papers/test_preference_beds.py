@@ -97,6 +97,25 @@ def test_the_region_acts_from_the_second_update_on():
     assert apart(after(0.0, 1), after(1e-3, 1)) < small_part < apart(after(0.0, 3), after(10.0, 3))
 
 
+@pytest.mark.slow
+def test_the_ratio_of_the_baseline_is_to_the_policy_that_drew_the_rollout():
+    """Of three updates on the same rows the later ones are away from it; by themselves they would all be at 1."""
+    plan = trpa.build(
+        trpa.Settings(
+            base_steps=1, prompts_per_step=2, group_size=4, updates=3, learning_rate=0.03, **trpa.ARMS["grpo"]
+        )
+    )
+    params = plan.init(jax.random.key(0))
+    method = plan.stages[0].method
+    state = online.init_state(method, params, jax.random.key(1), extras=keep_reference(params, jax.random.key(2)))
+    ratios = [float(jax.jit(lambda s: online.iterate(method, s))(state)[1]["policy/ratio"])]
+    alone = trpa.build(trpa.Settings(base_steps=1, prompts_per_step=2, group_size=4, updates=1, **trpa.ARMS["grpo"]))
+    method = alone.stages[0].method
+    state = online.init_state(method, params, jax.random.key(1), extras=keep_reference(params, jax.random.key(2)))
+    ratios += [float(jax.jit(lambda s: online.iterate(method, s))(state)[1]["policy/ratio"])]
+    assert abs(ratios[1] - 1) < abs(ratios[0] - 1) / 100
+
+
 # --- constraints
 
 
