@@ -10,7 +10,8 @@ Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE o
            policy, and A is GAE over it, whitened (the paper's analysis takes V near 0).
 Left out:  AIME-size problems, the MMLU transfer study.
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
-Measure:   held-out chains of 4 to 6 operations with an optional scratchpad; 8 seeds, equal rollouts in every arm.
+Measure:   held-out chains of 2 to 4 operations; the base model has learned from chains of 2 to write its work twice, so
+           that there is something to cut and accuracy to gain; equal rollouts in every arm.
 Run:       python -m experiments.efficiency.concise_rl
 """
 
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from experiments.parts import long_winded
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
@@ -55,6 +57,7 @@ class Settings(recipes.OnlineSettings):
 
     steps: int = 40  # of the second phase
     first_steps: int = 100
+    warm_steps: int = 0  # supervised steps on work that is written twice
     hard_level: int = 4  # problems of at least this level train in the first phase
     few: int = 8  # problems of the second phase
     lam: float = 0.95
@@ -65,12 +68,13 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (4, 5, 6), "hard_level": 6, "steps": 64, "first_steps": 48, "eval_every": 16, "prompts_per_step": 8,
-    "group_size": 8, "max_new_tokens": 52, "learning_rate": 2e-4, "train_problems": 512, "eval_problems": 96,
+    "levels": (2, 3, 4), "hard_level": 4, "steps": 64, "first_steps": 48, "eval_every": 16, "warm_steps": 80,
+    "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 64, "learning_rate": 2e-4, "train_problems": 512,
+    "eval_problems": 96,
 }  # fmt: skip
 SMOKE = {
-    "steps": 2, "first_steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10,
-    "train_problems": 32, "eval_problems": 8, "eval_samples": 2, "few": 2,
+    "steps": 2, "first_steps": 2, "eval_every": 2, "warm_steps": 2, "prompts_per_step": 2, "group_size": 2,
+    "max_new_tokens": 10, "train_problems": 32, "eval_problems": 8, "eval_samples": 2, "few": 2,
 }  # fmt: skip
 ARMS = {
     "phase1": {"second": "hard"},
@@ -117,6 +121,9 @@ def build(settings: Settings) -> experiment.Plan:
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
     plan = curricula.make_single_turn_plan(settings, found, (first, second), host_score=host_score)
+    if settings.warm_steps and settings.data == "chain":  # a model for rows of one's own is long-winded already
+        shortest = recipes.solved_problems(dataclasses.replace(settings, levels=settings.levels[:1]))
+        plan = plan._replace(init=long_winded.warm_base(found, shortest, steps=settings.warm_steps))
     return recipes.with_heads(found, plan, value=1) if settings.values == "critic" else plan
 
 
