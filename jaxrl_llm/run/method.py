@@ -432,13 +432,13 @@ def keep(settings: Any, spread: Callable[..., Array] | None) -> Callable[[Trajec
 
 def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     """``token_weights`` of the loss: what the sampler's own log-probabilities say of each token."""
+    several = settings.inner_epochs > 1
     if not settings.correction:
-        return mismatch_weights() if getattr(settings, "rollout_weights", "") else None
+        return mismatch_weights(several=several) if getattr(settings, "rollout_weights", "") else None
     function = named.with_settings(
         named.find(losses, settings.correction, "--correction"), settings.correction_args, "--correction-args", losses
     )
     wanted = named.check_arrays(function, CORRECTION, f"--correction {settings.correction}")
-    several = settings.inner_epochs > 1
 
     def weights(logp: Array, entropy: Array, batch: Batch) -> Array:
         # of the policy that the sampler stands for: before the updates of this rollout

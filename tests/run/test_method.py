@@ -243,6 +243,18 @@ def test_corrections_are_weights_of_tokens(name):
     assert weights.shape == SHAPE and np.isfinite(np.asarray(weights)).all()
 
 
+@pytest.mark.parametrize("correction", ["", "truncated_weights"])
+def test_a_lighter_sampler_is_corrected_by_the_policy_before_the_updates(correction):
+    """After one of several the tokens have 8/5 and 3/5 of their chance: that is the ratio of the loss, counted once."""
+    half = jnp.log(jnp.asarray([[0.5, 0.5]]))
+    batch = _batch()._replace(mask=jnp.ones((1, 2), bool), old_logp=half, sampler_logp=half - jnp.log(1.25))
+    moved = jnp.log(jnp.asarray([[0.8, 0.3]]))
+    several = of(rollout_weights="int8", correction=correction, inner_epochs=2)
+    close.assert_near(method.correction(several)(moved, moved, batch), [[1.25, 1.25]])
+    one = of(rollout_weights="int8", correction=correction)  # the policy of the only update is that of the sampler
+    close.assert_near(method.correction(one)(moved, moved, batch._replace(old_logp=None)), [[2.0, 0.75]])
+
+
 def test_a_mask_corrects_as_zeros_and_ones():
     settings = of(correction="rejection_mask", correction_args=("most=1.0",))
     weights = np.asarray(method.correction(settings)(LOGP, LOGP, _batch()))

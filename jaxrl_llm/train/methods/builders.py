@@ -93,15 +93,19 @@ def reference_kl(logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     return {"kl/ref": kl.k3(logp, batch.ref_logp, batch.mask)}
 
 
-def mismatch_weights(*, cap: float = 2.0) -> Callable[[Array, Array, Batch], Array]:
+def mismatch_weights(*, cap: float = 2.0, several: bool = False) -> Callable[[Array, Array, Batch], Array]:
     """``token_weights`` for a sampler in other numerics: ``min(pi / sampler, cap)`` of every token.
 
-    For one update per rollout, where the policy of the update is the one that the sampler stands for; see
-    ``losses.correction``.
+    Of the policy that the sampler stands for, see ``losses.correction``: what the updates of a rollout have changed
+    since is in the ratio of the loss.
+
+    Args:
+      several: updates per rollout, whose batches hold the policy before them as ``old_logp``; with one update it is
+        that of the update.
     """
 
     def weights(logp, entropy, batch):
-        ratio = correction.mismatch_ratio(logp, batch.sampler_logp, batch.mask)
+        ratio = correction.mismatch_ratio(batch.old_logp if several else logp, batch.sampler_logp, batch.mask)
         return correction.truncated_weights(ratio, batch.mask, cap=cap)
 
     return weights
