@@ -237,6 +237,15 @@ def stretches(stages: tuple[Stage, ...], every: int) -> Iterator[tuple[int, Stag
             yield index, stage, min(every, stage.steps - done), done
 
 
+def next_multiple(at: int, offset: int, every: int) -> int:
+    """The first step behind ``at`` that lies a multiple of ``every`` behind ``offset``.
+
+    >>> [next_multiple(at, offset=10, every=50) for at in (10, 59, 60)]
+    [60, 60, 110]
+    """
+    return offset + ((at - offset) // every + 1) * every
+
+
 class _Logs:
     """What a seed wrote before, and what it writes now; with no folder nothing."""
 
@@ -466,7 +475,7 @@ class SeedRun:
         if isinstance(stage.method, Online):
             pieces = self._online(index, stage, state, offset, at, end, logs)
         else:
-            pieces = self._offline(index, stage, state, at, end)
+            pieces = self._offline(index, stage, state, offset, at, end)
         for rows, now, iteration in pieces:
             for step, row in rows.items():
                 logs.add("metrics.jsonl", step, row)
@@ -486,7 +495,7 @@ class SeedRun:
         if self.keeping.staleness is not None:
             every, play = self.keeping.checkpoint_every, self._by_workers if self.keeping.remote else self._by_threads
             while at < end:  # the pipeline is emptied where a checkpoint is due
-                upto = min(end, offset + ((at - offset) // every + 1) * every)
+                upto = min(end, next_multiple(at, offset, every))
                 state, history = play(index, state, upto - offset, logs)
                 yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
@@ -537,9 +546,9 @@ class SeedRun:
         shutil.rmtree(folder)
         return state, report.history
 
-    def _offline(self, index, stage, state, at, end):
+    def _offline(self, index, stage, state, offset, at, end):
         while at < end:
-            steps = min(end - at, self.keeping.checkpoint_every)
+            steps = min(end, next_multiple(at, offset, self.keeping.checkpoint_every)) - at
             if stage.method.stream is not None:
                 if (index, 1) not in self.offline:
                     self.offline[index, 1] = streamed.make_step(stage.method, place=self.place)

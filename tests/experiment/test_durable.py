@@ -115,6 +115,20 @@ def test_a_request_to_stop_keeps_the_step(undisturbed, tmp_path, monkeypatch):
     alike(run(tmp_path), undisturbed[0])
 
 
+def test_checkpoints_of_a_stage_on_rows_are_as_far_apart_as_was_asked(tmp_path, monkeypatch):
+    """Measurements in between shift none: every third step of the imitation, and both ends of the stages."""
+    saved, save = [], checkpoint.save
+
+    def noted(folder, state, *, note):
+        save(folder, state, note=note)
+        saved.append(note["step"])
+
+    monkeypatch.setattr(checkpoint, "save", noted)
+    settings = dataclasses.replace(SETTINGS, warm_steps=10, steps=1, eval_every=4)
+    loop.run_arm(tiny.build(settings), settings, [0], keeping=Keeping(tmp_path, "one", checkpoint_every=3))
+    assert saved == [3, 6, 9, 10, 11]
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(UserError, match="holds a run of other settings.*--fresh"):
