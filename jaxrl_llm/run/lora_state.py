@@ -75,12 +75,13 @@ def whole(state: TrainState, params: Params, rank: int) -> TrainState:
 def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Params:
     """Writes the adapter in PEFT's format to ``folder`` and returns the merged parameters; rank 0: ``params``.
 
-    A family that stores several matrices as one (Phi-3, GPT-2) has no adapter file: its merged model is complete.
+    A family that stores several matrices as one (Phi-3, GPT-2) has no adapter file, nor has an adapter that was trained
+    on top of another one, whose base lies in no folder: the merged model is complete.
     """
     if not rank:
         return params
     spec = Lora(rank, targets=lora.targets_of(model.config))
     trained = jax.tree.map(jnp.asarray, params[PART])
-    if not lora.fused(model.config, spec.targets):
+    if not model.merged and not lora.fused(model.config, spec.targets):
         lora.save(folder, model.config, spec, trained, base_model=str(model.folder))
     return lora.merge(params["base"], trained, spec.scale)

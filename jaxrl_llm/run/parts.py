@@ -97,6 +97,7 @@ class Model(NamedTuple):
     config: ModelConfig
     tokenizer: Tokenizer
     mesh: Mesh | None = None
+    merged: bool = False  # an adapter was given: the weights are more than those of ``folder``, its base
 
 
 class Tables(NamedTuple):
@@ -171,7 +172,8 @@ def load_model(
             # on a mesh its weights go straight to their devices
             shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
         )
-        if given.is_dir() and folder != given:
+        merged = given.is_dir() and folder != given
+        if merged:
             params = _merged(params, *lora.load(given, config))
     except UserError:
         raise
@@ -184,7 +186,7 @@ def load_model(
             f"--model {name}: the tokenizer has {tokenizer.vocab_size} tokens and the model only "
             f"{config.padded_vocab_size}; put the tokenizer of this model into its folder"
         )
-    return Model(folder, policy, params, config, tokenizer, mesh)
+    return Model(folder, policy, params, config, tokenizer, mesh, merged)
 
 
 def note_messages(problems: Sequence[Problem], data: str) -> list[str]:

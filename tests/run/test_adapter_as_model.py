@@ -13,7 +13,7 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.planning import known_models, presets
-from jaxrl_llm.run import parts
+from jaxrl_llm.run import lora_state, parts
 from jaxrl_llm.run.commands import doctor, evaluate_model
 from tests import close
 
@@ -72,6 +72,17 @@ def test_the_base_may_be_named_from_the_adapter(adapted, tmp_path):
     assert lora.base_of(tmp_path / "adapter") == tmp_path / "adapter/../model"
     assert lora.base_of(tmp_path / "model") == tmp_path / "model"
     assert parts.load_model(str(tmp_path / "adapter")).config.num_layers > 0
+
+
+def test_an_adapter_on_top_of_an_adapter_is_kept_as_a_whole_model(adapted, tmp_path):
+    """Its own file would name the base of both, and lose the first one."""
+    folder, *_ = adapted
+    for name, written in (("nano", True), (str(folder), False)):
+        model = lora_state.with_adapter(parts.load_model(name), 2, 0)
+        out = tmp_path / str(written)
+        whole = lora_state.save(out, model, model.params, 2)
+        assert (out / "adapter_config.json").is_file() == written
+        jax.tree.map(np.testing.assert_array_equal, whole, parts.load_model(name).params)  # a fresh one says nothing
 
 
 def test_an_adapter_of_another_model_is_one_line(adapted, tmp_path):
