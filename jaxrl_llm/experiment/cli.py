@@ -190,6 +190,30 @@ def check_sizes(settings: Any, microbatches: int) -> None:
             meshes.check_rows(mesh, settings.prompts_per_step, "--prompts-per-step")
 
 
+AMOUNTS = ("learning_rate", "weight_decay", "max_grad_norm", "centering", "margin_scale", "value_weight")
+LEAST = {name: 1 for name in ("steps", "eval_every", "rows_per_step", "eval_rows", "prompts_per_step", "group_size",
+                              "train_problems", "eval_problems", "eval_samples")}  # fmt: skip
+LEAST |= {name: 0 for name in ("warmup_steps", "bad_rows")}
+
+
+def check_numbers(settings: Any) -> None:
+    """Refuses numbers that no update can be made with, of the fields that the settings have.
+
+    A learning rate of 0 is one: an arm that is measured as it was loaded has it.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    for name, lowest in LEAST.items():
+        if (value := getattr(settings, name, lowest)) < lowest:
+            raise UserError(f"{flags.spell(name)} {value} must be at least {lowest}")
+    for name in AMOUNTS:
+        flags.check_amount(name, getattr(settings, name, 0.0))
+    for field in dataclasses.fields(settings):
+        if (value := getattr(settings, field.name)) != value and isinstance(value, float):
+            raise UserError(f"{flags.spell(field.name)} {value} is no number")
+
+
 def in_parts(plan: Plan, settings: Any, microbatches: int = 0) -> Plan:
     """The plan of an arm with its batches in parts, see ``Options.microbatches``, its adapter, and what is offloaded.
 
@@ -289,11 +313,9 @@ def build_arms(
     """
     for settings in resolved.values():
         check_sizes(settings, microbatches)
+        check_numbers(settings)
     built, reads = {}, {}
     for name, settings in resolved.items():
-        for field in ("steps", "eval_every"):
-            if getattr(settings, field) < 1:
-                raise UserError(f"{flags.spell(field)} {getattr(settings, field)} must be at least 1")
         copy, reads[name] = arms.watched(settings)
         built[name] = in_parts(module.build(copy), settings, microbatches)
         devices = jax.device_count() if getattr(settings, "mesh", "") else 1

@@ -277,7 +277,7 @@ def build(settings: Settings) -> Plan:
         rows_per_step=size,
         loss=slot if whole is not None else lambda *given: slot(*given, jnp.asarray(size, jnp.float32)),
         tx=adamw(settings, settings.steps),
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.max_grad_norm or None,
         whole=whole,
     )
     if on_host:

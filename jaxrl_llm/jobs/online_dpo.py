@@ -75,7 +75,7 @@ class Settings(DrawnSettings):
     length_desensitised: float = 1.0
     learning_rate: float = 5e-7
     group_size: int = 2
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # of the whole step's gradient; 0: no bound
 
 
 EMBEDDED = scoring.EMBEDDED | {"learning_rate": 1e-4, "group_size": 4}

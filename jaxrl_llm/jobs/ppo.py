@@ -46,7 +46,7 @@ class Settings(DrawnSettings):
     inner_epochs: int = 1  # updates on every rollout
     learning_rate: float = 1e-6
     group_size: int = 4
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # of the whole step's gradient; 0: no bound
 
 
 EMBEDDED = scoring.EMBEDDED

@@ -90,7 +90,7 @@ def build(settings: Settings) -> Plan:
         rows_per_step=min(settings.rows_per_step, len(kept)),
         loss=loss,
         tx=adamw(settings, settings.steps),
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.max_grad_norm or None,
         whole=lambda part: jnp.asarray(part["margin"].shape[0], jnp.float32),
     )
 

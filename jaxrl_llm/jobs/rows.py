@@ -46,7 +46,7 @@ class RowSettings(recipes.Settings):
     train_rows: int = 4096  # of generated rows
     eval_every: int = 50
     weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # of the whole step's gradient; 0: no bound
     warmup_steps: int = 10
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
 
@@ -195,7 +195,9 @@ def _encoded(model: parts.Model, rows: Sequence[Any], settings: Any, *fields: st
     longest = 0
     for field in fields:
         responses = [getattr(row, field) for row in rows]
-        tokens, valid = encode_responses(model.tokenizer, responses, width=settings.max_new_tokens)
+        # no response has more columns than the model: a larger limit reserves no memory
+        width = min(settings.max_new_tokens, model.config.max_positions)
+        tokens, valid = encode_responses(model.tokenizer, responses, width=width)
         longest = max(longest, int(valid.sum(1).max()))
         made.append((tokens, valid))
     columns = table.tokens.shape[1] + longest

@@ -74,7 +74,7 @@ def build(settings: Settings) -> Plan:
     tx = adamw(settings, settings.steps)
     size = min(settings.rows_per_step, len(kept))
     method = supervised.make_supervised(model.policy, train, rows_per_step=size, tx=tx)
-    method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm), train, settings)
+    method = rows.fed(method._replace(max_grad_norm=settings.max_grad_norm or None), train, settings)
     return Plan(lambda key: model.params, (Stage(method, settings.steps),), measure_of_rows(model.policy, test),
                 on_host=True, model=model)  # fmt: skip
 

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import itertools
+import math
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,22 @@ def spell(name: str) -> str:
     '--group-size'
     """
     return f"--{name.replace('_', '-')}"
+
+
+def check_amount(name: str, value: float) -> None:
+    """Raises UserError for the value of a field that is negative, infinite or no number."""
+    if value < 0:
+        raise UserError(f"{spell(name)} {value} must not be negative")
+    if not math.isfinite(value):
+        raise UserError(f"{spell(name)} {value} must be finite")
+
+
+def check_seed(seed: int) -> None:
+    """Raises UserError for a seed that JAX would not tell from another one."""
+    if seed < 0:
+        raise UserError(f"--seed {seed} must be at least 0")
+    if seed >= 2**32:
+        raise UserError(f"--seed {seed} must be below 2**32")
 
 
 def listed(kind: Any, prog: str) -> str:

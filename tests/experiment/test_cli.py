@@ -32,6 +32,9 @@ def smoke(tmp_path_factory):
         (["--steps", "three"], "three"),
         (["--steps", "0"], "--steps 0 must be at least 1"),
         (["--eval-every", "0"], "--eval-every 0 must be at least 1"),
+        (["--learning-rate", "-1"], "--learning-rate -1.0 must not be negative"),
+        (["--learning-rate", "nan"], "--learning-rate nan must be finite"),
+        (["--learning-rate", "inf"], "--learning-rate inf must be finite"),
         (["--seeds", "0"], "--seeds 0 must be at least 1"),
         (["--arm", "cold"], "--arm cold: the arms are baseline, method, warm"),
         (["--temperature", "0.5"], "unknown argument '--temperature'"),
@@ -245,9 +248,9 @@ def test_what_the_library_refuses_names_the_flags_that_were_given(tmp_path, monk
         raise ValueError(f"learning_rate={settings.learning_rate} must be positive\nand more")
 
     monkeypatch.setattr(tiny, "build", refuse)
-    said = r"^--learning-rate -1.0: learning_rate=-1.0 must be positive$"
+    said = r"^--learning-rate 9.0: learning_rate=9.0 must be positive$"
     with pytest.raises(UserError, match=said):
-        cli.run(tiny, ["--learning-rate", "-1", "--out", str(tmp_path)])
+        cli.run(tiny, ["--learning-rate", "9", "--out", str(tmp_path)])
     with pytest.raises(ValueError, match="and more") as found:
         cli.run(tiny, ["--out", str(tmp_path)])
     assert not isinstance(found.value, UserError), "a mistake in the file keeps its traceback"

@@ -171,6 +171,47 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("sft", ["--max-grad-norm", "-1"], "--max-grad-norm -1.0 must not be negative"),
+        ("sft", ["--max-grad-norm", "nan"], "--max-grad-norm nan must be finite"),
+        ("sft", ["--weight-decay", "nan"], "--weight-decay nan must be finite"),
+        ("sft", ["--warmup-steps", "-1"], "--warmup-steps -1 must be at least 0"),
+        ("sft", ["--bad-rows", "-1"], "--bad-rows -1 must be at least 0"),
+        ("sft", ["--rows-per-step", "0"], "--rows-per-step 0 must be at least 1"),
+        ("sft", ["--eval-rows", "0"], "--eval-rows 0 must be at least 1"),
+        ("dpo", ["--learning-rate", "-1"], "--learning-rate -1.0 must not be negative"),
+        ("dpo", ["--length-desensitised", "nan"], "--length-desensitised nan is no number"),
+        ("reward-model", ["--centering", "nan"], "--centering nan must be finite"),
+        ("reward-model", ["--margin-scale", "-1"], "--margin-scale -1.0 must not be negative"),
+        ("ppo", ["--value-weight", "inf"], "--value-weight inf must be finite"),
+        ("ppo", ["--prompts-per-step", "0"], "--prompts-per-step 0 must be at least 1"),
+    ],
+)
+def test_numbers_that_no_update_can_be_made_with_are_one_line(command, words, said, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--smoke", "--out", str(tmp_path / "run"), *words])
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error == f"error: {said}\n"
+    assert not (tmp_path / "run").exists(), "nothing is left behind by a mistake"
+
+
+@pytest.mark.parametrize("job", [sft, dpo, reward_model])
+def test_a_norm_of_0_is_no_bound(job):
+    """As in the main job; as a bound it would make every update nothing."""
+    settings = job.Settings(**job.EMBEDDED | job.SMOKE)
+    bounds = {norm: job.build(dataclasses.replace(settings, max_grad_norm=norm)).stages[0].method.max_grad_norm
+              for norm in (0.0, 0.5)}  # fmt: skip
+    assert bounds == {0.0: None, 0.5: 0.5}
+
+
+def test_a_limit_beyond_the_context_reserves_no_memory(own):
+    settings = sft.Settings(model=str(own), data=str(own / "texts.jsonl"), max_new_tokens=10**14)
+    (table,) = rows.encoded(options.open_model(settings), rows.texts(settings, "plain"), settings, "response")
+    assert table.tokens.shape[0] == 60
+
+
+@pytest.mark.parametrize(
     "loss", ["sampled", *(pytest.param(x, marks=pytest.mark.slow) for x in ("top_k", "reverse_kl", "forward_kl"))]
 )
 def test_distillation_moves_towards_the_teacher(loss, tmp_path):
