@@ -2,54 +2,70 @@
 
 import re
 import unicodedata
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
+from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.verifiers.countdown import tagged
+from jaxrl_llm.verifiers.numbers import is_number, last_number, shown
 from jaxrl_llm.verifiers.verdict import Verdict
 
-# a comma counts only between groups of three digits; a minus after a digit is an operator
-_NUMBER = re.compile(r"(?:(?<![0-9])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
-BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")
 _WHOLE = re.compile(r"[0-9]{1,4}")
-# in falling order of trust: "answer is B" or "answer: (B)", "(B)", "B)" or "B." or the letter alone on its line
-_CHOICES = (
-    re.compile(r"\b(?i:answer|choice|option)(?i:\s+is)?\s*:?\s*\(?([A-J])\b(?!['\w])"),
-    re.compile(r"\(([A-J])\)"),
-    re.compile(r"(?:^|(?<=\s))([A-J])(?=[.):]?(?:\s*$))", re.MULTILINE),
-    re.compile(r"(?:^|(?<=\s))([A-J])(?=[.):])", re.MULTILINE),
+# what stands around a letter or a word to show it in another face
+_FACE = re.compile(r"\\(?:boxed|text[a-z]*|math(?:rm|bf|it|sf)|mbox|operatorname)[ ]?\{([^{}]*)\}")
+_LETTER = r"\(?([A-HJ]\b(?!['\w])|I(?=[).:]|[ \t]*$))"  # I is a word as well, unless it ends something
+_OF_THEM = r"(?i:(?:the[ \t]+)?(?:choice|option)[ \t]+)?"
+# in falling order of trust: "answer is B", "answer: (B)" or "#B"; "option B." at the end of a clause; "(B)"; any
+# "option B"; the letter alone on its line; "B)" or "B."
+_CHOICES = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        rf"(?:\b(?i:answer|choice|option)[ \t]*(?i:is[ \t]*:?|:)\s*{_OF_THEM}|#){_LETTER}",
+        rf"\b(?i:choice|option)[ \t]+{_LETTER}(?=\)?(?:[.,;:!]|[ \t]*$))",
+        r"\(([A-J])\)",
+        rf"\b(?i:answer|choice|option)[ \t]+{_LETTER}",
+        r"(?:^|(?<=\s))([A-J])(?=[.):]?(?:\s*$))",
+        r"(?:^|(?<=\s))([A-J])(?=[.):])",
+    )
 )
 MAX_CHARACTERS = 20_000
 
 
-def final_part(response: str) -> str:
-    """The offered answer: the last ``<answer>``, ``\\boxed{}``, the text after ``####`` or ``#``, or all of it."""
+def _offered(response: str, markers: tuple[str, ...]) -> tuple[str, bool]:
+    """The offered answer, and whether a tag or a box says where it begins and ends."""
     response = response[-MAX_CHARACTERS:]
     inside = tagged(response)
-    if inside is not None:
-        return inside.strip()
-    boxed = BOXED.findall(response)
-    if boxed:
-        return boxed[-1].strip()
-    for marker in ("####", "#"):
+    boxed = last_boxed(response if inside is None else inside)
+    if boxed is not None or inside is not None:
+        return (inside if boxed is None else boxed).strip(), True
+    for marker in markers:
         if marker in response:
-            return response.rsplit(marker, 1)[1].strip()
-    return response.strip()
+            return response.rsplit(marker, 1)[1].strip(), False
+    return response.strip(), False
 
 
-def number(text: str) -> Decimal | None:
-    """The last number of a text, thousands separators removed; None where there is none."""
-    found = _NUMBER.findall(text)
-    if not found:
-        return None
-    try:
-        return Decimal(found[-1].replace(",", ""))
-    except InvalidOperation:
-        return None
+def final_part(response: str, *, wanted: str = "") -> str:
+    r"""The offered answer: the last ``<answer>``, ``\boxed{}``, the text after ``####`` or ``#``, or all of it.
+
+    Args:
+      wanted: the right answer: where it holds a ``#`` itself, a single one marks nothing.
+
+    >>> final_part(r"<answer>\boxed{Rome}</answer>"), final_part("It is #4"), final_part("C#", wanted="C#")
+    ('Rome', '4', 'C#')
+    """
+    return _offered(response, ("####",) if "#" in wanted else ("####", "#"))[0]
 
 
 def _normal(text: str) -> str:
+    text = _FACE.sub(r"\1", text)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).rstrip(".")
+
+
+def _bare(text: str) -> str:
+    """A text without the marks that make it bold, code or a formula."""
+    text = re.sub(r"\*+|`+|\\?\$", "", text)
+    for _ in range(3):  # one face inside another
+        text = _FACE.sub(r"\1", text)
+    return text.strip()
 
 
 def verify_exact(answer: dict[str, Any], response: str) -> Verdict:
@@ -58,32 +74,45 @@ def verify_exact(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_exact({"value": "Red Cat"}, "red  cat").value
     1.0
     """
-    given, wanted = _normal(final_part(response)), _normal(str(answer["value"]))
+    wanted = str(answer["value"])
+    given, wanted = _normal(final_part(response, wanted=wanted)), _normal(wanted)
+    if not given:
+        return Verdict(0.0, True, "no answer given")
     return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given[:40]!r} is not {wanted!r}")
 
 
 def verify_number(answer: dict[str, Any], response: str) -> Verdict:
-    """1 when the last number of the final part equals the number in ``answer["value"]``.
+    r"""1 when the last number of the final part equals the number in ``answer["value"]``.
+
+    Inside a tag or a box an expression beyond one fraction or power is no number, see ``numbers.last_number``.
 
     >>> verify_number({"value": 10}, "3+5=8,8*4=32#10").value
     1.0
+    >>> verify_number({"value": 18}, r"\boxed{\frac{1}{18}}").reason
+    '0.05555555556 is not 18'
     """
-    given, wanted = number(final_part(response)), number(str(answer["value"]))
+    part, marked = _offered(response, ("####", "#"))
+    given, wanted = last_number(part, alone=marked), last_number(str(answer["value"]))
+    if wanted is None:
+        return Verdict(0.0, False, f"reference answer {str(answer['value'])[:40]!r} holds no number")
     if given is None:
         return Verdict(0.0, True, "no number in the answer")
-    return Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{given:.10} is not {wanted:.10}")
+    return (
+        Verdict(1.0, True, "right") if given == wanted else Verdict(0.0, True, f"{shown(given)} is not {shown(wanted)}")
+    )
 
 
 def verify_choice(answer: dict[str, Any], response: str) -> Verdict:
     """1 when the letter A-J offered in the final part is ``answer["value"]``.
 
-    A letter after "answer", "choice" or "option" counts before one in parentheses, that before one alone or before a
-    full stop; of equals the last counts. A final part that is one letter may be in lower case.
+    A letter after "answer is" or "answer:" counts before "option B" at the end of a clause, that before one in
+    parentheses, that before any other "option B", that before a letter alone or before a full stop; of equals the last
+    counts. Bold, code and formulas are read as plain text. A final part that is one letter may be in lower case.
 
     >>> verify_choice({"value": "B"}, "A is wrong, so the answer is (B). I am sure.").value
     1.0
     """
-    part = final_part(response)
+    part = _bare(_offered(response, ("####",))[0])
     letters = [part.upper()] if re.fullmatch(r"[A-Ja-j]", part) else []
     for pattern in _CHOICES:
         letters = letters or pattern.findall(part)
@@ -115,4 +144,4 @@ def verify_chain(answer: dict[str, Any], response: str) -> Verdict:
 def verify_any(answer: dict[str, Any], response: str) -> Verdict:
     """Number comparison where the expected value is a number, text comparison elsewhere."""
     wanted = str(answer["value"]).strip()
-    return (verify_number if _NUMBER.fullmatch(wanted) else verify_exact)(answer, response)
+    return (verify_number if is_number(wanted) else verify_exact)(answer, response)

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.verifiers.answers import BOXED, MAX_CHARACTERS, final_part
+from jaxrl_llm.data.boxed import last_boxed
+from jaxrl_llm.verifiers.answers import MAX_CHARACTERS, final_part
 from jaxrl_llm.verifiers.countdown import tagged
 from jaxrl_llm.verifiers.verdict import Verdict
 
@@ -96,7 +97,7 @@ def verify_f1(answer: dict[str, Any], response: str) -> Verdict:
     >>> verify_f1({"value": ["obama", "barack hussein obama"]}, "<answer>Barack Obama</answer>").value
     0.8
     """
-    return _judged(final_part(response), answer, answer_f1)
+    return _judged(final_part(response, wanted=" ".join(aliases(answer))), answer, answer_f1)
 
 
 def _template_error(response: str) -> str:
@@ -110,7 +111,7 @@ def _template_error(response: str) -> str:
         return "a <search> without a <result>"
     if not response.rstrip().endswith("</answer>"):
         return "something behind </answer>"
-    return "" if BOXED.search(tagged(response) or "") else "no \\boxed{} in the answer"
+    return "no \\boxed{} in the answer" if last_boxed(tagged(response) or "") is None else ""
 
 
 def verify_research(answer: dict[str, Any], response: str) -> Verdict:
@@ -129,8 +130,7 @@ def verify_research(answer: dict[str, Any], response: str) -> Verdict:
     error = _template_error(response[-MAX_CHARACTERS:])
     if error:
         return Verdict(0.0, True, error)
-    boxed = BOXED.findall(tagged(response[-MAX_CHARACTERS:]) or "")[-1]
-    judged = _judged(boxed, answer, answer_f1)
+    judged = _judged(last_boxed(tagged(response[-MAX_CHARACTERS:]) or "") or "", answer, answer_f1)
     return judged if judged.value else Verdict(0.1, True, "only the form is right")
 
 

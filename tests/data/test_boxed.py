@@ -1,0 +1,40 @@
+import time
+
+import pytest
+
+from jaxrl_llm.data.boxed import last_boxed
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        (r"\boxed{3}", "3"),
+        (r"\boxed{3} or \boxed {4}", "4"),
+        (r"\fbox{3}", "3"),
+        (r"\boxed{\frac{\sqrt{16}}{\sqrt{4}}}", r"\frac{\sqrt{16}}{\sqrt{4}}"),
+        (r"\boxed{\boxed{42}}", "42"),
+        (r"\boxed{\left\{1, 2\right.}", r"\left\{1, 2\right."),
+        (r"\boxed{3} and \boxed{4", "3"),
+        (r"{ \boxed{3} }} \boxed{}", ""),
+        (r"\begin{a} 1 \\\boxed{3}", "3"),
+        (r"\\boxed{3}", "3"),
+        (r"\boxed{3", None),
+        (r"\boxed 2", None),
+        ("{}", None),
+        ("", None),
+    ],
+)
+def test_the_last_box_that_is_closed(text, inside):
+    assert last_boxed(text) == inside
+
+
+def test_boxes_without_braces():
+    assert last_boxed(r"so $\boxed 2$", bare=True) == "2" and last_boxed(r"it is \boxed 23.", bare=True) == "23"
+    assert last_boxed(r"\boxed 2 and \boxed{3}", bare=True) == "3" and last_boxed(r"\boxed", bare=True) is None
+
+
+@pytest.mark.parametrize("text", ["\\boxed{" * 100_000, "\\" * 500_000, "{" * 500_000, "\\boxed" + " " * 500_000])
+def test_long_texts_are_read_once(text):
+    start = time.process_time()
+    assert last_boxed(text, bare=True) is None
+    assert time.process_time() - start < 5.0
