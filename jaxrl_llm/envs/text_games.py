@@ -17,6 +17,7 @@ import queue
 import random
 import re
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from jaxrl_llm.data.tokenizer import Tokenizer
 from jaxrl_llm.envs.text import Given, as_begun
 from jaxrl_llm.errors import UserError, extra_module
 from jaxrl_llm.rollout.host.env import TextEnv, TextStepResult, text_identity
+from jaxrl_llm.verifiers.fences import PYTHON, blocks, written_in
 
 # --- TextWorld and ALFWorld
 
@@ -267,13 +269,12 @@ def textarena_texts(
 
 
 def code_of(text: str) -> str:
-    """The last block between fences, or all of a text without one.
+    """The last block between fences, or all of a text without one; blocks in Python count first.
 
     >>> code_of("Let me log in.\\n```python\\nprint(1)\\n```"), code_of("print(2)")
     ('print(1)', 'print(2)')
     """
-    blocks = re.findall(r"```(?:python|py)?[ \t]*\n(.*?)```", text, re.DOTALL)
-    return (blocks[-1] if blocks else text).strip()
+    return textwrap.dedent((written_in(PYTHON, blocks(text)) or [text])[-1]).strip()
 
 
 class _Apps(NamedTuple):

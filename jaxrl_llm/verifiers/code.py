@@ -7,16 +7,17 @@ run this verifier in a ``pool.VerifierPool`` to use several.
 
 import functools
 import re
+import textwrap
 from typing import Any
 
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Checked, Limits
+from jaxrl_llm.verifiers.fences import PYTHON, blocks, written_in
 from jaxrl_llm.verifiers.verdict import Verdict
 
 LIMITS = Limits(cpu_s=4.0, wall_s=8.0, memory_mb=512)
 TIMEOUT_S = 90.0  # of an item in a pool: the sandbox has its own, smaller limits, and may have to start again
 MAX_CHARACTERS = 60_000
-_FENCED = re.compile(r"```[ \t]*(?:(?:python|py|Python)[ \t]*)?\n(.*?)(?:```|\Z)", re.DOTALL)
 # what a base model goes on with after the body of a function
 _NEXT = re.compile(r"^(?:class |def |async def |#|@|if |print|assert |```|<)", re.MULTILINE)
 
@@ -32,14 +33,17 @@ def prepare() -> None:
 
 
 def extract(response: str, entries: list[str]) -> str:
-    """The program in a response: its last fenced block that defines an entry, or the last block, or all of the text.
+    """The program in a response: its last fenced block that defines an entry, or the last one, or all of the text.
+
+    Of blocks that define none those in Python count first, then those without a language.
 
     >>> extract("Sure:\\n```python\\ndef f(x):\\n    return x\\n```\\nDone.", ["f"])
     'def f(x):\\n    return x\\n'
     """
-    blocks = _FENCED.findall(response[-MAX_CHARACTERS:])
-    defining = [b for b in blocks if any(_defines(b, name) for name in entries)]
-    return (defining or blocks or [response[-MAX_CHARACTERS:]])[-1]
+    text = response[-MAX_CHARACTERS:]
+    found = blocks(text)
+    defining = [textwrap.dedent(b.text) for b in found if any(_defines(b.text, name) for name in entries)]
+    return (defining or written_in(PYTHON, found) or [text])[-1]
 
 
 def _defines(source: str, name: str) -> bool:

@@ -9,12 +9,15 @@ only where the reference does so, too, or the sandbox fails, is the verdict inva
 import functools
 import importlib.util
 import logging
+import re
 from typing import Any
 
+from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.errors import extra_module
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
 from jaxrl_llm.verifiers import formulas
+from jaxrl_llm.verifiers.countdown import tagged
 from jaxrl_llm.verifiers.verdict import Verdict
 
 MAX_CHARACTERS = 20_000
@@ -55,8 +58,25 @@ def _gold(reference: str) -> list[Any]:
     """A reference as math-verify reads it: once for all responses of a group."""
     import math_verify
 
-    # without a delimiter only plain numbers are found, so a bare reference gets one
-    return math_verify.parse(reference if "$" in reference else f"${reference}$", parsing_timeout=0)
+    return math_verify.parse(_delimited(reference), parsing_timeout=0)
+
+
+def _delimited(text: str) -> str:
+    """A text as a formula: without a delimiter math-verify finds plain numbers alone, and not all of these."""
+    return text if re.search(r"(?<!\\)\$|\\[(\[]|\\boxed", text) else f"${text}$"
+
+
+def _base(text: str) -> str | None:
+    """The base of a number in digits, ``1234_5``: math-verify reads over it."""
+    found = re.search(r"[0-9]_(?:([0-9])|\{([0-9]{1,2})\})\$?\Z", text.strip())
+    return (found[1] or found[2]) if found else None
+
+
+def _other_base(reference: str, response: str) -> bool:
+    """Whether the answer names another base than the reference, where ten need not be named; one without is free."""
+    boxed, inside = last_boxed(response), tagged(response)
+    given = _base(next(text for text in (boxed, inside, response) if text is not None))
+    return given is not None and given != (_base(reference) or "10")
 
 
 def compare(reference: str, response: str) -> list[Any]:
@@ -68,8 +88,12 @@ def compare(reference: str, response: str) -> list[Any]:
         return [0.0, False, f"reference answer {reference[:40]!r} does not parse"]
     try:
         given = math_verify.parse(response, parsing_timeout=0)
+        if not given and (inside := (tagged(response) or "").strip()):
+            given = math_verify.parse(_delimited(inside), parsing_timeout=0)
         if not given:
             return [0.0, True, "no mathematical answer found"]
+        if _other_base(reference, response):
+            return [0.0, True, f"the base of {response[-40:]} is not that of {reference[:40]}"]
         if math_verify.verify(gold, given, timeout_seconds=0):
             return [1.0, True, "right"]
         return [0.0, True, f"{str(given[0])[:40]} is not {reference[:40]}"]

@@ -20,6 +20,7 @@ from typing import Any
 from jaxrl_llm.sandbox import values
 from jaxrl_llm.sandbox.pool import Sandbox
 from jaxrl_llm.sandbox.records import Called, Limits
+from jaxrl_llm.verifiers.fences import blocks, written_in
 from jaxrl_llm.verifiers.verdict import Verdict
 
 CPU_S = 5.0  # of one query
@@ -32,7 +33,6 @@ LIMITS = Limits(cpu_s=CPU_S + 1.0, wall_s=10.0, memory_mb=1024, output_bytes=32 
 TIMEOUT_S = 250.0  # of an item in a pool: two queries and room; the limits above end them long before
 SANDBOXES = 4  # folders of databases that are kept ready
 _SEMICOLONS = 100  # that are tried as the end of a query
-_FENCED = re.compile(r"```[ \t]*(?:(?:sqlite|sql|SQL)[ \t]*)?\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAY = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _NEVER = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
 _FAILURES = ("wall", "broken")  # of a call, which say nothing about the query
@@ -49,12 +49,13 @@ def prepare() -> None:
 def extract(response: str) -> str:
     """The query in a response: its last fenced block, else all of the text, up to the first semicolon that ends it.
 
+    Blocks in SQL count first, then those without a language.
+
     >>> extract("It is\\n```sql\\nSELECT 1;\\n```")
     'SELECT 1'
     """
     text = response[-MAX_CHARACTERS:]
-    blocks = _FENCED.findall(text)
-    text = (blocks[-1] if blocks else text).strip()
+    text = (written_in("sql|sqlite|sqlite3", blocks(text)) or [text])[-1].strip()
     for found in itertools.islice(re.finditer(";", text), _SEMICOLONS):
         try:
             whole = sqlite3.complete_statement(text[: found.end()])

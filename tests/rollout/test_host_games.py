@@ -288,6 +288,20 @@ class _AppWorld:
         _AppWorld.live -= 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\nprint(1)\n```",
+        "First\n```bash\nls\n```\nthen\n```Python3\nprint(1)\n```\nwhich shows\n```\n1\n```",
+        "1. Log in:\r\n   ```python\r\n   print(1)\r\n   ```",
+        "```python\nprint(1)",
+        "print(1)",
+    ],
+)
+def test_the_code_of_an_action(text):
+    assert text_games.code_of(text) == "print(1)"
+
+
 def test_appworld(monkeypatch):
     monkeypatch.setitem(sys.modules, "appworld", types.SimpleNamespace(AppWorld=_AppWorld))
     for nowhere in ([], [""]):  # this process would execute what the model writes

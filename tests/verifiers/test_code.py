@@ -73,7 +73,59 @@ def test_in_a_pool():
     assert all(v.valid for v in judged.verdicts) and "timed out" in judged.verdicts[2].reason
 
 
-@pytest.mark.parametrize("text", ["```" + " " * 59_000 + "x", "```python" + " " * 59_000 + "x", "```\n" * 15_000])
+FULL = "def f(x):\n    return x + 1\n"
+AMONG_OTHERS = {
+    "shell_before": f"Install:\n```bash\npip install x\n```\nThen:\n```python\n{FULL}```\nDone.",
+    "text_before": f"Example:\n```text\nf(1) -> 2\n```\n```python\n{FULL}```",
+    "output_behind": f"```python\n{FULL}```\nIt prints\n```\n2\n```",
+    "python3": f"```python3\n{FULL}```\nThat is it.",
+    "capitals": f"```PYTHON\n{FULL}```\nok",
+    "title": f'```python title="a.py"\n{FULL}```\nx',
+    "braces": f"```{{.python}}\n{FULL}```\nx",
+    "carriage_returns": f"```python\n{FULL}```\nDone.\n".replace("\n", "\r\n"),
+    "in_a_list": "1. Code:\n   ```python\n   def f(x):\n       return x + 1\n   ```\n2. Done.",
+    "as_an_item": "- ```python\n  def f(x):\n      return x + 1\n  ```\n",
+    "behind_words": f"Here: ```python\n{FULL}```",
+    "less_indented_than_its_fence": f"   ```python\n{FULL}   ```",
+    "indented_by_itself": "```python\n    def f(x):\n        return x + 1\n```",
+    "closed_behind_its_last_line": f"```python\n{FULL[:-1]}```\nDone.",
+    "closed_by_talk": f"```python\n{FULL}``` Done.",
+    "never_closed": f"```python\n{FULL[:-1]}",
+    "closed_by_the_next": f"```python\nf(1)\n```python\n{FULL}```",
+    "inline_before": f"Call ```f(1)``` so:\n```python\n{FULL}```",
+}
+
+
+@pytest.mark.parametrize("name", AMONG_OTHERS)
+def test_the_program_among_other_blocks(name):
+    assert code.extract(AMONG_OTHERS[name], ["f"]) == FULL
+
+
+def test_blocks_that_define_nothing():
+    assert code.extract("```bash\nls\n```\n```py\n    return 1\n```\n```\n2\n```", ["f"]) == "    return 1\n"
+    assert code.extract("```bash\nls\n```\n```\n    return 1\n```", ["f"]) == "    return 1\n"
+    assert code.extract("```text\nls\n```", ["f"]) == "ls\n"
+    assert code.extract(f"{BODY}```", ["f"]) == f"{BODY}```"  # the prompt opened it
+    assert code.extract("Say ```f``` twice", ["f"]) == "Say ```f``` twice"
+
+
+def test_an_example_in_a_docstring_ends_no_block():
+    shown = 'def f(x):\n    """Adds.\n\n    ```\n    f(1)\n    ```\n    """\n    return x + 1\n'
+    assert code.extract(f"```python\n{shown}```\nDone.", ["f"]) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```" + " " * 59_000 + "x",
+        "```python" + " " * 59_000 + "x",
+        "```\n" * 15_000,
+        "```a\n" * 15_000,
+        "`" * 60_000,
+        "x```y\n" * 10_000,
+        "```\n" + " \n" * 30_000,
+    ],
+)
 def test_a_fence_that_never_ends_is_read_in_no_time(text):
     start = time.process_time()
     code.extract(text, ["area"])

@@ -43,6 +43,8 @@ def _ask(database, reference, response, rule="bag"):
     [
         ("SELECT name FROM people", "SELECT name FROM people WHERE age > 0", 1.0),
         ("SELECT name FROM people", "I think:\n```sql\nSELECT p.name FROM people AS p;\n```\ndone", 1.0),
+        ("SELECT name FROM people", "```SQL\r\nSELECT name FROM people\r\n```\r\ngives\n```\n| ann |\n```", 1.0),
+        ("SELECT name FROM people", "```bash\nsqlite3\n```\nand\n```sqlite3\nSELECT name FROM people\n```", 1.0),
         ("SELECT name FROM people", "SELECT name FROM people; DROP TABLE people", 1.0),
         ("SELECT name FROM people WHERE name=';'", "SELECT name FROM people WHERE name=';'; --", 1.0),
         ("SELECT name, age FROM people", "SELECT age, name FROM people", 1.0),
