@@ -85,6 +85,12 @@ def test_rows_to_be_measured_on_while_training(tmp_path, capsys, monkeypatch):
     assert texts[0][2].count("reward") == 8  # two groups of four
     # it goes on with another number of evaluations, and not with other rows
     assert cli(["--resume", str(run), "--eval-every", "2"]) == 0
+    again = parse(["--resume", str(run)])  # as the run itself says to go on
+    assert (again.eval_every, again.steps, again.schedule_steps, again.resume) == (2, 2, 2, str(run))
+    capsys.readouterr()
+    assert cli(["--resume", str(run), "--steps", "1"]) == 2
+    assert "is at step 2, beyond the 1 that are asked for" in capsys.readouterr().err
+    assert json.loads((run / "settings.json").read_text())["steps"] == 2
     assert cli(["--resume", str(run), "--eval-data", "chain"]) == 2
 
 

@@ -53,7 +53,7 @@ class _Worker:
 
 def run(
     crew: Workers, build: roles.Build, steps: int, *, folder: str, sizes: Sizes = Sizes(), limits: Limits = Limits(),
-    checkpoint_every: int = 1,
+    checkpoint_every: int = 1, streak: Streak | None = None,
 ) -> Report:  # fmt: skip
     """Trains until ``steps`` updates are done; the final state is the newest checkpoint in ``folder``.
 
@@ -68,6 +68,7 @@ def run(
       build: makes the program; called once here and in every worker. A module-level function where workers are
         processes.
       folder: of the checkpoints, one that a restarted learner reaches; a run that finds some there resumes.
+      streak: of the updates that were skipped before, which goes on; None: there were none.
 
     Raises:
       ValueError: for sizes that do not fit.
@@ -77,7 +78,7 @@ def run(
     """
     program = build()
     check(sizes, program.online.prompts_per_step, checkpoint_every)
-    work = _Run(crew, program, steps, sizes, limits)
+    work = _Run(crew, program, steps, sizes, limits, Streak(limits.skipped) if streak is None else streak)
     makers = {
         "roll": partial(roles.Roller, build, 4 * sizes.piece_bytes),
         "score": partial(roles.Judge, build),
@@ -93,7 +94,9 @@ def run(
 
 
 class _Run:
-    def __init__(self, crew: Workers, program: roles.Program, steps: int, sizes: Sizes, limits: Limits):
+    def __init__(
+        self, crew: Workers, program: roles.Program, steps: int, sizes: Sizes, limits: Limits, streak: Streak
+    ):  # fmt: skip
         self.crew, self.steps, self.sizes, self.limits = crew, steps, sizes, limits
         self.program, self.parts, self.drawn_parts = program, sizes.parts, len(program.rolls)
         last = f"rows{self.drawn_parts}"
@@ -104,7 +107,7 @@ class _Run:
         self.all_columns = tuple(dict.fromkeys([c for task in tasks.values() for c in task.columns] + [*columns]))
         self.table, self.columns = TransferQueue(tasks | {"learn": Consumer(columns, self.parts)}), columns
         self.leases = Leases(limits.tries)
-        self.streak = Streak(limits.skipped)
+        self.streak = streak
         self.counts = {"store": sizes.units, "roll": sizes.rollers, "score": sizes.judges, "learn": 1}
         if program.reference:
             self.counts["refer"] = sizes.references
@@ -112,8 +115,7 @@ class _Run:
         self.hired, self.restarts, self.started = 0, 0, time.monotonic()
         self.now: roles.Published | None = None  # where the learner is; None before it has said so
         self.first = self.next_step = self.forgotten = 0
-        self.chain: Any = None  # the curriculum after the newest draw
-        self.drawn: dict[int, tuple[np.ndarray, Any]] = {}
+        self.drawn: dict[int, np.ndarray] = {}  # the prompts of a step
         self.whole: dict[int, list[int]] = {}  # steps whose rows are all there, until a checkpoint covers them
         self.facts: dict[int, roles.Rolled] = {}  # of rows: what is known of them wherever they lie
         self.units: list[str] = []  # names of the storage units; row r lies on number r modulo their number
@@ -210,9 +212,10 @@ class _Run:
         """Writes the steps that may begin into the table."""
         while self.now is not None and self.next_step < self.steps and self._held_back() is None:
             step, now = self.next_step, self.now
-            own = now.sampler if now.step == step or self.chain is None else self.chain
-            ids, self.chain = roles.draw(self.program, own, now.key, step)
-            self.drawn[step] = ids, self.chain
+            ids, own = None, now.sampler
+            for other in range(now.step, step + 1):  # those before it were drawn, and not learned from yet
+                ids, own = roles.draw(self.program, own, now.key, other)
+            self.drawn[step] = ids
             orders = [roles.Order(step, k, part) for k, part in enumerate(np.split(ids, self.parts))]
             self.table.write(self._rows(step), rows0=[(order, None) for order in orders])
             self.next_step += 1
@@ -377,7 +380,7 @@ class _Run:
         if len(cells) == 3:
             rows = [roles.Referred(*both) for both in zip(rows, cells[2], strict=True)]
         self.behind[step] = float(max(step - min(self.facts[row].oldest for row in self.whole[step]), 0))
-        sent = (step, *self.drawn[step], rows, cells[1], step + 1 == self.steps)
+        sent = (step, self.drawn[step], rows, cells[1], step + 1 == self.steps)
         extra = 0.0 if "learn" in worker.warm else self.limits.first_s
         self._call(worker, "learn", -1, self.limits.learn.hang_s + extra, roles.learn, *sent)
 

@@ -357,7 +357,7 @@ def standing(learner: Learner) -> Published:
 
 
 def learn(
-    learner: Learner, step: int, ids: np.ndarray, sampler: Any, rows: Sequence[Trajectories | Cell | Referred],
+    learner: Learner, step: int, ids: np.ndarray, rows: Sequence[Trajectories | Cell | Referred],
     rewards: Sequence[Rewards | Cell], last: bool,
 ) -> Published:  # fmt: skip
     """One update by all parts of a step; then a checkpoint where one is due.
@@ -370,7 +370,9 @@ def learn(
         raise ValueError(f"the rows of step {step} do not train a state at step {int(learner.state.step)}")
     started = time.monotonic()
     rows, rewards = [read(part) for part in rows], [read(part) for part in rewards]
-    drawn = Drawn(jnp.asarray(ids), jax.tree.map(jnp.asarray, sampler), jax.tree.map(jnp.asarray, joined(rows)))
+    # the curriculum that learns is that of all lessons before, not that of whoever ordered the rows
+    _, sampler = learner.program.draw(learner.state.sampler, learner.state.key, learner.state.step)
+    drawn = Drawn(jnp.asarray(ids), sampler, jax.tree.map(jnp.asarray, joined(rows)))
     judged = Rewards(*(jnp.concatenate([jnp.asarray(part[k]) for part in rewards]) for k in range(2)))
     learner.state, metrics = learner.program.finish(learner.state, drawn, judged)
     learner.metrics = {name: float(np.asarray(value)) for name, value in metrics.items()}

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
-from jaxrl_llm.train import skipped
+from jaxrl_llm.train import parity, skipped
 from jaxrl_llm.train.host import HostLoop, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.types import Rewards, TrainState
@@ -93,13 +93,14 @@ def run(
     units: int = 1,
     patience_s: float = 3600.0,
     apart: Apart | None = None,
+    streak: skipped.Streak | None = None,
 ) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of step ``b`` begins when at least ``b - staleness`` updates are done.
 
     It samples with the newest weights of that moment, so its staleness, a metric of every step, lies between 0 and
     ``staleness``; which it is depends on the time that things take, and so do the results. With ``staleness`` 0 nothing
-    overlaps and the parameters are those of ``host.run``, bit for bit. A curriculum that learns from rewards hears of
-    them too late for the rollouts under way, which go on from its last draw.
+    overlaps and the parameters are those of ``host.run``, bit for bit. A curriculum that learns from rewards has heard
+    those of the same updates when it draws; all its lessons are kept.
 
     From "AsyncFlow", arXiv:2507.01663, section 4 (delayed parameter update). Differs from the paper in that one
     rollout is one batch: weights change between batches, never within.
@@ -110,11 +111,12 @@ def run(
       units: storage units that the rows go around.
       patience_s: how long the learner waits for one batch.
       apart: where rollouts run, and how weights get there; None: on the devices that train, by turns with the updates.
+      streak: of the updates that were skipped before, which goes on; None: there were none.
 
     Raises:
       ValueError: for a negative staleness, no scorer, or no unit.
       TimeoutError: when a batch does not come; the message says what was missing.
-      UserError: as ``host.iterations``, but for the gap.
+      UserError: as ``host.iterations``.
     """
     if staleness < 0:
         raise ValueError(f"staleness={staleness} must not be negative")
@@ -127,17 +129,16 @@ def run(
     weights = _Weights(hand(state), first)
 
     def sample() -> None:
-        sampler: Any = None
         for step in range(first, steps):
             found = weights.get(step - staleness)
             if found is None:
                 return
             acting, version = found
-            own = acting.sampler if version == step or sampler is None else sampler
+            own = acting.sampler
+            for other in range(version, step):  # drawn before, and not learned from yet
+                _, own = loop.draw(own, acting.key, jnp.asarray(other, jnp.int32))
             acting = acting._replace(step=jnp.asarray(step, jnp.int32), sampler=own)
-            drawn = begin(acting)
-            sampler = drawn.sampler
-            queue.write([step], rollout=[_Rollout(drawn, version)])
+            queue.write([step], rollout=[_Rollout(begin(acting), version)])
 
     def score() -> None:
         while rows := queue.take("score", 1):
@@ -156,20 +157,23 @@ def run(
     for thread in threads:
         thread.start()
     early: set[int] = set()
-    streak = skipped.Streak(loop.most_skipped)
+    streak = skipped.Streak(loop.most_skipped) if streak is None else streak
     try:
         for step in range(first, steps):
             rollout, rewards = _arrived(queue, step, early, patience_s)
             drawn, behind = rollout.drawn, int(state.step) - rollout.version
             if apart is not None:
                 drawn, rewards = apart.back((drawn._replace(figures={}), rewards))
-            state, metrics = loop.finish(state, drawn._replace(figures={}), rewards)
+            # the curriculum that learns is that of all lessons before, not that of the rollout
+            _, sampler = loop.draw(state.sampler, state.key, state.step)
+            state, metrics = loop.finish(state, drawn._replace(sampler=sampler, figures={}), rewards)
             began = time.monotonic()
             weights.put(hand(state))  # sent while the update that makes them is computed, and the next one after it
             figures = {STALENESS: float(behind)}
             if apart is not None:
                 figures |= dict(zip(HAND, (float(apart.sent_bytes(state)), time.monotonic() - began), strict=True))
             history.append(with_figures(metrics, rollout.drawn) | figures)
+            parity.check(history[-1], loop.most_gap, step + 1)
             streak.see(history[-1], step + 1)
     except TimeoutError:
         threads.clear()  # one of them hangs

@@ -30,7 +30,7 @@ from jaxrl_llm.errors import RunStopped, UserError
 from jaxrl_llm.run import flags, lora_state
 from jaxrl_llm.run.records import record, report, track, transcripts, view
 from jaxrl_llm.run.stop import Stop
-from jaxrl_llm.train import checkpoint, host, offline, streamed
+from jaxrl_llm.train import checkpoint, host, offline, skipped, streamed
 from jaxrl_llm.train import plan as plans
 from jaxrl_llm.train.host import HostLoop
 from jaxrl_llm.train.online import Online, model_part
@@ -357,9 +357,12 @@ class SeedRun:
         key, eval_key = jax.random.key(seed), jax.random.fold_in(jax.random.key(EVAL_KEY), seed)
         params, self.streams = self.plan.init(key), {}
         at, state = self._resume(logs, params, key)
+        end, total = 0, sum(stage.steps for stage in self.plan.stages)
+        if at > total:
+            raise UserError(f"{logs.folder} is at step {at}, beyond the {total} that are asked for, and its earlier "
+                            f"weights are gone; give more --steps, or begin in another --out")  # fmt: skip
         logs.rewind(at)
         yield 0, None, self._measured(logs, 0, params, eval_key)
-        end, total = 0, sum(stage.steps for stage in self.plan.stages)
         for index, stage, steps, done in stretches(self.plan.stages, self.every):
             begin, end = end, end + steps
             if end <= at and end in logs.measured:
@@ -494,9 +497,10 @@ class SeedRun:
     def _online(self, index, stage, state, offset, at, end, logs):
         if self.keeping.staleness is not None:
             every, play = self.keeping.checkpoint_every, self._by_workers if self.keeping.remote else self._by_threads
+            streak = skipped.Streak(self.keeping.most_skipped)
             while at < end:  # the pipeline is emptied where a checkpoint is due
                 upto = min(end, next_multiple(at, offset, every))
-                state, history = play(index, state, upto - offset, logs)
+                state, history = play(index, state, upto - offset, logs, streak)
                 yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
             return
@@ -511,12 +515,14 @@ class SeedRun:
             clock = time.monotonic()  # what is measured for the line is no time of training
             yield {step: row}, iteration.state, iteration
 
-    def _by_threads(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+    def _by_threads(
+        self, index: int, state: TrainState, steps: int, logs: _Logs, streak: skipped.Streak
+    ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         loop = self._loop(index, self.plan.stages[index].method)
         kept = self.keeping
         return threads.run(
             loop, state, steps, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
-            apart=self._apart(index),
+            apart=self._apart(index), streak=streak,
         )  # fmt: skip
 
     def _apart(self, index: int) -> threads.Apart | None:
@@ -527,7 +533,9 @@ class SeedRun:
             self.aparts[index] = apart.make_apart(method, own, self.mesh, there.mesh, there.prepare)
         return self.aparts.get(index)
 
-    def _by_workers(self, index: int, state: TrainState, steps: int, logs: _Logs) -> tuple[TrainState, list[dict]]:
+    def _by_workers(
+        self, index: int, state: TrainState, steps: int, logs: _Logs, streak: skipped.Streak
+    ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
         folder, begun = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step)
         remote, prompts = self.keeping.remote, self.plan.stages[index].method.prompts_per_step
@@ -538,7 +546,7 @@ class SeedRun:
         report = conductor.run(
             remote.workers(), partial(remote.build, index), steps, folder=str(folder),
             sizes=remote.sizes._replace(staleness=self.keeping.staleness),
-            limits=limits.Limits(skipped=self.keeping.most_skipped), checkpoint_every=steps - begun,
+            checkpoint_every=steps - begun, streak=streak,
         )  # fmt: skip
         for event in report.events:
             hosts.say(f"{event.kind} {event.who}: {event.cause}")

@@ -32,7 +32,17 @@ from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, meth
 from jaxrl_llm.run.options import planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
-from jaxrl_llm.run.settings import Settings, about_schedule, by_device, check, horizon, located, parse, run_folder
+from jaxrl_llm.run.settings import (
+    Settings,
+    about_schedule,
+    by_device,
+    check,
+    horizon,
+    located,
+    parse,
+    remember,
+    run_folder,
+)
 from jaxrl_llm.run.stop import Stop, interruptible
 from jaxrl_llm.train import checkpoint, host
 from jaxrl_llm.train.methods.builders import (
@@ -315,6 +325,7 @@ def execute(found: Opened, run: pathlib.Path, pool: VerifierPool | None) -> int:
         figures=make_figures(found, plan), see=see,
     ).run(settings.seed, stop)  # fmt: skip
     before = after = evaluate.of_samples(next(one)[2], found.tables.heldout_table)
+    remember(settings, run)  # the run holds its folder now, and can go on with these
     hosts.say(f"{settings.model}: {found.model.config.num_parameters:,} parameters; pass@1 before {before.pass_at_1}")
     if told := about_schedule(settings):
         hosts.say(told)

@@ -209,6 +209,12 @@ def run_folder(settings: Settings) -> pathlib.Path:
     return pathlib.Path(run)
 
 
+def remember(settings: Settings, run: pathlib.Path) -> None:
+    """What a run was resumed with is what it goes on with where nothing is given the next time."""
+    if settings.resume and hosts.is_first():
+        record.write_json(run / "settings.json", dataclasses.asdict(settings) | {"resume": ""})
+
+
 def _from_flags(arguments: list[str], default: Settings) -> Settings:
     return flags.read(Settings, arguments, prog="python -m jaxrl_llm", default=default)
 

@@ -13,7 +13,7 @@ from jaxrl_llm.distributed.compiler_options import options_of
 from jaxrl_llm.distributed.rollout_weights import Move
 from jaxrl_llm.rollout.host.driver import HostEpisodes
 from jaxrl_llm.train import packing, parity, skipped
-from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, estimated, finish, learn, prompted
+from jaxrl_llm.train.online import Drawn, Online, answers_of, begin, draw, estimated, finish, learn, prompted
 from jaxrl_llm.train.packing import Planner
 from jaxrl_llm.types import Batch, Metrics, Rewards, TrainState, Trajectories
 
@@ -31,6 +31,11 @@ class Iteration(NamedTuple):
     seconds: dict[str, float]  # of rollout, score and update
 
 
+def no_curriculum(sampler: Any, key: Any, step: Any) -> tuple[None, Any]:
+    """The ``draw`` of a loop whose prompts nothing chooses."""
+    return None, sampler
+
+
 class HostLoop(NamedTuple):
     """The compiled halves of an iteration."""
 
@@ -40,6 +45,8 @@ class HostLoop(NamedTuple):
     compiled: Callable[[], int]  # programs so far
     most_gap: float = 0.0  # between the log-probabilities of sampler and trainer; 0: any
     most_skipped: int = skipped.MOST  # updates in a row that are not finite, see ``train.skipped``; 0: any number
+    # (curriculum, key, step) -> (prompts, curriculum), as in ``begin``, for loops whose rollouts run ahead of it
+    draw: Callable[..., tuple[Any, Any]] = no_curriculum
 
 
 def make_host_loop(
@@ -85,7 +92,7 @@ def make_host_loop(
         ends = [last]
     else:
         last, ends = _in_layouts(online, planner, shards, place)
-    roll = jax.jit(online.rollout)
+    roll, choose = jax.jit(online.rollout), jax.jit(partial(draw, online))
 
     def begun(state: TrainState) -> Drawn:
         ids, sampler, tokens, valid, keys = first(state)
@@ -96,10 +103,10 @@ def make_host_loop(
         return Drawn(ids, sampler, out.trajectories, out.figures | figures)
 
     def compiled() -> int:
-        programs = [first, *ends, roll, *([] if move is None else [move.program])]
+        programs = [first, *ends, roll, choose, *([] if move is None else [move.program])]
         return sum(program._cache_size() for program in programs) + (0 if world is None else world.compiled())
 
-    return HostLoop(begun if apart else first, last, judged(score), compiled, most_gap, most_skipped)
+    return HostLoop(begun if apart else first, last, judged(score), compiled, most_gap, most_skipped, choose)
 
 
 def _in_layouts(

@@ -4,6 +4,7 @@ import sys
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from jaxrl_llm.asynchronous.ray_workers import RayWorkers
 from jaxrl_llm.asynchronous.workers import Threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.train import checkpoint, host
+from jaxrl_llm.types import Sampler
 from tests import close
 from tests.asynchronous import programs
 
@@ -134,14 +136,44 @@ def test_a_slow_roller_leaves_rows_to_the_others(tmp_path, want):
     assert "late" in kinds(report) and report.seconds < 60.0
 
 
+@pytest.mark.parametrize("where", ["threads", "workers"])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_curriculum_keeps_every_lesson(where, staleness, tmp_path):
+    """It counts its draws and its lessons, and its two prompts are those numbers: what a rollout was drawn by."""
+    sampler = Sampler(
+        init=lambda problems: (jnp.int32(0), jnp.int32(0)),
+        draw=lambda state, key, n: (jnp.stack(state), (state[0] + 1, state[1])),
+        update=lambda state, ids, scores, valid: (state[0], state[1] + 1),
+    )
+    method, drawn = programs.method()._replace(sampler=sampler), {}
+
+    def start():
+        return programs.start()._replace(sampler=sampler.init(16))
+
+    def judge(rows):
+        draws, lessons = np.asarray(rows.problem_ids)[[0, 2]].tolist()
+        drawn[draws] = lessons
+        return programs.judge(rows)
+
+    if where == "threads":
+        state, history = threads.run(host.make_host_loop(method, judge), start(), 5, staleness=staleness)
+        assert [step - drawn[step] for step in range(5)] == [row[threads.STALENESS] for row in history]
+    else:
+        build = partial(roles.make_program, method, start, judge)
+        conductor.run(Threads(), build, 5, folder=str(tmp_path), sizes=Sizes(staleness=staleness))
+        state = checkpoint.restore(checkpoint.latest(tmp_path), start())
+    assert [int(x) for x in state.sampler] == [5, 5]
+    assert sorted(drawn) == [0, 1, 2, 3, 4] and all(step - staleness <= drawn[step] <= step for step in drawn)
+
+
 @pytest.mark.slow
 def test_parts_of_responses_and_prompts_carry_the_versions_of_their_tokens(tmp_path, monkeypatch, want):
     seen = []
     learn = roles.learn
 
-    def watched(learner, step, ids, sampler, rows, rewards, last):
+    def watched(learner, step, ids, rows, rewards, last):
         seen.append((step, rows))
-        return learn(learner, step, ids, sampler, rows, rewards, last)
+        return learn(learner, step, ids, rows, rewards, last)
 
     monkeypatch.setattr(roles, "learn", watched)
     state, _ = run(tmp_path / "a", build=programs.in_parts, parts=2)

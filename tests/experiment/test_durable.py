@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from jaxrl_llm.experiment import cli, durable, loop
 from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.run.records import record, track
 from jaxrl_llm.train import checkpoint
+from jaxrl_llm.train.skipped import NotFinite
 from tests.experiment import tiny
 from tests.models_for_tests import byte_model
 
@@ -129,10 +132,41 @@ def test_checkpoints_of_a_stage_on_rows_are_as_far_apart_as_was_asked(tmp_path, 
     assert saved == [3, 6, 9, 10, 11]
 
 
+@pytest.mark.parametrize("workers", [False, True])
+def test_skipped_updates_are_counted_across_checkpoints(workers, tmp_path):
+    """Three in a row, where the asynchronous loop begins anew behind every second step."""
+    settings = dataclasses.replace(SETTINGS, warm_steps=0)
+    plan = tiny.build(settings)
+    method = plan.stages[0].method
+    broken = method._replace(loss=lambda params, batch: (jnp.nan * jnp.sum(params["table"]), {}))
+    plan = plan._replace(stages=(plan.stages[0]._replace(method=broken),))
+
+    def worker(index):
+        start = partial(durable.shared_start, plan.stages[0], plan.init(None), jax.random.key(0), index)
+        return make_program(broken, start, plan.host_score)
+
+    keeping = Keeping(
+        tmp_path, "one", checkpoint_every=2, staleness=1, most_skipped=3,
+        remote=Remote(Threads, worker, Sizes()) if workers else None,
+    )  # fmt: skip
+    with pytest.raises(NotFinite, match="step 3: 3 updates in a row"):
+        loop.run_arm(plan, settings, [0], keeping=keeping)
+
+
 def test_a_folder_of_another_run_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(UserError, match="holds a run of other settings.*--fresh"):
         run(tmp_path, identity="two")
+
+
+def test_fewer_steps_than_a_run_has_trained_are_refused(tmp_path):
+    """Its newest weights would stand beside an older measurement."""
+    run(tmp_path)
+    lines = (tmp_path / "seed_0" / "metrics.jsonl").read_bytes()
+    fewer = dataclasses.replace(SETTINGS, steps=4)
+    with pytest.raises(UserError, match="seed_0 is at step 8, beyond the 7 that are asked for.*give more --steps"):
+        loop.run_arm(tiny.build(fewer), fewer, SEEDS, keeping=Keeping(tmp_path, "one"))
+    assert (tmp_path / "seed_0" / "metrics.jsonl").read_bytes() == lines
 
 
 def test_a_seed_that_another_process_trains_is_refused(tmp_path):

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.asynchronous import threads
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train import host, parity
 from jaxrl_llm.train.methods.builders import make_policy_loss
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.train.step import accumulate
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import Rewards, TrainState
 from tests import close
 from tests.models_for_tests import small_model
 from tests.traps.tables import random_batch
@@ -65,5 +66,12 @@ def test_a_limit_stops_the_run():
         assert int(host.run(loop._replace(most_gap=most), state, 2)[0].step) == 2
     with pytest.raises(UserError, match=r"step 1: .* up to 0.2 nats off .* within 0.1\), the limit is 0.15"):
         host.run(loop._replace(most_gap=0.15), state, 2)
+
+    def score(rows):
+        return Rewards(jnp.zeros((1,)), jnp.ones((1,), bool))
+
+    with pytest.raises(UserError, match=r"step 1: .* up to 0.2 nats off .* within 0.1\), the limit is 0.15"):
+        threads.run(loop._replace(score=score, most_gap=0.15), state, 2)
+    assert int(threads.run(loop._replace(score=score, most_gap=0.3), state, 2)[0].step) == 2
     with pytest.raises(UserError, match="nan nats off"):
         parity.check({"kl/sampler_max": float("nan")}, 0.1, 3)
