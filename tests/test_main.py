@@ -416,6 +416,17 @@ def _bad(tmp_path, case):
         ),
         "staleness": (["--staleness", "-1"], "--staleness -1"),
         "workers": (["--workers", "threads"], "must be threads:N, local:N or ray:N"),
+        "verifier of generated rows": (
+            ["--verifier", "math"],
+            "--verifier math is of rows of your own, and --data chain is generated: give --data FILE with it, or drop",
+        ),
+        "format of generated rows": (["--format", "gsm8k"], "--format gsm8k is of rows of your own"),
+        "bad rows of generated ones": (["--bad-rows", "2"], "--bad-rows 2 is of rows of your own"),
+        "format of generated rows to measure": (
+            ["--eval-data", "chain", "--eval-format", "gsm8k"],
+            "--eval-format gsm8k is of rows of your own, and --eval-data chain is generated: give --eval-data FILE",
+        ),
+        "no digit of a rank": (["--lora", "\u00b2"], "--lora"),
         "tracker": (["--track", "paper"], "the trackers are tensorboard, wandb"),
         "muon and adapter": (["--optimiser", "muon", "--lora", "2"], "--lora 2"),
     }[case]
@@ -431,7 +442,8 @@ CASES = (
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
-    "staleness", "workers",
+    "staleness", "workers", "verifier of generated rows", "format of generated rows", "bad rows of generated ones",
+    "format of generated rows to measure", "no digit of a rank",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip
 

@@ -439,6 +439,8 @@ def check_options(options: Options, arguments: list[str]) -> None:
     if not options.most_gap >= 0:
         raise UserError(f"--most-gap {options.most_gap} must not be negative; 0 allows any")
     durable.check_sizes(options)
+    if options.loop != "async":
+        flags.check_default(options, ("staleness", "workers"), "belongs to --loop async: give it")
     durable.check_generator(options)
     track.check(options.track)
     if options.record and options.arm:

@@ -104,6 +104,7 @@ def texts(settings: Any, format_name: str) -> list[Text]:
       UserError: for a source that cannot be read.
     """
     if settings.data == GENERATED:
+        parts.check_generated(GENERATED, layout=format_name, bad_rows=settings.bad_rows)
         return [Text(p.prompt, p.solution) for p in generated(settings.train_rows)]
     problems, bad = formats.read_problems(settings.data, layout=format_name, bad_rows=settings.bad_rows)
     _said(settings.data, bad)
@@ -126,6 +127,7 @@ def pairs(settings: Any, format_name: str) -> list[formats.Pair]:
       UserError: for a source that cannot be read.
     """
     if settings.data == GENERATED:
+        parts.check_generated(GENERATED, layout=format_name, bad_rows=settings.bad_rows)
         problems = generated(settings.train_rows)
         others = [*problems[1:], problems[0]]
         return [

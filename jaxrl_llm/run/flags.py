@@ -25,12 +25,22 @@ def spell(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_amount(name: str, value: float) -> None:
+def check_amount(name: str, value: float | int) -> None:
     """Raises UserError for the value of a field that is negative, infinite or no number."""
     if value < 0:
         raise UserError(f"{spell(name)} {value} must not be negative")
     if not math.isfinite(value):
         raise UserError(f"{spell(name)} {value} must be finite")
+
+
+def check_default(settings: Any, names: Iterable[str], why: str) -> None:
+    """Raises UserError for a field that has another value than its default, with ``why`` nothing reads it."""
+    usual = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name in names:
+        if (value := getattr(settings, name)) != usual[name]:
+            shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            given = spell(name) if value is True else f"{spell(name)} {shown}"
+            raise UserError(f"{given} {why}, or drop {spell(name)}")
 
 
 def check_seed(seed: int) -> None:

@@ -1,6 +1,7 @@
 """The method of the training job by flags: any public loss, estimator, reduction, KL and correction of the library."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -79,16 +80,16 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
     """
     if settings.inner_epochs < 1:
         raise UserError(f"--inner-epochs {settings.inner_epochs} must be at least 1")
+    for name in ("kl_weight", "kl_target", "entropy_weight", "entropy_target", "weight_decay", "max_grad_norm",
+                 "warmup_steps"):  # fmt: skip
+        flags.check_amount(name, getattr(settings, name))
     if bool(settings.kl) != (settings.kl_weight != 0):
         raise UserError(f"--kl {settings.kl or 'none'} with --kl-weight {settings.kl_weight}: give both, or neither")
-    for name in ("kl_target", "entropy_weight", "entropy_target"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must not be negative")
     if settings.kl_target and not settings.kl:
         raise UserError(f"--kl-target {settings.kl_target} moves the weight of a KL: give --kl and --kl-weight with it")
-    if settings.kl_horizon < 1 or settings.entropy_step <= 0:
+    if settings.kl_horizon < 1 or not 0 < settings.entropy_step < math.inf:
         raise UserError(f"--kl-horizon {settings.kl_horizon} must be at least 1, and --entropy-step "
-                        f"{settings.entropy_step} positive")  # fmt: skip
+                        f"{settings.entropy_step} positive and finite")  # fmt: skip
     if settings.kl and not settings.kl.endswith("gradient_terms") and ":" not in settings.kl:
         raise UserError(
             f"--kl {settings.kl} is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, "
@@ -99,9 +100,6 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
                         "needs a buffer of tokens, and nothing else has one")  # fmt: skip
     if settings.overlong_buffer > max_new_tokens:
         raise UserError(f"--overlong-buffer {settings.overlong_buffer} exceeds --max-new-tokens {max_new_tokens}")
-    for name in ("weight_decay", "max_grad_norm", "warmup_steps"):
-        if getattr(settings, name) < 0:
-            raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must not be negative")
     if settings.reward and (verifier := getattr(settings, "verifier", "")):
         raise UserError(f"--reward {settings.reward} judges in place of --verifier {verifier}; drop one")
     if settings.weight_decay and getattr(settings, "optimiser", "adam") == "muon":
@@ -111,11 +109,32 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
     check_drawn(settings)
 
 
+def check_unread(settings: MethodSettings) -> None:
+    """Raises UserError for a flag that nothing reads beside the others, where it has not its default."""
+    if settings.loss_args or named.find(losses, settings.loss, "--loss") is not clipped_policy_loss:
+        flags.check_default(
+            settings, ("clip_low", "clip_high"),
+            "is of --loss clipped_policy_loss without --loss-args: what a loss has of it is one of its --loss-args",
+        )  # fmt: skip
+    for name, needs in (
+        ("correction_args", "correction"),
+        ("kl_horizon", "kl_target"),
+        ("entropy_step", "entropy_target"),
+    ):
+        if not getattr(settings, needs):
+            flags.check_default(settings, (name,), f"belongs to {flags.spell(needs)}: give it")
+    if not needs_optimal_values(settings):
+        flags.check_default(
+            settings, ("value_samples", "value_beta"),
+            "belongs to a --loss that takes optimal_values: give a_star_po_loss",
+        )  # fmt: skip
+
+
 def check_drawn(settings: MethodSettings) -> None:
     """Raises UserError where what a loss or an estimator asks of the responses does not go with other settings."""
-    if settings.value_samples < 1 or not settings.value_beta > 0:
+    if settings.value_samples < 1 or not 0 < settings.value_beta < math.inf:
         raise UserError(f"--value-samples {settings.value_samples} must be at least 1, and --value-beta "
-                        f"{settings.value_beta} positive")  # fmt: skip
+                        f"{settings.value_beta} positive and finite")  # fmt: skip
     if needs_optimal_values(settings) and getattr(settings, "filter_groups", False):
         raise UserError(f"--loss {settings.loss} learns from groups of equal rewards, too, by the values of their "
                         "prompts; give --no-filter-groups")  # fmt: skip

@@ -76,6 +76,7 @@ class Sampling(NamedTuple):
     few_bits: str = ""
 
 
+OF_TRAINING = ("remat", "lora", "offload")  # of ``ModelSettings``, what changes nothing where nothing trains
 OF_MODEL = (*(field.name for field in dataclasses.fields(ModelSettings)), "rollout_cache")
 OF_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingSettings) if field.name != "rollout_cache")
 

@@ -201,6 +201,23 @@ def note_messages(problems: Sequence[Problem], data: str) -> list[str]:
             "give --chat for all"]  # fmt: skip
 
 
+def check_generated(
+    data: str, prefix: str = "-", *, layout: str = "plain", verifier: str = "", bad_rows: int = 0
+) -> None:
+    """Refuses flags of rows of one's own where problems are generated, which have one layout and one verifier.
+
+    Args:
+      prefix: of the flags that give them.
+
+    Raises:
+      UserError: naming the flag.
+    """
+    for name, value in (("format", layout), ("verifier", verifier), ("bad-rows", bad_rows)):
+        if value not in ("plain", "", 0):
+            raise UserError(f"{prefix}-{name} {value} is of rows of your own, and {prefix}-data {data} is generated: "
+                            f"give {prefix}-data FILE with it, or drop {prefix}-{name}")  # fmt: skip
+
+
 def load_problems(
     data: str,
     *,
@@ -222,6 +239,8 @@ def load_problems(
       chat: prompts that are text go through the chat template too; where they do not, rows of both kinds are noted.
       evaluated: rows of ``load_evaluated``, which are the held-out ones then: no other row is held out.
     """
+    if evaluated is None and (data in TASKS or data.startswith(GYM)):
+        check_generated(data, layout=layout, verifier=verifier if data in TASKS else "", bad_rows=bad_rows)
     if data == "countdown":
         # two-number problems are few: three and four numbers fill the tables
         make = partial(problem_tables.make_split, countdown, levels=(3, 4))

@@ -82,15 +82,14 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
 def check(settings: Settings) -> None:
     """Raises UserError for a number out of range."""
     least = {name: 1 for name in ("steps", "prompts_per_step", "eval_problems")}
-    least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "seed": 0, "prompt_tokens": 0}
+    least |= {"train_problems": 1, "eval_samples": 1, "checkpoint_every": 1, "prompt_tokens": 0}
     least |= {"bad_rows": 0, "microbatches": 0, "lora": 0, "most_skipped": 0, "schedule_steps": 0, "eval_every": 0}
     least |= {"staleness": 0}
     least |= {"group_size": 2}  # the group is its own baseline
     for name, lowest in least.items():
         if getattr(settings, name) < lowest:
             raise UserError(f"{flags.spell(name)} {getattr(settings, name)} must be at least {lowest}")
-    if settings.seed >= 2**32:
-        raise UserError(f"--seed {settings.seed} must be below 2**32")
+    flags.check_seed(settings.seed)
     for name in ("learning_rate", "temperature", "clip_low", "clip_high"):
         value = getattr(settings, name)
         if not (value > 0 and math.isfinite(value)):
@@ -106,15 +105,27 @@ def check(settings: Settings) -> None:
     if settings.rollout_mesh:
         check_layouts(settings)
     method.check(settings, settings.max_new_tokens)
+    if not settings.resume:  # whose flags are those of the run, which went on with them
+        method.check_unread(settings)
+        check_loop(settings)
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+
+
+def check_loop(settings: Settings) -> None:
+    """Raises UserError for what only ``--loop async`` reads; workers of other kinds than threads say so themselves."""
+    if settings.loop != "async":
+        names = ("staleness", "workers") if settings.workers.startswith("threads:") else ("staleness",)
+        flags.check_default(settings, names, "belongs to --loop async: give it")
 
 
 def check_measured(settings: Settings) -> None:
     """Raises UserError for rows to be measured on, or trackers, that do not serve."""
     if settings.eval_format and not settings.eval_data:
         raise UserError(f"--eval-format {settings.eval_format} belongs to --eval-data, which is not given")
+    if settings.eval_data in parts.TASKS:
+        parts.check_generated(settings.eval_data, "--eval", layout=settings.eval_format or "plain")
     track.check(settings.track)
 
 
@@ -241,7 +252,7 @@ def by_size(arguments: list[str]) -> tuple[Settings, str]:
     """
     default = Settings()
     model, lora = value_of("--model", arguments, default.model), value_of("--lora", arguments, "0")
-    adapter = int(lora) if lora.isdigit() else 0
+    adapter = int(lora) if lora.isdecimal() else 0
     values, size = presets.for_model(model, lora=adapter)
     if not values:
         return default, ""

@@ -178,6 +178,20 @@ def test_mistakes_are_one_line(words, said, capsys, tmp_path):
         ("sft", ["--weight-decay", "nan"], "--weight-decay nan must be finite"),
         ("sft", ["--warmup-steps", "-1"], "--warmup-steps -1 must be at least 0"),
         ("sft", ["--bad-rows", "-1"], "--bad-rows -1 must be at least 0"),
+        (
+            "sft",
+            ["--format", "gsm8k"],
+            "--format gsm8k is of rows of your own, and --data chain is generated: give --data "
+            "FILE with it, or drop --format",
+        ),
+        (
+            "dpo",
+            ["--bad-rows", "2"],
+            "--bad-rows 2 is of rows of your own, and --data chain is generated: give --data FILE "
+            "with it, or drop --bad-rows",
+        ),
+        ("sft", ["--staleness", "3"], "--staleness 3 belongs to --loop async: give it, or drop --staleness"),
+        ("sft", ["--workers", "threads:8"], "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ("sft", ["--rows-per-step", "0"], "--rows-per-step 0 must be at least 1"),
         ("sft", ["--eval-rows", "0"], "--eval-rows 0 must be at least 1"),
         ("dpo", ["--learning-rate", "-1"], "--learning-rate -1.0 must not be negative"),

@@ -162,6 +162,11 @@ def test_no_argument_is_the_newest_run(tmp_path, capsys, monkeypatch):
         (None, [], "has no episodes.jsonl; give the folder of a run"),
         ("", [], "holds no rollouts yet"),
         ("{\n", [], "episodes.jsonl:1: not JSON"),
+        (
+            json.dumps(_record()) + '\n{"a": "\udcff"}\n',
+            [],
+            "jsonl:2: not UTF-8 (invalid start byte at byte 7); delete",
+        ),
         ('{"step": 1}\n', [], "episodes.jsonl:1: lacks group, reward"),
         (json.dumps(_record(mask=[1])) + "\n", [], "episodes.jsonl:1: lists of different length"),
         (json.dumps(_record()) + "\n", ["--out", "/nowhere/page.html"], "cannot write /nowhere/page.html"),
@@ -170,7 +175,7 @@ def test_no_argument_is_the_newest_run(tmp_path, capsys, monkeypatch):
 )
 def test_mistakes_are_one_line(tmp_path, capsys, lines, words, said):
     if lines is not None:
-        (tmp_path / view.FILE).write_text(lines)
+        (tmp_path / view.FILE).write_bytes(lines.encode(errors="surrogateescape"))
     assert view.main([str(tmp_path), *words]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1

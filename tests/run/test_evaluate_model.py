@@ -1,5 +1,6 @@
 """``jaxrl eval`` and ``jaxrl chat``: figures with intervals, files of one's own, talks of several turns."""
 
+import io
 import json
 
 import numpy as np
@@ -47,6 +48,13 @@ def test_a_model_and_rows_of_ones_own(tmp_path, capsys):
         (["--temperature", "-1"], "--temperature -1 must be finite"),
         (["--temperature", "nan"], "--temperature nan must be finite"),
         (["--max-new-tokens", "100000"], "--max-new-tokens 100000"),
+        (["--seed", "99999999999999999999"], "--seed 99999999999999999999 must be below 2**32"),
+        (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--lora", "8"], "--lora 8 is of training: give it to jaxrl train, or drop --lora"),
+        (["--offload", "optimiser"], "--offload optimiser is of training: give it to jaxrl train, or drop --offload"),
+        (["--data", "countdown", "--verifier", "math"], "--verifier math is of rows of your own"),
+        (["--format", "gsm8k"], "--format gsm8k is of rows of your own, and --data countdown is generated"),
+        (["--remat"], "--remat is of training: give it to jaxrl train, or drop --remat"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys):
@@ -61,6 +69,8 @@ def test_mistakes_are_one_line(words, said, capsys):
         (["--model", "missing"], "missing"),
         (["--temperature", "-1"], "--temperature -1 must be finite and not negative; 0 is greedy"),
         (["--max-new-tokens", "0"], "--max-new-tokens 0"),
+        (["--seed", "4294967296"], "--seed 4294967296 must be below 2**32"),
+        (["--lora", "8"], "--lora 8 is of training: give it to jaxrl train, or drop --lora"),
     ],
 )
 def test_mistakes_of_a_talk_are_said_before_it_begins(words, said, capsys):
@@ -80,6 +90,45 @@ def test_a_talk_keeps_what_was_said(capsys):
     assert seen == [["system", "user"], ["system", "user", "assistant", "user"]]
     assert messages[-1] == {"role": "assistant", "content": "answer 2"}
     assert capsys.readouterr().out == "answer 1\nanswer 2\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_a_message_that_is_no_text_ends_the_talk_in_one_line(errors, capsys, monkeypatch):
+    monkeypatch.setattr(chat, "make_answer", lambda settings: lambda messages: "answer")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff 2+3=\n"), "utf-8", errors))
+    assert main(["chat"]) == 2
+    error = capsys.readouterr().err
+    assert "error: a message is not UTF-8" in error and error.count("\n") == 1
+
+
+def _no_evaluation(settings):
+    raise AssertionError("the mistake is found before an evaluation")
+
+
+@pytest.mark.parametrize("out", ["missing/found.json", "folder"])
+def test_a_file_that_cannot_be_written_is_said_before_the_evaluation(out, tmp_path, capsys, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.setattr(evaluate_model, "evaluate", _no_evaluation)
+    assert main(["eval", "--out", str(tmp_path / out)]) == 2
+    error = capsys.readouterr().err
+    assert f"error: cannot write {tmp_path / out}: " in error and "choose another --out" in error
+
+
+def test_one_file_does_not_hold_the_figures_of_two_models(tmp_path, capsys, monkeypatch):
+    for seed in ("seed_0", "seed_1"):
+        (tmp_path / seed / "model").mkdir(parents=True)
+        (tmp_path / seed / "model" / "config.json").write_text("{}")
+    monkeypatch.setattr(evaluate_model, "evaluate", _no_evaluation)
+    assert main(["eval", "--model", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"has 2; drop it, which writes eval.json beside each, or give one of them: {tmp_path}/seed_0/model" in error
+    whole = {"avg@1": evaluate_model.Interval(0.5, 0.25, 0.75, 4)}
+    lines = [{"truncated": [False]}]
+    monkeypatch.setattr(evaluate_model, "evaluate", lambda settings: (whole, lines))
+    assert main(["eval", "--model", str(tmp_path)]) == 0
+    for seed in ("seed_0", "seed_1"):
+        found = json.loads((tmp_path / seed / "eval.json").read_text())
+        assert found["model"] == str(tmp_path / seed / "model")
 
 
 def test_the_bundled_model_answers():

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import math
 
 import jax
 import jax.numpy as jnp
@@ -345,6 +346,26 @@ def test_schedules_warm_up_first(schedule):
         ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
         ({"advantages": "remax_advantages", "strict": True, "layout": ""}, "--strict samples all alike"),
         ({"advantages": "reinforce_pp_token_advantages"}, "needs --advantage-args kl_weight="),
+        ({"weight_decay": math.nan}, "--weight-decay nan must be finite"),
+        ({"weight_decay": math.inf}, "--weight-decay inf must be finite"),
+        ({"max_grad_norm": math.nan}, "--max-grad-norm nan must be finite"),
+        ({"kl": "k3_gradient_terms", "kl_weight": math.nan}, "--kl-weight nan must be finite"),
+        ({"kl": "k3_gradient_terms", "kl_weight": math.inf}, "--kl-weight inf must be finite"),
+        ({"kl": "k3_gradient_terms", "kl_weight": -5.0}, "--kl-weight -5.0 must not be negative"),
+        ({"kl_target": math.nan}, "--kl-target nan must be finite"),
+        ({"entropy_weight": math.nan}, "--entropy-weight nan must be finite"),
+        ({"entropy_target": math.nan}, "--entropy-target nan must be finite"),
+        ({"entropy_step": math.nan}, "--entropy-step nan positive and finite"),
+        ({"value_beta": math.inf}, "--value-beta inf positive and finite"),
+        ({"loss": "gspo_loss", "clip_low": 0.1}, "--clip-low 0.1 is of --loss clipped_policy_loss without"),
+        ({"loss_args": ("clip_low=0.1",), "clip_high": 0.3}, "--clip-high 0.3 .* or drop --clip-high"),
+        ({"correction_args": ("cap=5.0",)}, "--correction-args cap=5.0 belongs to --correction: give it, or drop"),
+        ({"kl_horizon": 20}, "--kl-horizon 20 belongs to --kl-target: give it, or drop --kl-horizon"),
+        ({"entropy_step": 0.1}, "--entropy-step 0.1 belongs to --entropy-target: give it, or drop --entropy-step"),
+        ({"value_samples": 2}, "--value-samples 2 belongs to a --loss that takes optimal_values"),
+        ({"value_beta": 2.0}, "--value-beta 2.0 belongs to a --loss that takes optimal_values"),
+        ({"staleness": 3}, "--staleness 3 belongs to --loop async: give it, or drop --staleness"),
+        ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
     ],
 )
@@ -355,6 +376,14 @@ def test_mistakes_are_named(changes, said):
         return
     with pytest.raises(UserError, match=said):
         check(of(**changes))
+
+
+def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
+    check(of(kl="k3_gradient_terms", kl_weight=0.1, kl_target=0.1, kl_horizon=20))
+    check(of(correction="truncated_weights", correction_args=("cap=5.0",), entropy_target=1.0, entropy_step=0.1))
+    check(of(loss="a_star_po_loss", loss_args=("beta=0.1",), value_samples=2, filter_groups=False, clip_low=0.2))
+    check(of(loop="async", staleness=3, workers="threads:8"))
+    check(of(kl_horizon=20, staleness=3, resume="run"))
 
 
 def test_a_run_with_everything_changed(tmp_path, monkeypatch):

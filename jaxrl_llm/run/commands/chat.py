@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -63,6 +63,20 @@ def make_answer(settings: Any, model: parts.Model | None = None) -> Callable[...
     return answer
 
 
+def read_lines(source: Iterable[str]) -> Iterator[str]:
+    """The lines of a source of text.
+
+    Raises:
+      UserError: for bytes that are not UTF-8.
+    """
+    try:
+        for line in source:
+            line.encode()  # with the locale C, bytes that are none come as halves of characters
+            yield line
+    except UnicodeError as error:
+        raise UserError(f"a message is not UTF-8 ({error}); convert the input") from error
+
+
 def talk(answer: Callable[[list[dict[str, str]]], str], lines: Iterable[str], system: str) -> list[dict[str, str]]:
     """Answers every line until an empty one; the messages of the whole talk."""
     messages = [{"role": "system", "content": system}] if system else []
@@ -80,11 +94,13 @@ def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     try:
         settings = flags.read(Settings, sys.argv[1:] if arguments is None else arguments, prog="jaxrl chat")
+        flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
+        flags.check_seed(settings.seed)
         compile_cache.enable(settings.compile_cache)
         answer = make_answer(settings)
         if sys.stdin.isatty():
             print(f"{settings.model}: a line a message, an empty one ends", flush=True)
-        talk(answer, sys.stdin, settings.system)
+        talk(answer, read_lines(sys.stdin), settings.system)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

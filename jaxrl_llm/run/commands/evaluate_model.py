@@ -55,8 +55,9 @@ def asked(settings: Settings) -> tuple[list[Problem], Verifier]:
     """
     if settings.data in parts.TASKS:
         _, held, verify = parts.load_problems(
-            settings.data, train=1, heldout=settings.problems or 256, seed=0, verifier=settings.verifier
-        )
+            settings.data, train=1, heldout=settings.problems or 256, seed=0, verifier=settings.verifier,
+            layout=settings.format, bad_rows=settings.bad_rows,
+        )  # fmt: skip
         return held, verify
     found, bad = formats.read_problems(settings.data, layout=settings.format, bad_rows=settings.bad_rows)
     for row in bad[:10]:
@@ -153,21 +154,46 @@ def folders(model: str) -> list[str]:
     return found
 
 
+def targets(settings: Settings, models: list[str]) -> list[pathlib.Path | None]:
+    """Where the figures of every model are written: ``--out``, or beside the model of a run; None: nowhere.
+
+    Raises:
+      UserError: for one file of several models.
+      OSError: for a file that cannot be written, which is then known before the evaluation.
+    """
+    if settings.out and len(models) > 1:
+        raise UserError(f"--out {settings.out} holds the figures of one model, and --model {settings.model} has "
+                        f"{len(models)}; drop it, which writes eval.json beside each, or give one of them: "
+                        f"{models[0]}")  # fmt: skip
+    paths = [pathlib.Path(model) for model in models]
+    found = [
+        pathlib.Path(settings.out) if settings.out else path.parent / "eval.json" if path.name == "model" else None
+        for path in paths
+    ]
+    for target in filter(None, found):
+        there = target.exists()
+        target.open("a").close()
+        if not there:
+            target.unlink()
+    return found
+
+
 def cli(arguments: list[str] | None = None) -> int:
     """Command line: one clear line and exit code 2 for a mistake."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         settings = flags.read(Settings, words, prog="jaxrl eval")
+        flags.check_default(settings, options.OF_TRAINING, "is of training: give it to jaxrl train")
+        flags.check_seed(settings.seed)
         compile_cache.enable(settings.compile_cache)
-        for model in folders(settings.model):
+        models = folders(settings.model)
+        for model, target in zip(models, targets(settings, models), strict=True):
             found, lines = evaluate(dataclasses.replace(settings, model=model))
             print(f"{model} on {settings.data}: {len(lines)} problems x {settings.samples} samples, 95 % intervals")
             for name, interval in found.items():
                 print(f"  {name:8s} {interval}")
             cut = np.mean([np.mean(line["truncated"]) for line in lines])
             print(f"  cut off  {cut:.1%} of the responses")
-            beside = pathlib.Path(model).parent / "eval.json" if pathlib.Path(model).name == "model" else None
-            target = pathlib.Path(settings.out) if settings.out else beside
             if target is not None:
                 whole = {
                     "command": " ".join(["jaxrl eval", *words]), "model": model, "versions": record.versions(),

@@ -27,10 +27,14 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       DataError: for a line that is none.
     """
-    found, lines = [], path.read_text().split("\n")
+    found, lines = [], path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):  # a last line without an end was cut by a crash
         try:
-            record = json.loads(line)
+            record = json.loads(line.decode())
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: not UTF-8 ({error.reason} at byte {error.start}); delete the line"
+            ) from error
         except (ValueError, RecursionError) as error:
             what = getattr(error, "msg", "nested too deeply or no text")
             raise DataError(f"{path}:{number}: not JSON ({what}); delete the line") from error
