@@ -73,7 +73,14 @@ def work_of(settings: Settings, config: ModelConfig) -> Work:
         raise UserError("--schedule is the compiler's count: pip install 'jaxrl_llm[plan]', and no --estimate")
     if settings.schedule and settings.buffers:
         raise UserError("--schedule needs the compiler's code, which --buffers leaves out; give one of them")
+    if settings.buffers and settings.estimate:
+        raise UserError("--buffers is the compiler's count of memory, which --estimate leaves out; give one of them")
     prompt, response = lengths_of(settings, config)
+    if settings.response is None and response < 1 <= prompt:
+        raise UserError(
+            f"--prompt {prompt} leaves no room for a response in the {config.max_positions} positions; lower it, or "
+            "give --positions N for a model that has been stretched"
+        )
     counts = {"prompt": prompt, "response": response}
     for name, count in (counts | {key: getattr(settings, key) for key in ("prompts", "group", "show")}).items():
         if count < 1:
@@ -126,8 +133,11 @@ def compile_plan(
 def best(settings: Settings) -> tuple[ModelConfig, Topology, list[Plan], list[dict[str, compiled.Compiled]]]:
     """The choices to show, compiled where the compiler is there."""
     config, topology = shape_of(settings.model), chips.parse(settings.topology)
-    if settings.schedule and not topology.tpu:
-        raise UserError(f"--schedule is the TPU compiler's count, and {topology.name} is none; drop it")
+    for name in ("schedule", "buffers"):
+        if getattr(settings, name) and not topology.tpu:
+            raise UserError(f"--{name} is the TPU compiler's count, and {topology.name} is none; drop it")
+    if settings.positions < 0:
+        raise UserError(f"--positions {settings.positions} must not be negative; 0: those of the model's config")
     if settings.positions:
         config = dataclasses.replace(config, max_positions=settings.positions)
     work = work_of(settings, config)

@@ -356,6 +356,10 @@ def test_command_where_nothing_fits(capsys):
             "divide over no mesh of 8 chips",
         ),
         (["--model", "nano", "--response", "500"], "--prompt 128 and --response 500 exceed the 512 positions"),
+        (["--model", "nano", "--prompt", "5000"], "--prompt 5000 leaves no room for a response in the 512 positions"),
+        (["--model", "nano", "--estimate", "--positions", "-5"], "--positions -5 must not be negative"),
+        (["--model", "nano", "--estimate", "--buffers"], "which --estimate leaves out; give one of them"),
+        (["--model", "nano", "--topology", "h100:8", "--buffers"], "--buffers is the TPU compiler's count, and h100:8"),
         (["--modle", "Qwen3-8B"], "--model"),
     ],
 )
