@@ -32,6 +32,8 @@ from jaxrl_llm.train import seed_axis as seeds
 from jaxrl_llm.train.plan import Plan
 from jaxrl_llm.types import TrainState
 
+FRONT_DOOR = "jaxrl_llm.jobs"  # whose modules are commands of ``jaxrl``, not of their own
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -100,7 +102,12 @@ def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[s
     own = {f.name for f in dataclasses.fields(Options)}  # one flag serves an option and a setting of the same name
     shown_fields = [f for f in dataclasses.fields(base) if f.name not in functions.keys() | own]
     shown = dataclasses.make_dataclass(
-        "Flags", [(f.name, f.type, dataclasses.field(default=getattr(base, f.name))) for f in shown_fields], frozen=True
+        "Flags",
+        [
+            (f.name, flags.explained(type(base), f), dataclasses.field(default=getattr(base, f.name)))
+            for f in shown_fields
+        ],
+        frozen=True,
     )
     shown.__doc__ = (module.__doc__ or "").strip().splitlines()[0]
     default = Options(seeds=getattr(module, "SEEDS", Options.seeds), export=getattr(module, "EXPORT", Options.export))
@@ -138,9 +145,15 @@ def merged(arguments: list[str], many: set[str]) -> list[str]:
 
 
 def command_name(module: ModuleType) -> str:
-    """``python -m experiments.<family>.<slug>``, also where the module runs as ``__main__``."""
+    """``python -m experiments.<family>.<slug>``, also where that runs as ``__main__``, or ``jaxrl sft``."""
+    package, _, name = module_name(module).rpartition(".")
+    return f"jaxrl {name.replace('_', '-')}" if package == FRONT_DOOR else f"python -m {module_name(module)}"
+
+
+def module_name(module: ModuleType) -> str:
+    """By which a module is imported, also where it runs as ``__main__``."""
     spec = getattr(module, "__spec__", None)
-    return f"python -m {spec.name if spec else module.__name__}"
+    return spec.name if spec else module.__name__
 
 
 def check_flags(resolved: dict[str, Any], base: Any, given: set[str], reads: dict[str, set[str]]) -> None:
@@ -344,7 +357,7 @@ def write(module: ModuleType, options: Options, settings: Any, found: Results, c
     Args:
       instrument: what a record under the standard rests on, see ``evidence.standard``.
     """
-    name = command_name(module).split()[-1]
+    name = module_name(module)
     whole = {
         "experiment": ".".join(name.split(".")[1:]),
         "paper": next((x[6:].strip() for x in (module.__doc__ or "").splitlines() if x.startswith("Paper:")), ""),
@@ -514,7 +527,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     if options.plan:
         show_plan(resolved, built, base, number, formed)
         return None
-    name = "/".join(command_name(module).split()[-1].split(".")[1:]) or module.__name__
+    name = "/".join(module_name(module).split(".")[1:]) or module.__name__
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
     folder = out / "arms" if options.out or options.smoke else store.FOLDER
     command = said(command_name(module), arguments)
@@ -529,7 +542,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
     new = {name: settings for name, settings in resolved.items() if name not in kept}
     identities = store.identities(module, new, built)
-    build = partial(arm_program, command_name(module).split()[-1], arguments)
+    build = partial(arm_program, module_name(module), arguments)
 
     def remake(settings: Any) -> Plan:
         return in_parts(module.build(settings), settings, options.microbatches)

@@ -1,15 +1,20 @@
 """Command lines from dataclasses: every mistake is one clear line that names the nearest flag."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
+import functools
+import inspect
 import io
 import itertools
 import math
 import sys
+import textwrap
 import threading
+import tokenize
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -51,6 +56,39 @@ def check_seed(seed: int) -> None:
         raise UserError(f"--seed {seed} must be below 2**32")
 
 
+@functools.cache
+def _own_comments(kind: type) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):  # a class that was made, not written
+        return {}
+    lines, found = source.splitlines(), {}
+    words = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {word.start[0]: word.string.lstrip("# ") for word in words if word.type == tokenize.COMMENT}
+    for node in (node for part in ast.parse(source).body if isinstance(part, ast.ClassDef) for node in part.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            above, first = [], node.lineno - 1
+            while lines[first - 1].lstrip().startswith("#"):
+                above.insert(0, comments[first])
+                first -= 1
+            beside = [
+                text for at, text in comments.items()
+                if node.lineno <= at <= (node.end_lineno or 0) and not text.startswith("fmt:")
+            ]  # fmt: skip
+            found[node.target.id] = " ".join(beside or above)
+    return found
+
+
+def explained(kind: type, field: dataclasses.Field) -> Any:
+    """The type of a field of ``kind``, with the comment beside or above it as the help of its flag.
+
+    tyro reads comments where a class is written; classes that are made of fields of others have lost them. A class that
+    gives a field another default and no comment leaves it that of the class before.
+    """
+    comment = next(filter(None, (_own_comments(part).get(field.name) for part in kind.__mro__)), "")
+    return Annotated[field.type, tyro.conf.arg(help=comment)] if comment else field.type
+
+
 def listed(kind: Any, prog: str) -> str:
     """The flags of the dataclass ``kind`` as ``--help`` lists them."""
     return tyro.extras.get_parser(kind, prog=prog).format_help()
@@ -68,6 +106,12 @@ class _Heard(io.StringIO):
 
     def write(self, text: str) -> int:
         return super().write(text) if threading.get_ident() == self.thread else self.before.write(text)
+
+
+def _flagged(kind: Any) -> list[str]:
+    """The fields that a flag gives: not those that a command takes by their place."""
+    fields = dataclasses.fields(kind)
+    return [f.name for f in fields if tyro.conf.Positional not in getattr(f.type, "__metadata__", ())]
 
 
 def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None, names: Iterable[str] = ()) -> Any:
@@ -92,7 +136,7 @@ def read(kind: Any, arguments: Sequence[str], *, prog: str, default: Any = None,
         message = itertools.takewhile(lambda line: "helptext" not in line, lines[1:])
         raise UserError(f"{' '.join(message)}; see --help") from stop
     if unknown:
-        known = [spell(name) for name in (list(names) or [f.name for f in dataclasses.fields(kind)])]
+        known = [spell(name) for name in (list(names) or _flagged(kind))]
         near = difflib.get_close_matches(unknown[0].split("=")[0], known, 1)
         raise UserError(f"unknown argument {unknown[0]!r}; " + (f"did you mean {near[0]}?" if near else "see --help"))
     return found

@@ -44,21 +44,21 @@ class MethodSettings:
     advantages: str = "group_normalized_advantages"  # a function of jaxrl_llm.advantages, or MODULE:FUNCTION
     advantage_args: tuple[str, ...] = ()  # its settings, for example k=4
     # of a loss that takes optimal_values (a_star_po_loss): responses of the loaded model to every training prompt,
-    # before the first step, and the temperature b of V = b log mean exp(r / b)
+    # before the first step
     value_samples: int = 8
-    value_beta: float = 0.5
+    value_beta: float = 0.5  # the temperature b of the values V = b log mean exp(r / b) of their rewards
     reduction: Literal["token_mean", "seq_mean", "seq_sum", "constant"] = "token_mean"  # see reduce.tokens
     kl: str = ""  # k1_, k3_, corrected_k3_, or kl_gradient_terms: a term with a gradient, to the model that was loaded
     kl_weight: float = 0.0
     # nats a token from the model that was loaded: --kl-weight grows while there are more, by at most a fifth in
     # kl_horizon updates, and shrinks while there are fewer; 0: it stays as it is
     kl_target: float = 0.0
-    kl_horizon: int = 10
+    kl_horizon: int = 10  # updates in which --kl-weight moves by at most a fifth, with --kl-target
     entropy_weight: float = 0.0  # of a bonus for the entropy of every token
     # nats a token: the bonus is paid at and below it alone, its weight goes a step up for every update there and a step
     # down above; 0: it is always paid, by --entropy-weight
     entropy_target: float = 0.0
-    entropy_step: float = 0.005
+    entropy_step: float = 0.005  # of the weight of the bonus at every update, with --entropy-target
     correction: str = ""  # of tokens by the sampler's log-probs: truncated_weights, masked_weights, rejection_mask ...
     correction_args: tuple[str, ...] = ()  # its settings, for example cap=5.0
     inner_epochs: int = 1  # updates on every rollout; old log-probs are then scored before the first

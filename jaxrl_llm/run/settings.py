@@ -19,7 +19,7 @@ from jaxrl_llm.run.records import record, track
 
 @dataclasses.dataclass(frozen=True)
 class Settings(MethodSettings, SamplingSettings, ModelSettings):
-    """GRPO on verifiable problems: bundled model and Countdown by default, or your own."""
+    """GRPO on verifiable problems: bundled model and Countdown by default, or your own; jaxrl commands lists others."""
 
     # countdown, chain, FILE.jsonl, FILE.json, FILE.csv, FILE.parquet, FOLDER[:SPLIT] saved by datasets, tfds:NAME
     data: str = "countdown"
@@ -31,8 +31,8 @@ class Settings(MethodSettings, SamplingSettings, ModelSettings):
     steps: int = 650  # iterations: one rollout and one update each
     # steps of the learning rate's warm-up and way down to 0, which a resumed run keeps whatever its --steps; 0: --steps
     schedule_steps: int = 0
-    seed: int = 0
-    prompts_per_step: int = 32
+    seed: int = 0  # of the samples, the order of the problems and the generated ones
+    prompts_per_step: int = 32  # each with --group-size responses
     group_size: int = 16  # samples per prompt
     microbatches: int = 0  # parts of a batch, gradients summed; 0: up to 16, filtered groups cost nothing
     # how an update computes its rows: padded as they stand, packed into fewer, or as a tree of what the rows of a group

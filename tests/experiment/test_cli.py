@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import Results, arms, cli, main, results
 from jaxrl_llm.experiment.evidence import beds, records, standard
+from jaxrl_llm.jobs import online_dpo
 from tests import close
 from tests.close import doubles
 from tests.experiment import tiny
@@ -85,6 +86,16 @@ def test_help_lists_every_setting_but_functions(capsys):
     ):
         assert flag in said
     assert "--advantages" not in said
+
+
+def test_commands_of_the_front_door_are_called_by_their_words(tmp_path):
+    """Their modules do nothing when they are run; records and workers still know them by the module."""
+    assert cli.command_name(online_dpo) == "jaxrl online-dpo" and cli.module_name(online_dpo) == online_dpo.__name__
+    assert cli.command_name(tiny) == "python -m tests.experiment.tiny"
+    found = Results({"online_dpo": one_arm([0.1])})
+    claim = online_dpo.claim(found)
+    cli.write(online_dpo, cli.Options(), online_dpo.Settings(), found, claim, tmp_path, "jaxrl online-dpo")
+    assert json.loads((tmp_path / "results.json").read_text())["experiment"] == "jobs.online_dpo"
 
 
 def test_parse_puts_flags_on_top_of_the_preset():

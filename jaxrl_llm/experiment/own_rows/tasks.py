@@ -55,7 +55,10 @@ def with_rows(module: ModuleType) -> ModuleType:
     if getattr(module, "OWN_ROWS", "") is None or (world := opener(module)) is None:
         return module
     shown = _copy(module)
-    fields = [(f.name, f.type, dataclasses.field(default=f.default)) for f in dataclasses.fields(world.Settings)]
+    fields = [
+        (f.name, flags.explained(world.Settings, f), dataclasses.field(default=f.default))
+        for f in dataclasses.fields(world.Settings)
+    ]
     shown.Settings = dataclasses.make_dataclass("Settings", fields, bases=(module.Settings,), frozen=True)
     return shown
 
