@@ -1,5 +1,6 @@
 """``jaxrl`` or ``python -m jaxrl_llm``: trains by GRPO; with a first word, another command of the front door."""
 
+import difflib
 import sys
 from collections.abc import Sequence
 
@@ -88,6 +89,11 @@ def _command(words: list[str]) -> int:
             from jaxrl_llm.experiment import __main__ as papers
 
             return papers.main(rest)
+    if words and not words[0].startswith("-") and words[0] != "train":
+        near = difflib.get_close_matches(words[0], [*COMMANDS, "commands"], 1)
+        hint = f"; did you mean {near[0]}?" if near else ";"
+        print(f"error: no command {words[0]!r}{hint} jaxrl commands lists them", file=sys.stderr)
+        return 2
     with stop.before_the_run():
         from jaxrl_llm.jobs import grpo
 

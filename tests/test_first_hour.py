@@ -1,7 +1,9 @@
 """What a new user meets in the first hour: helps, notes, files of other kinds, and a terminal that stays readable."""
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -15,13 +17,17 @@ from jaxrl_llm.data import sources
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import DataError, UserError
 from jaxrl_llm.experiment import __main__ as commands
+from jaxrl_llm.experiment import cli
+from jaxrl_llm.jobs import dpo
 from jaxrl_llm.models.config import read_config
 from jaxrl_llm.models.families import FAMILIES
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.planning.chips import Chip
-from jaxrl_llm.run import parts, quiet
+from jaxrl_llm.run import flags, parts, plan, quiet
+from jaxrl_llm.run.commands import chat, evaluate_model
 from jaxrl_llm.run.records import report
+from jaxrl_llm.run.settings import Settings
 from tests.models_for_tests import byte_model
 
 
@@ -37,6 +43,61 @@ def test_the_help_of_model_names_every_family(command, capsys):
     text = _said(lambda: front.main([*command, "--help"]), capsys)
     for family in FAMILIES:
         assert f" {family}" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "comments"),
+    [
+        (["sft"], ["columns for a response; longer ones are refused", "of the whole step's gradient; 0: no bound"]),
+        (["dpo"], ["LD-DPO: the weight, 0 to 1, of what a response has beyond the length of the other one"]),
+        (["distil"], ["top_k: over the student's likeliest; sampled: of the sampled tokens alone"]),
+        (["run", "dr_grpo"], ["responses to each prompt", "rank of an adapter that trains in place of the weights"]),
+        (["train"], ["jaxrl commands lists others", "each with --group-size responses", "--seed INT of the samples",
+                     "--kl-horizon INT updates in which", "--value-beta FLOAT the temperature b"]),
+    ],
+    ids=lambda x: x[-1] if len(x) < 3 else "",
+)  # fmt: skip
+def test_help_says_what_a_flag_does(command, comments, capsys):
+    text = _said(lambda: front.main([*command, "--help"]), capsys)
+    for comment in comments:
+        assert comment in text, comment
+
+
+@pytest.mark.parametrize("kind", [Settings, evaluate_model.Settings, chat.Settings, plan.Settings, cli.Options])
+def test_no_flag_has_the_text_of_another(kind):
+    """A comment above a field is taken for the fields below it that have none."""
+    text = "\n".join(line.strip("│ ") for line in flags.listed(kind, "jaxrl").splitlines())
+    words = [re.sub(r"\(default.*", "", " ".join(flag.split())).split() for flag in text.split("\n--")[1:]]
+    said = [tuple(flag[-10:]) for flag in words if len(flag) > 5]
+    assert len(said) > 5 and len(set(said)) == len(said), [x for x in said if said.count(x) > 1]
+
+
+def test_a_comment_is_the_last_one_that_was_written_for_the_field():
+    fields = {field.name: field for field in dataclasses.fields(dpo.Settings)}
+    helps = {name: getattr(flags.explained(dpo.Settings, field), "__metadata__", ()) for name, field in fields.items()}
+    assert helps["loss_args"][0].help == "its settings, for example beta=0.05"
+    assert helps["length_desensitised"][0].help.startswith("LD-DPO: the weight, 0 to 1, of what a response has beyond")
+    assert helps["max_new_tokens"][0].help == "columns for a response; longer ones are refused"
+    assert helps["steps"][0].help == "iterations of the last stage", "with another default it means the same"
+    assert not helps["learning_rate"], "none of its own, and not that of the field above"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evall", "--samples", "2"], "error: no command 'evall'; did you mean eval? jaxrl commands lists them\n"),
+        (["xyzzy"], "error: no command 'xyzzy'; jaxrl commands lists them\n"),
+        (["doctor", "--foldr", "X"], "error: unknown argument '--foldr'; did you mean --forward?\n"),
+    ],
+)
+def test_a_word_that_is_no_command_is_one_line(words, said, capsys):
+    assert front.main(words) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_a_record_that_is_not_there_is_not_judged(capsys):
+    assert commands.main(["rejudge", "nosuch/thing"]) == 2
+    assert capsys.readouterr().err.startswith("error: rejudge nosuch/thing: no record of that name; give FAMILY/SLUG")
 
 
 @pytest.mark.parametrize(("command", "words"), [

@@ -3,7 +3,7 @@
 import sys
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import compare, doctor, sweep
+from jaxrl_llm.experiment import compare, doctor, locate, sweep
 from jaxrl_llm.experiment.durable import Stopped
 from jaxrl_llm.experiment.evidence import pages, records, systems
 from jaxrl_llm.run import quiet, stop
@@ -61,7 +61,11 @@ def _command(arguments: list[str]) -> int:
             print(f"written: {systems.write()} and {len(pages.write())} pages")
             return 0
         case ["rejudge", *names]:
-            print("\n".join(records.rejudge(only=tuple(names))) or "no record of that name")
+            there = {f"{path.parent.name}/{path.stem}" for path, _ in records.committed(locate.root())}
+            if absent := [name for name in names if name not in there]:
+                raise UserError(f"rejudge {' '.join(absent)}: no record of that name; give FAMILY/SLUG of a file "
+                                "results/FAMILY/SLUG.json")  # fmt: skip
+            print("\n".join(records.rejudge(only=tuple(names))) or "no records")
             return 0
         case ["compare", family, *rest] if not family.startswith("-"):
             compare.compare(family, rest)

@@ -25,7 +25,8 @@ def find(package: ModuleType, name: str, flag: str) -> Callable[..., Any]:
         return getattr(package, name)
     near = difflib.get_close_matches(name, public, 3, 0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else f"see {package.__name__}.__all__"
-    raise UserError(f"{flag} {name}: no public function of {package.__name__}; {hint} Your own is MODULE:FUNCTION")
+    given = f"{flag}{'' if flag.endswith('=') else ' '}{name}"
+    raise UserError(f"{given}: no public function of {package.__name__}; {hint} Your own is MODULE:FUNCTION")
 
 
 def arrays(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -54,7 +55,9 @@ def with_settings(function: Callable[..., Any], words: Sequence[str], flag: str,
             raise UserError(f"{flag} {word}: the settings of {function.__name__} are {names}")
         try:
             value = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError) as error:
+            if isinstance(known[name], int | float):
+                raise UserError(f"{flag} {word}: {text or 'nothing'} is no value such as {known[name]}") from error
             value = find(package, text, f"{flag} {name}=")
         whole = type(value) is int and inspect.signature(function).parameters[name].annotation is float
         given[name] = float(value) if whole else value

@@ -346,6 +346,8 @@ def test_schedules_warm_up_first(schedule):
         ({"value_beta": 0.0}, "--value-beta 0.0 positive"),
         ({"advantages": "remax_advantages", "strict": True, "layout": ""}, "--strict samples all alike"),
         ({"advantages": "reinforce_pp_token_advantages"}, "needs --advantage-args kl_weight="),
+        ({"loss_args": ("clip_low=nan",)}, "--loss-args clip_low=nan: nan is no value such as 0.2"),
+        ({"loss_args": ("clip_low=",)}, "--loss-args clip_low=: nothing is no value such as 0.2"),
         ({"weight_decay": math.nan}, "--weight-decay nan must be finite"),
         ({"weight_decay": math.inf}, "--weight-decay inf must be finite"),
         ({"max_grad_norm": math.nan}, "--max-grad-norm nan must be finite"),
