@@ -32,6 +32,10 @@ def _object(where: str, columns: Any) -> Row | Malformed:
     return Malformed(where, f"a {type(columns).__name__}, not an object")
 
 
+def _short(error: Exception) -> str:
+    return str(error).partition(";")[0]
+
+
 def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
     """Every line that holds something, in order; blank lines are skipped."""
     with path.open("rb") as file:
@@ -45,6 +49,8 @@ def json_lines(path: pathlib.Path) -> Iterator[Row | Malformed]:
                 yield Malformed(where, f"not UTF-8 ({error.reason}); save the file as UTF-8")
             except json.JSONDecodeError as error:
                 yield Malformed(where, f"not JSON ({error.msg}); write one object a line")
+            except (ValueError, RecursionError) as error:  # of numbers with thousands of digits, of endless brackets
+                yield Malformed(where, f"JSON that cannot be read ({_short(error)}); shorten the row")
             else:
                 yield _object(where, columns)
 
@@ -57,8 +63,8 @@ def json_array(path: pathlib.Path) -> Iterator[Row | Malformed]:
             return
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DataError(f"{path} is no readable JSON list: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no readable JSON list: {_short(error)}") from error
     for number, columns in enumerate(found, start=1):
         where = f"{path}: row {number}"
         yield _object(where, columns)
@@ -164,9 +170,13 @@ def tensorflow_datasets(name: str, split: str) -> Iterator[Row | Malformed]:
 
 
 def _text(value: Any) -> Any:
-    """Bytes as text, arrays as lists."""
+    """Bytes as text, arrays as lists, also inside one another."""
     if isinstance(value, bytes):
         return value.decode()
+    if isinstance(value, dict):
+        return {key: _text(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [_text(x) for x in value]
     return _text(value.tolist()) if hasattr(value, "tolist") else value
 
 

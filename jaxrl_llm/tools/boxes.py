@@ -90,24 +90,13 @@ def documents(path: pathlib.Path) -> list[str]:
       UserError: where there is no such file.
       DataError: naming the line that is none.
     """
-    found = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                found.append(_document(line, f"{path}:{number}"))
-    except OSError as error:
-        raise UserError(f"the corpus {path} cannot be read ({error.strerror or error}); give a file") from error
+    found = [_document(row, where) for where, row in pages.corpus_rows(path)]
     if not found:
         raise DataError(f"{path} holds no documents")
     return found
 
 
-def _document(line: str, where: str) -> str:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON ({error.msg}); delete the line") from error
-    texts = row if isinstance(row, dict) else {}
+def _document(texts: dict[str, Any], where: str) -> str:
     parts = [texts["contents"]] if "contents" in texts else [texts.get("title", ""), texts.get("text")]
     if not all(isinstance(part, str) for part in parts):
         raise DataError(f"{where}: needs contents, or title and text, as texts")

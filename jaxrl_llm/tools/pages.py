@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.data.sources import Row, json_lines, sift
 from jaxrl_llm.errors import DataError, UserError
 from jaxrl_llm.tools import schema
 from jaxrl_llm.tools.calls import Toolbox, of_functions
@@ -42,6 +43,19 @@ class Note(NamedTuple):
 Reader = Callable[[str, Sequence[str], str], Note]
 
 
+def corpus_rows(path: pathlib.Path) -> list[Row]:
+    """The objects of a corpus, one a line, with the places of their lines.
+
+    Raises:
+      UserError: where there is no such file.
+      DataError: naming the line that is none.
+    """
+    try:
+        return sift(json_lines(path), [], bad_rows=0)
+    except OSError as error:
+        raise UserError(f"the corpus {path} cannot be read ({error.strerror or error}); give a file") from error
+
+
 def read_corpus(path: pathlib.Path) -> list[Page]:
     """Pages of JSON lines with ``text`` (or ``contents``), and ``title`` and ``url`` where there are.
 
@@ -49,22 +63,14 @@ def read_corpus(path: pathlib.Path) -> list[Page]:
       UserError: where there is no such file.
       DataError: naming the line that is none.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UserError(f"the corpus {path} cannot be read ({error.strerror or error}); give a file") from error
     found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not JSON ({error.msg}); delete the line") from error
-        row = row if isinstance(row, dict) else {}
+    for where, row in corpus_rows(path):
+        number = where.rpartition(":")[2]
         page = Page(
             row.get("url") or f"page:{number}", row.get("title") or "", row.get("text") or row.get("contents") or ""
         )
         if not all(isinstance(part, str) for part in page) or not page.text:
-            raise DataError(f"{path}:{number}: needs text (or contents), and title and url as texts where there are")
+            raise DataError(f"{where}: needs text (or contents), and title and url as texts where there are")
         found.append(page)
     if not found:
         raise DataError(f"{path} holds no pages")
