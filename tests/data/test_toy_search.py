@@ -42,12 +42,103 @@ def test_exactly_so_many_dead_ends(task, back):
 @pytest.mark.parametrize("how", [toy.by_search, toy.by_fixed_order])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_depth_first_search_replays_to_its_solution(task, how):
-    prompts, responses = toy.make_table(task, (0,), 12, 5, how=how)
+    prompts, responses = toy.make_table(task, (0,), 12, 5, how=how, width=400)  # the longest search of a polygon: 368
     stack, depth, ended = toy.replay(jnp.asarray(prompts), jnp.asarray(responses))
     assert np.asarray(ended).all() and np.asarray(toy.right(jnp.asarray(prompts), jnp.asarray(responses))).all()
     for row, own, size in zip(responses.tolist(), np.asarray(stack).tolist(), np.asarray(depth).tolist(), strict=True):
         assert _replayed(row, toy.UNITS[task]) == own[:size]
     assert (responses == toy.BACK).sum() > 0, "a search goes wrong now and then"
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_what_is_measured_is_in_no_table_of_training(task):
+    """Neither as it is written nor in another order of its numbers, clues or statements."""
+    held = toy.make_table(task, (0,), 96, 77, measured=True)[0]
+    read = [toy.make_table(task, (0,), 500, seed)[0] for seed in (0, 9, 77)]
+
+    def known(rows):
+        return {(row[0], *sorted(row[1:4]), row[4]) if task == toy.COUNTDOWN else tuple(row) for row in rows.tolist()}
+
+    assert not known(held) & known(np.concatenate(read))
+    assert len(known(held)) > 24, "they are not few puzzles many times"
+    with_more, searched = (
+        toy.make_table(task, (3,), 40, 0),
+        toy.make_table(task, (0,), 40, 0, how=toy.by_search, width=400),
+    )
+    for prompts, _ in (with_more, searched):
+        np.testing.assert_array_equal(prompts, read[0][:40], err_msg="a seed draws the same puzzles for all traces")
+
+
+def test_puzzles_in_another_order_are_the_same():
+    p = search_puzzles
+    for said, other, alike in (
+        ([toy.COUNTDOWN, 3, 1, 2, 7], [toy.COUNTDOWN, 2, 3, 1, 7], (1, 4, 1)),
+        ([p.GEOMETRY, 4, 5, 2, 3], [p.GEOMETRY, 4, 3, 5, 2], (2, 5, 1)),
+        ([p.ZEBRA, p.IN, 1, 2, p.LEFT, 1, 3], [p.ZEBRA, p.LEFT, 1, 3, p.IN, 1, 2], (1, 7, 3)),
+    ):
+        one, two = (p.Puzzle(prompt, None, None, 2, alike=alike) for prompt in (said, other))
+        assert one.identity() == two.identity() and toy.held_out(one) == toy.held_out(two)
+    moved = p.Puzzle([toy.COUNTDOWN, 3, 1, 7, 2], None, None, 2, alike=(1, 4, 1))
+    assert moved.identity() == bytes([toy.COUNTDOWN, 1, 3, 7, 2]), "the target keeps its place"
+    rng = np.random.default_rng(0)
+    for task, sorted_part in ((toy.COUNTDOWN, slice(1, 4)), (p.GEOMETRY, None), (p.ZEBRA, None), (p.SELF, None)):
+        puzzle = toy.MAKERS[task](rng)
+        assert puzzle.alike[1] > puzzle.alike[0] and puzzle.alike[1] <= toy.PROMPT_TOKENS
+        if sorted_part:
+            assert list(puzzle.identity()[sorted_part]) == sorted(puzzle.prompt[sorted_part])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_work_of_another_puzzle_keeps_the_answer(task):
+    own = toy.make_table(task, (3,), 60, 4)[1]
+    prompts, work = toy.make_table(task, (3,), 60, 4, swapped="nodes")
+    assert np.asarray(toy.right(jnp.asarray(prompts), jnp.asarray(work))).all()
+    np.testing.assert_array_equal(work == toy.BACK, own == toy.BACK)
+    assert (work != own).any(axis=1).mean() > 0.5, "most have the dead ends of another one"
+
+
+def test_only_dead_nodes_are_those_of_another():
+    """Steps of four tokens, one dead below a dead one: 1 2 in the own trace, 5 6 7 in the other, and by turns."""
+    B = toy.BACK
+    own = [1, 1, 1, 1, 2, 2, 2, 2, B, B, 3, 3, 3, 3, 4, 4, 4, 4, 9]
+    other = [5, 5, 5, 5, B, 6, 6, 6, 6, 7, 7, 7, 7, B, B, 8, 8, 8, 8]
+    assert toy.with_work_of(own, other, 4) == [5, 5, 5, 5, 6, 6, 6, 6, B, B, *own[10:]]
+    assert toy.with_work_of(other, own, 4) == [1, 1, 1, 1, B, 2, 2, 2, 2, 1, 1, 1, 1, B, B, 8, 8, 8, 8]
+    assert toy.with_work_of(own, [8, 8, 8, 8], 4) == own, "no work, nothing to take over"
+
+
+@pytest.mark.parametrize("how", [toy.by_search, toy.by_fixed_order])
+def test_searches_are_never_drawn_again(how):
+    """Every trace of Countdown is the search of its puzzle, the first that is drawn, however long."""
+    prompts, responses = toy.make_table(toy.COUNTDOWN, (0,), 60, 6, how=how, width=toy.SEARCH_TOKENS)
+    asked, written = np.random.default_rng([6, toy.COUNTDOWN]), np.random.default_rng([6, toy.COUNTDOWN, 1])
+    for prompt, said in zip(prompts.tolist(), responses.tolist(), strict=True):
+        puzzle = toy.make_countdown(asked)
+        while toy.held_out(puzzle):
+            puzzle = toy.make_countdown(asked)
+        search = toy.depth_first(written, puzzle, ordered=how is toy.by_fixed_order)
+        assert prompt == puzzle.prompt and said == search + [toy.END] * (toy.SEARCH_TOKENS - len(search))
+    assert (responses != toy.END).sum(1).max() > 60
+    with pytest.raises(ValueError, match="width=60 is too short for a trace of 1"):
+        toy.make_table(toy.COUNTDOWN, (0,), 60, 6, how=how)
+
+
+def test_the_longest_search_of_countdown_fits():
+    """All dead ends of a first step come before the one that leads on: every order of the tree is shorter."""
+
+    def longest(puzzle, state=()):
+        if puzzle.solved(state):
+            return 0, True
+        dead, ways = 0, []
+        for node in puzzle.children(state):
+            below, found = longest(puzzle, (*state, node))
+            ways += [below + 4] if found else []
+            dead += 0 if found else below + 5
+        return dead + max(ways, default=0), bool(ways)
+
+    rng = np.random.default_rng(0)
+    found = [longest(toy.make_countdown(rng))[0] for _ in range(60)]
+    assert 120 < max(found) <= 178 < toy.SEARCH_TOKENS
 
 
 def test_branches_open_in_any_state_and_are_left_one_node_at_a_time():

@@ -36,7 +36,7 @@ PROMPT_TOKENS = 17
 UNITS = {GEOMETRY: 1, CUBE: 6, LIST: 3, ZEBRA: 1, SELF: 1}  # tokens of a node
 DIRECT_TOKENS = {GEOMETRY: 6, CUBE: 13, LIST: 4, ZEBRA: 6, SELF: 4}  # of a solution without a search, at most
 # see ``search_traces_task.FLOORS``: an angle, a value, the most frequent of 36 worlds and of 16 rows of truth values
-FLOORS = {GEOMETRY: 0.07, CUBE: 0.0025, LIST: 0.1, ZEBRA: 0.036, SELF: 0.076}
+FLOORS = {GEOMETRY: 0.09, CUBE: 0.0025, LIST: 0.1, ZEBRA: 0.036, SELF: 0.076}
 STRAIGHT = 9  # 180 degrees in units of 20
 # which old side each new side is, of (top, right, front, left, back, bottom), when a side is turned to the top
 TURNS = {1: (1, 5, 2, 0, 4, 3), 2: (2, 1, 5, 3, 0, 4), 3: (3, 0, 2, 5, 4, 1), 4: (4, 1, 0, 3, 5, 2),
@@ -63,6 +63,18 @@ class Puzzle(NamedTuple):
     solved: Callable[[State], bool]
     depth: int  # nodes of a solution
     answer: Callable[[State], tuple[int, ...]] = lambda state: ()
+    alike: tuple[int, int, int] = (0, 0, 1)  # first and last token of parts in any order, and how long each part is
+
+    def identity(self) -> bytes:
+        """What two prompts have in common that are the same puzzle: their parts in any order.
+
+        >>> one, other = (Puzzle(said, None, None, 2, alike=(1, 4, 1)) for said in ([9, 3, 1, 2, 7], [9, 2, 3, 1, 7]))
+        >>> one.identity() == other.identity() == bytes([9, 1, 2, 3, 7])
+        True
+        """
+        first, last, size = self.alike
+        parts = sorted(self.prompt[k : k + size] for k in range(first, last, size))
+        return bytes([*self.prompt[:first], *(token for part in parts for token in part), *self.prompt[last:]])
 
 
 def _padded(tokens: list[int]) -> list[int]:
@@ -88,7 +100,8 @@ def make_geometry(rng: np.random.Generator) -> Puzzle:
         return [(x,) for x in (rest - angle, rest + angle) if 0 <= x <= LARGEST]
 
     solved = tuple((x,) for x in path)
-    return Puzzle(_padded([GEOMETRY, sides, *known]), children, lambda state: state == solved, sides)
+    prompt = _padded([GEOMETRY, sides, *known])
+    return Puzzle(prompt, children, lambda state: state == solved, sides, alike=(2, 1 + sides, 1))
 
 
 def turned(colours: tuple[int, ...], side: int) -> tuple[int, ...]:
@@ -130,6 +143,7 @@ def make_list(rng: np.random.Generator) -> Puzzle:
         lambda state: len(state) == 1 and state[0][1:] == shown,
         1,
         lambda state: (FUNCTIONS[state[0][0] - FUNCTION](asked),),
+        alike=(1, 9, 4),
     )
 
 
@@ -168,7 +182,8 @@ def make_zebra(rng: np.random.Generator) -> Puzzle:
 
     solved = tuple((x,) for x in truth)
     prompt = _padded([ZEBRA, *(x for clue in clues for x in clue)])
-    return Puzzle(prompt, children, lambda state: state == solved, 2 * HOUSES)
+    apart = (1, 1 + 3 * len(clues), 3)
+    return Puzzle(prompt, children, lambda state: state == solved, 2 * HOUSES, alike=apart)
 
 
 def told(kind: int, number: int, true: int) -> bool:
@@ -197,6 +212,7 @@ def make_self_reference(rng: np.random.Generator) -> Puzzle:
         lambda state: [(0,), (1,)] if len(state) < STATEMENTS else [],
         lambda state: state == solved,
         STATEMENTS,
+        alike=(1, 1 + 2 * STATEMENTS, 2),
     )
 
 

@@ -21,7 +21,11 @@ WIDTH, LAYERS = 64, 2
 WORLD = strings.make_world(
     toy.VOCABULARY, toy.PROMPT_TOKENS, toy.RESPONSE_TOKENS, end=toy.END, width=WIDTH, layers=LAYERS, heads=4
 )
-HELD_OUT = 96  # puzzles to be measured on, from another seed than those to imitate
+# the same model with room for a whole search; a base of either is one of both
+LONG = strings.make_world(
+    toy.VOCABULARY, toy.PROMPT_TOKENS, toy.SEARCH_TOKENS, end=toy.END, width=WIDTH, layers=LAYERS, heads=4
+)
+HELD_OUT = 96  # puzzles to be measured on, none of which stands in a table to imitate, of the base or of rewards
 BUDGETS = (1, 4, 16, 64)  # in direct samples
 
 
@@ -53,16 +57,19 @@ def traces(
     how: toy.Writer = toy.by_number,
     shown: float = 1.0,
     puzzles: int = 3000,
+    world: strings.World = WORLD,
 ) -> Callable:
     """The table of ``strings.make_imitation``: traces of so many puzzles, always the same ones; see ``make_table``."""
-    prompts, responses = toy.make_table(task, back, puzzles, 0, swapped, how, shown)
+    prompts, responses = toy.make_table(task, back, puzzles, 0, swapped, how, shown, width=world.response_tokens)
     return lambda params, key: (jnp.asarray(prompts), jnp.asarray(responses), jnp.ones((puzzles,), bool))
 
 
-def imitation_stage(rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float) -> Stage:
+def imitation_stage(
+    rows: Callable, *, steps: int, rows_per_step: int, learning_rate: float, world: strings.World = WORLD
+) -> Stage:
     """Supervised training on traces."""
     sizes = {"steps": steps, "rows_per_step": rows_per_step, "learning_rate": learning_rate}
-    return strings.table_stage(rows, strings.make_imitation(WORLD), **sizes)
+    return strings.table_stage(rows, strings.make_imitation(world), **sizes)
 
 
 # Which of a teacher's samples a learner reads: ``(right, ended) [N, S] -> bool [N, S]``.
@@ -169,12 +176,13 @@ def distilled_stage(rows: Callable, *, steps: int, rows_per_step: int, learning_
 
 
 def reward_stage(
-    task: int, *, steps: int, prompts_per_step: int, group_size: int, learning_rate: float, puzzles: int = 3000
-) -> Stage:
+    task: int, *, steps: int, prompts_per_step: int, group_size: int, learning_rate: float, puzzles: int = 3000,
+    world: strings.World = WORLD,
+) -> Stage:  # fmt: skip
     """GRPO on training puzzles, 1 for a last path that solves."""
     prompts = jnp.asarray(toy.make_table(task, (0,), puzzles, 0)[0])
     return strings.grpo_stage(
-        WORLD, prompts, toy.right, steps=steps, prompts_per_step=prompts_per_step, group_size=group_size,
+        world, prompts, toy.right, steps=steps, prompts_per_step=prompts_per_step, group_size=group_size,
         learning_rate=learning_rate,
     )  # fmt: skip
 
@@ -222,7 +230,7 @@ def solved_within(right: Array, spent: Array, budget: float) -> Array:
     return reduce.scalars(jnp.any(right & in_time, axis=1).astype(jnp.float32))
 
 
-def measure(task: int, params, key, *, samples: int):
+def measure(task: int, params, key, *, samples: int, world: strings.World = WORLD):
     """Accuracy, pass@k, tokens, backtracks, and ``budget<b>/solved`` at the compute of b direct answers.
 
     ``eval/room`` is how far accuracy is from what it cannot leave: the smaller of its distances to ``toy.FLOORS`` and
@@ -232,12 +240,12 @@ def measure(task: int, params, key, *, samples: int):
       samples: of each puzzle; direct answers want 64 of them, to spend the largest budget.
     """
     with jax.core.eval_context():
-        prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77)[0])
-    drawn = strings.sample(WORLD, params, prompts, key, samples=samples)
+        prompts = jnp.asarray(toy.make_table(task, (0,), HELD_OUT, 77, measured=True)[0])
+    drawn = strings.sample(world, params, prompts, key, samples=samples)
     right = toy.right(jnp.repeat(prompts, samples, axis=0), drawn).reshape(HELD_OUT, samples)
     alive = jnp.cumsum((drawn == toy.END).astype(jnp.int32), axis=1) == 0
     tokens = jnp.sum(alive.astype(jnp.float32), axis=1)
-    spent = trace_flops(jnp.minimum(tokens + 1.0, float(toy.RESPONSE_TOKENS))).reshape(HELD_OUT, samples)
+    spent = trace_flops(jnp.minimum(tokens + 1.0, float(world.response_tokens))).reshape(HELD_OUT, samples)
     accuracy = reduce.scalars(right.reshape(-1).astype(jnp.float32))
     return {
         "eval/accuracy": accuracy,

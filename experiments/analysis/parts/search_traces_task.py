@@ -7,6 +7,7 @@ a value (Sudoku), a step ``a ? b = c`` (Countdown), or a rule with what it makes
 judged is the stack of nodes that is left at ``END``. Problems are drawn by NumPy into tables; the judges are pure JAX.
 """
 
+import zlib
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import permutations
@@ -45,13 +46,16 @@ LINE_RULES: tuple[Callable[[tuple[int, ...]], tuple[int, ...]], ...] = (
     lambda x: x[:1] * CELLS,
 )
 BLANKS = 5  # of a sudoku
+NUMBERS, TARGETS = 9, (5, 40)  # of Countdown: the largest number, and the targets
 RESPONSE_TOKENS = 60
+SEARCH_TOKENS = 180  # the longest search of Countdown has 178: eight dead first steps with three below each
+HELD_OUT_SHARE = 5  # one puzzle of so many is never trained on
 MAX_BACK = 6
 UNITS = {COUNTDOWN: 4, SUDOKU: 1, LINE: 1 + CELLS} | search_puzzles.UNITS  # tokens of a node
 # of a solution without a search, at most
 DIRECT_TOKENS = {COUNTDOWN: 8, SUDOKU: BLANKS, LINE: 1 + 2 * CELLS} | search_puzzles.DIRECT_TOKENS
 # share of puzzles that the best response solves which is the same for all of them; a solver's traces solve them all
-FLOORS = {COUNTDOWN: 0.012, SUDOKU: 0.006, LINE: 0.04} | search_puzzles.FLOORS
+FLOORS = {COUNTDOWN: 0.005, SUDOKU: 0.006, LINE: 0.04} | search_puzzles.FLOORS
 OPERATORS: dict[int, Callable[[int, int], int]] = {
     PLUS: lambda a, b: a + b, MINUS: lambda a, b: a - b, TIMES: lambda a, b: a * b,
 }  # fmt: skip
@@ -68,10 +72,10 @@ def _steps(numbers: tuple[int, ...]):
 
 
 def make_countdown(rng: np.random.Generator) -> Puzzle:
-    """Three numbers up to 5 and a target up to 20 that some two steps reach; some first step must be a dead end."""
+    """Three numbers and a target that some two steps reach; some first step must be a dead end."""
     while True:
-        numbers = tuple(int(n) for n in rng.integers(1, 6, 3))
-        target = int(rng.integers(5, 21))
+        numbers = tuple(int(n) for n in rng.integers(1, NUMBERS + 1, 3))
+        target = int(rng.integers(TARGETS[0], TARGETS[1] + 1))
         ends = [any(left == (target,) for _, left in _steps(rest)) for _, rest in _steps(numbers)]
         if any(ends) and not all(ends):
             break
@@ -87,6 +91,7 @@ def make_countdown(rng: np.random.Generator) -> Puzzle:
         lambda state: list(dict.fromkeys(step for step, _ in _steps(left(state)))) if len(state) < 2 else [],
         lambda state: left(state) == (target,),
         2,
+        alike=(1, 4, 1),
     )
 
 
@@ -263,53 +268,75 @@ def by_fixed_order(rng: np.random.Generator, puzzle: Puzzle, back: tuple[int, ..
     return depth_first(rng, puzzle, shown=shown, ordered=True)
 
 
-def _fitting(rng: np.random.Generator, puzzle: Puzzle, how: Writer, back: tuple[int, ...], shown: float) -> list[int]:
-    """A trace that fits: long searches are drawn again, and after twenty times it is the plain path."""
-    for _ in range(20):
-        tokens = how(rng, puzzle, back, shown)
-        if len(tokens) < RESPONSE_TOKENS:
-            return tokens
-    return with_backs(rng, puzzle, 0)
+def held_out(puzzle: Puzzle) -> bool:
+    """Whether a puzzle is one to be measured on: a fifth of all, by what they are, not by where they are drawn."""
+    return zlib.crc32(puzzle.identity()) % HELD_OUT_SHARE == 0
 
 
 @lru_cache(maxsize=64)
 def make_table(
-    task: int, back: tuple[int, ...], n: int, seed: int, swapped: str = "", how: Writer = by_number, shown: float = 1.0
-) -> tuple[np.ndarray, np.ndarray]:
-    """``(prompts [n, P], responses [n, T])``, each trace with a number of wrong nodes drawn from ``back``.
+    task: int, back: tuple[int, ...], n: int, seed: int, swapped: str = "", how: Writer = by_number, shown: float = 1.0,
+    *, measured: bool = False, width: int = RESPONSE_TOKENS,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """``(prompts [n, P], responses [n, width])``, each trace with a number of wrong nodes drawn from ``back``.
+
+    A seed draws the same puzzles whatever is written about them, so that arms differ in their traces alone.
 
     Args:
-      swapped: ``traces``: every puzzle gets the whole trace of the one before it; ``nodes``: the nodes of its own trace
-        but for the solution at the end come from the one before it, so that the work is wrong and the answer stays.
+      swapped: ``traces``: every puzzle gets the whole trace of the one before it; ``nodes``: the dead nodes of its
+        trace are those of the one before it, so that the work is wrong and the answer stays.
       how: who writes the traces.
+      measured: puzzles that are held out, of which no other table has any.
+
+    Raises:
+      ValueError: for a trace that does not fit: another one in its place would be a choice among searches.
     """
-    rng = np.random.default_rng([seed, task])
+    asked, written = np.random.default_rng([seed, task]), np.random.default_rng([seed, task, 1])
     prompts = np.zeros((n, PROMPT_TOKENS), np.int32)
-    texts = []
-    for k in range(n):
-        puzzle = MAKERS[task](rng)
-        prompts[k] = puzzle.prompt
-        texts.append(_fitting(rng, puzzle, how, back, shown))
+    texts: list[list[int]] = []
+    while len(texts) < n:
+        puzzle = MAKERS[task](asked)
+        if held_out(puzzle) == measured:
+            prompts[len(texts)] = puzzle.prompt
+            texts.append(how(written, puzzle, back, shown))
     if swapped == "nodes":
-        texts = [with_work_of(own, other) for own, other in zip(texts, [texts[-1], *texts[:-1]], strict=True)]
-    responses = np.full((n, RESPONSE_TOKENS), END, np.int32)
+        size = UNITS[task]
+        texts = [with_work_of(own, other, size) for own, other in zip(texts, [texts[-1], *texts[:-1]], strict=True)]
+    longest = max(map(len, texts), default=0)
+    if longest >= width:
+        raise ValueError(f"width={width} is too short for a trace of {longest} tokens and its end; give {longest + 1}")
+    responses = np.full((n, width), END, np.int32)
     for k, tokens in enumerate(texts):
         responses[k, : len(tokens)] = tokens
     return prompts, np.roll(responses, 1, axis=0) if swapped == "traces" else responses
 
 
-def with_work_of(own: list[int], other: list[int]) -> list[int]:
-    """The end of one's own trace, behind its last ``BACK``, after the work of another up to its last one.
+def _dead(tokens: list[int], size: int) -> list[int]:
+    """Where the nodes start that ``BACK`` takes off."""
+    stack, dead, k = [], [], 0
+    while k < len(tokens):
+        if tokens[k] == BACK:
+            dead.append(stack.pop())
+            k += 1
+        else:
+            stack.append(k)
+            k += size
+    return sorted(dead)
 
-    >>> with_work_of([1, BACK, 2, 3], [4, 5, BACK, 6]) == [4, 5, BACK, 2, 3]
+
+def with_work_of(own: list[int], other: list[int], size: int) -> list[int]:
+    """One's own trace with the dead nodes of another in the places of its own, one after another, from the first again.
+
+    The nodes of its path stay where they are, and with them what is left in the end. Nodes have ``size`` tokens.
+
+    >>> with_work_of([1, BACK, 2, 9, BACK, 3], [4, 5, BACK, 6, 7, BACK], 1) == [5, BACK, 2, 7, BACK, 3]
     True
     """
-
-    def cut(tokens: list[int]) -> int:
-        return max((k + 1 for k, token in enumerate(tokens) if token == BACK), default=0)
-
-    joined = other[: cut(other)] + own[cut(own) :]
-    return joined if len(joined) < RESPONSE_TOKENS else own
+    there, here, said = _dead(other, size), _dead(own, size), list(own)
+    for k, place in enumerate(here if there else []):
+        start = there[k % len(there)]
+        said[place : place + size] = other[start : start + size]
+    return said
 
 
 def units(prompts: Int[Array, "N P"]) -> Int[Array, " N"]:
