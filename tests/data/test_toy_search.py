@@ -279,7 +279,7 @@ def test_floor_and_ceiling(task):
 
 def test_a_learner_reads_the_teachers_fitting_samples_alone():
     """Of two puzzles: one solved in its second sample, one never and once without an end."""
-    prompts, right = toy.make_table(search_puzzles.LIST, (0,), 2, 3)
+    prompts, right = toy.make_table(search_puzzles.LIST, (0,), 2, 4)
     wrong = np.roll(right, 1, axis=0)
     endless = np.full_like(right, toy.BACK)
     drawn = np.stack([np.stack([wrong[0], right[0]]), np.stack([endless[1], wrong[1]])])
