@@ -13,7 +13,10 @@ Expect:    per_input/ead: ppo < best_of_n < sft; shift/drop: ppo < sft; across/e
            input over across) ppo < sft: more is lost per input than across.
 Measure:   true reward on prompts like those of training and on prompts whose second token training never had (drop:
            the difference); sft and best_of_n have no updates. Reward model of 8192 labels, 10 % flipped (gate:
-           rm/accuracy 0.8, rm/within 0.5).
+           rm/accuracy 0.8, rm/within 0.5). per_input/ead best_of_n < sft is a floor by construction: the 16 outcomes of
+           best_of_n are drawn from the same 16 samples that sft is measured on, and some more than once, so that they
+           have no n-gram which those have not. The part cannot fail, and says nothing of best of N; how far below sft
+           best_of_n lies is what ppo is to be compared with.
 Run:       python -m experiments.analysis.rlhf_diversity
 """
 

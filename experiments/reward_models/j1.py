@@ -4,16 +4,17 @@ Paper:     Chan et al., "J1: Exploring Simple Test-Time Scaling for LLM-as-a-Jud
 Claim:     supervised training on reports with second thoughts, then RL on the verdict, makes a judge that improves when
            it is forced to think longer; before RL it does not.
 Equations: R = 1[verdict right], 0 for a report that cannot be read; REINFORCE++ (rewards whitened over the batch, PPO
-           clip, k3 of weight 0.001). Forced: the end of the thoughts is replaced by WAIT r times. sft: reports with
-           one to five rounds of checks, equally often; sft_plain: with one; j1, rl_plain: then RL, where the sft arms
-           go on with supervision.
+           clip, k3 of weight 0.001). Forced: the end of the thoughts is replaced by WAIT r times, or as often as five
+           rounds allow; at r = 0 the report is the judge's own. sft: reports with one to five rounds of checks, equally
+           often; sft_plain: with one; j1, rl_plain: then RL, where the sft arms go on with supervision.
 Left out:  reports of a strong model (here a careless judge, whose rounds all err alike, so that no trend is taught), a
            penalty inside the rewards.
 Expect:    eval/slope, accuracy against the log of the tokens thought at r = 0, 1, 2, 4, j1 > sft and j1 > 0;
            eval/accuracy_r0 j1 > sft.
-Measure:   agreement with gold on fresh pairs in both orders at every r (five rounds are as long as the longest report
-           of training), majority of 4 as the parallel alternative, verdicts that one more round puts right and spoils;
-           the judge can check a sum, and then learns from careless reports; equal updates.
+Measure:   agreement with gold on fresh pairs in both orders at every r (five rounds are the longest report of training,
+           so r = 2 and 4 differ for a judge that thinks briefly), majority of 4 as the parallel alternative, verdicts
+           that one more round puts right and spoils; the judge can check a sum, and then learns from careless reports;
+           equal updates. A report that never closes its thoughts is wrong at every r.
 Run:       python -m experiments.reward_models.j1
 """
 

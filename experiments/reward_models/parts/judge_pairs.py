@@ -22,7 +22,8 @@ SCORE, END = 12, 23  # scores 0 .. 10 are tokens 12 .. 22
 STRICT = 24  # the principle that errors of reasoning weigh most; 25: that looks do
 HINTED = 26  # an answer that a hint calls the best is marked so if it is clean, 27 if it has a flaw
 VOCABULARY, PROMPT_TOKENS, REPORT_TOKENS = 28, 12, 23
-MOST_ROUNDS, LONG_REPORT = 5, 48  # checks of everything, and tokens that the longest report has room for
+MOST_ROUNDS = 5  # checks of everything
+LONG_REPORT = 1 + 6 * MOST_ROUNDS + (MOST_ROUNDS - 1) + 1 + 4 + 1  # tokens of the longest report: none is forced beyond
 WEIGHTS = ((2, 3), (1, 5))  # of a principle: a step that is not reached rightly, a visible flaw
 
 

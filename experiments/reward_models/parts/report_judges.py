@@ -260,46 +260,75 @@ def meta_stage(
 # ------------------------------------------------------------------ forced second thoughts
 
 
-def thought_again(
-    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int, new_tokens: int = 7
-) -> tuple[Int[Array, "N L"], Bool[Array, "N L"], Int[Array, " N"]]:
-    """Budget forcing: each time the judge closes its thoughts, ``WAIT`` is put in their place, ``rounds`` times.
+VERDICT_TOKENS = 5  # two scores, each behind its mark, and the end
 
-    Returns the prompts with all thoughts, closed at last, and the tokens that were thought.
+
+def _followed(
+    tokens: Int[Array, "N L"], valid: Bool[Array, "N L"], word: int, rows: Bool[Array, " N"]
+) -> tuple[Array, Array]:
+    """``word`` behind the texts of ``rows``, nothing behind the others."""
+    column = jnp.full(rows.shape, word, tokens.dtype)[:, None]
+    both = jnp.concatenate([tokens, column], axis=1), jnp.concatenate([valid, rows[:, None]], axis=1)
+    return given_responses.left_padded(*both)
+
+
+def thought_again(
+    task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int, round_tokens: int = 7
+) -> tuple[Int[Array, "N L"], Bool[Array, "N L"], Int[Array, " N"], Bool[Array, " N"]]:
+    """Budget forcing: each time the judge closes its thoughts, ``WAIT`` is put in their place, up to ``rounds`` times.
+
+    The judge ends every segment itself, so that nothing is added to a report without any (``rounds=0``). Nothing is
+    forced where a whole round more would leave no room for the verdict in ``task.long``.
+
+    Returns the prompts with all thoughts, closed at last, the tokens that were thought, and whether they were closed:
+    thoughts that end otherwise, or not in time, stay as they are.
 
     From "J1: Exploring Simple Test-Time Scaling for LLM-as-a-Judge", arXiv:2505.11875 (the hook of "s1",
     arXiv:2501.19393).
+
+    Args:
+      round_tokens: of another round, its ``WAIT`` included.
     """
+    most = task.long.response_tokens - VERDICT_TOKENS  # tokens up to the one that closes the thoughts
     tokens, valid = jnp.maximum(prompts, 0), prompts != strings.PAD
-    spent = jnp.zeros(prompts.shape[:1], jnp.int32)
+    spent, closed = jnp.zeros(prompts.shape[:1], jnp.int32), jnp.ones(prompts.shape[:1], bool)
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     for k in range(rounds + 1):
+        going = closed
+        if k:
+            going = closed & (spent + round_tokens < most)
+            tokens, valid = _followed(tokens, valid, task.words.wait, going)
+            spent = spent + going.astype(jnp.int32)
         rows = generate(
             task.long.policy, params, tokens, valid, sample_keys(key, k, ids, 1), group_size=1,
-            max_new_tokens=new_tokens if k else new_tokens + 1, eos_ids=(task.words.close, task.words.end),
-            pad_id=task.words.end, early_exit=seed_axis.in_turn(),
+            max_new_tokens=most - k, eos_ids=(task.words.close, task.words.end), pad_id=task.words.end,
+            early_exit=seed_axis.in_turn(),
         )  # fmt: skip
-        ended = (rows.tokens == task.words.close) | (rows.tokens == task.words.end)
-        keep = (rows.segment_ids > 0) & ~(rows.mask & ended)
-        spent = spent + jnp.sum((rows.mask & keep).astype(jnp.int32), axis=1)
-        word = jnp.full((prompts.shape[0], 1), task.words.wait if k < rounds else task.words.close, jnp.int32)
-        there = jnp.concatenate([keep, jnp.ones(word.shape, bool)], axis=1)
-        tokens, valid = given_responses.left_padded(jnp.concatenate([rows.tokens, word], axis=1), there)
-    return tokens, valid, spent
+        new = rows.mask & going[:, None]
+        new = new & (spent[:, None] + jnp.cumsum(new.astype(jnp.int32), axis=1) <= most)
+        said = new & (rows.tokens != task.words.close) & (rows.tokens != task.words.end)
+        closed = jnp.where(going, jnp.any(new & (rows.tokens == task.words.close), axis=1), closed)
+        spent = spent + jnp.sum(said.astype(jnp.int32), axis=1)
+        tokens, valid = given_responses.left_padded(rows.tokens, (rows.segment_ids > 0) & ~rows.mask | said)
+        tokens, valid = (x[:, -(prompts.shape[1] + most) :] for x in (tokens, valid))  # no text is longer
+    return *_followed(tokens, valid, task.words.close, closed), spent, closed
 
 
 def forced_scores(
     task: Reports, params: Params, prompts: Int[Array, "N P"], key: Key, *, rounds: int
 ) -> tuple[Bool[Array, " N"], Float[Array, "N 2"], Float[Array, " N"]]:
     """``(read, scores, tokens thought)`` of a judge that had to think again so many times."""
-    tokens, valid, spent = thought_again(task, params, prompts, jax.random.fold_in(key, 0), rounds=rounds)
+    thoughts = thought_again(task, params, prompts, jax.random.fold_in(key, 0), rounds=rounds)
+    tokens, valid, spent, closed = thoughts
     ids = jnp.arange(prompts.shape[0], dtype=jnp.int32)
     rows = generate(
-        task.long.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1, max_new_tokens=5,
-        eos_ids=(task.words.end,), pad_id=task.words.end, early_exit=seed_axis.in_turn(),
+        task.long.policy, params, tokens, valid, sample_keys(key, 99, ids, 1), group_size=1,
+        max_new_tokens=VERDICT_TOKENS, eos_ids=(task.words.end,), pad_id=task.words.end,
+        early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     verdict = rows.tokens[:, tokens.shape[1] :]
     # the thoughts are whatever they are: the report is read as if they were empty
     head = jnp.broadcast_to(jnp.asarray([[task.words.open, task.words.close]], jnp.int32), (prompts.shape[0], 2))
     _, scored, scores = toy.read_report(task, jnp.concatenate([head, verdict], axis=1))
-    return scored, scores, spent.astype(jnp.float32)
+    read = scored & closed
+    return read, jnp.where(read[:, None], scores, 0.0), spent.astype(jnp.float32)
