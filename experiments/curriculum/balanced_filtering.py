@@ -6,11 +6,13 @@ Claim:     a group teaches in proportion to p (1 - p); batches of only those gro
 Equations: keep a group iff low <= mean_G r <= high (balanced: high = 1 - low); draw until the batch is full of kept
            groups, all from the policy that they train; then GRPO. drop_solved: 0 < p < 1 alone (dynamic sampling).
 Left out:  the asynchronous sampler, groups left over from an older policy (dropped here), the choice of low.
-Expect:    eval/accuracy of balanced, after at most 60 % of the updates of grpo, within 0.02 of grpo's last or above;
-           at equal rollouts balanced > easy and balanced > hard.
-Measure:   held-out arithmetic chains of 1 to 8 operations; 8 seeds, equal rollouts in all arms: an iteration rolls out
-           one batch, and an arm updates when it has a full one (filter/updated: updates per iteration). The learning
-           rate of all arms is that of the sweep on the same chains (results/sweeps/dr_grpo.json).
+Expect:    eval/accuracy of balanced at equal rollouts above that of grpo, easy and hard; at equal updates, as many as
+           balanced has done in the end, above grpo; and above grpo where those are 60 % of what grpo has done.
+Measure:   held-out arithmetic chains of 1 to 8 operations; equal rollouts in all arms: an iteration rolls out a batch,
+           and an arm updates when it has a full one (filter/updated: updates per iteration, of balanced in a third of
+           them). Updates are means over seeds; a curve is read at the measurement nearest to them. All arms have the
+           learning rate of the sweep on the same chains (results/sweeps/dr_grpo.json) unless tuned: after 40 iterations
+           balanced - grpo went from +0.081 at 5e-4 to -0.016 at 2e-4.
 Run:       python -m experiments.curriculum.balanced_filtering
 """
 
@@ -62,7 +64,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (1, 2, 3, 4, 5, 6, 7, 8), "steps": 40, "eval_every": 8, "prompts_per_step": 6, "group_size": 8,
+    "levels": (1, 2, 3, 4, 5, 6, 7, 8), "steps": 120, "eval_every": 10, "prompts_per_step": 6, "group_size": 8,
     "max_new_tokens": 64, "learning_rate": 2e-4, "eval_problems": 64,
 }  # fmt: skip
 SMOKE = {
@@ -111,16 +113,28 @@ def build(settings: Settings) -> experiment.Plan:
     return recipes.one_stage(settings, bench, online, extras=extras)
 
 
+def updates_of(results: experiment.Results, arm: str) -> tuple[np.ndarray, np.ndarray]:
+    """``(steps, updates)``: how often an arm has updated by each measurement, mean over seeds."""
+    steps, updated = results.curve(arm, "filter/updated")
+    return steps, np.cumsum(np.diff(steps, prepend=0) * updated.mean(axis=0))
+
+
+def after_updates(results: experiment.Results, arm: str, count: float) -> int:
+    """The step of the measurement at which an arm has updated as nearly as can be ``count`` times."""
+    steps, updates = updates_of(results, arm)
+    return int(steps[np.argmin(np.abs(updates - count))])
+
+
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Balanced batches beat plain GRPO, reach its accuracy in 60 % of its updates, and beat easy or hard ones."""
-    steps, updated = results.curve("balanced", "filter/updated")
-    updates = np.cumsum(np.diff(steps, prepend=0) * updated.mean(0))
-    last = results.curve("grpo", "eval/accuracy")[0][-1]
-    within = [int(s) for s, n in zip(steps, updates, strict=True) if n <= 0.6 * last] or [0]
+    """Balanced batches beat plain GRPO, with 60 % of its updates and with as many, too, and easy or hard ones."""
+    steps, updates = updates_of(results, "balanced")
+    last, done = int(steps[-1]), updates[-1]
+    equal, more = (after_updates(results, "grpo", done / share) for share in (1.0, 0.6))
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "balanced", "grpo"),
-        experiment.greater(results, "eval/accuracy", "balanced", "grpo", by=-0.02, step=(within[-1], int(last))),
+        experiment.greater(results, "eval/accuracy", "balanced", "grpo", step=(last, more)),
+        experiment.greater(results, "eval/accuracy", "balanced", "grpo", step=(last, equal)),
         experiment.greater(results, "eval/accuracy", "balanced", "easy"),
         experiment.greater(results, "eval/accuracy", "balanced", "hard"),
     )
