@@ -21,6 +21,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import cli, durable, loop
 from jaxrl_llm.experiment.durable import Keeping, Remote, Stopped
 from jaxrl_llm.run.records import record, track
+from jaxrl_llm.run.stop import Stop
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.skipped import NotFinite
 from tests.experiment import tiny
@@ -149,8 +150,9 @@ def test_skipped_updates_are_counted_across_checkpoints(workers, tmp_path):
         tmp_path, "one", checkpoint_every=2, staleness=1, most_skipped=3,
         remote=Remote(Threads, worker, Sizes()) if workers else None,
     )  # fmt: skip
+    seed = durable.SeedRun(plan, 5, "", keeping).run(0, Stop("stopped"))
     with pytest.raises(NotFinite, match="step 3: 3 updates in a row"):
-        loop.run_arm(plan, settings, [0], keeping=keeping)
+        list(seed)
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
