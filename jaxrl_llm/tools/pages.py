@@ -4,7 +4,6 @@ What trains asks ``web_search`` for titles, addresses and beginnings, ``web_brow
 reader is a function ``(goal, notes so far, segment) -> Note``: ``by_words`` is a rule, ``make_reader`` asks a model.
 """
 
-import json
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence

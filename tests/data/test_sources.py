@@ -70,6 +70,19 @@ def test_bytes_that_are_no_text(tmp_path):
         sources.read(str(path))
 
 
+def test_lines_that_exhaust_the_reader_are_unreadable_rows(tmp_path):
+    """Brackets without end, and a number longer than Python reads: one row each, not the end of the run."""
+    path = _file(tmp_path, '{"prompt": "a"}\n' + "[" * 200_000 + '\n{"prompt": ' + "9" * 5000 + "}\n")
+    found, bad = sources.read(path, bad_rows=2)
+    assert [row.columns["prompt"] for row in found] == ["a"] and [row.where[-2:] for row in bad] == [":2", ":3"]
+    assert all("JSON that cannot be read" in row.reason for row in bad)
+
+
+def test_bytes_inside_of_arrays_and_records_are_text():
+    held = {"a": np.array([b"x", b"y"], object), "b": [{"c": b"z"}], "d": np.array([1, 2])}
+    assert sources._text(held) == {"a": ["x", "y"], "b": [{"c": "z"}], "d": [1, 2]}
+
+
 def test_unreadable_rows_up_to_a_limit_are_counted(tmp_path):
     path = _file(tmp_path, '{"prompt": "a"}\nnonsense\n{"prompt": "b"}\n7\n')
     found, bad = sources.read(path, bad_rows=2)

@@ -115,6 +115,13 @@ def test_a_corpus_and_flags_that_do_not_serve(tmp_path):
         path.write_text(line)
         with pytest.raises(DataError, match=said):
             pages.read_corpus(path)
+    # a line is what ends with a line feed: other ends of lines stand inside of texts; a mark and a blank line are none
+    path.write_bytes(b"\xef\xbb\xbf" + '{"text": "a\u2028b\x85c"}\n\n'.encode())
+    assert [page.text for page in pages.read_corpus(path)] == ["a\u2028b\x85c"]
+    assert boxes.documents(path) == ["a\u2028b\x85c"]
+    path.write_bytes(b'{"text": "caf\xe9"}')
+    with pytest.raises(DataError, match=":1: not UTF-8"):
+        pages.read_corpus(path)
     path.write_text('{"text": "a", "url": "u"}\n{"text": "b", "url": "u"}')
     with pytest.raises(DataError, match="two pages have one url"):
         pages.read_corpus(path)
