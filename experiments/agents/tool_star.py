@@ -5,15 +5,18 @@ Paper:     Dong et al., "Tool-Star: Empowering LLM-Brained Multi-Tool Reasoner v
 Claim:     after a cold start, RL with a hierarchical reward that pays for the joint use of tools, and a self-critic
            stage of DPO, beats RL on accuracy alone, which beats the cold start.
 Equations: R = -1 malformed; 0 wrong; Acc + r_M where right with both tools; Acc where else right; GRPO. The critic:
-           best against worst of the policy's own episodes by R, DPO at beta = 0.1. accuracy: r_M = 0 and no critic;
-           no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder; sft: the cold start goes on for as many
-           updates; single_tool: no calculator, in the cold start, training and measurement; two_critics: GRPO in
-           thirds with half of the critic's updates after each of the first two.
+           best against worst of the policy's own episodes by R, then the second best and worst, DPO at beta = 0.1.
+           accuracy: r_M = 0 and no critic; no_bonus: r_M = 0; no_critic; no_cold_start: from a fresh decoder; sft: the
+           cold start goes on for as many updates; single_tool: no calculator, in the cold start, training and
+           measurement; two_critics: GRPO in thirds with half of the critic's updates after each of the first two.
 Left out:  the web, the KL term; tool_star has one critic, amid GRPO. The embedded world has no text, so that its cold
            start is made by a rule, and nothing mends its episodes.
 Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold start; eval/both: tool_star > accuracy.
-Measure:   sums over two entries of a hidden table; 8 seeds, equal updates; the critic plays as many episodes as the
-           GRPO steps in its place. eval/both: share of episodes that call both tools.
+Measure:   a third of the questions asks for an entry of a hidden table, a third for a sum of two numbers, for which one
+           tool is enough, a third for a sum over two entries, which takes both; equal updates; the critic plays as many
+           episodes as the GRPO steps in its place. eval/both: share of episodes that call both tools; the cold start
+           imitates 0.22. A guess is right in 0.1, who calls what is needed in 1. The bed is invalid unless more of the
+           cold start (sft) leaves eval/both below 0.7, so that a reward for it has something to change.
 Run:       python -m experiments.agents.tool_star; at scale --model DIR --data FILE --format hotpotqa
            --tools python,search=CORPUS.jsonl, where the model itself is the cold start. Data with tools, sampled by
            prompts and hints, are made by ``rows --data FILE --tools ... --writer http://localhost:8000/v1
@@ -45,7 +48,7 @@ def critic(settings, arena, online: Stage, **played) -> Stage:
     return self_critic.make_stage(
         arena, online.method.score, prompts=settings.critic_steps * settings.prompts_per_step,
         group_size=settings.group_size, steps=settings.critic_steps, rows_per_step=settings.critic_rows,
-        learning_rate=settings.learning_rate, beta=settings.beta, **played,
+        learning_rate=settings.learning_rate, beta=settings.beta, pairs=settings.pairs, **played,
     )  # fmt: skip
 
 
@@ -99,15 +102,17 @@ class Settings(multi_turn_plan.Settings):
     critic_steps: int = 16
     critic_rows: int = 32  # pairs of an update
     beta: float = 0.1
+    pairs: int = 2  # of each task
     then: Callable[..., tuple[Stage, ...]] = halves  # what follows the cold start
     calculate: Callable[..., tuple[Array, Array]] = calculator.calculate
     diligence: float = 0.5  # chance that the behaviour of the cold start calls the calculator
+    alone: float = 2 / 3  # of the questions, one tool is enough
 
 
 EMBEDDED = {"steps": 32, "learning_rate": 1e-3, "prompts_per_step": 8}
 SMOKE = {
     "steps": 2, "eval_every": 2, "base_steps": 2, "prompts_per_step": 2, "group_size": 2, "critic_steps": 2,
-    "critic_rows": 2,
+    "critic_rows": 2, "pairs": 1,
 }  # fmt: skip
 ARMS = {
     "accuracy": {"bonus": 0.0, "between": more_grpo},
@@ -119,8 +124,9 @@ ARMS = {
     "single_tool": {"calculate": two_tools.no_calculator, "diligence": 0.0},
     "two_critics": {"then": partial(rounds, critics=2)},
 }
-METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
+METRICS = ("eval/success", "eval/both", "eval/not_both", "eval/calls", "eval/malformed")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
+BED = experiment.Bed(metric="eval/success", baseline="accuracy", chance=0.1, judges=(("sft", "eval/not_both", 0.3),))
 
 
 def build(settings: Settings) -> Plan:
@@ -139,7 +145,7 @@ def build(settings: Settings) -> Plan:
 
         more = {"opened": catalog.questions, "more": tool_question.figures}
         return multi_turn_plan.make_plan(settings, method, stages=stages, **more)
-    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence)
+    arena = two_tools.make_two_tools(calculate=settings.calculate, diligence=settings.diligence, alone=settings.alone)
     measure = strings.bound(arenas.measure, arena, samples=8, more=two_tools.figures)
     start = arenas.make_base(arena, steps=settings.base_steps)
     online = episode_methods.make_grpo(arena, settings, score=two_tools.score_by_conduct(bonus=settings.bonus))

@@ -168,3 +168,37 @@ def test_retrievers():
     again = start._replace(searches=start.searches + 1)
     assert not np.asarray(jax.vmap(multi_hop.by_question_once)(again, query)).any()
     assert not np.asarray(jax.vmap(multi_hop.nothing)(start, query)).any()
+
+
+def test_one_retrieval_comes_before_the_first_action():
+    """The prompt ends in it whatever the policy does, as the policy's own first search would read."""
+    plain, rag = multi_hop.make_multi_hop(multi_hop.nothing), multi_hop.make_retrieved()
+    letters = multi_hop.ALPHABET
+    for before, after in ((plain.train, rag.train), (plain.heldout, rag.heldout)):
+        assert after.tokens.shape[1] == before.tokens.shape[1] + 3 + 6 and bool(after.valid.all())
+        np.testing.assert_array_equal(after.tokens[:, : before.tokens.shape[1]], before.tokens)
+        np.testing.assert_array_equal(after.level, before.level)
+    reset, step = jax.jit(rag.env.reset), jax.jit(rag.env.step)
+    onward = 0
+    for k in range(24):
+        task = jax.tree.map(lambda x, k=k: x[k], rag.heldout.answers)
+        start, relation = int(task["start"]), int(task["relations"][0])
+        said = "".join(letters[int(t)] for t in rag.heldout.tokens[k, plain.heldout.tokens.shape[1] :])
+        assert said[:3] == "?" + "abcdef"[start] + "xyz"[relation]
+        subject, about, target, family = said[3:7]
+        found = int(task["objects"]["xyz".index(about), "abcdef".index(subject)])
+        assert target == "abcdef"[found] and family == "1234"[int(task["family"][found])], "a document of the task"
+        state = reset(jax.random.key(0), task)
+        leads = subject == "abcdef"[start] and about == "xyz"[relation]
+        assert int(state.step) == int(leads) and int(state.searches) == 1
+        assert int(state.at) == (found if leads else start)
+        onward += leads
+        assert said[8] == "=" and said[7] == (
+            "." if int(state.step) == int(task["hops"]) else "xyz"[int(task["relations"][int(state.step)])]
+        )
+        again = step(state, multi_hop.next_action(state), jnp.int32(3))
+        assert not np.asarray(again.tokens[:4]).any(), "no search of its own finds anything"
+    assert 0 < onward < 24
+    assert jax.tree.map(jnp.shape, plain.policy.init(jax.random.key(0))) == jax.tree.map(
+        jnp.shape, rag.policy.init(jax.random.key(0))
+    ), "both begin as one base"

@@ -107,6 +107,50 @@ def test_extremes_are_best_and_worst_of_each_task():
         np.testing.assert_array_equal(found.tokens, rows.tokens[jnp.array(places)])
 
 
+def test_several_pairs_of_a_task_are_of_different_episodes():
+    """Of 3, 1, 2, 0 the best and the worst, then 2 against 1; where only two are valid there is one pair."""
+    rows = jax.tree.map(lambda x: x[:8], _rows())
+    value = jnp.array([3.0, 1.0, 2.0, 0.0, 5.0, 9.0, 9.0, 4.0])
+    valid = jnp.array([True] * 4 + [True, False, False, True])
+    chosen, rejected, kept = self_critic.extremes(rows, Rewards(value, valid), group_size=4, pairs=2)
+    assert kept.tolist() == [True, True, True, False]
+    for found, places in ((chosen, [0, 2, 4]), (rejected, [3, 1, 7])):
+        np.testing.assert_array_equal(found.tokens[:3], rows.tokens[jnp.array(places)])
+    with pytest.raises(ValueError, match="pairs=3 must lie in 1 .. 2"):
+        self_critic.extremes(rows, Rewards(value, valid), group_size=4, pairs=3)
+
+
+def test_one_tool_is_often_enough():
+    """Of a third the prompt asks for an entry and 0, of a third for numbers; who calls what is needed is right."""
+    made = two_tools.make_two_tools(diligence=1.0, slips=0.0, hurry=0.0, alone=2 / 3)
+    kinds = {"entry": 0, "numbers": 0, "both": 0}
+    reset, step = made.env.reset, jax.jit(made.env.step)
+    for k in range(64):
+        task = jax.tree.map(lambda x, k=k: x[k], made.heldout.answers)
+        said, state = _text(made.heldout.tokens[k]), reset(jax.random.key(0), task)
+        table = [int(x) for x in task["table"]]
+        entry = said[0].isalpha() and said[1:] == "+0="
+        kind = "entry" if entry else "both" if said[0].isalpha() else "numbers"
+        kinds[kind] += 1
+        first, second = (table["abcdef".index(c)] if c.isalpha() else int(c) for c in (said[0], said[2]))
+        value = {"+": first + second, "-": first - second, "*": first * second}[said[1]] % 10
+        assert _text(two_tools.needed(state)) == f"{first}{said[1]}{second}"
+        assert two_tools.missing(state).tolist() == [said[0].isalpha(), kind == "both"]
+        answer = step(state, jnp.full((3,), LETTERS.index("ABCDEFGHIJ"[value]), jnp.int32), jnp.int32(1))
+        assert float(answer.reward) == 1.0 and bool(answer.done)
+        wrong = step(state, jnp.full((3,), LETTERS.index("ABCDEFGHIJ"[(value + 1) % 10]), jnp.int32), jnp.int32(1))
+        assert float(wrong.reward) == 0.0
+    assert min(kinds.values()) >= 12, kinds
+    plain = two_tools.problems(512, 0)
+    np.testing.assert_array_equal(plain.tokens, ARENA.train.tokens, err_msg="without it all take both")
+    rows = jax.jit(lambda key: arena.play(two_tools.make_two_tools(alone=2 / 3), key, 512))(jax.random.key(0))
+    written = jnp.any(rows.mask & (rows.tokens >= two_tools.FIRST_NAME), axis=1)
+    computed = jnp.any(
+        rows.mask & (rows.tokens >= two_tools.FIRST_SIGN) & (rows.tokens < two_tools.FIRST_ANSWER), axis=1
+    )
+    assert float(jnp.mean((written & computed).astype(jnp.float32))) < 0.4, "the cold start has room for both"
+
+
 @pytest.mark.slow
 def test_the_critic_starts_at_ln_2_and_leaves_outputs_out():
     score = two_tools.score_by_conduct(bonus=0.1)

@@ -196,6 +196,36 @@ def make_multi_hop(
     return make_arena(env, problems(512, 0, hops), held, make_behaviour(skill), **more)
 
 
+def asked_first(task: dict[str, Array], *, shown: int = 1) -> tuple[Question, Int[Array, " W"]]:
+    """One question after a search for itself: the state, and the tokens of that search and of what it found."""
+    env, start = make_env(by_question_once, shown=shown), make_env().reset(jax.random.key(0), task)
+    search = next_action(start)
+    found = env.step(start, search, jnp.int32(ACTION))
+    return found.state, jnp.concatenate([search, found.tokens])
+
+
+@lru_cache(maxsize=8)
+def make_retrieved(
+    retrieve: Callable[[Question, Array], Array] = nothing, *, hops: tuple[int, ...] = (2,), shown: int = 1,
+    turns: int = HOPS + 1,
+) -> Arena:  # fmt: skip
+    """``make_multi_hop`` with one retrieval before the policy's first action, in its prompt.
+
+    It reads as the policy's own search for the first hop would, with what the question as a query finds; no search of
+    its own finds anything.
+    """
+    plain = make_multi_hop(retrieve, hops=hops, shown=shown, turns=turns)
+    read = jax.jit(jax.vmap(lambda task: asked_first(task, shown=shown)[1]))
+
+    def opened(found: Problems) -> Problems:
+        tokens = jnp.concatenate([found.tokens, read(found.answers)], axis=1)
+        return Problems(tokens, jnp.ones(tokens.shape, bool), found.answers, found.level)
+
+    env = plain.env._replace(reset=lambda key, task: asked_first(task, shown=shown)[0])
+    more = {"words": len(ALPHABET), "turns": turns, "layers": 2}
+    return make_arena(env, opened(plain.train), opened(plain.heldout), plain.behave, **more)
+
+
 class Played(NamedTuple):
     """What came of episodes, read from their tokens."""
 

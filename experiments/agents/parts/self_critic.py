@@ -29,19 +29,29 @@ class Preferred(NamedTuple):
     kept: Bool[Array, " P"]
 
 
-def extremes(rows: Trajectories, rewards: Rewards, *, group_size: int) -> tuple[Trajectories, Trajectories, Array]:
-    """``(best, worst, kept)`` of each group of ``group_size`` rows side by side; of equal ones the earliest.
+def extremes(
+    rows: Trajectories, rewards: Rewards, *, group_size: int, pairs: int = 1
+) -> tuple[Trajectories, Trajectories, Array]:
+    """``(chosen, rejected, kept)``: best and worst of each group of ``group_size`` rows side by side, then the second
+    best and the second worst, and so on; of equal ones the earliest.
 
-    From "Tool-Star", arXiv:2505.16410, appendix B.1. Differs from the paper in taking one pair a task.
+    From "Tool-Star", arXiv:2505.16410, appendix B.1.
+
+    Raises:
+      ValueError: for more pairs than a group has.
     """
+    if not 1 <= pairs <= group_size // 2:
+        raise ValueError(f"pairs={pairs} must lie in 1 .. {group_size // 2}, half of group_size={group_size}")
     value, valid = rewards.value.reshape(-1, group_size), rewards.valid.reshape(-1, group_size)
     best = jnp.where(valid, value, -jnp.inf)
     worst = jnp.where(valid, value, jnp.inf)
-    start = jnp.arange(value.shape[0], dtype=jnp.int32) * group_size
-    first, last = (start + find(x, axis=1).astype(jnp.int32) for find, x in ((jnp.argmax, best), (jnp.argmin, worst)))
-    kept = jnp.any(valid, axis=1) & (jnp.max(best, axis=1) > jnp.min(worst, axis=1))
-    chosen, rejected = (jax.tree.map(lambda x, i=i: x[i], rows) for i in (first, last))
-    return chosen, rejected, kept
+    first, last = (jnp.argsort(x, axis=1, stable=True)[:, :pairs].astype(jnp.int32) for x in (-best, worst))
+    kept = jnp.take_along_axis(best, first, axis=1) > jnp.take_along_axis(worst, last, axis=1)
+    start = jnp.arange(value.shape[0], dtype=jnp.int32)[:, None] * group_size
+    chosen, rejected = (
+        jax.tree.map(lambda x, i=i: x[i], rows) for i in ((start + k).reshape(-1) for k in (first, last))
+    )
+    return chosen, rejected, kept.reshape(-1)
 
 
 def _sums(policy: Policy, params: Params, rows: Trajectories) -> Array:
@@ -60,6 +70,7 @@ def make_stage(
     rows_per_step: int,
     learning_rate: float,
     beta: float = 0.1,
+    pairs: int = 1,
     rollout: Callable[..., Trajectories] | None = None,
     rows_at_once: int | None = None,
 ) -> Stage:
@@ -70,6 +81,7 @@ def make_stage(
     From "Tool-Star", arXiv:2505.16410, section 3.3 (self-critic).
 
     Args:
+      pairs: of one task.
       rollout: of groups of ``group_size``; None: the arena's.
       rows_at_once: that the reference scores; None: all of them.
     """
@@ -89,7 +101,7 @@ def make_stage(
         keys = sample_keys(play, 0, ids, group_size)
         rows = rollout(params, arena.train.tokens[ids], arena.train.valid[ids], keys, ids)
         answers = jax.tree.map(lambda x: x[rows.problem_ids], arena.train.answers)
-        chosen, rejected, kept = extremes(rows, score(answers, rows), group_size=group_size)
+        chosen, rejected, kept = extremes(rows, score(answers, rows), group_size=group_size, pairs=pairs)
         return Preferred(chosen, rejected, *(referred(params, x) for x in (chosen, rejected)), kept)
 
     def loss(params, extras, batch):

@@ -1,7 +1,8 @@
 """Sums over a hidden table as an arena with two tools: entries are looked up, the calculator does the rest.
 
 The prompt ``a+b=`` asks for a sum, difference or product of two entries, modulo 10, of a table that differs in every
-task. An action is the name of an entry (answered ``3=``), an expression ``3+4`` for the calculator (``7=``), or an
+task; ``a+0=`` for an entry, for which a look-up is enough, and ``3+4=`` for a sum of numbers, for which the calculator
+is. An action is the name of an entry (answered ``3=``), an expression ``3+4`` for the calculator (``7=``), or an
 answer, ``A`` to ``J`` for 0 to 9, which ends the episode: reward 1 where it is right. Anything else is answered ``!=``.
 """
 
@@ -32,7 +33,10 @@ ENDS = (*calculator.ANSWERS, *range(FIRST_NAME, FIRST_NAME + ENTITIES))
 
 
 class Sum(NamedTuple):
-    """A question, the entries seen so far and the calculator's last value, 10 before the first."""
+    """A question, the entries seen so far and the calculator's last value, 10 before the first.
+
+    Operands that are numbers, and no entries, are ``ENTITIES`` and more: ``ENTITIES + 3`` is 3.
+    """
 
     asked: Int[Array, " 2"]
     sign: Int[Array, ""]
@@ -41,20 +45,41 @@ class Sum(NamedTuple):
     computed: Int[Array, ""]
 
 
-def problems(count: int, seed: int) -> Problems:
-    """Questions with tables of their own, over two different entries."""
+def problems(count: int, seed: int, *, alone: float = 0.0) -> Problems:
+    """Questions with tables of their own, over two different entries.
+
+    Args:
+      alone: share of questions for which one tool is enough, the look-up of an entry or the calculator, by turns.
+    """
     rng = np.random.default_rng(seed)
     asked = np.stack([rng.permutation(ENTITIES)[:2] for _ in range(count)])
     sign, table = FIRST_SIGN + rng.integers(0, 3, count), rng.integers(0, 10, (count, ENTITIES))
-    columns = [FIRST_NAME + asked[:, 0], sign, FIRST_NAME + asked[:, 1], np.full(count, calculator.EQUALS)]
+    chance, digits = rng.random(count), ENTITIES + rng.integers(0, 10, (count, 2))
+    entry, numbers = chance < alone / 2, (chance >= alone / 2) & (chance < alone)
+    asked = np.where(numbers[:, None], digits, asked)
+    asked[:, 1] = np.where(entry, ENTITIES, asked[:, 1])  # and 0
+    sign = np.where(entry, FIRST_SIGN, sign)
+    words = np.where(asked < ENTITIES, FIRST_NAME + asked, FIRST_DIGIT + asked - ENTITIES)
+    columns = [words[:, 0], sign, words[:, 1], np.full(count, calculator.EQUALS)]
     tokens = jnp.asarray(np.stack(columns, axis=1), jnp.int32)
     answers = {name: jnp.asarray(x, jnp.int32) for name, x in (("asked", asked), ("sign", sign), ("table", table))}
     return Problems(tokens, jnp.ones(tokens.shape, bool), answers, jnp.full((count,), 2, jnp.int32))
 
 
+def operands(state: Sum) -> Int[Array, " 2"]:
+    """What is to be calculated with."""
+    entries = state.table[jnp.minimum(state.asked, ENTITIES - 1)]
+    return jnp.where(state.asked < ENTITIES, entries, state.asked - ENTITIES)
+
+
+def missing(state: Sum) -> Bool[Array, " 2"]:
+    """Which operands are entries that were not looked up yet."""
+    return (state.asked < ENTITIES) & ~state.seen[jnp.minimum(state.asked, ENTITIES - 1)]
+
+
 def needed(state: Sum) -> Int[Array, " 3"]:
     """The expression that the calculator has to be given."""
-    first, second = state.table[state.asked[0]], state.table[state.asked[1]]
+    first, second = operands(state)
     return jnp.stack([FIRST_DIGIT + first, state.sign, FIRST_DIGIT + second]).astype(jnp.int32)
 
 
@@ -125,6 +150,7 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     found, (well_formed, both) = turns_of(rows), conduct(rows)
     return {
         "eval/both": reduce.scalars(both.astype(jnp.float32)),
+        "eval/not_both": 1.0 - reduce.scalars(both.astype(jnp.float32)),
         "eval/malformed": reduce.scalars(1.0 - well_formed.astype(jnp.float32)),
         "eval/calls": reduce.scalars(calls(found).astype(jnp.float32)),
     }
@@ -137,15 +163,18 @@ def make_two_tools(
     diligence: float = 0.5,
     slips: float = 0.1,
     hurry: float = 0.2,
+    alone: float = 0.0,
     calculate: Callable[..., tuple[Array, Array]] = calculator.calculate,
 ) -> Arena:
     """A decoder of two layers and 512 questions to train on.
 
     Args:
       turns: one more than the calls that an episode may have.
-      diligence: chance that the behaviour to imitate gives the expression to the calculator; else it guesses.
+      diligence: chance that the behaviour to imitate gives the expression to the calculator; else it guesses, or says
+        the entry that was asked for.
       slips: chance that a token of an expression is any digit or sign.
       hurry: chance that it guesses before it has looked up.
+      alone: share of questions for which one tool is enough.
       calculate: as in ``make_env``; without a calculator the behaviour should have no ``diligence``.
     """
 
@@ -154,14 +183,16 @@ def make_two_tools(
         guess = FIRST_ANSWER + jax.random.randint(keys[0], (), 0, 10, jnp.int32)
         anything = jax.random.randint(keys[1], (WRITTEN,), FIRST_DIGIT, FIRST_ANSWER, jnp.int32)
         written = jnp.where(jax.random.uniform(keys[2], (WRITTEN,)) < slips, anything, needed(state))
-        missing = ~state.seen[state.asked]
-        looked = FIRST_NAME + jnp.where(missing[0], state.asked[0], state.asked[1])
+        absent = missing(state)
+        looked = FIRST_NAME + jnp.where(absent[0], state.asked[0], state.asked[1])
         first = jnp.where(jax.random.uniform(keys[3]) < hurry, guess, looked)
         known = state.computed < 10
-        last = jnp.where(known, FIRST_ANSWER + state.computed, guess)
-        computes = ~jnp.any(missing) & ~known & (jax.random.uniform(keys[4]) < diligence)
-        spoken = jnp.where(jnp.any(missing), first, last).astype(jnp.int32)
+        entry = (state.asked[0] < ENTITIES) & (state.asked[1] == ENTITIES)  # and 0
+        said = jnp.where(known, state.computed, operands(state)[0])
+        last = jnp.where(known | entry, FIRST_ANSWER + said, guess)
+        computes = ~jnp.any(absent) & ~known & (jax.random.uniform(keys[4]) < diligence)
+        spoken = jnp.where(jnp.any(absent), first, last).astype(jnp.int32)
         return jnp.where(computes, written, jnp.full((WRITTEN,), spoken, jnp.int32))
 
     more = {"words": len(ALPHABET), "turns": turns, "end_ids": ENDS}
-    return make_arena(make_env(calculate), problems(512, 0), problems(64, 1), behave, **more)
+    return make_arena(make_env(calculate), problems(512, 0, alone=alone), problems(64, 1, alone=alone), behave, **more)
