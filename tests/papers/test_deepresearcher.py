@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.agents import deepresearcher
 from experiments.agents.parts import arena as arenas
 from experiments.agents.parts import closed_book, multi_hop, noisy_web
 from jaxrl_llm.advantages.group import group_normalized_advantages
@@ -173,3 +174,14 @@ def test_the_model_that_trains_is_asked_without_tools(tmp_path):
     found = closed_book.make_answers(model, tries=3, max_new_tokens=4)([TOWER, WEATHER])
     assert list(map(len, found)) == [3, 3] and all(len(text) <= 4 for texts in found for text in texts)
     assert found[0] != found[1] and len(set(found[0])) > 1  # questions and tries differ
+
+
+def test_the_floor_of_exact_answers_is_that_of_a_guess():
+    """Of all 24 answers to a question one is exact, and the mean F1 is that of the docstring."""
+    wanted = jnp.asarray([multi_hop.ENTITY + 2, multi_hop.FAMILY + 1], jnp.int32)
+    every = [(multi_hop.ENTITY + e, multi_hop.FAMILY + f) for e in range(6) for f in range(4)]
+    scores = [float(overlap.token_set_f1(jnp.asarray(x, jnp.int32), wanted)) for x in every]
+    assert scores.count(1.0) == 1 and len(scores) == 24
+    close.assert_near(np.mean(scores), 5 / 24)
+    bed = deepresearcher.BED
+    assert (bed.metric, bed.chance) == ("eval/exact", 1 / 24)
