@@ -4,13 +4,16 @@ A format turns the columns of one row into a problem; it names the verifier that
 downloaded: the rows come from ``data.sources``.
 """
 
+import ast
 import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from jaxrl_llm.data import databases
+from jaxrl_llm.data.boxed import last_boxed
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.sources import Malformed, Row, mixture, proportioned, read, sift
 from jaxrl_llm.errors import DataError
@@ -43,11 +46,50 @@ def _problem(prompt: str | list[dict], value: Any, *, level: int = 0, solution: 
     return Problem("rows", prompt, solution, {"value": value} | more, level, identity)
 
 
+def _no_blank(value: Any, name: str) -> Any:
+    """A value that is no blank text: against nothing, nothing would be right."""
+    if isinstance(value, str) and not value.strip():
+        raise ValueError(f"{name} is empty; give a value or drop the row")
+    return value
+
+
+def _listed(value: Any, name: str, kind: type = str) -> list[Any]:
+    """A column that holds a list, or its text, as CSV files have it: JSON, or as Python writes it.
+
+    >>> _listed("['Rome', 'Roma']", "answers"), _listed("[3, 5]", "nums", int), _listed("", "tests")
+    (['Rome', 'Roma'], [3, 5], [])
+    """
+    found = value
+    if isinstance(value, str):
+        try:
+            found = _parsed(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise ValueError(f"{name} {value[:40]!r} is no list; write it as JSON") from error
+    found = [] if found is None else list(found)
+    if not all(isinstance(x, kind) for x in found):
+        raise ValueError(f"{name} {str(value)[:40]!r} is no list of {kind.__name__}; write it as JSON")
+    return found
+
+
+def _parsed(text: str) -> list[Any]:
+    if not text.strip():
+        return []
+    try:
+        found = json.loads(text)
+    except ValueError:
+        if re.search(r"""['"]\s+['"]""", text):  # NumPy's way, which Python would read as one text
+            raise
+        found = ast.literal_eval(text.strip())
+    if not isinstance(found, list | tuple):
+        raise ValueError("no list")
+    return list(found)
+
+
 def plain(columns: dict[str, Any]) -> Problem:
     """``prompt`` (text, or a list of messages) and ``answer``; optional ``level`` and worked ``solution``.
 
     Raises:
-      ValueError: for a prompt that is neither text nor messages, or a level that is no whole number.
+      ValueError: for a prompt that is neither text nor messages, an empty answer, or a level that is no whole number.
     """
     prompt = columns["prompt"]
     if isinstance(prompt, list):
@@ -58,11 +100,11 @@ def plain(columns: dict[str, Any]) -> Problem:
     elif not isinstance(prompt, str):
         raise ValueError(f"prompt {prompt!r} is neither text nor a list of messages")
     try:
-        level = int(columns.get("level", 0))
+        level = int(columns.get("level") or 0)
     except (TypeError, ValueError) as error:
         raise ValueError(f"level {columns['level']!r} is not a whole number") from error
-    solution = str(columns.get("solution", columns["answer"]))
-    return _problem(prompt, columns["answer"], level=level, solution=solution)
+    answer, solution = _no_blank(columns["answer"], "answer"), columns.get("solution")
+    return _problem(prompt, answer, level=level, solution=str(answer if solution in (None, "") else solution))
 
 
 def gsm8k(columns: dict[str, Any]) -> Problem:
@@ -75,33 +117,23 @@ def gsm8k(columns: dict[str, Any]) -> Problem:
     reasoning, marker, final = columns["answer"].rpartition("####")
     if not marker:
         raise ValueError("the answer has no ####")
-    value, steps = final.strip().replace(",", ""), re.sub(r"<<[^<>]*>>", "", reasoning).strip()  # calculator marks
+    value = _no_blank(final.strip().replace(",", ""), "what follows ####")
+    steps = re.sub(r"<<[^<>]*>>", "", reasoning).strip()  # without the calculator's marks
     return _problem(columns["question"] + BOXED, value, solution=f"{steps}\n\\boxed{{{value}}}".strip())
 
 
-def _boxed(text: str) -> str:
-    """What the last ``\\boxed{...}`` holds, braces balanced."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        raise ValueError("the solution has no \\boxed{}")
-    depth, begin = 1, start + len("\\boxed{")
-    for k in range(begin, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[k], 0)
-        if depth == 0:
-            return text[begin:k]
-    raise ValueError("the solution has a \\boxed{ that is not closed")
-
-
 def math(columns: dict[str, Any]) -> Problem:
-    r"""MATH: what the last ``\boxed{}`` of the solution holds; ``level`` "Level 3" is 3.
+    r"""MATH: what the last ``\boxed{}`` of the solution holds, or a word behind ``\boxed``; "Level 3" is ``level`` 3.
 
     >>> math({"problem": "?", "solution": r"so \boxed{\frac{1}{2}}", "level": "Level 3"}).answer["value"]
     '\\frac{1}{2}'
     """
-    digits = re.search(r"\d+", str(columns.get("level", "")))
+    digits, value = re.search(r"\d+", str(columns.get("level", ""))), last_boxed(columns["solution"], bare=True)
+    if value is None:
+        raise ValueError("the solution has no \\boxed{} that is closed")
     return _problem(
         columns["problem"] + BOXED,
-        _boxed(columns["solution"]),
+        _no_blank(value, "the box of the solution"),
         level=int(digits[0]) if digits else 0,
         solution=columns["solution"],
     )
@@ -122,7 +154,7 @@ def countdown(columns: dict[str, Any]) -> Problem:
     >>> countdown({"nums": [3, 5, 2], "target": 16}).answer["numbers"]
     [3, 5, 2]
     """
-    numbers, target = [int(n) for n in columns["nums"]], int(columns["target"])
+    numbers, target = [int(n) for n in _listed(columns["nums"], "nums", object)], int(columns["target"])
     prompt = (
         f"Using the numbers {numbers}, create an equation that equals {target}. You can use basic arithmetic "
         "operations (+, -, *, /) and each number exactly once. Put the expression inside <answer> </answer> tags, for "
@@ -141,7 +173,7 @@ def humaneval(columns: dict[str, Any]) -> Problem:
     """
     start, entry = columns["prompt"], columns["entry_point"]
     checks = [f"{columns['test']}\n\ncheck({entry})\n"]
-    solution = columns.get("canonical_solution", "")
+    solution = columns.get("canonical_solution") or ""
     return _problem(start, entry, solution=solution, checks=checks, entries=[entry], setup=start, start=start)
 
 
@@ -153,10 +185,10 @@ def mbpp(columns: dict[str, Any]) -> Problem:
     (['f'], ['assert f(1) == 2'])
     """
     task = columns.get("text") or columns.get("prompt")
-    shown, hidden = list(columns["test_list"]), list(columns.get("challenge_test_list") or [])
+    shown, hidden = (_listed(columns.get(name), name) for name in ("test_list", "challenge_test_list"))
     if not task or not shown:
         raise ValueError("a row of MBPP needs text (or prompt) and tests")
-    setup = columns.get("test_setup_code") or "\n".join(columns.get("test_imports") or [])
+    setup = columns.get("test_setup_code") or "\n".join(_listed(columns.get("test_imports"), "test_imports"))
     defined = re.findall(r"^(?:def|class)\s+(\w+)", columns["code"], re.MULTILINE)
     entries = [name for name in dict.fromkeys(defined) if any(re.search(rf"\b{name}\b", t) for t in shown + hidden)]
     if not entries:
@@ -195,7 +227,8 @@ def hotpotqa(columns: dict[str, Any]) -> Problem:
     3
     """
     levels = {"easy": 1, "medium": 2, "hard": 3}
-    return _problem(columns["question"] + WORDS, columns["answer"], level=levels.get(columns.get("level", ""), 0))
+    answer = _no_blank(columns["answer"], "answer")
+    return _problem(columns["question"] + WORDS, answer, level=levels.get(columns.get("level", ""), 0))
 
 
 def nq(columns: dict[str, Any]) -> Problem:
@@ -205,7 +238,8 @@ def nq(columns: dict[str, Any]) -> Problem:
     ['Rome', 'Roma']
     """
     found = columns.get("golden_answers", columns.get("answer"))
-    aliases = [found] if isinstance(found, str) else list(found if found is not None else [])
+    one = isinstance(found, str) and not found.lstrip().startswith("[")
+    aliases = [found] if one else _listed(found, "golden_answers (or answer)", object)
     if not aliases or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
         raise ValueError("golden_answers (or answer) holds no text")
     return _problem(columns["question"] + WORDS, aliases, solution=aliases[0])
@@ -231,6 +265,11 @@ def _objects(value: Any, name: str, needs: Sequence[str]) -> list[dict[str, Any]
     return found
 
 
+def _may_lack(parameter: dict[str, Any]) -> bool:
+    """Whether a parameter of xLAM's may be left out: it has a default, or a type such as "int, optional"."""
+    return "default" in parameter or re.search(r"\boptional\b", str(parameter.get("type")), re.IGNORECASE) is not None
+
+
 def _declaration(tool: dict[str, Any], k: int) -> dict[str, Any]:
     """A declaration as templates take it; of xLAM's rows the parameters are the properties alone."""
     inner = tool.get("function", tool)
@@ -242,7 +281,7 @@ def _declaration(tool: dict[str, Any], k: int) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise ValueError(f"tools[{k}] has parameters that are no object")
     if schema.get("type") != "object":
-        required = [name for name, x in schema.items() if isinstance(x, dict) and "default" not in x]
+        required = [name for name, x in schema.items() if isinstance(x, dict) and not _may_lack(x)]
         schema = {"type": "object", "properties": schema, "required": required}
     named = {"name": inner["name"], "description": str(inner.get("description") or ""), "parameters": schema}
     return {"type": "function", "function": named}
@@ -292,6 +331,21 @@ FORMATS = {
 }
 
 
+def _pair(prompt: str, chosen: str, rejected: str, margin: Any = 0.0) -> Pair:
+    """A pair that says something.
+
+    Raises:
+      ValueError: for an empty text, two equal answers, or a margin that is no finite number.
+    """
+    if not all(isinstance(text, str) and text.strip() for text in (prompt, chosen, rejected)):
+        raise ValueError("prompt, chosen and rejected must be texts that are not empty")
+    if chosen == rejected:
+        raise ValueError("chosen and rejected are equal: nothing is preferred")
+    if not isfinite(float(margin)):
+        raise ValueError(f"the margin is {margin}; give a finite number")
+    return Pair(prompt, chosen, rejected, float(margin))
+
+
 def hh_rlhf(columns: dict[str, Any]) -> Pair:
     r"""HH-RLHF: two whole dialogues that part at the last turn of the assistant.
 
@@ -305,14 +359,30 @@ def hh_rlhf(columns: dict[str, Any]) -> Pair:
         raise ValueError("a dialogue has no turn of the assistant")
     if prompt != other:
         raise ValueError("the two dialogues part before their last turn")
-    return Pair(prompt + marker, chosen, rejected, 0.0)
+    if any("\n\nHuman:" in text for text in (chosen, rejected)):
+        raise ValueError("a dialogue goes on behind its last turn of the assistant; cut it there or drop the row")
+    return _pair(prompt + marker, chosen, rejected)
 
 
 def ultrafeedback(columns: dict[str, Any]) -> Pair:
     """UltraFeedback, binarised: messages of both answers, ``score_chosen - score_rejected`` as margin."""
-    texts = [columns[k][-1]["content"] if isinstance(columns[k], list) else columns[k] for k in ("chosen", "rejected")]
-    margin = float(columns.get("score_chosen", 0.0)) - float(columns.get("score_rejected", 0.0))
-    return Pair(columns["prompt"], *texts, margin)
+    (before, chosen), (other, rejected) = (_last_message(columns[name], name) for name in ("chosen", "rejected"))
+    if before != other:
+        raise ValueError("the two dialogues part before their last turn")
+    margin = float(columns.get("score_chosen") or 0.0) - float(columns.get("score_rejected") or 0.0)
+    return _pair(columns["prompt"], chosen, rejected, margin)
+
+
+def _last_message(value: Any, name: str) -> tuple[list[Any], str]:
+    """What stands before the answer, a prompt at most, and the text of the answer; of a text itself."""
+    if isinstance(value, str) and not re.match(r"\s*\[\s*\{", value):
+        return [], value
+    messages = _listed(value, name, dict)
+    if not 1 <= len(messages) <= 2:
+        raise ValueError(
+            f"{name} holds {len(messages)} messages, of which the prompt shows one; give a prompt and an answer"
+        )
+    return messages[:-1], messages[-1]["content"]
 
 
 def tldr(columns: dict[str, Any]) -> Pair:
@@ -323,7 +393,7 @@ def tldr(columns: dict[str, Any]) -> Pair:
     """
     post, best = columns["info"]["post"], int(columns["choice"])
     texts = [f" {s['text'].strip()}" for s in columns["summaries"]]
-    return Pair(f"{post}\n\nTL;DR:", texts[best], texts[1 - best], 0.0)
+    return _pair(f"{post}\n\nTL;DR:", texts[best], texts[1 - best])
 
 
 def plain_pair(columns: dict[str, Any]) -> Pair:
@@ -332,10 +402,10 @@ def plain_pair(columns: dict[str, Any]) -> Pair:
     >>> plain_pair({"prompt": "a", "chosen": "b", "rejected": "c"}).margin
     0.0
     """
-    texts = [columns[name] for name in ("prompt", "chosen", "rejected")]
-    if not all(isinstance(text, str) and text for text in texts):
-        raise ValueError("prompt, chosen and rejected must be texts that are not empty")
-    return Pair(*texts, float(columns.get("margin", 0.0)))
+    return _pair(*(columns[name] for name in ("prompt", "chosen", "rejected")), columns.get("margin") or 0.0)
+
+
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
@@ -347,9 +417,10 @@ def unpaired(columns: dict[str, Any]) -> tuple[str, str, bool]:
     prompt, completion, label = columns["prompt"], columns["completion"], columns["label"]
     if not (isinstance(prompt, str) and prompt and isinstance(completion, str) and completion):
         raise ValueError("prompt and completion must be texts that are not empty")
-    if label not in (True, False, 0, 1):
+    named = _LABELS.get(label.strip().lower()) if isinstance(label, str) else label  # a CSV file holds texts
+    if named not in (True, False, 0, 1):
         raise ValueError(f"label is {label!r}; give true or false")
-    return prompt, completion, bool(label)
+    return prompt, completion, bool(named)
 
 
 def scores(columns: dict[str, Any]) -> Pair:
@@ -360,18 +431,22 @@ def scores(columns: dict[str, Any]) -> Pair:
     >>> scores({"prompt": "a", "completions": ["b", "c", "d"], "scores": [1, 3, 2]})[1:]
     ('c', 'b', 2.0)
     """
-    given = columns["completions"]
+    given = _listed(columns["completions"], "completions", object)
     texts = [x["response"] if isinstance(x, dict) else x for x in given]
     found = columns.get("scores")
-    values = [float(x) for x in (found if found is not None else [x["overall_score"] for x in given])]
+    values = [
+        float(x) for x in ([x["overall_score"] for x in given] if found is None else _listed(found, "scores", object))
+    ]
     if len(texts) != len(values) or len(texts) < 2:
         raise ValueError(f"{len(texts)} completions with {len(values)} scores; give two at least, and a score for each")
-    if not all(isinstance(text, str) and text for text in texts) or not isinstance(columns["prompt"], str):
+    if not all(isinstance(text, str) and text for text in texts):
         raise ValueError("prompt and completions must be texts that are not empty")
+    if not all(map(isfinite, values)):
+        raise ValueError(f"scores {values} are not all finite; give a number for each")
     best, worst = (values.index(pick(values)) for pick in (max, min))
     if values[best] == values[worst]:
         raise ValueError("all scores are equal: nothing is preferred")
-    return Pair(columns["prompt"], texts[best], texts[worst], values[best] - values[worst])
+    return _pair(columns["prompt"], texts[best], texts[worst], values[best] - values[worst])
 
 
 PAIR_FORMATS = {
@@ -468,7 +543,8 @@ def paired(judged: Sequence[tuple[str, str, bool]]) -> list[Pair]:
     found = []
     for prompt, (good, bad) in by_prompt.items():
         count = max(len(good), len(bad)) if good and bad else 0
-        found += [Pair(prompt, good[k % len(good)], bad[k % len(bad)], 0.0) for k in range(count)]
+        pairs = (Pair(prompt, good[k % len(good)], bad[k % len(bad)], 0.0) for k in range(count))
+        found += [pair for pair in pairs if pair.chosen != pair.rejected]
     return found
 
 

@@ -1,6 +1,7 @@
 """Envs as text for ``rollout.host.driver``: one's own classes, Gymnasium environments, reasoning-gym families."""
 
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -266,7 +267,7 @@ def plain_gymnasium(name: str) -> TextEnv:
 
     def read(text: str) -> int | None:
         word = text.strip()
-        return int(word) if word.lstrip("-").isdigit() and first <= int(word) <= last else None
+        return int(word) if re.fullmatch(r"-?[0-9]{1,9}", word) and first <= int(word) <= last else None
 
     return gymnasium_env(make, read=read, write=lambda seen, info: f"{seen}{hint}")
 

@@ -20,6 +20,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MARK, SPACE = re.compile(f"{OPEN}|{CLOSE}"), re.compile(r"\s*")
 MOST = 64  # calls that are read: the time to say what is wrong with one grows with the length of the text
 THOUGHT, SPOKEN = "<think>", "</think>"
+_LATER = re.compile(rf"{THOUGHT}.*?(?:{SPOKEN}|\Z)", re.DOTALL)  # a thought behind the first
 Message = dict[str, Any]
 
 
@@ -82,7 +83,7 @@ def _decoded(text: str, start: int) -> tuple[Any, int]:
 def _spoken(response: str) -> str:
     """What follows the thoughts: a call that is only thought of is not made."""
     before, end, after = response.partition(SPOKEN)
-    return after if end else before.partition(THOUGHT)[0]
+    return _LATER.sub("", after) if end else before.partition(THOUGHT)[0]
 
 
 def _call(value: Any, tools: Mapping[str, Tool]) -> Call:

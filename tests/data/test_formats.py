@@ -185,6 +185,75 @@ def test_math_without_a_final_answer(tmp_path, solution):
         formats.read_problems(_file(tmp_path, {"problem": "a", "solution": solution}), layout="math")
 
 
+@pytest.mark.parametrize(
+    "solution", ["so $\\boxed 2$", "so $\\fbox{2}$", "so $\\boxed {2}$", "\\boxed{1}, no \\boxed{2}"]
+)
+def test_boxes_of_math_as_its_rows_write_them(tmp_path, solution):
+    row = {"problem": "a", "solution": solution, "level": "Level 1"}
+    assert _only(tmp_path, row, "math").answer["value"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("layout", "row", "message"),
+    [
+        ("plain", {"prompt": "a", "answer": " "}, "answer is empty; give a value or drop the row"),
+        ("gsm8k", {"question": "a", "answer": "so\n#### "}, "what follows #### is empty"),
+        ("math", {"problem": "a", "solution": "\\boxed{ }"}, "the box of the solution is empty"),
+        ("hotpotqa", {"question": "a", "answer": ""}, "answer is empty"),
+    ],
+)
+def test_an_empty_answer_is_an_error(tmp_path, layout, row, message):
+    with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
+        formats.read_problems(_file(tmp_path, row), layout=layout)
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_columns_that_hold_nothing_are_as_absent(tmp_path, nothing):
+    problem = _only(tmp_path, {"prompt": "a", "answer": "b", "solution": nothing, "level": nothing}, "plain")
+    assert (problem.solution, problem.level) == ("b", 0)
+    row = REAL["humaneval"][0] | {"canonical_solution": None}
+    assert _only(tmp_path, row, "humaneval").solution == ""
+
+
+def _csv(tmp_path, text):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    return str(path)
+
+
+def test_lists_in_csv_files(tmp_path):
+    (found,), _ = formats.read_problems(
+        _csv(tmp_path, "text,code,test_list\nAdd,def f(x): return x,\"['assert f(1) == 1', 'assert f(2) == 2']\"\n"),
+        layout="mbpp",
+    )
+    assert found.answer["checks"] == ["assert f(1) == 1", "assert f(2) == 2"]
+    (one, other, plain), _ = formats.read_problems(
+        _csv(tmp_path, 'question,golden_answers\na,"[\'Rome\', \'Roma\']"\nb,"[""Rome""]"\nc,Rome\n'), layout="nq"
+    )
+    assert [x.answer["value"] for x in (one, other, plain)] == [["Rome", "Roma"], ["Rome"], ["Rome"]]
+    (found,), _ = formats.read_problems(_csv(tmp_path, 'nums,target\n"[3, 5, 2]",16\n'), layout="countdown")
+    assert found.answer["numbers"] == [3, 5, 2]
+    text = 'prompt,completions,scores\na,"[""b"", ""c""]","[1, 2]"\n'
+    assert formats.read_pairs(_csv(tmp_path, text), layout="scores")[0] == [formats.Pair("a", "c", "b", 1.0)]
+
+
+@pytest.mark.parametrize("text", ["['Rome' 'Roma']", "[Rome", "[f(1)]", "[" * 5000])
+def test_texts_that_are_no_list(tmp_path, text):
+    with pytest.raises(DataError, match=r"rows.csv:2: golden_answers \(or answer\) .\[.* is no list; write it as JSON"):
+        formats.read_problems(_csv(tmp_path, f'question,golden_answers\na,"{text}"\n'), layout="nq")
+    with pytest.raises(DataError, match="rows.csv:2: test_list '7' is no list"):
+        formats.read_problems(_csv(tmp_path, "text,code,test_list\na,b,7\n"), layout="mbpp")
+
+
+def test_a_parameter_that_is_called_optional_may_be_absent(tmp_path):
+    parameters = {"q": {"type": "str"}, "page": {"type": "int, optional"}}
+    row = {"query": "q", "tools": [{"name": "f", "parameters": parameters}], "answers": [
+        {"name": "f", "arguments": {"q": "x"}}]}  # fmt: skip
+    problem = _only(tmp_path, row, "calls")
+    assert problem.answer["tools"][0]["function"]["parameters"]["required"] == ["q"]
+    assert VERIFIERS["calls"](problem.answer, problem.solution).value == 1.0
+
+
 def test_answers_in_words(tmp_path):
     problem = _only(tmp_path, REAL["hotpotqa"][0], "hotpotqa")
     assert problem.level == 1 and problem.prompt == "Which is older?" + formats.WORDS
@@ -253,6 +322,49 @@ def test_pairs(tmp_path):
     assert only(row, "tldr") == ("long\n\nTL;DR:", " good", " bad", 0.0)
     with pytest.raises(DataError, match="the two dialogues part before their last turn"):
         only({"chosen": start + " d", "rejected": "\n\nHuman: z\n\nAssistant: d"}, "hh-rlhf")
+
+
+def _turns(*texts):
+    return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
+
+
+NAN = float("nan")
+TALK = "\n\nHuman: a\n\nAssistant:"
+
+
+@pytest.mark.parametrize(
+    ("layout", "row", "message"),
+    [
+        ("plain", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": NAN}, "the margin is nan; give a finite"),
+        ("plain", {"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are equal"),
+        ("scores", {"prompt": "a", "completions": ["b", "c", "d"], "scores": [NAN, 1, 3]}, "scores .* not all finite"),
+        ("scores", {"prompt": "a", "completions": ["b", "b"], "scores": [1, 3]}, "chosen and rejected are equal"),
+        ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", ""), "rejected": _turns("a", "b")}, ".* not empty"),
+        ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", "b"), "rejected": _turns("a", "b")}, ".* are equal"),
+        (
+            "ultrafeedback",
+            {"prompt": "a", "chosen": _turns("a", "x", "b", "y"), "rejected": _turns("a", "x", "b", "z")},
+            "chosen holds 4 messages, of which the prompt shows one",
+        ),
+        ("ultrafeedback", {"prompt": "a", "chosen": _turns("a", "b"), "rejected": _turns("c", "d")}, "the two"),
+        ("hh-rlhf", {"chosen": f"{TALK} b\n\nHuman: thanks", "rejected": f"{TALK} c"}, "a dialogue goes on behind"),
+        ("hh-rlhf", {"chosen": TALK, "rejected": f"{TALK} c"}, ".* not empty"),
+        ("tldr", {"info": {"post": "p"}, "summaries": [{"text": "a"}, {"text": " a"}], "choice": 1}, ".* are equal"),
+    ],
+)
+def test_pairs_that_say_nothing(tmp_path, layout, row, message):
+    with pytest.raises(DataError, match=f"rows.jsonl:1: {message}"):
+        formats.read_pairs(_file(tmp_path, row), layout=layout)
+
+
+def test_labels_of_csv_files(tmp_path):
+    wanted = [("a", "b", True), ("a", "c", False)]
+    for good, bad in (("true", "false"), ("True", "FALSE"), ("1", "0")):
+        found, _ = formats.read_judged(_csv(tmp_path, f"prompt,completion,label\na,b,{good}\na,c,{bad}\n"))
+        assert found == wanted
+    with pytest.raises(DataError, match="rows.csv:2: label is 'good'; give true or false"):
+        formats.read_judged(_csv(tmp_path, "prompt,completion,label\na,b,good\n"))
+    assert formats.paired([*wanted, ("a", "b", False)]) == [("a", "b", "c", 0.0)]
 
 
 def test_questions_about_databases(tmp_path):

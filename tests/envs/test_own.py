@@ -86,7 +86,8 @@ def test_gymnasium_by_name():
     world = text.plain_gymnasium("CartPole-v1")
     state = world.reset(np.zeros(2, np.uint32), 3)
     assert world.first(state).endswith("Write a number from 0 to 1.")
-    assert world.step(state, "7").text.startswith("That is no action.")
+    for said in ("7", "-1", "--1", "\u00b2", "\u0661", "9" * 5000, ""):
+        assert world.step(state, said).text.startswith("That is no action."), said
     assert world.step(state, " 1\n").reward == 1.0
     with pytest.raises(UserError, match="neither texts nor numbers from a list"):
         text.plain_gymnasium("Pendulum-v1")

@@ -56,6 +56,9 @@ def test_calls_are_read():
     thought = f"<think>maybe {_said('{}')}</think>{_said(BONN)}"
     assert calls.parse(thought, TOOLS).calls == (calls.Call("weather", {"city": "Bonn"}),)
     assert calls.parse(f"Hm. <think>{_said(BONN)}", TOOLS) == calls.Reply("Hm.", ())
+    assert calls.parse(f"<think>a</think>Hm. <think>{_said(BONN)}</think>So 5.", TOOLS) == calls.Reply("Hm. So 5.", ())
+    assert calls.parse(f"<think>a</think>Hm. <think>{_said(BONN)}", TOOLS) == calls.Reply("Hm.", ())
+    assert calls.parse("<think>a</think>" + "<think>" * 50_000, TOOLS) == calls.Reply("", ())
     # a key more is read over
     assert calls.parse(_said(BONN[:-1] + ', "id": 7}'), TOOLS).calls[0].problem == ""
 
