@@ -416,6 +416,14 @@ def _bad(tmp_path, case):
         ),
         "staleness": (["--staleness", "-1"], "--staleness -1"),
         "workers": (["--workers", "threads"], "must be threads:N, local:N or ray:N"),
+        "evaluations between asynchronous updates": (
+            ["--loop", "async", "--eval-every", "5"],
+            "--eval-every 5 is of --loop host",
+        ),
+        "layout of workers": (
+            ["--loop", "async", "--workers", "local:2", "--layout", "packed"],
+            "--workers local:2 trains rows as they stand: drop --layout packed",
+        ),
         "verifier of generated rows": (
             ["--verifier", "math"],
             "--verifier math is of rows of your own, and --data chain is generated: give --data FILE with it, or drop",
@@ -442,7 +450,8 @@ CASES = (
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
-    "staleness", "workers", "verifier of generated rows", "format of generated rows", "bad rows of generated ones",
+    "staleness", "workers", "layout of workers", "evaluations between asynchronous updates",
+    "verifier of generated rows", "format of generated rows", "bad rows of generated ones",
     "format of generated rows to measure", "no digit of a rank",
     "unknown format", "another format", "bad rows", "too many bad rows",
 )  # fmt: skip

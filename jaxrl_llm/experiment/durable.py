@@ -57,7 +57,7 @@ def check_workers(workers: str) -> tuple[str, int]:
       UserError: for anything else, or Ray where it is not installed.
     """
     kind, _, number = workers.partition(":")
-    if kind not in ("threads", "local", "ray") or not number.isdigit() or int(number) < 1:
+    if kind not in ("threads", "local", "ray") or not number.isdecimal() or int(number) < 1:
         raise UserError(f"--workers {workers!r} must be threads:N, local:N or ray:N with N at least 1")
     if kind == "ray":
         load_ray()
@@ -96,6 +96,9 @@ def remote_of(options: Any, mesh: str, build: Callable[[int], Program], *refused
       UserError: for what they cannot do.
     """
     check_sizes(options)
+    # each process would sample with the weights of its own clock, and start its programs in an order of its own
+    if options.loop == "async" and jax.process_count() > 1:
+        raise UserError("--loop async is of one process: drop --hosts, or give --loop host")
     kind, number = check_workers(options.workers)
     if kind == "threads":
         return None
@@ -426,6 +429,7 @@ class SeedRun:
             return 0, None
         for index in reversed(range(len(self.plan.stages))):
             path = checkpoint.latest(self._checkpoints(logs.folder, index))
+            hosts.agree("resume", None if path is None else path.name)  # folders that are not shared may differ
             if path is None:
                 continue
             for name, value in self.keeping.note.items():

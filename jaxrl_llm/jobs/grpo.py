@@ -420,10 +420,13 @@ def main(settings: Settings) -> int:
     if settings.hosts and not settings.mesh:
         settings = dataclasses.replace(settings, mesh=f"data={jax.device_count()}")
         check(settings)
-    alone = method.needs_optimal_values(settings), f"does not measure the values that --loss {settings.loss} takes"
+    refused = (
+        (method.needs_optimal_values(settings), f"does not measure the values that --loss {settings.loss} takes"),
+        (settings.layout in ("packed", "tree"), f"trains rows as they stand: drop --layout {settings.layout}"),
+    )
     # refuses what does not serve, before anything is loaded
     durable.check_generator(settings)
-    durable.remote_of(settings, settings.mesh, worker_program, alone)
+    durable.remote_of(settings, settings.mesh, worker_program, *refused)
     found = opened(settings)
     run = run_folder(settings)
     stopped = f"stopped; {record.how_to_resume(run)}"

@@ -220,6 +220,7 @@ def test_an_experiment_in_processes_of_ray_is_the_host_loop(tmp_path):
 
 WRONG = {
     ("--workers", "ray:0"): "must be threads:N, local:N or ray:N",
+    ("--workers", "ray:\u00b2", "--loop", "async"): "must be threads:N, local:N or ray:N",
     ("--loop", "async", "--storage-units", "-1"): "--storage-units -1 must be at least 0",
     ("--storage-units", "2"): "--storage-units 2 belongs to --loop async",
     (
@@ -241,6 +242,15 @@ def test_workers_that_cannot_be_are_one_line(words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(dr_grpo.__name__, ["--smoke", "--arm", "grpo", "--out", str(tmp_path), *words])
     assert ended.value.code == 2 and WRONG[words] in capsys.readouterr().err
+
+
+def test_an_asynchronous_loop_over_several_processes_is_refused(tmp_path, monkeypatch, capsys):
+    """Each would sample with the weights of its own clock, and start its programs in an order of its own."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(dr_grpo.__name__, ["--smoke", "--arm", "grpo", "--out", str(tmp_path), "--loop", "async"])
+    assert ended.value.code == 2
+    assert "--loop async is of one process: drop --hosts, or give --loop host" in capsys.readouterr().err
 
 
 def test_trackers_write_what_the_log_has(tmp_path, monkeypatch):

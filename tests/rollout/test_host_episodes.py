@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.errors import RunStopped
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.rollout.host import env as base
 from jaxrl_llm.rollout.host.driver import make_host_episodes
@@ -264,6 +265,38 @@ def test_a_stuck_slot_takes_further_episodes():
     assert threads[0] != threads[1]
     assert list(played.failures) == [0]
     assert multi_turn.turns_of(played.trajectories).done.tolist() == [False] + [True] * 5
+
+
+def test_a_world_that_begins_too_late_is_closed():
+    """Its episode is over by then, and its slot has the next one."""
+    release, now, closed = threading.Event(), [0.0], []
+
+    def reset(seed, task):
+        if task == 0:
+            now[0] = 100.0
+            release.wait(60)
+        return task
+
+    def step(state, ids):
+        return StepResult(state, (), 1.0, True)
+
+    played = _play(step, reset=reset, close=closed.append, slots=1, turn_s=50.0, clock=lambda: now[0])
+    assert list(played.failures) == [0] and 0 not in closed
+    release.set()
+    assert soon(lambda: sorted(closed) == [0, 1, 2, 3, 4, 5])
+
+
+def test_a_run_that_stops_closes_the_worlds_that_are_open():
+    closed = []
+
+    def step(state, ids):
+        if state == 1:
+            raise RunStopped("the budget is spent")
+        return StepResult(state, (), 0.0, False)
+
+    with pytest.raises(RunStopped, match="the budget is spent"):
+        _play(step, close=closed.append, slots=6)
+    assert soon(lambda: sorted(closed) == [0, 1, 2, 3, 4, 5])
 
 
 def test_a_world_may_stop_without_an_end():

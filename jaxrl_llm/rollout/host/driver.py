@@ -23,7 +23,7 @@ from jaxrl_llm.rollout.host.env import HostEnv
 from jaxrl_llm.rollout.host.recorder import Record, trajectories_of, written_of
 from jaxrl_llm.rollout.host.slots import Device, Layout, make_programs
 from jaxrl_llm.rollout.host.threads import Done, Hands
-from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, close_env, most_tokens, ruled, take_turn
+from jaxrl_llm.rollout.host.turns import UNBEGUN, Episode, Rules, begin_env, close_env, most_tokens, ruled, take_turn
 from jaxrl_llm.rollout.sample import check_sampling
 from jaxrl_llm.rollout.turns.contexts import WRITTEN, Context, check, widest
 from jaxrl_llm.types import Key, Params, Policy, Trajectories
@@ -148,7 +148,11 @@ def make_host_episodes(
         shown = [line[there].tolist() for line, there in zip(np.asarray(tokens), np.asarray(valid), strict=True)]
         with Hands() as hands:
             driver = _Driver(env, rules, device, record, given, shown, hands, limit)
-            driver.run()
+            try:
+                driver.run()
+            finally:  # where the run ends early, worlds are in the middle of their episodes
+                for slot in list(driver.live):
+                    driver.over(slot)
         if not record.valid.any():
             warnings.warn(f"no episode was valid; the first: {next(iter(record.failures.values()))}", stacklevel=2)
         found = trajectories_of(record, tokens, valid, ids, layout)
@@ -202,7 +206,7 @@ class _Driver:
         self.device.seat(seated)
         for slot, row in seated:
             self.live[slot] = Episode(row, self.rules.clock())
-            self.ask(slot, self.env.reset, *self.given[row])
+            self.ask(slot, begin_env, self.live[slot].opened, self.env.reset, *self.given[row])
 
     def ask(self, slot: int, function: Callable, *arguments: Any) -> None:
         """The world is asked, in the slot's thread."""
@@ -352,5 +356,5 @@ class _Driver:
         """The slot is free; its world closes in its thread, before the next one begins there."""
         episode = self.live.pop(slot)
         self.lived += self.rules.clock() - episode.begun
-        if self.env.close is not None and episode.state is not UNBEGUN:
-            self.hands.call(slot, close_env, self.env.close, episode.state)
+        if self.env.close is not None:
+            self.hands.call(slot, close_env, self.env.close, episode.opened)

@@ -33,6 +33,7 @@ class Episode:
     asked: float = 0.0  # when the world was asked, where it has not answered yet
     ticket: int = 0  # of that call; 0: it is the policy's turn
     state: Any = UNBEGUN
+    opened: list[Any] = dataclasses.field(default_factory=list)  # its state, by the thread that began it, also too late
     columns: int = 0  # behind the prompt
     turn: int = 0
     action: list[int] = dataclasses.field(default_factory=list)  # or the summary that is being written
@@ -70,9 +71,16 @@ def ruled(context: Context, tokens: list[int], most: int) -> list[int]:
     return [int(token) for token in np.asarray(summary)[: min(max(int(count), 0), context.summary_tokens)]]
 
 
-def close_env(close: Callable[[Any], None], state: Any) -> None:
-    """In the world's thread: lets go of a state; what fails there is a warning."""
+def begin_env(opened: list[Any], reset: Callable[..., Any], *given: Any) -> Any:
+    """In the world's thread: a state, which is noted there, so that it is let go of where nobody waits for it."""
+    opened.append(reset(*given))
+    return opened[0]
+
+
+def close_env(close: Callable[[Any], None], opened: list[Any]) -> None:
+    """In the world's thread: lets go of a state that has begun; what fails there is a warning."""
     try:
-        close(state)
+        for state in opened:
+            close(state)
     except Exception as error:  # the episode is over, and whatever it was worth
         warnings.warn(f"a world did not close: {type(error).__name__}: {error}", stacklevel=1)
