@@ -15,8 +15,8 @@ Expect:    eval/success: tool_star > accuracy at the end, accuracy there > cold 
 Measure:   a third of the questions asks for an entry of a hidden table, a third for a sum of two numbers, for which one
            tool is enough, a third for a sum over two entries, which takes both; equal updates; the critic plays as many
            episodes as the GRPO steps in its place. eval/both: share of episodes that call both tools; the cold start
-           imitates 0.22. A guess is right in 0.1, who calls what is needed in 1. The bed is invalid unless more of the
-           cold start (sft) leaves eval/both below 0.7, so that a reward for it has something to change.
+           imitates 0.22, and has to begin below 0.7 (a part of the claim), so that a reward for it has something to
+           change. A guess is right in 0.1, who calls what is needed in 1.
 Run:       python -m experiments.agents.tool_star; at scale --model DIR --data FILE --format hotpotqa
            --tools python,search=CORPUS.jsonl, where the model itself is the cold start. Data with tools, sampled by
            prompts and hints, are made by ``rows --data FILE --tools ... --writer http://localhost:8000/v1
@@ -124,9 +124,9 @@ ARMS = {
     "single_tool": {"calculate": two_tools.no_calculator, "diligence": 0.0},
     "two_critics": {"then": partial(rounds, critics=2)},
 }
-METRICS = ("eval/success", "eval/both", "eval/not_both", "eval/calls", "eval/malformed")
+METRICS = ("eval/success", "eval/both", "eval/calls", "eval/malformed")
 CURVES = (*METRICS, "reward/mean", "policy/entropy")
-BED = experiment.Bed(metric="eval/success", baseline="accuracy", chance=0.1, judges=(("sft", "eval/not_both", 0.3),))
+BED = experiment.Bed(metric="eval/success", baseline="accuracy", chance=0.1)
 
 
 def build(settings: Settings) -> Plan:
@@ -160,6 +160,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
         experiment.greater(results, "eval/success", "tool_star", "accuracy"),
         experiment.greater(results, "eval/success", "accuracy", "accuracy", step=(last, 0)),
         experiment.greater(results, "eval/both", "tool_star", "accuracy"),
+        experiment.below(results, "eval/both", "accuracy", 0.7, step=0),
     )
 
 

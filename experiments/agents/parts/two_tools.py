@@ -150,7 +150,6 @@ def figures(rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
     found, (well_formed, both) = turns_of(rows), conduct(rows)
     return {
         "eval/both": reduce.scalars(both.astype(jnp.float32)),
-        "eval/not_both": 1.0 - reduce.scalars(both.astype(jnp.float32)),
         "eval/malformed": reduce.scalars(1.0 - well_formed.astype(jnp.float32)),
         "eval/calls": reduce.scalars(calls(found).astype(jnp.float32)),
     }
