@@ -6,8 +6,10 @@ Claim:     episodes of one task come through the same situations; comparing what
 Equations: A_ik = A_E(i) + w A_S(i, k); A_E = (R_i - mean) / std of the episodes of the task, A_S = (G_ik - mean_S) /
            std_S over the turns S of the group in the situation of turn k, G_ik = r_k + gamma G_ik+1. grpo: w = 0;
            no_std: neither is divided; step_only: without A_E; by_turn (control): S holds the turns of equal number
-           instead of equal situation; similar: S holds the turns whose observations share most tokens, 2 LCS / (|a| +
-           |b|) >= similarity to the first of them; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a value head.
+           instead of equal situation; random (control): situations dealt anew among the turns of a group, so that S has
+           the sizes of gigpo's and turns of chance; similar: S holds the turns whose observations share most tokens, 2
+           LCS / (|a| + |b|) >= similarity to the first of them; critic: PPO, A of GAE (gamma 1, lambda 0.95) with a
+           value head.
 Left out:  the penalty of invalid actions, the KL term.
 Expect:    eval/success: gigpo > grpo and gigpo > by_turn.
 Measure:   held-out corridors of the key-door world, actions turn by turn; 8 seeds, equal episodes and updates.
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -45,6 +48,12 @@ def situation(rows: Trajectories, settings: Any) -> Array:
 def number(rows: Trajectories, settings: Any) -> Array:
     taken = multi_turn.turns_of(rows).taken
     return jnp.broadcast_to(jnp.arange(taken.shape[1], dtype=jnp.int32)[None, :], taken.shape)
+
+
+def random(rows: Trajectories, settings: Any) -> Array:
+    found = multi_turn.turns_of(rows)
+    key = jax.random.key(jnp.sum(rows.tokens * (1 + rows.positions), dtype=jnp.int32))  # another one for every batch
+    return similar_situations.shuffled(found.identity, rows.group_ids, found.taken, key)
 
 
 def similar(rows: Trajectories, settings: Any) -> Array:
@@ -89,6 +98,7 @@ ARMS = {
     "no_std": {"normalise": group.dr_grpo_advantages},
     "step_only": {"episode": 0.0},
     "by_turn": {"anchor": number},
+    "random": {"anchor": random},
     "similar": {"anchor": similar},
     "critic": {"normalise": None},
 }

@@ -130,9 +130,11 @@ def plot(
 ) -> None:
     """The forest of the claim's parts, then one panel a metric: curves where there are three points or more.
 
-    Else the final values. ``caption`` is written below.
+    Else the final values. A metric that no arm has a value of has no panel. ``caption`` is written below.
     """
     plt = record.pyplot()
+    measured = [m for m in metrics if any(np.isfinite(arm.metrics.get(m, [])).any() for arm in results.arms.values())]
+    metrics = measured or metrics
     palette = plt.get_cmap("tab20").colors  # dark and light by turns: the dark ones first
     palette = palette[::2] + palette[1::2]
     colours = {name: palette[k % len(palette)] for k, name in enumerate(results.arms)}

@@ -60,6 +60,20 @@ def test_agrees_with_a_loop(weights):
     close.assert_near(turns.gigpo_advantages(*_given(*drawn), **weights), _loop(*drawn, **weights))
 
 
+def test_random_sets_have_the_sizes_and_not_the_turns():
+    _, _, seen, ids, valid = _given(*_drawn(3))
+    dealt = similar_situations.shuffled(seen, ids, valid, jax.random.key(0))
+    for one in range(3):
+        mine = np.asarray(ids) == one
+        there = np.asarray(valid)[mine]
+        before, after = np.asarray(seen)[mine], np.asarray(dealt)[mine]
+        assert sorted(before[there]) == sorted(after[there])
+        assert (before[there] != after[there]).any()
+        np.testing.assert_array_equal(before[~there], after[~there])
+    again = similar_situations.shuffled(seen, ids, valid, jax.random.key(1))
+    assert (np.asarray(again) != np.asarray(dealt)).any()
+
+
 def test_limits():
     rewards, returns, seen, ids, valid = _given(*_drawn(1))
     whole = group.group_normalized_advantages(rewards, ids)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.rollout.turns.multi_turn import turns_of
-from jaxrl_llm.types import Trajectories
+from jaxrl_llm.types import Key, Trajectories
 
 NOTHING = -1  # in the place of a token where less was shown
 
@@ -83,3 +83,22 @@ def clusters(
 
     _, found = jax.lax.scan(meet, jnp.zeros(counted.shape, bool), index)
     return found.reshape(valid.shape)
+
+
+def shuffled(
+    situations: Int[Array, "B K"], group_ids: Int[Array, " B"], valid: Bool[Array, "B K"], key: Key
+) -> Int[Array, "B K"]:
+    """The situations of a group's turns, dealt anew among them: sets of the same sizes, of turns drawn at random.
+
+    A control of groups by situation. Turns that do not count keep theirs.
+
+    >>> import jax, jax.numpy as jnp
+    >>> seen, there = jnp.array([[1, 1, 7], [2, 3, 7]]), jnp.array([[True, True, False]] * 2)
+    >>> sorted(shuffled(seen, jnp.array([0, 0]), there, jax.random.key(0))[:, :2].reshape(-1).tolist())
+    [1, 1, 2, 3]
+    """
+    flat, counted = situations.reshape(-1), valid.reshape(-1)
+    owner = jnp.repeat(group_ids, valid.shape[1], total_repeat_length=counted.shape[0])
+    placed = jnp.lexsort((~counted, owner))  # the turns that count, group by group
+    drawn = jnp.lexsort((jax.random.uniform(key, flat.shape), ~counted, owner))  # the same, in an order of chance
+    return jnp.where(counted, flat.at[placed].set(flat[drawn]), flat).reshape(situations.shape)
