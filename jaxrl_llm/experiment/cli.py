@@ -22,7 +22,7 @@ from jaxrl_llm.experiment.claims import Claim
 from jaxrl_llm.experiment.durable import Keeping, Stopped
 from jaxrl_llm.experiment.evidence import beds, records, store, verdicts
 from jaxrl_llm.experiment.own_rows import tasks
-from jaxrl_llm.experiment.results import ArmResult, Results
+from jaxrl_llm.experiment.results import Results
 from jaxrl_llm.planning import largest_arrays
 from jaxrl_llm.run import compile_cache, flags, host_memory, lora_state, quiet, stop
 from jaxrl_llm.run.options import LayoutName, planner_of
@@ -83,7 +83,6 @@ class Options:
     controls: bool = True  # of a record: arms of the harness that must help, or must not, see evidence.controls
     tune: tuple[float, ...] = ()  # learning rates tried for every arm of the primary part before the record
     bed: str = ""  # with --record on another task or base model: its name, beside the file's own record
-    add: bool = False  # with --record: run the arms that the record lacks, and keep the others as they are there
 
 
 def parse(module: ModuleType, arguments: list[str]) -> tuple[Options, Any, set[str]]:
@@ -345,7 +344,7 @@ def said(prog: str, arguments: list[str]) -> str:
     for word in words:
         if word == "--out":
             next(words, None)
-        elif word not in ("--record", "--fresh", "--add", "--register") and not word.startswith("--out="):
+        elif word not in ("--record", "--fresh", "--register") and not word.startswith("--out="):
             kept.append(word)
     return " ".join([prog, *kept])
 
@@ -458,43 +457,15 @@ def check_options(options: Options, arguments: list[str]) -> None:
     track.check(options.track)
     if options.record and options.arm:
         raise UserError("--record keeps every arm: drop --arm or --record")
-    for name in ("add", "register", "force_record", "tune", "bed"):
+    for name in ("register", "force_record", "tune", "bed"):
         if getattr(options, name) and not options.record:
-            does = "completes" if name == "add" else "belongs to"
-            raise UserError(f"{flags.spell(name)} {does} a record: give --record with it, or drop it")
+            raise UserError(f"{flags.spell(name)} belongs to a record: give --record with it, or drop it")
     if options.until_decided and any(word.split("=")[0] == "--seeds" for word in arguments):
         raise UserError("--until-decided chooses the number of seeds: drop it or --seeds")
-    if options.until_decided and (options.smoke or options.add):
-        raise UserError("--until-decided takes whole runs of all arms: drop it, or --smoke and --add")
+    if options.until_decided and options.smoke:
+        raise UserError("--until-decided takes whole runs: drop it, or --smoke")
     if options.bed and not options.bed.replace("_", "").replace("-", "").isalnum():
         raise UserError(f"--bed {options.bed}: a name of letters, digits, - and _")
-
-
-def kept_arms(path: pathlib.Path, resolved: dict[str, Any], seeds: int) -> dict[str, ArmResult]:
-    """Arms of a record that a run with these settings, seeds and versions would make again.
-
-    Fields that only one of both has do not count: they came, or went, with other arms.
-
-    Raises:
-      UserError: where there is no record, or one of other settings, seeds or versions.
-    """
-    if not path.is_file():
-        raise UserError(f"--add: there is no {path} to add to; drop --add")
-    whole, found = results.read(path)
-    if whole.get("instrument"):
-        raise UserError(f"--add completes records of the old instrument; {path} is whole: drop --add")
-    if whole["versions"] != (now := record.versions()):
-        moved = [name for name in now if whole["versions"].get(name) != now[name]]
-        raise UserError(f"--add: {path} was made with another {', '.join(moved)}; drop --add")
-    kept = {name: arm for name, arm in found.arms.items() if name in resolved}
-    for name, arm in kept.items():
-        wanted = results.plain({f.name: getattr(resolved[name], f.name) for f in dataclasses.fields(resolved[name])})
-        moved = [
-            field for field, value in arm.settings.items() if field in wanted and not results.same(value, wanted[field])
-        ]
-        if moved or len(arm.seeds) != seeds:
-            raise UserError(f"--add: arm {name} of {path} has another {', '.join(moved) or '--seeds'}; drop --add")
-    return kept
 
 
 def run(module: ModuleType, arguments: list[str]) -> Results | None:
@@ -511,7 +482,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     if options.hosts and not options.mesh:
         base = dataclasses.replace(base, mesh=f"data={jax.device_count()}")
     compile_cache.enable(options.compile_cache)
-    if options.record and not options.add:
+    if options.record:
         base = standard.widened(base, given)
     resolved = arms.resolve(module, base, options.arm)
     try:
@@ -531,7 +502,7 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     out = open_folder(options.out or f"runs/{'smoke/' if options.smoke else ''}{name}")
     folder = out / "arms" if options.out or options.smoke else store.FOLDER
     command = said(command_name(module), arguments)
-    if options.record and not options.add:
+    if options.record:
         job = standard.Job(module, options, base, resolved, built, out, folder)
         done = standard.run(job)
         if done is None:
@@ -539,20 +510,18 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
         found, claim, instrument = done
         write(module, options, base, found, claim, out, command, instrument)
         return found
-    kept = kept_arms(pathlib.Path("results") / f"{name}.json", resolved, number) if options.add else {}
-    new = {name: settings for name, settings in resolved.items() if name not in kept}
-    identities = store.identities(module, new, built)
+    identities = store.identities(module, resolved, built)
     build = partial(arm_program, module_name(module), arguments)
 
     def remake(settings: Any) -> Plan:
         return in_parts(module.build(settings), settings, options.microbatches)
 
     keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name), remake)
-                for name, settings in new.items()}  # fmt: skip
+                for name, settings in resolved.items()}  # fmt: skip
     looks = verdicts.LOOKS if options.until_decided else (number,)
     for look in looks:
-        ran = store.run_arms(options, new, built, identities, list(range(look)), folder, keepings=keepings).arms | kept
-        found = Results({name: ran[name] for name in resolved}, looks if options.until_decided else ())
+        ran = store.run_arms(options, resolved, built, identities, list(range(look)), folder, keepings=keepings)
+        found = Results(ran.arms, looks if options.until_decided else ())
         claim = beds.judge(module, found, smoke=options.smoke)
         if claim.verdict != verdicts.UNDECIDED:
             break

@@ -175,11 +175,10 @@ def check_record(module: ModuleType) -> str:
     if reason := records.reason_withdrawn(path, record):  # it speaks of what the file was
         standing = record["claim"]["verdict"] != verdicts.WITHDRAWN or record["claim"]["bed"][:1] != [reason]
         return f"withdrawn, and not marked so; run python -m jaxrl_llm.experiment rejudge {name}" if standing else ""
-    # an old record gets no arm added: what the file has beyond it waits for a record under the standard
+    # an arm that the file has won since is in no figure of the record, and takes nothing from those that are
     known = [arm for arm in module.ARMS if arm in record["arms"]]
-    if list(record["arms"]) != (known if records.is_old(record) else list(module.ARMS)):
-        more = " --add" if set(record["arms"]) < set(module.ARMS) else ""
-        return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}{more}"
+    if list(record["arms"]) != known:
+        return f"{path.name} has the arms {', '.join(record['arms'])}, the file {', '.join(module.ARMS)}; {renew}"
     for arm in known:
         changes, kept = module.ARMS[arm], record["arms"][arm]["settings"]
         moved = [field for field, value in changes.items() if not results.same(kept.get(field), results.plain(value))]

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import Results, arms, cli, main, results
-from jaxrl_llm.experiment.evidence import beds, records, standard
+from jaxrl_llm.experiment import Results, cli, main, results
+from jaxrl_llm.experiment.evidence import beds, records
 from jaxrl_llm.jobs import online_dpo
 from tests import close
 from tests.close import doubles
@@ -43,12 +43,10 @@ def smoke(tmp_path_factory):
         (["--arm", "warm", "--warm-steps", "5"], "--warm-steps is set by every chosen arm (warm) itself; drop it"),
         (["--record", "--smoke"], "--record keeps whole runs only: drop --smoke or --record"),
         (["--record", "--arm", "warm"], "--record keeps every arm: drop --arm or --record"),
-        (["--add"], "--add completes a record: give --record with it, or drop it"),
-        (["--record", "--add"], "--add: there is no results/experiment/tiny.json to add to; drop --add"),
         (["--force-record"], "--force-record belongs to a record: give --record with it, or drop it"),
         (["--tune", "0.1", "0.2"], "--tune belongs to a record: give --record with it, or drop it"),
         (["--until-decided", "--seeds", "4"], "--until-decided chooses the number of seeds: drop it or --seeds"),
-        (["--until-decided", "--smoke"], "--until-decided takes whole runs of all arms"),
+        (["--until-decided", "--smoke"], "--until-decided takes whole runs: drop it, or --smoke"),
         (["--steps", "3", "--steps", "4"], "--steps is given twice; give it once"),
         (["--mesh", "rows=2"], "rows"),
         (["--mesh", "data=3"], "--mesh data=3 needs 3 devices, which does not divide the 8 there are"),
@@ -215,43 +213,6 @@ def test_a_record_lies_beside_its_plot(tmp_path, monkeypatch):
     kept = records.read_claim(record).primary
     assert kept.text == "eval/accuracy, method - baseline > 0" and kept.mean == doubles(0.2)
     assert (tmp_path / "results" / "experiment" / "tiny.png").is_file()
-
-
-@pytest.mark.slow
-def test_arms_are_added_to_a_record(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(arms, "record_path", lambda module: tmp_path / "results" / "experiment" / "tiny.json")
-    monkeypatch.setattr(standard, "widened", lambda base, given: base)
-    cli.run(tiny, ["--record", "--force-record", "--seeds", "2"])
-    path = tmp_path / "results" / "experiment" / "tiny.json"
-    whole = json.loads(path.read_text())
-    assert whole["instrument"]["first_seed"] == 0
-    with pytest.raises(UserError, match="--add completes records of the old instrument"):
-        cli.run(tiny, ["--record", "--add", "--seeds", "2"])
-    text = json.dumps(whole | {"instrument": None})
-    cut = json.loads(text)
-    del cut["arms"]["method"]
-    path.write_text(json.dumps(cut))
-    capsys.readouterr()
-    found = cli.run(tiny, ["--record", "--add", "--fresh", "--seeds", "2"])
-    assert "arm method (1/1)" in capsys.readouterr().out
-    assert list(found.arms) == list(tiny.ARMS)
-    again, before = json.loads(path.read_text()), json.loads(text)
-    for record in (again, before):
-        record["arms"]["method"].pop("seconds")
-        for name in ("command", "claim", "d_star"):  # forced before, and judged by a d* that was fixed then
-            record.pop(name)
-    assert again == before
-    for change, line in (
-        ({"seeds": [0]}, "arm baseline of results/experiment/tiny.json has another --seeds"),
-        ({"settings": cut["arms"]["baseline"]["settings"] | {"steps": 7}}, "has another steps; drop --add"),
-    ):
-        path.write_text(json.dumps(cut | {"arms": {"baseline": cut["arms"]["baseline"] | change}}))
-        with pytest.raises(UserError, match=line):
-            cli.run(tiny, ["--record", "--add", "--seeds", "2"])
-    path.write_text(json.dumps(cut | {"versions": cut["versions"] | {"jax": "0.0.1"}}))
-    with pytest.raises(UserError, match="was made with another jax; drop --add"):
-        cli.run(tiny, ["--record", "--add", "--seeds", "2"])
 
 
 def test_what_the_library_refuses_names_the_flags_that_were_given(tmp_path, monkeypatch):
