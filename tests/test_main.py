@@ -15,7 +15,7 @@ from jaxrl_llm.distributed.mesh import parse_mesh
 from jaxrl_llm.jobs.grpo import cli, count_microbatches, rollout_of_flags
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
-from jaxrl_llm.run.records import track
+from jaxrl_llm.run.records import track, view
 from jaxrl_llm.run.settings import Settings, parse
 from tests import close
 
@@ -280,6 +280,18 @@ def test_an_asynchronous_run_without_staleness_is_the_host_loop(tmp_path, monkey
     assert len({path.read_bytes() for path in weights_of}) == 1
 
 
+def test_an_asynchronous_run_says_what_the_host_loop_says(tmp_path):
+    """Evaluations between updates, tokens per second, rollouts to be read; no figure of an empty set."""
+    run = tmp_path / "run"
+    assert cli([*SMALL, "--data", "chain", "--loop", "async", "--eval-every", "1", "--out", str(run)]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert ["eval/pass@1" in row for row in rows] == [True, False]
+    assert all(row["tokens/per_s"] == row["tokens/generated"] / row["time/step_s"] for row in rows)
+    for row in rows:  # no length of right answers where none is right
+        assert ("length/right_tokens" in row) == (row["reward/mean"] > 0)
+    assert {json.loads(line)["step"] for line in (run / view.FILE).read_text().splitlines()} == {1, 2}
+
+
 @pytest.mark.slow
 def test_generator_and_trainer_on_devices_of_their_own(tmp_path):
     """Weights go there in bfloat16, from two devices that share them to two that each have half of the heads."""
@@ -416,9 +428,9 @@ def _bad(tmp_path, case):
         ),
         "staleness": (["--staleness", "-1"], "--staleness -1"),
         "workers": (["--workers", "threads"], "must be threads:N, local:N or ray:N"),
-        "evaluations between asynchronous updates": (
-            ["--loop", "async", "--eval-every", "5"],
-            "--eval-every 5 is of --loop host",
+        "evaluations between updates of workers": (
+            ["--loop", "async", "--workers", "local:2", "--eval-every", "5"],
+            "--eval-every 5 is of loops in one process",
         ),
         "layout of workers": (
             ["--loop", "async", "--workers", "local:2", "--layout", "packed"],
@@ -450,7 +462,7 @@ CASES = (
     "rollout mesh and slots", "strict rollout mesh",
     "rollout mesh and stages", "stages of slots", "strict stages", "no stage",
     "evaluation format alone", "evaluation", "no rows to measure", "only rows to measure", "tracker",
-    "staleness", "workers", "layout of workers", "evaluations between asynchronous updates",
+    "staleness", "workers", "layout of workers", "evaluations between updates of workers",
     "verifier of generated rows", "format of generated rows", "bad rows of generated ones",
     "format of generated rows to measure", "no digit of a rank",
     "unknown format", "another format", "bad rows", "too many bad rows",

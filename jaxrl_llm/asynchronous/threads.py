@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.asynchronous.transfer_queue import Consumer, TransferQueue
 from jaxrl_llm.train import parity, skipped
-from jaxrl_llm.train.host import HostLoop, with_figures
+from jaxrl_llm.train.host import HostLoop, Iteration, metrics_of, with_figures
 from jaxrl_llm.train.online import Drawn
 from jaxrl_llm.types import Rewards, TrainState
 
@@ -94,6 +94,7 @@ def run(
     patience_s: float = 3600.0,
     apart: Apart | None = None,
     streak: skipped.Streak | None = None,
+    figures: Callable[[Iteration], dict[str, float]] = metrics_of,
 ) -> tuple[TrainState, list[dict]]:
     """As ``host.run``; the rollout of step ``b`` begins when at least ``b - staleness`` updates are done.
 
@@ -112,6 +113,7 @@ def run(
       patience_s: how long the learner waits for one batch.
       apart: where rollouts run, and how weights get there; None: on the devices that train, by turns with the updates.
       streak: of the updates that were skipped before, which goes on; None: there were none.
+      figures: of a step, in its line of the history. Phases overlap: nothing is known of the seconds of each.
 
     Raises:
       ValueError: for a negative staleness, no scorer, or no unit.
@@ -169,12 +171,12 @@ def run(
             state, metrics = loop.finish(state, drawn._replace(sampler=sampler, figures={}), rewards)
             began = time.monotonic()
             weights.put(hand(state))  # sent while the update that makes them is computed, and the next one after it
-            figures = {STALENESS: float(behind)}
+            row = with_figures(metrics, rollout.drawn) | {STALENESS: float(behind)}
             if apart is not None:
-                figures |= dict(zip(HAND, (float(apart.sent_bytes(state)), time.monotonic() - began), strict=True))
-            history.append(with_figures(metrics, rollout.drawn) | figures)
-            parity.check(history[-1], loop.most_gap, step + 1)
-            streak.see(history[-1], step + 1)
+                row |= dict(zip(HAND, (float(apart.sent_bytes(state)), time.monotonic() - began), strict=True))
+            parity.check(row, loop.most_gap, step + 1)
+            history.append(figures(Iteration(state, row, drawn, rewards, loop.compiled(), {})))
+            streak.see(row, step + 1)
     except TimeoutError:
         threads.clear()  # one of them hangs
         raise

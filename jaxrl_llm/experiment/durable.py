@@ -224,11 +224,6 @@ def shared_start(stage: Stage, params: Params, key: Key, index: int) -> TrainSta
     return jax.tree.map(jnp.copy, plans.start(stage, params, jax.random.fold_in(key, index)))
 
 
-def metrics_of(iteration: host.Iteration) -> dict[str, float]:
-    """What the compiled step says of itself."""
-    return dict(iteration.metrics)
-
-
 def unseen(step: int, row: dict[str, float]) -> None:
     """Nobody watches the steps of a run."""
 
@@ -315,7 +310,7 @@ class SeedRun:
         *,
         temperature: float = 1.0,
         start: Callable[[Stage, Params, Key, int], TrainState] = shared_start,
-        figures: Callable[[host.Iteration], dict[str, float]] = metrics_of,
+        figures: Callable[[host.Iteration], dict[str, float]] = host.metrics_of,
         see: Callable[[int, dict[str, float]], None] = unseen,
     ):
         """Compiles nothing yet.
@@ -323,7 +318,7 @@ class SeedRun:
         Args:
           every: steps between measurements.
           start: makes the state of a stage from the parameters before it, the seed's key and the stage's number.
-          figures: of a step of the host loop, for its line in ``metrics.jsonl``.
+          figures: of a step of a loop in this process, for its line in ``metrics.jsonl``.
           see: is told every step with its line.
         """
         self.plan, self.every, self.keeping, self.temperature = plan, every, keeping, temperature
@@ -504,29 +499,46 @@ class SeedRun:
             streak = skipped.Streak(self.keeping.most_skipped)
             while at < end:  # the pipeline is emptied where a checkpoint is due
                 upto = min(end, next_multiple(at, offset, every))
-                state, history = play(index, state, upto - offset, logs, streak)
+                state, history = play(index, state, offset, upto, logs, streak)
                 yield dict(zip(range(at + 1, upto + 1), history, strict=True)), state, None
                 at = upto
             return
         loop = self._loop(index, stage.method)
-        clock = time.monotonic()
+        line = self._timed()
         for iteration in host.iterations(loop, state, end - offset):
-            step, took = offset + int(iteration.state.step), time.monotonic() - clock
+            yield {offset + int(iteration.state.step): line(iteration)}, iteration.state, iteration
+
+    def _timed(self) -> Callable[[host.Iteration], dict[str, float]]:
+        """The lines of a loop that begins now: figures of the step, and how long it took."""
+        clock = time.monotonic()
+
+        def line(iteration: host.Iteration) -> dict[str, float]:
+            nonlocal clock
+            took = time.monotonic() - clock
             row = self.figures(iteration) | {"time/step_s": took, "compile/count": iteration.compiled}
             row |= {f"time/{phase}_s": seconds for phase, seconds in iteration.seconds.items()}
             if "tokens/generated" in row:
                 row["tokens/per_s"] = row["tokens/generated"] / took
             clock = time.monotonic()  # what is measured for the line is no time of training
-            yield {step: row}, iteration.state, iteration
+            return row
+
+        return line
 
     def _by_threads(
-        self, index: int, state: TrainState, steps: int, logs: _Logs, streak: skipped.Streak
+        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak
     ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         loop = self._loop(index, self.plan.stages[index].method)
-        kept = self.keeping
+        kept, line = self.keeping, self._timed()
+
+        def seen(iteration: host.Iteration) -> dict[str, float]:
+            row, step = line(iteration), offset + int(iteration.state.step)
+            if step in (1, upto):  # rollouts are to be read where a checkpoint is kept, as in the host loop
+                self._look(index, iteration, step, logs)
+            return row
+
         return threads.run(
-            loop, state, steps, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
-            apart=self._apart(index), streak=streak,
+            loop, state, upto - offset, staleness=kept.staleness, scorers=kept.scorers, units=max(kept.units, 1),
+            apart=self._apart(index), streak=streak, figures=seen,
         )  # fmt: skip
 
     def _apart(self, index: int) -> threads.Apart | None:
@@ -538,10 +550,10 @@ class SeedRun:
         return self.aparts.get(index)
 
     def _by_workers(
-        self, index: int, state: TrainState, steps: int, logs: _Logs, streak: skipped.Streak
+        self, index: int, state: TrainState, offset: int, upto: int, logs: _Logs, streak: skipped.Streak
     ) -> tuple[TrainState, list[dict]]:  # fmt: skip
         """The learner begins with this state and leaves the next one, both as checkpoints of a folder of their own."""
-        folder, begun = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step)
+        folder, begun, steps = (logs.folder / "workers" / f"stage_{index}").resolve(), int(state.step), upto - offset
         remote, prompts = self.keeping.remote, self.plan.stages[index].method.prompts_per_step
         if prompts % remote.sizes.parts:
             raise UserError(f"--step-parts {remote.sizes.parts} does not divide the {prompts} prompts of a step")

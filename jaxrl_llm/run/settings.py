@@ -118,9 +118,9 @@ def check_loop(settings: Settings) -> None:
     if settings.loop != "async":
         names = ("staleness", "workers") if settings.workers.startswith("threads:") else ("staleness",)
         flags.check_default(settings, names, "belongs to --loop async: give it")
-    elif settings.eval_every:
-        raise UserError(f"--eval-every {settings.eval_every} is of --loop host: an asynchronous run is measured at its "
-                        "start and end; drop one of them")  # fmt: skip
+    elif settings.eval_every and not settings.workers.startswith("threads:"):
+        raise UserError(f"--eval-every {settings.eval_every} is of loops in one process: with --workers "
+                        f"{settings.workers} a run is measured at its start and end; drop one of them")  # fmt: skip
 
 
 def check_measured(settings: Settings) -> None:

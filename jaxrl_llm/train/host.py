@@ -28,7 +28,12 @@ class Iteration(NamedTuple):
     drawn: Drawn
     rewards: Rewards
     compiled: int  # programs compiled so far; constant after the first iteration
-    seconds: dict[str, float]  # of rollout, score and update
+    seconds: dict[str, float]  # of rollout, score and update; empty where they overlap
+
+
+def metrics_of(iteration: Iteration) -> dict[str, float]:
+    """What the compiled step says of itself."""
+    return dict(iteration.metrics)
 
 
 def no_curriculum(sampler: Any, key: Any, step: Any) -> tuple[None, Any]:
