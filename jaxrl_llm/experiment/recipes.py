@@ -121,15 +121,15 @@ def host_judge(
 def make_answer_reader(found: Bench) -> Callable[[Trajectories], tuple[Array, Array]]:
     """``trajectories -> (answer [B], answered [B])``: which answers are the same, without a label.
 
-    Where the bench judges on the device, the whole number after the last ``#`` (jittable); else the final part of each
-    decoded text, numbered by first appearance.
+    Where the bench judges on the device, the whole number after the last ``#`` (jittable), or after the last ``=``
+    where solutions are steps to a target; else the final part of each decoded text, numbered by first appearance.
     """
     tokenizer = found.model.tokenizer
     if found.score is not None:
         classes = token_verifiers.character_classes(
             tokenizer.encode, tokenizer.eos_ids, found.model.config.padded_vocab_size
         )
-        return token_verifiers.make_value_reader(*classes)
+        return token_verifiers.make_value_reader(*classes, mark="=" if "target" in found.train.answers else "#")
 
     def read(trajectories):
         parts = [answer_verifiers.final_part(text).strip() for text in job.responses(tokenizer, trajectories)]

@@ -117,9 +117,14 @@ def make_countdown_verifier(classes: np.ndarray, values: np.ndarray) -> Callable
 
 
 def make_value_reader(
-    classes: np.ndarray, values: np.ndarray
+    classes: np.ndarray, values: np.ndarray, *, mark: str = "#"
 ) -> Callable[[Trajectories], tuple[Int[Array, " B"], Bool[Array, " B"]]]:
-    """``(value, answered)``: the whole number after the last ``#`` of an ended response; 0 and False without one."""
+    """``(value, answered)``: the whole number after the last mark of an ended response; 0 and False without one.
+
+    Args:
+      mark: what stands before an answer: ``#``, or ``=`` of steps whose last result is the answer.
+    """
+    begins = {"#": _HASH, "=": _EQUALS}[mark]
 
     def read(trajectories):
         rows = trajectories.tokens.shape[0]
@@ -128,7 +133,7 @@ def make_value_reader(
         def step(state, column):
             current, digits, marked, ended = state
             kind, number, mask = column
-            hashed, digit, end = kind == _HASH, kind == _DIGIT, kind == _END
+            hashed, digit, end = kind == begins, kind == _DIGIT, kind == _END
             current_after = jnp.where(
                 hashed, 0, jnp.where(digit, jnp.minimum(current, 10**MAX_DIGITS) * 10 + number, current)
             )

@@ -10,9 +10,10 @@ import pytest
 from experiments.policy_gradient import empo
 from experiments.policy_gradient.parts import agreement, meanings
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import Results, recipes
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
+from tests.experiment import made
 
 
 def _trajectories(bench, texts):
@@ -40,6 +41,31 @@ def test_device_and_host_readers_cluster_alike():
     assert clusters == [[0, 0, 2, 0]] * 2
     # a response without a marked number has no answer
     assert recipes.make_answer_reader(bench)(_trajectories(bench, ["3+5=8", "#"]))[1].tolist() == [False, False]
+
+
+def test_the_answer_of_steps_to_a_target_is_their_last_result():
+    settings = recipes.OnlineSettings(
+        data="countdown", levels=(3,), train_problems=8, eval_problems=8, max_new_tokens=18
+    )
+    bench = recipes.bench(settings)
+    solution = recipes.solved_problems(settings)[0]
+    texts = [solution.solution, "2*3=6,6-1=5", "2*3=6,6-1", "2*3=6,6-1=", "5"]
+    values, answered = recipes.make_answer_reader(bench)(_trajectories(bench, texts))
+    assert answered.tolist() == [True, True, False, False, False]
+    assert values.tolist() == [solution.answer["target"], 5, 0, 0, 0]
+
+
+def test_half_of_what_labels_gain_is_asked_of_empo():
+    """From 0.5 labels reach 0.9: without them 0.75 is more than half of that, 0.65 less, and more than by lot."""
+    for reached, holds in ((0.75, True), (0.65, False)):
+        ends = {"grpo": 0.9, "empo": reached, "random": 0.1}
+        arms = {
+            name: made.arm([end, end + 0.001, end + 0.002], curve={0: [0.5] * 3, 8: [end, end + 0.001, end + 0.002]})
+            for name, end in ends.items()
+        }
+        arms["empo"].curves["agreement/entropy"] = {"step": [2, 8], "values": [[1.0, 0.5], [1.0, 0.6], [1.0, 0.7]]}
+        found = empo.claim(Results(arms)).secondary[0]
+        assert found.than == "grpo" and (found.verdict == "supported here") == holds
 
 
 def test_pairs_of_a_group_are_asked_once_and_equal_texts_never():
