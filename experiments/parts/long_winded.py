@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import optax
 
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment.recipes import Bench
 from jaxrl_llm.train import offline
 from jaxrl_llm.train.methods import supervised
@@ -21,7 +22,15 @@ def written_over(problem: Problem, times: int = 2) -> str:
     >>> from jaxrl_llm.data.tasks import chain
     >>> written_over(chain.from_parts([3, 5], "+", 11))
     '3+5=8;3+5=8#8'
+
+    Raises:
+      UserError: for a solution without an answer behind ``#``.
     """
+    if MARK not in problem.solution:
+        raise UserError(
+            f"a solution without {MARK} has no work apart from its answer that could be written over: "
+            f"{problem.solution[:80]!r}; choose --data chain"
+        )
     work, answer = problem.solution.rsplit(MARK, 1)
     return ";".join([work] * times) + MARK + answer
 

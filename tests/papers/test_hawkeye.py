@@ -7,7 +7,9 @@ import pytest
 
 from experiments.efficiency.parts import two_model_relay
 from experiments.parts import long_winded
+from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import shaping
 from tests import close
@@ -30,6 +32,11 @@ def world():
 def _texts(found, tokens, keep):
     decode = found.model.tokenizer.decode
     return [decode([int(t) for t in np.asarray(r)[np.asarray(k)]]) for r, k in zip(tokens, keep, strict=True)]
+
+
+def test_solutions_without_a_mark_are_refused():
+    with pytest.raises(UserError, match="solution without # has no work .*'2\\*3=6,6-1=5'; choose --data chain"):
+        long_winded.written_over(Problem("countdown", "cd 1 2 3 5=>", "2*3=6,6-1=5", {}, 3, "k"))
 
 
 def test_worked_penalty():
