@@ -19,6 +19,7 @@ from jaxrl_llm.experiment.results import Results
 LESS_IS_BETTER = (
     "tokens", "ece", "brier", "perplexity", "gap", "hours", "violations", "mse", "variance", "inconsistency",
     "false_positives", "eval/attack", "eval/cost", "shift/drop", "agreement/entropy", "degenerate_fraction",
+    "eval/share", "weight_spread", "pool/unsound",
 )  # fmt: skip
 
 

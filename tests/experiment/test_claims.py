@@ -111,6 +111,11 @@ def test_a_diverged_seed_is_a_failure_and_not_a_gap():
     tokens = Results({n: arm([9.0, 8.0], metric="eval/tokens") for n in ("base", "method")})
     tokens.arms["method"].metrics["grad/norm"] = [1.0, math.inf]
     assert smaller(tokens, "eval/tokens", "method", "base").values == doubles((0.0, 1.0))
+    # a share of the long reasoning, the spread of weights, questions that pose nothing: 0 would be the best of all
+    for metric in ("eval/share", "policy/weight_spread", "pool/unsound"):
+        share = Results({n: arm(x, metric=metric) for n, x in (("full", [0.9, 1.0]), ("short", [0.3, NAN]))})
+        share.arms["short"].metrics["grad/norm"] = [1.0, math.inf]
+        assert smaller(share, metric, "short", "full").values == doubles((-0.6, 0.0))
 
 
 def test_arms_are_paired_by_seed_and_not_by_place():
