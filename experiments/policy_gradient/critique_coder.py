@@ -10,9 +10,10 @@ Equations: reward of a solution: right or not; of a critique: 1 when its last la
 Left out:  nothing of the method; recorded on arithmetic chains, which the small model knows. --data programs asks for
            small Python programs, labelled and rewarded by their tests in the sandbox (--tests share: by the share that
            passes); rows of one's own (--format mbpp) have the starting model's own samples to judge.
-Expect:    eval/accuracy: crl_20 > rl - 0.01 and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
-Measure:   held-out chains to solve, and to judge, half of them right; every arm starts from the same copy that knows
-           both forms and errs in four of five answers; 8 seeds, equal rollouts and updates.
+Expect:    eval/accuracy: crl_20 > rl and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
+Measure:   held-out chains to solve, and to judge, of which 53 % are right; every arm starts from the same copy that
+           knows both forms and errs in four of five answers; 8 seeds, equal rollouts and updates. The bed is invalid unless
+           who trains on nothing but judging (crl_100) judges 70 % rightly: else there is nothing to pass on to solving.
 Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2 --bed programs]
 """
 
@@ -78,6 +79,7 @@ ARMS = {
     "unbalanced": {"right_share": 0.9},
     "cft": {"learn": imitated},
 }
+BED = experiment.Bed(judges=(("crl_100", "critique/accuracy", 0.7),))
 METRICS = ("eval/accuracy", "eval/pass@4", "critique/accuracy", "critique/says_true", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction", "grad/norm")
 

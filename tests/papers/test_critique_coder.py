@@ -10,10 +10,12 @@ from experiments.policy_gradient import critique_coder
 from experiments.policy_gradient.parts import critique_task, host_judging
 from jaxrl_llm.data.tasks import chain, countdown
 from jaxrl_llm.errors import UserError
-from jaxrl_llm.experiment import cli, curricula, recipes
+from jaxrl_llm.experiment import Results, cli, curricula, recipes
+from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.train.methods import builders
 from tests import close
 from tests.close import singles
+from tests.experiment import made
 from tests.models_for_tests import byte_model
 from tests.verifiers.test_labels import _rows
 
@@ -35,6 +37,12 @@ def test_labels_compare_answers():
     ]
     # a wrong candidate may be right by luck: guesses and slips that cancel
     assert 0.45 < shares[0] < 0.65 and shares[1] > 0.85
+
+
+@pytest.mark.parametrize(("accuracy", "faults"), [(0.71, 0), (0.53, 1)])
+def test_a_judge_that_answers_true_to_everything_makes_the_bed_invalid(accuracy, faults):
+    results = Results({"crl_100": made.arm([accuracy, accuracy], metric="critique/accuracy")})
+    assert len(beds.judges_at_chance(results, critique_coder.BED)) == faults
 
 
 def test_slips_are_of_chains_only():
