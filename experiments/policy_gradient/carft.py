@@ -12,7 +12,7 @@ Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h
            dr_grpo, dr_grpo_cl: A = r - mean of the group, sums over tokens by a constant, no value loss; with the
            contrast, which then alone teaches v.
 Left out:  shared dropout of the two heads. Wrong samples are pushed away by the denominator, which has all samples.
-Expect:    eval/accuracy: carft > reft - 0.01 at the end and carft > reft at half of the steps.
+Expect:    eval/accuracy: carft > reft at the end and at half of the steps.
 Measure:   held-out arithmetic chains with annotated scratchpads; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.carft
 """

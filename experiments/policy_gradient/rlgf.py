@@ -59,7 +59,7 @@ class Guide(NamedTuple):
 
 
 class Tossed(NamedTuple):
-    """Extras of a state, and of each row of a batch: whether the policy begins the responses, which the guide ends."""
+    """Extras of a state, and of each row of a batch: whether the policy ends the responses, which the guide begins."""
 
     own: Array
 

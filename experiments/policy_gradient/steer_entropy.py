@@ -10,7 +10,7 @@ Equations: Omega = A / p_old p (1 - p) (log p + H); w = clip(exp(-k |Omega|), 0.
            clip_cov, kl_cov: tokens of high covariance clipped or held; almost_no_clip: ratios from 0.01 to 100;
            grpo_four, steer_four: four updates a rollout.
 Left out:  tokens of high entropy alone (high_entropy_tokens.py), runs of hundreds of steps.
-Expect:    policy/entropy at the end: steer > grpo; eval/accuracy: steer > grpo - 0.01.
+Expect:    eval/accuracy: steer > grpo; policy/entropy at the end: steer > grpo.
 Measure:   held-out Countdown, two updates for each rollout; 8 seeds, equal rollouts and updates. entropy/predicted:
            mean Omega, whose negative is the change expected of a small step.
 Run:       python -m experiments.policy_gradient.steer_entropy

@@ -8,12 +8,13 @@ Equations: lite_ppo: A = (r - mean_group) / std_batch, loss = sum over tokens / 
            the mean of sequence means. dapo: clip-higher (0.28), token mean, groups of equal rewards and truncated
            responses left out of the loss.
            The factorial: advantages over std_group, std_batch, none (no_std) or centred by the batch (batch_mean), with
-           sequence and token mean; clip_higher, overlong (truncated responses do not train), signed (rewards -1 and 1,
-           which only no_std can see) alone; shaped: dapo with its soft penalty of long responses.
+           sequence and token mean; clip_higher, overlong (truncated responses do not train) alone; signed: no_std with
+           rewards -1 and 1, whose advantages, twice as large, Adam scales back: a control that has to end as no_std
+           does; shaped: dapo with its soft penalty of long responses.
            dapo trains on fewer groups, so that rollouts and updates are equal; refilled: as the paper has it, prompts
            are drawn until the batch is full of groups that are kept, in as many updates fewer.
 Left out:  difficulty splits and aligned models (--levels, --model).
-Expect:    eval/accuracy: lite_ppo >= grpo - 0.01 and lite_ppo >= dapo - 0.01.
+Expect:    eval/accuracy: lite_ppo > grpo and lite_ppo > dapo.
 Measure:   held-out Countdown, two updates for each rollout so that clipping acts; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.tricks_or_traps
 """

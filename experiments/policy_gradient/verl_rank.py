@@ -14,7 +14,7 @@ Equations: d_X = clip((X - EMA_X) / |EMA_X|, +-5); b = sigmoid(gain d_ERA); phi 
            the smaller; last_token: the bonus on the last token alone (both are switches of the released code).
            ppo, ppo_verl: the same on GAE with a value head.
 Left out:  large models; nothing of the method.
-Expect:    eval/accuracy: verl > grpo - 0.01; eval/pass@8: verl > grpo.
+Expect:    eval/accuracy and eval/pass@8: verl > grpo.
 Measure:   held-out Countdown, prefixes 4 tokens apart; 8 seeds, equal rollouts and updates.
 Run:       python -m experiments.policy_gradient.verl_rank
 """
