@@ -12,8 +12,8 @@ Left out:  nothing of the method; recorded on arithmetic chains, which the small
            passes); rows of one's own (--format mbpp) have the starting model's own samples to judge.
 Expect:    eval/accuracy: crl_20 > rl and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
 Measure:   held-out chains to solve, and to judge, of which 53 % are right; every arm starts from the same copy that
-           knows both forms and errs in four of five answers; 8 seeds, equal rollouts and updates. The bed is invalid unless
-           who trains on nothing but judging (crl_100) judges 70 % rightly: else there is nothing to pass on to solving.
+           knows both forms and errs in four of five answers; 8 seeds, equal rollouts and updates. The bed is invalid
+           unless who trains on nothing but judging (crl_100) judges 70 % rightly: else there is nothing to pass on.
 Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2 --bed programs]
 """
 
