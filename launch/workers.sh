@@ -14,6 +14,7 @@ COMMAND=()         # its first words, as in `run dr_grpo` or `dpo`; none: the ma
 JOB=()             # its arguments
 FAILED_WORKER=""
 FAILED_CODE=0
+RUN_THERE=0        # whether the run folder holds a run, see has_run
 
 # One line and exit code 2: the mistake is in the command line.
 fail() {
@@ -176,10 +177,26 @@ stop_all() {
     wait
 }
 
-# Whether the run folder holds a run: decided once, on worker 0, so that all workers do the same.
+# Whether the run folder holds a run: decided once, on worker 0, so that all workers do the same. A connection that
+# breaks says neither: taken for "no run" it would begin one where there is one, which the job refuses for good.
 has_run() {
+    local code=0
     case "${COMMAND[*]}" in '' | train) ;; *) return 1 ;; esac # an experiment goes on by the same command
-    [ "$DRY_RUN" = 0 ] && on_worker 0 "$(printf 'cd %q && test -e %q' "$DIR" "$OUT/settings.json")" </dev/null
+    if [ "$DRY_RUN" = 1 ]; then return 1; fi
+    retry 5 asked_for_run || code="$?"
+    if [ "$code" != 0 ]; then give_up "$code" "worker 0 does not say whether $OUT holds a run"; fi
+    [ "$RUN_THERE" = 1 ]
+}
+
+# Sets RUN_THERE; fails with the code of a connection that did not answer.
+asked_for_run() {
+    local code=0
+    on_worker 0 "$(printf 'cd %q || exit 10; test -e %q || exit 10' "$DIR" "$OUT/settings.json")" </dev/null || code="$?"
+    case "$code" in
+    0) RUN_THERE=1 ;;
+    10) RUN_THERE=0 ;;
+    *) return "$code" ;;
+    esac
 }
 
 # worker INDEX LINE PIPE: one worker with its output marked; "INDEX CODE" goes into the pipe when it ends.

@@ -30,6 +30,7 @@ SSH = r"""#!/bin/bash
 while [ "${1#-}" != "$1" ]; do shift 2; done
 echo "ssh $*" >> "$FAKE/calls"
 if [ -e "$FAKE/down.$1" ]; then echo "ssh: no route to $1" >&2; exit 255; fi
+if [ -e "$FAKE/drops.$1" ]; then rm "$FAKE/drops.$1"; echo "ssh: connection to $1 closed" >&2; exit 255; fi
 mkdir -p "$FAKE/homes/${1#*@}"
 export HOME="$FAKE/homes/${1#*@}"
 cd "$HOME" && exec bash -c "$2"
@@ -241,6 +242,19 @@ def test_machines_are_set_up_and_run_by_ssh(fake):
     assert sorted(starts(calls)) == [f"--hosts a:8476,2,{i} {out} --steps 3" for i in (0, 1)]
     code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")  # the same again resumes
     assert code == 0 and sorted(starts(calls)[2:])[0] == f"--hosts a:8476,2,0 --resume {fake}/shared/run"
+
+
+def test_a_run_is_resumed_though_the_first_connection_breaks(fake):
+    """Whether there is a run is asked again: begun anew it would be refused as one that is there already."""
+    out = _set_up(fake)
+    assert launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")[0] == 0
+    (fake / "drops.a").touch()
+    code, said, calls = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
+    assert code == 0 and "try 1 of 5 ended with code 255" in said
+    assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run" for i in (0, 1)]
+    (fake / "down.a").touch()
+    code, said, _ = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
+    assert code == 255 and said.splitlines()[-1] == f"error: worker 0 does not say whether {fake}/shared/run holds a run"
 
 
 def test_an_experiment_is_started_and_goes_on_by_the_same_command(fake):
