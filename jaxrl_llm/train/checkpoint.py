@@ -118,7 +118,10 @@ def check_finite(state: TrainState) -> None:
 
 
 def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: dict[str, Any] | None = None) -> None:
-    """Writes ``folder/step_<step>`` and removes all but the newest ``keep``.
+    """Writes ``folder/step_<step>`` and removes all but the newest ``keep`` up to there.
+
+    What lies beyond was damaged when the run went on from before it, or it would have gone on there: it stays until
+    its step is written again, and counts for nothing.
 
     Args:
       note: small JSON facts stored beside the arrays (data file hash, settings).
@@ -140,9 +143,12 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
         hosts.barrier("checkpoint begins")
         _write_in_time(scratch, _plain(state), {"step": int(state.step), "note": note or {}})
         if hosts.is_first():
-            shutil.rmtree(final, ignore_errors=True)
+            old = folder / f"{scratch.name}_old"
+            if final.exists():  # moved, not deleted: of a large one a part is gone long before the new one is in place
+                os.replace(final, old)
             os.replace(scratch, final)
             _sync(folder)
+            shutil.rmtree(old, ignore_errors=True)
         hosts.barrier("checkpoint ends")
     except (OSError, ValueError) as error:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -154,7 +160,8 @@ def save(folder: str | pathlib.Path, state: TrainState, *, keep: int = 2, note: 
             f"checkpoint at step {int(state.step)} not written to {folder}: {why}; free space or fix the folder, "
             "then --resume the run (an experiment: give the same command): older checkpoints are intact"
         ) from error
-    for old in steps(folder)[:-keep] if hosts.is_first() else ():
+    written = [step for step in steps(folder) if step <= int(state.step)]
+    for old in written[:-keep] if hosts.is_first() else ():
         shutil.rmtree(folder / f"step_{old:08d}", ignore_errors=True)
 
 

@@ -73,6 +73,34 @@ def test_damaged_checkpoint_is_skipped_with_a_message(tmp_path, capsys, harm):
     _equal(checkpoint.restore(checkpoint.latest(tmp_path), _state(0)), _state(1))
 
 
+def test_what_lies_damaged_beyond_a_step_takes_no_place_from_what_is_written(tmp_path):
+    """The run went on from before it: what it writes now is the newest that there is."""
+    for step in (20, 30):
+        checkpoint.save(tmp_path, _state(step))
+        (tmp_path / f"step_{step:08d}" / "manifest.json").write_text("{")
+    assert checkpoint.latest(tmp_path) is None
+    for step in (10, 11, 12):
+        checkpoint.save(tmp_path, _state(step))
+        assert checkpoint.latest(tmp_path) == tmp_path / f"step_{step:08d}"
+    assert checkpoint.steps(tmp_path) == [11, 12, 20, 30]
+
+
+def test_a_step_that_is_written_again_is_never_gone(tmp_path, monkeypatch):
+    """Killed as soon as anything is deleted."""
+
+    def killed(*given, **named):
+        raise KeyboardInterrupt
+
+    checkpoint.save(tmp_path, _state(1))
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, _state(1)._replace(key=jax.random.key(8)))
+    assert checkpoint.steps(tmp_path) == [1] and checkpoint.latest(tmp_path) == tmp_path / "step_00000001"
+    monkeypatch.undo()
+    checkpoint.save(tmp_path, _state(2))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
+
+
 def test_half_written_checkpoint_is_not_seen(tmp_path):
     checkpoint.save(tmp_path, _state(1))
     (tmp_path / ".writing_00000002").mkdir()
