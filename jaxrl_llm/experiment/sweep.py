@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -66,7 +67,9 @@ def read_values(settings: Any, options: Options) -> list[float | int]:
 
 
 def second_half(found: Results, name: str, metric: str) -> np.ndarray:
-    """The mean of a training curve over the second half of its points, ``[seeds]``.
+    """The mean of a training curve over the second half of its points, ``[seeds]``; NaN for a seed that diverged.
+
+    What such a seed had shown before it failed says nothing for the rate at which it did.
 
     Raises:
       UserError: for a metric that this arm does not train with.
@@ -74,7 +77,24 @@ def second_half(found: Results, name: str, metric: str) -> np.ndarray:
     if metric not in found.arms[name].curves:
         raise UserError(f"--metric {metric}: training records {', '.join(found.arms[name].curves)}")
     _, values = found.curve(name, metric)
-    return np.nanmean(values[:, values.shape[1] // 2 :], axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a half without any value has no mean
+        means = np.nanmean(values[:, values.shape[1] // 2 :], axis=1)
+    failed = np.isin(found.arms[name].seeds, list(found.diverged(name)))
+    return np.where(failed, np.nan, means)
+
+
+def best_of(scores: dict[str, dict[str, Interval]], seeds: int) -> str:
+    """The value with the best mean over all arms, of those at which no seed of any arm diverged; empty: there is none.
+
+    >>> from jaxrl_llm.metrics.intervals import mean_interval
+    >>> best_of({"arm": {"0.1": mean_interval([0.9]), "0.01": mean_interval([0.5, 0.6])}}, 2)
+    '0.01'
+    """
+    values = next(iter(scores.values()))
+    whole = {v: float(np.mean([row[v].mean for row in scores.values()])) for v in values
+             if all(row[v].n == seeds for row in scores.values())}  # fmt: skip
+    return max(whole, key=lambda v: whole[v], default="")
 
 
 def table(scores: dict[str, dict[str, Interval]]) -> str:
@@ -130,7 +150,7 @@ def sweep(path: str, arguments: list[str]) -> dict[str, dict[str, Interval]]:
         folder = pathlib.Path("results/sweeps")
         folder.mkdir(parents=True, exist_ok=True)
         record.write_json(folder / f"{slug}.json", whole)
-    best = max(next(iter(scores.values())), key=lambda v: np.mean([row[v].mean for row in scores.values()]))
-    print(f"\n{text}\n{options.metric}: {options.field} {best} is best over these arms; the file has "
-          f"{getattr(base, options.field):g}; results in {out}")  # fmt: skip
+    best = best_of(scores, options.seeds)
+    found_best = f"{options.field} {best} is best over these arms" if best else "a seed diverged at every value"
+    print(f"\n{text}\n{options.metric}: {found_best}; the file has {getattr(base, options.field):g}; results in {out}")
     return scores

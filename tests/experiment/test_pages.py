@@ -50,6 +50,14 @@ def test_a_page_says_neighbouring_rates_controls_and_what_was_not_kept():
     assert "before the first seed (100), committed in `0123456789ab`; earlier records of this file: 1;" in text
 
 
+def test_a_rate_at_which_a_seed_diverged_has_no_mean():
+    record = systems.records_of("agents", "igpo", ROOT)[0]
+    curves = {"grpo": {"0.001": [0.5, 0.7], "0.01": [0.5, None]}}
+    tuned = {"metric": "reward/mean", "seeds": 2, "curves": curves, "best": {"grpo": 1e-3}, "at_the_edge": []}
+    record["instrument"] |= {"tuned": tuned}
+    assert "| grpo | 0.6 | diverged | 0.001 |" in "\n".join(pages._judged(record, "figure.png"))
+
+
 def test_a_caption_names_problems_only_where_they_were_counted():
     arm = {"seeds": [0, 1], "updates": 3, "rollouts": 24, "problems": {}}
     record = {"arms": {"a": arm}, "settings": {"eval_problems": 512, "eval_samples": 4}, "instrument": {"tail": 3}}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.experiment import __main__ as commands
-from jaxrl_llm.experiment import sweep
+from jaxrl_llm.experiment import results, sweep
 from tests.experiment.made import results as made
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -42,6 +42,18 @@ def test_the_second_half_counts():
     found = made(a=[0.0, 0.0])
     found.arms["a"].curves["reward/mean"] = {"step": [1, 2, 3], "values": [[9.0, 1.0, 3.0], [9.0, 0.0, np.nan]]}
     np.testing.assert_array_equal(sweep.second_half(found, "a", "reward/mean"), [2.0, 0.0])
+
+
+def test_a_value_at_which_a_seed_diverged_is_not_the_best():
+    """However good the reward was before: neither by what the seed had earned, nor by the seeds that are left."""
+    found = made(**{"a@1": [0.0, 0.0], "a@0.1": [0.0, 0.0]})
+    for name, rewards, loss in (("a@1", 0.9, np.nan), ("a@0.1", 0.5, 0.1)):
+        found.arms[name].curves["reward/mean"] = {"step": [1, 2], "values": [[0.0, rewards], [0.0, rewards]]}
+        found.arms[name].metrics["loss/total"] = [0.1, loss]
+    np.testing.assert_array_equal(sweep.second_half(found, "a@1", "reward/mean"), [0.9, np.nan])
+    scores = {"a": {v: results.interval(sweep.second_half(found, f"a@{v}", "reward/mean")) for v in ("1", "0.1")}}
+    assert sweep.best_of(scores, 2) == "0.1"
+    assert sweep.best_of({"a": {"1": scores["a"]["1"]}}, 2) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Rates are chosen on what training shows: rewards, or rows held out of a table; never on evaluation problems."""
 
+import dataclasses
 import types
 
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import loop
-from jaxrl_llm.experiment.evidence import standard, tuning
+from jaxrl_llm.experiment.evidence import standard, store, tuning
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Plan, Stage
 from tests import close
@@ -108,6 +109,52 @@ def test_a_table_that_is_validated_holds_no_rows_out(tmp_path):
 def test_a_rate_at_which_a_seed_diverges_is_the_worst():
     worth = [tuning._worth(values, -1) for values in ([0.1, float("nan"), 0.1], [5.0, 5.0, 5.0], [1.0, 2.0, 3.0])]
     assert worth == [-np.inf, -5.0, -2.0]
+
+
+def test_a_rate_at_which_a_seed_diverges_at_the_end_is_the_worst(tmp_path, monkeypatch):
+    """Its reward until then may be the highest of all."""
+    job = _job(tmp_path, {"pairs": {}})
+    run = store.run_arms
+
+    def diverging(*given, **named):
+        found = run(*given, **named)
+        found.arms["pairs@0.5"].metrics["loss/total"][1] = float("nan")
+        return found
+
+    assert tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))["best"] == {"pairs": 0.5}
+    monkeypatch.setattr(store, "run_arms", diverging)
+    assert tuning.tune(job, ["pairs"], (0.001, 0.01, 0.5))["best"] == {"pairs": 0.01}
+
+
+def test_an_arm_keeps_a_rate_of_its_own(tmp_path):
+    """One that is measured as it was loaded has 0: another rate would train it; any other cannot be tuned."""
+    job = _job(tmp_path, {"pairs": {}, "floor": {"learning_rate": 0.0}, "fast": {"learning_rate": 0.4}})
+    found = tuning.tune(job, ["pairs", "floor"], (0.001, 0.01, 0.5))
+    assert found["best"] == {"pairs": 0.5} and set(found["curves"]) == {"pairs"}
+    moved = tuning.applied(job, found).resolved
+    assert {name: settings.learning_rate for name, settings in moved.items()} == {
+        "pairs": 0.5, "floor": 0.0, "fast": 0.4
+    }  # fmt: skip
+    with pytest.raises(UserError, match="--tune: arm fast sets its own learning rate; drop --tune"):
+        tuning.tune(job, ["pairs", "fast"], (0.001, 0.01, 0.5))
+
+
+def test_a_rate_of_many_digits_is_the_one_that_names_its_runs(tmp_path):
+    """Else its neighbours are not found, when all seeds of a record have run."""
+    found = tuning.tune(_job(tmp_path, {"pairs": {}}), ["pairs"], (0.001, 0.01, 0.123456789))
+    assert found["best"] == {"pairs": 0.123457} and list(found["curves"]["pairs"]) == ["0.001", "0.01", "0.123457"]
+
+
+def _job(tmp_path, rows):
+    """Arms on a table of rows; ``rows`` as in ARMS."""
+    module = made_module(ARMS=rows, build=lambda settings: plan(settings.learning_rate))
+    options = types.SimpleNamespace(fresh=False, microbatches=0, most_skipped=0)
+    resolved = {
+        name: dataclasses.replace(tiny.Settings(learning_rate=0.5, eval_every=1), **changes)
+        for name, changes in rows.items()
+    }
+    built = {name: module.build(settings) for name, settings in resolved.items()}
+    return standard.Job(module, options, tiny.Settings(), resolved, built, tmp_path, tmp_path)
 
 
 def test_an_arm_that_does_not_train_has_no_rate(tmp_path):

@@ -50,7 +50,8 @@ def _judged(record: dict[str, Any], figure: str) -> list[str]:
                   "", "| arm | " + " | ".join(next(iter(tuned["curves"].values()))) + " | chosen |",
                   "|---" * (len(next(iter(tuned["curves"].values()))) + 2) + "|"]  # fmt: skip
         for arm, row in tuned["curves"].items():
-            cells = " | ".join(f"{sum(v) / len(v):.4g}" for v in row.values())
+            # JSON has null for a seed that diverged: then the rate was none to choose
+            cells = " | ".join("diverged" if None in v else f"{sum(v) / len(v):.4g}" for v in row.values())
             edge = ", the last of the grid" if arm in tuned["at_the_edge"] else ""
             lines.append(f"| {arm} | {cells} | {tuned['best'][arm]:g}{edge} |")
     for near in proof.get("neighbours") or ():

@@ -7,6 +7,7 @@ value of its own loss there is taken. Losses of two arms need not be comparable,
 """
 
 import dataclasses
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -66,19 +67,27 @@ def tried(plan: Plan) -> Plan:
     return plan._replace(measure=plan.validate or sweep.nothing)
 
 
+def own_rate(module: ModuleType, arm: str) -> float | None:
+    """The learning rate that an arm sets in the file, as one that is measured untrained does; None: it sets none."""
+    return module.ARMS[arm].get("learning_rate")
+
+
 def tune(job: Any, chosen: list[str], rates: tuple[float, ...]) -> dict[str, Any]:
     """The criterion over the second half, by arm and rate: the sensitivity curves, and the best rate of each arm.
 
-    An arm that does not train (a floor, a base) has no rate, and stays as it is.
+    An arm that does not train (a floor, a base, one whose own rate is 0) has no rate, and stays as it is.
 
     Raises:
       UserError: for fewer than three rates, arms that set their own, or where no arm trains.
     """
-    if len(set(rates)) < 3:
+    rates = tuple(dict.fromkeys(float(f"{r:g}") for r in rates))  # as they name what is run and kept
+    if len(rates) < 3:
         raise UserError(f"--tune {' '.join(f'{r:g}' for r in rates)} needs at least three different learning rates")
-    chosen = [name for name in chosen if job.built[name].stages]
+    chosen = [name for name in chosen if job.built[name].stages and own_rate(job.module, name) != 0]
     if not chosen:
         raise UserError("--tune: no arm of the primary part trains; drop --tune")
+    if fixed := [name for name in chosen if own_rate(job.module, name) is not None]:
+        raise UserError(f"--tune: arm {fixed[0]} sets its own learning rate; drop --tune")
     resolved = {}
     for name in chosen:
         for rate in rates:
@@ -106,10 +115,15 @@ def _worth(values: list[float], sign: int) -> float:
 
 
 def applied(job: Any, tuned: dict[str, Any]) -> Any:
-    """The record with every tuned arm at its own best rate, and the others at that of the first (the baseline's)."""
+    """The record with every tuned arm at its own best rate, and the others at that of the last (the baseline's).
+
+    An arm whose own rate is what it is about keeps it: at another a floor would train.
+    """
     others = tuned["best"][list(tuned["best"])[-1]]
     resolved = {
-        name: dataclasses.replace(settings, learning_rate=tuned["best"].get(name, others))
+        name: settings
+        if own_rate(job.module, name) is not None
+        else dataclasses.replace(settings, learning_rate=tuned["best"].get(name, others))
         for name, settings in job.resolved.items()
     }
     built, _ = cli.build_arms(job.module, resolved, job.options.microbatches)
