@@ -56,8 +56,9 @@ class _Curves:
     def train(self, step: int, metrics: dict[str, Any]) -> None:
         """``[seeds, steps]`` of training figures: means over the steps that define one, tokens summed."""
         host_side = {k: np.asarray(v, np.float64) for k, v in metrics.items()}
-        self.tokens += sum(host_side[k].sum(-1).mean() for k in COUNTED if k in host_side)
-        self.rollouts += host_side[DRAWN].sum(-1).mean() if DRAWN in host_side else 0.0
+        # a step whose line of figures was damaged on the disk is not counted; its sum would be no number
+        self.tokens += sum(np.nansum(host_side[k], -1).mean() for k in COUNTED if k in host_side)
+        self.rollouts += np.nansum(host_side[DRAWN], -1).mean() if DRAWN in host_side else 0.0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what no step of the stretch defines is undefined
             self.add(step, {k: np.nanmean(v, axis=-1) for k, v in host_side.items()})

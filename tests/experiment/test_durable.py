@@ -103,6 +103,18 @@ def test_a_damaged_checkpoint_costs_the_steps_behind_it_only(undisturbed, tmp_pa
     assert "skipping checkpoint" in capsys.readouterr().err
 
 
+def test_a_damaged_line_of_figures_is_left_out_of_them(undisturbed, tmp_path, capsys):
+    """The run ends all the same: what it has trained is there, and what it counts is what can be read."""
+    run(tmp_path)
+    figures = tmp_path / "seed_1" / "metrics.jsonl"
+    lines = figures.read_text().splitlines()
+    figures.write_text("\n".join([*lines[:4], lines[4][:9], *lines[5:]]) + "\n")
+    again = run(tmp_path)
+    assert "metrics.jsonl:5 is damaged" in capsys.readouterr().err
+    assert again.metrics["eval/accuracy"] == undisturbed[0].metrics["eval/accuracy"]
+    assert 0 < again.tokens < undisturbed[0].tokens
+
+
 def test_a_request_to_stop_keeps_the_step(undisturbed, tmp_path, monkeypatch):
     whole = record.append_line
 
