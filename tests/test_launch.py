@@ -254,7 +254,9 @@ def test_a_run_is_resumed_though_the_first_connection_breaks(fake):
     assert sorted(starts(calls)[2:]) == [f"--hosts a:8476,2,{i} --resume {fake}/shared/run" for i in (0, 1)]
     (fake / "down.a").touch()
     code, said, _ = launch(fake, f"ssh.sh run {SSHS} {out} -- --steps 3")
-    assert code == 255 and said.splitlines()[-1] == f"error: worker 0 does not say whether {fake}/shared/run holds a run"
+    assert (
+        code == 255 and said.splitlines()[-1] == f"error: worker 0 does not say whether {fake}/shared/run holds a run"
+    )
 
 
 def test_an_experiment_is_started_and_goes_on_by_the_same_command(fake):
