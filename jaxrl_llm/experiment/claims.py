@@ -19,7 +19,7 @@ from jaxrl_llm.experiment.results import Results
 LESS_IS_BETTER = (
     "tokens", "ece", "brier", "perplexity", "gap", "hours", "violations", "mse", "variance", "inconsistency",
     "false_positives", "eval/attack", "eval/cost", "shift/drop", "agreement/entropy", "degenerate_fraction",
-    "eval/share", "weight_spread", "pool/unsound",
+    "eval/share", "eval/length", "weight_spread", "pool/unsound",
 )  # fmt: skip
 
 
@@ -243,11 +243,15 @@ def _alone(results: Results, metric: str, arm: str, level: float, step: int | No
 
 
 def _two_sided(part: Part) -> float:
-    """The p value of Holm's order: of no effect beyond the margin, or of a difference as large as that of ``same``."""
+    """The p value of Holm's order: of no effect beyond the margin, or of ``same`` on the other side of its margin.
+
+    What lies within is held against a difference as large as the margin, what lies beyond against one as small.
+    """
     values = np.asarray(part.values)
     if part.kind == "same":
-        found = [verdicts.bounds(part.by + s * values) for s in (1, -1)]  # both distances to the margin are positive
-        return min(1.0, max(f.p if f.mean > 0 else 1.0 for f in found))
+        found = [verdicts.bounds(part.by + s * values) for s in (1, -1)]  # within both distances are positive
+        beyond = [f.p for f in found if f.mean <= 0]
+        return max(beyond) if beyond else max(f.p for f in found)
     return verdicts.bounds(part.sign * values - part.by).p
 
 

@@ -116,6 +116,9 @@ def test_a_diverged_seed_is_a_failure_and_not_a_gap():
         share = Results({n: arm(x, metric=metric) for n, x in (("full", [0.9, 1.0]), ("short", [0.3, NAN]))})
         share.arms["short"].metrics["grad/norm"] = [1.0, math.inf]
         assert smaller(share, metric, "short", "full").values == doubles((-0.6, 0.0))
+    length = Results({n: arm([9.0, 8.0], metric="eval/length") for n in ("base", "method")})
+    length.arms["method"].metrics["grad/norm"] = [1.0, math.inf]
+    assert smaller(length, "eval/length", "method", "base").values == doubles((0.0, 1.0))
 
 
 def test_arms_are_paired_by_seed_and_not_by_place():
@@ -186,6 +189,21 @@ def test_secondary_parts_are_corrected_together():
     others = [made([0.01, -0.05, 0.03, -0.1])] * 4
     assert conclude("it", weak, weak, *others).secondary[0].verdict == "undecided"
     assert conclude("it", weak, weak, *others).secondary[0].level == doubles(0.01)
+
+
+def test_a_secondary_part_of_no_difference_can_be_contradicted():
+    """As a primary one can: Holm's order has a p value for either side of the margin."""
+    found = results(base=[0.1, 0.2, 0.3, 0.4], method=[0.2, 0.4, 0.6, 0.6], other=[0.1, 0.21, 0.3, 0.4])
+    apart = close(found, "eval/accuracy", "method", "base", within=0.02)
+    alike = close(found, "eval/accuracy", "other", "base", within=0.02)
+    claim = conclude("As good.", apart, apart, alike)
+    assert [part.verdict for part in claim.parts] == ["contradicted", "contradicted", "supported here"]
+    # 0.18 beyond the margin, of which the standard error is 0.0408: t = 4.41 of three degrees of freedom
+    assert claims._two_sided(apart) == doubles(0.02164346904324615) and claims._two_sided(alike) == doubles(
+        0.005986255697707058
+    )
+    between = close(found, "eval/accuracy", "method", "base", within=0.2)
+    assert conclude("As good.", apart, between).secondary[0].verdict == "undecided"
 
 
 def test_not_worse_by_is_no_headline():
