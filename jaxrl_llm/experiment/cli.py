@@ -519,9 +519,11 @@ def run(module: ModuleType, arguments: list[str]) -> Results | None:
     keepings = {name: keeping_of(options, built[name], settings, out, name, partial(build, name), remake)
                 for name, settings in resolved.items()}  # fmt: skip
     looks = verdicts.LOOKS if options.until_decided else (number,)
+    done = 0
     for look in looks:
-        ran = store.run_arms(options, resolved, built, identities, list(range(look)), folder, keepings=keepings)
-        found = Results(ran.arms, looks if options.until_decided else ())
+        own = list(range(look))
+        ran = store.run_arms(options, resolved, built, identities, own, folder, keepings=keepings, trained=own[:done])
+        done, found = look, Results(ran.arms, looks if options.until_decided else ())
         claim = beds.judge(module, found, smoke=options.smoke)
         if claim.verdict != verdicts.UNDECIDED:
             break

@@ -1,8 +1,10 @@
 """A record under the standard, end to end on the tiny experiment: pilot, tuning, registration, looks, fresh seeds."""
 
 import dataclasses
+import importlib
 import json
 import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -279,6 +281,30 @@ def test_a_killed_run_keeps_its_finished_seeds(tmp_path, monkeypatch):
     assert found.seeds == [0, 1, 2, 3] and found.rollouts == alone.rollouts and found.tokens == alone.tokens
 
 
+def test_fresh_seeds_are_trained_once_by_a_command(tmp_path, monkeypatch):
+    """What an earlier look of the same command has trained is as fresh as it gets."""
+    ran = []
+
+    def run_arm(plan, settings, seeds, **more):
+        ran.append(list(seeds))
+        values = np.random.default_rng(len(ran)).random(len(seeds)).tolist()  # too noisy to decide anything
+        return dataclasses.replace(arm(values), seeds=list(seeds))
+
+    monkeypatch.setattr(loop, "run_arm", run_arm)
+    seeds_of = partial(store.seeds_of, tiny.build(tiny.Settings()), tiny.Settings(), folder=tmp_path)
+    seeds_of([0, 1])
+    seeds_of([0, 1], fresh=True)
+    seeds_of([0, 1, 2], fresh=True, trained=[0, 1])
+    assert ran == [[0, 1], [0, 1], [2]]
+    ran.clear()
+    monkeypatch.setattr(verdicts, "LOOKS", (8, 16))
+    cli.run(tiny, ["--until-decided", "--fresh", "--arm", "baseline", "method", "--out", str(tmp_path)])
+    assert ran == [list(range(8))] * 2, "an arm is missing, and nothing is judged"
+    ran.clear()
+    cli.run(tiny, ["--until-decided", "--fresh", "--out", str(tmp_path)])
+    assert ran == [list(range(8))] * 3 + [list(range(8, 16))] * 3
+
+
 def test_two_files_share_the_seeds_of_one_baseline():
     """What counts is the program: names, files and fields that nobody reads do not."""
     plans = {}
@@ -291,6 +317,50 @@ def test_two_files_share_the_seeds_of_one_baseline():
     assert store.identity(tiny, settings, tiny.build(settings), traced, tail=3) != plans["a"]
     other = dataclasses.replace(settings, eval_every=7)
     assert store.identity(tiny, other, tiny.build(other), traced) != plans["a"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """Settings that name what lies outside."""
+
+    eval_every: int = 1
+    model: str = ""
+    data: str = ""
+    reward: str = ""
+    table: tuple[str, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "file"),
+    [
+        (Named(data="one.jsonl"), "one.jsonl"),
+        (Named(data="one.jsonl,two.jsonl"), "two.jsonl"),
+        (Named(data="one.jsonl@0.5,two.jsonl@0.5"), "one.jsonl"),
+        (Named(data="folder"), "folder/part.arrow"),
+        (Named(data="folder:train"), "folder/part.arrow"),
+        (Named(data="telecom:folder"), "folder/part.arrow"),
+        (Named(reward="own_reward_of_a_test:score"), "own_reward_of_a_test.py"),
+        (Named(table=("x", "two.jsonl")), "two.jsonl"),
+        (Named(data="one.jsonl", model="folder"), "two.jsonl"),
+        (Named(data="chain", model="folder", reward="x" * 5000), "folder/part.arrow"),
+    ],
+)
+def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(settings, file, tmp_path, monkeypatch):
+    """A verifier that was mended, or answers that were, must not be given the seeds of the old ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "folder").mkdir()
+    for name in ("one.jsonl", "two.jsonl", "folder/part.arrow"):
+        (tmp_path / name).write_text("{}\n")
+    (tmp_path / "own_reward_of_a_test.py").write_text("def score(answer, response):\n    return 1.0\n")
+    monkeypatch.delitem(sys.modules, "own_reward_of_a_test", raising=False)
+    importlib.import_module("own_reward_of_a_test")
+    plan = tiny.build(tiny.Settings(on_host=True))
+    before = store.identity(tiny, settings, plan, [])
+    assert store.identity(tiny, settings, plan, []) == before
+    (tmp_path / file).write_text("another\n")
+    expected = settings.model == "folder"  # what is not named as rows or as a module does not count
+    assert (store.identity(tiny, settings, plan, []) == before) == expected
 
 
 def test_counts_by_problem_are_kept_and_join(tmp_path):

@@ -202,10 +202,12 @@ def _looked(
       broken: what the controls say against the bed: then the first look is the last.
     """
     found: dict[str, Any] = {}
+    done: list[int] = []
     for number in looks or (job.options.seeds,):
         now = job.resolved if not found else {name: job.resolved[name] for name in chosen}
         seeds = list(range(first, first + number))
-        found |= store.run_arms(job.options, now, job.built, identities, seeds, job.folder, tail=tail).arms
+        ran = store.run_arms(job.options, now, job.built, identities, seeds, job.folder, tail=tail, trained=done)
+        found, done = found | ran.arms, seeds
         whole = Results({name: found[name] for name in job.resolved}, tuple(looks), d_star)
         claim = beds.judge(job.module, whole, smoke=False)
         claim = claims.on_bed(claim, [*claim.bed, *broken])

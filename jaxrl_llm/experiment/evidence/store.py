@@ -1,10 +1,13 @@
 """Finished seeds on disk, one file each: more seeds never train those again that there are, nor does a killed run."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import pathlib
 import shutil
+import sys
+from collections.abc import Collection
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -50,15 +53,46 @@ def code(module: ModuleType, plan: Plan, traced: list[Any]) -> str:
     return hashlib.sha256(f"{program}|{text}|{_library()}".encode()).hexdigest()[:16]
 
 
+def named_outside(settings: Any) -> list[str]:
+    """Hashes of the rows and of the modules of one's own that settings name: what a name stands for may change.
+
+    Of ``MODULE:FUNCTION`` the text of that module counts, not of those that it imports in turn; folders count where
+    they are ``data`` and no model.
+    """
+    found = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        words = value if isinstance(value, tuple) else (value,)
+        for word in (part for text in words if isinstance(text, str) for part in text.split(",")):
+            found += _hash_of(word, folders=field.name.endswith("data"))
+    return found
+
+
+def _hash_of(word: str, *, folders: bool) -> list[str]:
+    """Of the file that a word names, alone, with a weight, a split or a kind; nothing where it names none."""
+    begin, _, end = word.partition(":")
+    loaded = sys.modules.get(begin)
+    if end and hasattr(loaded, end) and getattr(loaded, "__file__", None):
+        return [hashlib.sha256(pathlib.Path(loaded.__file__).read_bytes()).hexdigest()]
+    for name in filter(None, (word, word.rpartition("@")[0], word.rpartition(":")[0], end)):
+        path = pathlib.Path(name)
+        with contextlib.suppress(OSError):  # a text too long for a name of a file
+            if path.is_file():
+                return [hashlib.sha256(path.read_bytes()).hexdigest()]
+            if folders and path.is_dir() and not (path / "config.json").is_file():
+                files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+                each = [f"{p.relative_to(path)} {hashlib.sha256(p.read_bytes()).hexdigest()}" for p in files]
+                return [hashlib.sha256("\n".join(each).encode()).hexdigest()]
+    return []
+
+
 def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1) -> str:
     """Changes with everything that a finished seed of an arm depends on; arms of two files may share one."""
     whole = [code(module, plan, traced), settings.eval_every, tail, sorted(record.versions().items())]
     if plan.on_host or plan.world is not None:
         shaping = [f.name for f in dataclasses.fields(settings) if f.name not in OF_THE_RUN]
         whole.append(results.plain({name: getattr(settings, name) for name in shaping}))
-        rows = pathlib.Path(getattr(settings, "data", ""))
-        if rows.is_file():  # the same name may hold other rows tomorrow
-            whole.append(hashlib.sha256(rows.read_bytes()).hexdigest())
+        whole += named_outside(settings)
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
 
@@ -77,6 +111,7 @@ def seeds_of(
     folder: pathlib.Path,
     *,
     fresh: bool = False,
+    trained: Collection[int] = (),
     tail: int = 1,
     keeping: Keeping | None = None,
     most_skipped: int = 0,
@@ -86,13 +121,15 @@ def seeds_of(
     Args:
       folder: of this arm alone; it has one file a seed.
       fresh: train all of them again.
+      trained: but these, which the same command has trained: those of an earlier look.
       keeping: of an arm that runs on the host, see ``loop.run_arm``.
       most_skipped: as in ``loop.run_arm``.
     """
     files = {seed: folder / f"{seed}.json" for seed in seeds}
-    there = {} if fresh else {seed: one for seed, path in files.items() if (one := _read(path)) is not None}
+    stored = [seed for seed in seeds if not fresh or seed in trained]
+    there = {seed: one for seed in stored if (one := _read(files[seed])) is not None}
     missing = [seed for seed in seeds if seed not in there]
-    if fresh and keeping is not None and keeping.folder is not None and hosts.is_first():
+    if fresh and not trained and keeping is not None and keeping.folder is not None and hosts.is_first():
         shutil.rmtree(keeping.folder, ignore_errors=True)
     hosts.barrier("fresh seeds")
     at_once = IN_TURN if seed_axis.in_turn() else SIDE_BY_SIDE
@@ -123,7 +160,8 @@ def identities(
 
 @from_callbacks()
 def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: list[int], folder: pathlib.Path, *,
-             tail: int = 1, keepings: dict[str, Keeping | None] | None = None) -> Results:  # fmt: skip
+             tail: int = 1, keepings: dict[str, Keeping | None] | None = None,
+             trained: Collection[int] = ()) -> Results:  # fmt: skip
     """Every arm in turn; a finished seed is stored at once and taken up again by the next run.
 
     Args:
@@ -131,6 +169,7 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
       identities: see ``identity``; arms that share one share their seeds.
       folder: of the store.
       keepings: by arm, of those that run on the host.
+      trained: see ``seeds_of``.
     """
     found: dict[str, ArmResult] = {}
     for k, (name, settings) in enumerate(resolved.items(), 1):
@@ -143,8 +182,9 @@ def run_arms(options: Any, resolved, built, identities: dict[str, str], seeds: l
         place = folder / own
         most = getattr(options, "most_skipped", 0)  # of comparisons and sweeps there is no such flag
         found[name], there = seeds_of(
-            built[name], settings, seeds, place, fresh=options.fresh, tail=tail, keeping=keeping, most_skipped=most
-        )
+            built[name], settings, seeds, place, fresh=options.fresh, trained=trained, tail=tail, keeping=keeping,
+            most_skipped=most,
+        )  # fmt: skip
         if there:
             print(f"arm {name}: {there} of {len(seeds)} seeds taken from {place}", flush=True)
     return Results(found)
