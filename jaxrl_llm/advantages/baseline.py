@@ -40,6 +40,7 @@ def optimal_token_advantages(
     *,
     weights: Float[Array, "B T"] | None = None,
     lone_tokens: bool = False,
+    valid: Bool[Array, " B"] | None = None,
 ) -> Float[Array, "B T"]:
     """Optimal token baseline: ``A_t = G_t - sum_j W_jt G_jt / sum_j W_jt`` over the group's members at the same column.
 
@@ -53,6 +54,7 @@ def optimal_token_advantages(
       collision: ``logprobs.token_collision``.
       weights: importance weights of the tokens, squared into ``W``.
       lone_tokens: a token at a column that no other member reaches gets its return (no baseline), instead of 0.
+      valid: rewards that count; the others get 0 and are in no baseline.
 
     From verl's ``compute_optimal_token_baseline_advantage`` (whose groups of one, and with ``handle_zero_tail`` whose
     tails, are ``lone_tokens=True``).
@@ -63,6 +65,7 @@ def optimal_token_advantages(
     >>> optimal_token_advantages(jnp.array([[3.0], [0.0]]), jnp.log(p), half, ids, mask).ravel().tolist()
     [2.0, -1.0]
     """
+    mask = mask if valid is None else mask & valid[:, None]
     energy = _energy(logp, collision, weights, mask)
     found = _least_variance(discounted_returns(rewards, mask), energy, group_ids, mask, lone_tokens)
     return jax.lax.stop_gradient(found)
@@ -77,6 +80,7 @@ def optimal_trained_token_advantages(
     *,
     weights: Float[Array, "B T"] | None = None,
     lone_tokens: bool = True,
+    valid: Bool[Array, " B"] | None = None,
 ) -> Float[Array, "B T"]:
     """``optimal_token_advantages`` with the k-th *trained* token of each member compared, not the same column.
 
@@ -90,6 +94,7 @@ def optimal_trained_token_advantages(
     >>> optimal_trained_token_advantages(*args, jnp.array([0, 0]), mask).tolist()
     [[1.0, 0.0], [0.0, -1.0]]
     """
+    mask = mask if valid is None else mask & valid[:, None]
     order = jnp.argsort(~mask, axis=1, stable=True)  # trained tokens first
     returns = jnp.where(mask, discounted_returns(rewards, mask), 0.0)
     energy = jnp.where(mask, _energy(logp, collision, weights, mask), 0.0)

@@ -172,3 +172,16 @@ def test_smoothed_advantages_against_a_loop_over_steps():
     for kept, old in zip(after, now, strict=True):
         np.testing.assert_array_equal(np.asarray(kept)[~valid], np.asarray(old)[~valid])
     assert np.asarray(after.steps).tolist() == np.where(valid, 6.0, 5.0).tolist()
+
+
+@pytest.mark.parametrize("name", ["optimal_token_advantages", "optimal_trained_token_advantages"])
+def test_a_reward_that_failed_is_in_no_baseline(name):
+    """The others get what they get without the row; the failed one gets 0, whatever its reward."""
+    function = getattr(baseline, name)
+    rewards, logp, collision, ids, mask = _jax(_case(holes=False))
+    valid = jnp.asarray([True, False, True, True, True, True])
+    found = np.asarray(function(rewards.at[1].set(jnp.nan), logp, collision, ids, mask, valid=valid))
+    kept = np.asarray([0, 2, 3, 4, 5])
+    without = np.asarray(function(*(x[kept] for x in (rewards, logp, collision, ids, mask))))
+    close.assert_near(found[kept], without)
+    assert not found[1].any()
