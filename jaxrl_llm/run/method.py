@@ -449,15 +449,28 @@ def keep(settings: Any, spread: Callable[..., Array] | None) -> Callable[[Trajec
     return whole
 
 
+def _correction(settings: Any) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    function = named.with_settings(
+        named.find(losses, settings.correction, "--correction"), settings.correction_args, "--correction-args", losses
+    )
+    return function, named.check_arrays(function, CORRECTION, f"--correction {settings.correction}")
+
+
+def compares_groups(settings: Any) -> str:
+    """The flag whose function looks at all members of a group at once, which parts of a batch must then hold."""
+    if "group_ids" in policy_loss(settings)[1]:
+        return f"--loss {settings.loss}"
+    if settings.correction and "group_ids" in _correction(settings)[1]:
+        return f"--correction {settings.correction}"
+    return ""
+
+
 def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     """``token_weights`` of the loss: what the sampler's own log-probabilities say of each token."""
     several = settings.inner_epochs > 1
     if not settings.correction:
         return mismatch_weights(several=several) if getattr(settings, "rollout_weights", "") else None
-    function = named.with_settings(
-        named.find(losses, settings.correction, "--correction"), settings.correction_args, "--correction-args", losses
-    )
-    wanted = named.check_arrays(function, CORRECTION, f"--correction {settings.correction}")
+    function, wanted = _correction(settings)
 
     def weights(logp: Array, entropy: Array, batch: Batch) -> Array:
         # of the policy that the sampler stands for: before the updates of this rollout

@@ -111,6 +111,10 @@ def check(settings: Settings) -> None:
     rows = settings.prompts_per_step * settings.group_size
     if settings.microbatches and rows % settings.microbatches:
         raise UserError(f"--microbatches {settings.microbatches} does not divide the batch of {rows} sequences")
+    if settings.microbatches and settings.prompts_per_step % settings.microbatches:
+        if comparing := method.compares_groups(settings):
+            raise UserError(f"--microbatches {settings.microbatches} would cut groups, whose members {comparing} "
+                            f"compares; give a divisor of --prompts-per-step {settings.prompts_per_step}")  # fmt: skip
 
 
 def check_loop(settings: Settings) -> None:

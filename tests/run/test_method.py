@@ -369,6 +369,14 @@ def test_schedules_warm_up_first(schedule):
         ({"staleness": 3}, "--staleness 3 belongs to --loop async: give it, or drop --staleness"),
         ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
+        (
+            {"loss": "gvpo_loss", "microbatches": 64},
+            "--microbatches 64 would cut groups, whose members --loss gvpo_loss",
+        ),
+        (
+            {"correction": "self_normalised_weights", "microbatches": 512},
+            "members --correction self_normalised_weights compares; give a divisor of --prompts-per-step 32",
+        ),
     ],
 )
 def test_mistakes_are_named(changes, said):
@@ -386,6 +394,8 @@ def test_what_is_read_is_taken_and_a_run_goes_on_as_it_began():
     check(of(loss="a_star_po_loss", loss_args=("beta=0.1",), value_samples=2, filter_groups=False, clip_low=0.2))
     check(of(loop="async", staleness=3, workers="threads:8"))
     check(of(kl_horizon=20, staleness=3, resume="run"))
+    check(of(loss="gvpo_loss", microbatches=32))
+    check(of(microbatches=64))  # nothing compares the members of a group
 
 
 def test_a_run_with_everything_changed(tmp_path, monkeypatch):
