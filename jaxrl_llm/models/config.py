@@ -18,7 +18,8 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 
 def _rope_tables(raw: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Rotary settings of full and of local layers, in either layout: flat keys or ``rope_parameters``."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    # of both, transformers takes rope_scaling and nothing of the other: what somebody has added to a file of version 5
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     tables = (rope, {})
     if isinstance(rope, dict) and ("full_attention" in rope or "sliding_attention" in rope):
         tables = (rope.get("full_attention") or {}, rope.get("sliding_attention") or {})

@@ -48,6 +48,17 @@ def test_absent_key_value_heads_are_those_of_the_family(family):
             from_hf(raw | {"num_attention_heads": 2 * KEY_VALUE_HEADS[family] + 1})
 
 
+def test_rope_scaling_that_was_added_to_a_newer_file_counts():
+    """As transformers 5.24 reads a file with both, the base of ``rope_parameters`` lost included."""
+    newer = {name: value for name, value in RAW.items() if name != "rope_theta"}
+    newer |= {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
+    assert from_hf(newer).rope_theta == 5e5 and from_hf(newer).rope_scaling == RopeScaling()
+    both = from_hf(newer | {"rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+    assert both.rope_scaling == RopeScaling("linear", 4.0) and both.rope_theta == 10000.0
+    with pytest.raises(ValueError, match="rope_scaling type 'yarn' is not supported"):
+        from_hf(newer | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
 def test_newer_rope_parameters_equal_the_older_keys():
     older = RAW | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}}
     newer = RAW | {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}}
