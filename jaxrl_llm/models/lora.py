@@ -33,6 +33,9 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+_BASE_AS_IT_WAS = (True, False, None, "gaussian", "eva", "orthogonal")  # the others of PEFT begin by changing the base
+
+
 @dataclasses.dataclass(frozen=True)
 class Lora:
     """``W + alpha / rank A B`` for the matrices ``targets`` of every layer."""
@@ -207,6 +210,11 @@ def _settings(folder: pathlib.Path) -> tuple[int, float]:
     for key, accepted in _PLAIN.items():
         if raw.get(key) is not None and raw[key] not in accepted:
             raise ValueError(f"{path}: {key}={raw[key]!r} is not supported")
+    if raw.get("init_lora_weights", True) not in _BASE_AS_IT_WAS:
+        raise ValueError(
+            f"{path}: init_lora_weights={raw['init_lora_weights']!r} is a difference from a base that was changed; "
+            "save it with PEFT's path_initial_model_for_weight_conversion, as a difference from the base itself"
+        )
     rank, alpha = raw.get("r"), raw.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(alpha, bool) or not isinstance(alpha, int | float):
         raise ValueError(f"{path}: r={rank!r} and lora_alpha={alpha!r} must be numbers")

@@ -3,10 +3,13 @@
 import ast
 import difflib
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
+
+import jax
 
 from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
@@ -80,3 +83,19 @@ def check_arrays(function: Callable[..., Any], offered: Sequence[str], flag: str
         raise UserError(f"{flag}: {name} takes {', '.join(absent)}, which this command has not; it has "
                         f"{', '.join(offered)}")  # fmt: skip
     return wanted
+
+
+def tried(function: Callable[..., Any], given: Sequence[Any], flag: str) -> Any:
+    """The shapes of what a function makes of arrays of these shapes, traced and not computed.
+
+    Raises:
+      UserError: for one that cannot take them, which is of another kind than the flag asks for, or wrong.
+    """
+    try:
+        return jax.eval_shape(function, *given)
+    except Exception as error:  # whatever a function of the user's own raises
+        where = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)
+                 if "site-packages" not in f.filename]  # fmt: skip
+        said = (str(error).splitlines() or [""])[0]
+        raise UserError(f"{flag}: does not take the arrays of a batch: {type(error).__name__}: {said} ({where[-1]}); "
+                        "choose another function, or mend it") from error  # fmt: skip

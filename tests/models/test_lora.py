@@ -144,6 +144,7 @@ def test_targets_of_gpt2_that_share_a_name_are_spelled_out(tmp_path):
     [
         ({"use_dora": True}, "use_dora=True is not supported"),
         ({"bias": "all"}, "bias='all'"),
+        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights='pissa_niter_4' is a difference from a base"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),

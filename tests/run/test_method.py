@@ -369,6 +369,10 @@ def test_schedules_warm_up_first(schedule):
         ({"staleness": 3}, "--staleness 3 belongs to --loop async: give it, or drop --staleness"),
         ({"workers": "threads:8"}, "--workers threads:8 belongs to --loop async: give it, or drop --workers"),
         ({"optimiser": "muon", "weight_decay": 0.1}, "is of --optimiser adam"),
+        ({"loss": "token_ratio"}, "--loss token_ratio: gives no TokenTerms"),
+        ({"correction": "cispo_loss"}, "--correction cispo_loss: gives TokenTerms for 4 responses of 6 tokens, not a"),
+        ({"advantages": "discounted_returns"}, "--advantages discounted_returns: does not take the arrays of a"),
+        ({"advantages": "prefix_values"}, "--advantages prefix_values: gives tuple for 4 responses"),
         (
             {"loss": "gvpo_loss", "microbatches": 64},
             "--microbatches 64 would cut groups, whose members --loss gvpo_loss",
