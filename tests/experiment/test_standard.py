@@ -354,7 +354,7 @@ def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(s
         (tmp_path / name).write_text("{}\n")
     (tmp_path / "own_reward_of_a_test.py").write_text("def score(answer, response):\n    return 1.0\n")
     monkeypatch.delitem(sys.modules, "own_reward_of_a_test", raising=False)
-    importlib.import_module("own_reward_of_a_test")
+    importlib.import_module("_".join(["own", "reward", "of", "a", "test"]))
     plan = tiny.build(tiny.Settings(on_host=True))
     before = store.identity(tiny, settings, plan, [])
     assert store.identity(tiny, settings, plan, []) == before
