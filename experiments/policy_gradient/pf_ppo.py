@@ -22,7 +22,6 @@ Run:       python -m experiments.policy_gradient.pf_ppo
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -40,12 +39,12 @@ from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.types import Params, declared
 
 
-def fitted(model, features, rows, rewards):
+def fitted(model, features, rewards):
     """What the reward model says."""
-    return model.scores(features(rows))
+    return model.scores(features)
 
 
-def true_reward(model, features, rows, rewards):
+def true_reward(model, features, rewards):
     """What the task says."""
     return rewards.value
 
@@ -103,11 +102,12 @@ def build(settings: Settings) -> experiment.Plan:
     policy, base, size = bench.model.policy, bench.model.params, settings.group_size
     judge = curricula.train_score(bench)
 
-    def features(base, rows):
+    def read(base, rows):
+        """What the reward model sees of each response, and the log-probabilities of the base model."""
         hidden = policy.hidden(base, rows.tokens, rows.positions, rows.segment_ids)
         last = jnp.take_along_axis(hidden, heads.last_index(rows.segment_ids)[:, None, None], axis=1)[:, 0]
         logp, entropy = builders.score_tokens(policy, base, rows, temperature=settings.temperature)
-        return linear_reward_model.with_confidence(last, logp, entropy, rows.mask)
+        return linear_reward_model.with_confidence(last, logp, entropy, rows.mask), logp
 
     def fit(params, key):
         several = max(size, 5)  # the reward model compares responses to one prompt
@@ -120,24 +120,24 @@ def build(settings: Settings) -> experiment.Plan:
             return rows, judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows)
 
         rows, truth = sampled(0, key)
-        model = linear_reward_model.fit_linear(features(base, rows), truth.value, rows.group_ids)
+        model = linear_reward_model.fit_linear(read(base, rows)[0], truth.value, rows.group_ids)
         rows, truth = sampled(count, jax.random.fold_in(key, 1))  # those of all arms
-        scores = settings.judge(model, partial(features, base), rows, truth)
+        scores = settings.judge(model, read(base, rows)[0], truth)
         weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=truth.valid))
         kept = selection.reliability(scores, truth.value, weights)
         fit = selection.reliability(scores, truth.value, truth.valid.astype(jnp.float32))
         return Fitted(model, jax.tree.map(jnp.copy, base), kept, fit)._asdict()
 
-    def paid(params, extras, rows, rewards):
-        score, heat = returns.at_last_token(rewards.value, rows.mask), settings.temperature
-        reference, _ = builders.score_tokens(policy, declared(Fitted, extras).base, rows, temperature=heat)
-        return kl.kl_in_reward(score, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
-
-    plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)
-
     def estimate(params, extras, rows, rewards):
         model, base, kept, fit = declared(Fitted, extras)
-        scores = settings.judge(model, partial(features, base), rows, rewards)
+        features, reference = read(base, rows)
+
+        def paid(params, extras, rows, rewards):
+            score = returns.at_last_token(rewards.value, rows.mask)
+            return kl.kl_in_reward(score, rows.sampler_logp, reference, rows.mask, coefficient=settings.kl_weight)
+
+        plain = actor_critic.make_value_estimate(policy, token_rewards=paid, temperature=settings.temperature)
+        scores = settings.judge(model, features, rewards)
         weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=rewards.valid))
         batch = plain(params, extras, rows, rewards._replace(value=scores))
         advantages = whiten.reweighted_tokens(batch.advantages, weights, batch.mask)
