@@ -31,16 +31,8 @@ ESTIMATOR = (
 )  # fmt: skip
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
-KINDS_OF_ROWS = {
-    "rewards": jnp.float32, "group_ids": jnp.int32, "length_tokens": jnp.float32, "valid": jnp.bool_,
-    "greedy_rewards": jnp.float32, "optimal_values": jnp.float32,
-}  # fmt: skip
-KINDS_OF_TOKENS = {
-    "logp": jnp.float32, "old_logp": jnp.float32, "advantages": jnp.float32, "mask": jnp.bool_,
-    "ref_logp": jnp.float32, "entropy": jnp.float32, "sampler_logp": jnp.float32, "noise": jnp.float32,
-    "tokens": jnp.int32, "collision": jnp.float32, "token_kl": jnp.float32, "ratio": jnp.float32,
-    "weights": jnp.float32,
-}  # fmt: skip
+OF_RESPONSE = ("rewards", "group_ids", "length_tokens", "valid", "greedy_rewards", "optimal_values")  # not of a token
+KINDS = {"group_ids": jnp.int32, "tokens": jnp.int32, "mask": jnp.bool_, "valid": jnp.bool_}  # the others: float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,19 +115,17 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
 def check_kinds(settings: MethodSettings) -> None:
     """Raises UserError for functions of another kind than their flag asks for: they are tried on two groups of two."""
     rows, columns = 4, 6
-    of_row = {name: jax.ShapeDtypeStruct((rows,), kind) for name, kind in KINDS_OF_ROWS.items()}
-    of_token = {name: jax.ShapeDtypeStruct((rows, columns), kind) for name, kind in KINDS_OF_TOKENS.items()}
-    shapes = of_token | of_row
     tokens, either = {(rows, columns)}, {(rows, columns), (rows,)}
     cases = [("loss", policy_loss(settings), set()), ("advantages", _estimator(settings), either)]
     cases += [("correction", _correction(settings), tokens)] if settings.correction else []
     for name, (function, wanted), allowed in cases:
-        flag, given = f"--{name} {getattr(settings, name)}", shapes
+        flag = f"--{name} {getattr(settings, name)}"
         if "earlier" in wanted:  # what it keeps between steps is made with the state
             continue
-        if name == "advantages" and "collision" in wanted:
-            given = shapes | {"rewards": shapes["logp"]}
-        found = named.tried(function, [given[x] for x in wanted], flag)
+        to_go = {"rewards"} if "collision" in wanted else set()  # what weighs tokens by their energy sums them to go
+        shapes = [(rows,) if x in OF_RESPONSE and x not in to_go else (rows, columns) for x in wanted]
+        given = [jax.ShapeDtypeStruct(s, KINDS.get(x, jnp.float32)) for x, s in zip(wanted, shapes, strict=True)]
+        found = named.tried(function, given, flag)
         if not allowed:
             if not isinstance(found, TokenTerms):
                 raise UserError(f"{flag}: gives no TokenTerms, as a loss of tokens does; choose one that does")
