@@ -1,7 +1,6 @@
 """A record under the standard, end to end on the tiny experiment: pilot, tuning, registration, looks, fresh seeds."""
 
 import dataclasses
-import importlib
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import experiment
+from jaxrl_llm.data.own import own
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import arms, cli, doctor, loop, results
 from jaxrl_llm.experiment.evidence import pilot, provenance, records, rehearsal, standard, store, verdicts
@@ -354,7 +354,7 @@ def test_seeds_of_an_arm_on_the_host_are_of_the_rows_and_rewards_that_they_saw(s
         (tmp_path / name).write_text("{}\n")
     (tmp_path / "own_reward_of_a_test.py").write_text("def score(answer, response):\n    return 1.0\n")
     monkeypatch.delitem(sys.modules, "own_reward_of_a_test", raising=False)
-    importlib.import_module("_".join(["own", "reward", "of", "a", "test"]))
+    own("own_reward_of_a_test:score", "--reward")
     plan = tiny.build(tiny.Settings(on_host=True))
     before = store.identity(tiny, settings, plan, [])
     assert store.identity(tiny, settings, plan, []) == before

@@ -73,17 +73,29 @@ def _hash_of(word: str, *, folders: bool) -> list[str]:
     begin, _, end = word.partition(":")
     loaded = sys.modules.get(begin)
     if end and hasattr(loaded, end) and getattr(loaded, "__file__", None):
-        return [hashlib.sha256(pathlib.Path(loaded.__file__).read_bytes()).hexdigest()]
+        return [_digest(pathlib.Path(loaded.__file__))]
     for name in filter(None, (word, word.rpartition("@")[0], word.rpartition(":")[0], end)):
         path = pathlib.Path(name)
         with contextlib.suppress(OSError):  # a text too long for a name of a file
             if path.is_file():
-                return [hashlib.sha256(path.read_bytes()).hexdigest()]
+                return [_digest(path)]
             if folders and path.is_dir() and not (path / "config.json").is_file():
                 files = [p for p in sorted(path.rglob("*")) if p.is_file()]
-                each = [f"{p.relative_to(path)} {hashlib.sha256(p.read_bytes()).hexdigest()}" for p in files]
+                each = [f"{p.relative_to(path)} {_digest(p)}" for p in files]
                 return [hashlib.sha256("\n".join(each).encode()).hexdigest()]
     return []
+
+
+def _digest(path: pathlib.Path) -> str:
+    """SHA-256 of a file, read once for all arms of a command that name it as it stands."""
+    stat = path.stat()
+    return _digest_of(path.absolute(), stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache
+def _digest_of(path: pathlib.Path, size: int, changed_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def identity(module: ModuleType, settings: Any, plan: Plan, traced: list[Any], *, tail: int = 1) -> str:
