@@ -27,12 +27,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OUT = ROOT / "results" / "benchmarks" / "accelerator.json"
 BARS = {"decode": 0.70, "update": 0.50}
+KEEPS = ("all", "products", "none")  # of a layer for the backward pass
 
 
 class Sizes(NamedTuple):
@@ -70,7 +71,28 @@ def tokens_of(rows: int, columns: int) -> list[list[int]]:
     return [[10 + (37 * i + 101 * k * k + 11 * k) % 1000 for k in range(columns)] for i in range(rows)]
 
 
-def ours_decode(policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, repeats: int) -> dict[str, float]:
+def dearest(folder: str, call: Callable[[], Any], most: int = 25) -> list[str]:
+    """A line for each of the kernels that take most of a call on a GPU: seconds, number, name."""
+    import jax
+
+    with tempfile.TemporaryDirectory(dir=folder) as there:
+        with jax.profiler.trace(there):
+            jax.block_until_ready(call())
+        (found,) = pathlib.Path(there).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(found))
+    spent: dict[str, list[float]] = {}
+    for plane in data.planes:
+        for line in plane.lines if "/device:GPU" in plane.name else ():
+            for event in line.events if line.name.startswith("Stream") else ():
+                spent.setdefault(event.name, []).append(event.duration_ns / 1e9)
+    ordered = sorted(spent.items(), key=lambda item: -sum(item[1]))
+    whole = sum(map(sum, spent.values()))
+    return [f"  {whole:.4f} s in all", *(f"  {sum(x):.4f} s  {len(x):6d}  {name[:110]}" for name, x in ordered[:most])]
+
+
+def ours_decode(
+    policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, repeats: int, trace: str = ""
+) -> dict[str, float]:
     """Seconds of a token of all rows, and the bytes that must be read for it."""
     import jax
     import jax.numpy as jnp
@@ -91,12 +113,18 @@ def ours_decode(policy: Any, config: Any, params: Any, rows: int, sizes: Sizes, 
     narrow = jax.tree.map(lambda x: x.astype(dtype), params)
     keys = jax.random.split(jax.random.key(0), rows)
     seconds = token_seconds(lambda new: jax.block_until_ready(roll(narrow, keys, new)), sizes.new, repeats)
+    if trace:
+        print(
+            "decode, kernels:", *dearest(trace, lambda: roll(narrow, keys, sizes.new // 2)), sep="\n", file=sys.stderr
+        )
     one = cache_bytes(config, Mesh()) * dtype.itemsize / 2
     context = sizes.prompt + 0.75 * sizes.new  # in the middle of the half that is timed
     return {"decode_s": seconds, "decode_bytes": config.num_parameters * dtype.itemsize + rows * one * context}
 
 
-def quickest_update(make: Callable[..., Any], config: Any, params: Any, sizes: Sizes, repeats: int) -> dict[str, Any]:
+def quickest_update(
+    make: Callable[..., Any], config: Any, params: Any, sizes: Sizes, repeats: int, trace: str, keeps: Sequence[str]
+) -> dict[str, Any]:
     """``ours_update`` of the quickest policy, with seconds by what is kept for the backward pass.
 
     What does not fit into the memory has none; once keeping less is slower, what keeps still less is not tried.
@@ -107,9 +135,9 @@ def quickest_update(make: Callable[..., Any], config: Any, params: Any, sizes: S
     products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     ways = {"all": False, "products": products, "none": True}
     found, best_way, tried = {}, "", {}
-    for kept, remat in ways.items():
+    for kept, remat in ((name, ways[name]) for name in keeps):
         try:
-            one = ours_update(make(config, remat), config, jax.tree.map(jnp.copy, params), sizes, repeats)
+            one = ours_update(make(config, remat), config, jax.tree.map(jnp.copy, params), sizes, repeats, trace)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -122,12 +150,13 @@ def quickest_update(make: Callable[..., Any], config: Any, params: Any, sizes: S
     return found | {"update_keeps": best_way, "update_s_by_kept": tried}
 
 
-def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: int) -> dict[str, float]:
+def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: int, trace: str = "") -> dict[str, float]:
     """Seconds of a GRPO step, and its useful operations; ``params`` are used up."""
     import jax
     import jax.numpy as jnp
     import optax
 
+    from jaxrl_llm.distributed.compiler_options import options_of
     from jaxrl_llm.losses.policy import clipped_policy_loss
     from jaxrl_llm.planning.cost import active_parameters
     from jaxrl_llm.train.methods.builders import make_policy_loss
@@ -145,38 +174,46 @@ def ours_update(policy: Any, config: Any, params: Any, sizes: Sizes, repeats: in
     )  # fmt: skip
     tx = optax.adamw(1e-6)
     state = TrainState(params, tx.init(params), jnp.zeros((), jnp.int32), jax.random.key(0), (), {})
-    update = jax.jit(make_update(make_policy_loss(policy, clipped_policy_loss), tx), donate_argnums=0)
+    update = jax.jit(
+        make_update(make_policy_loss(policy, clipped_policy_loss), tx), donate_argnums=0, compiler_options=options_of()
+    )
 
     def step() -> None:
         nonlocal state
         state, metrics = update(state, batch)
         jax.block_until_ready(metrics)
 
+    found = best(step, repeats)
+    if trace:
+        print("update, kernels:", *dearest(trace, step), sep="\n", file=sys.stderr)
     count = shape[0] * shape[1]
     attention = 6 * config.num_layers * config.num_heads * config.head_dim * count * sizes.columns  # half is masked
-    return {"update_s": best(step, repeats), "update_flops": 6 * active_parameters(config) * count + attention}
+    return {"update_s": found, "update_flops": 6 * active_parameters(config) * count + attention}
 
 
-def run_ours(folder: str, rows: int, sizes: Sizes, repeats: int) -> dict[str, Any]:
+def run_ours(
+    folder: str, rows: int, sizes: Sizes, repeats: int, trace: str = "", keeps: Sequence[str] = KEEPS
+) -> dict[str, Any]:
     """This library; also the roofs and the least bytes and operations, which serve all."""
     import jax
     import jax.numpy as jnp
 
     from jaxrl_llm.models.decoder import make_policy
     from jaxrl_llm.models.io import weights
-    from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_layout
+    from jaxrl_llm.models.kernels.attention_kernels import make_attend, make_cached, make_layout, make_rows, make_sums
     from jaxrl_llm.planning import utilisation
 
     dtype = jnp.dtype(sizes.dtype)
     chip = utilisation.measured(dtype, side=sizes.side)
 
     def make(config: Any, remat: Any = True, **_: Any) -> Any:
-        fast = {"attend_fn": make_attend("auto"), "layout": make_layout()}
+        fast = {"attend_fn": make_attend("auto"), "layout": make_layout(), "cached_fn": make_cached("auto"),
+                "rows_fn": make_rows("auto"), "sums_fn": make_sums("auto")}  # fmt: skip
         return make_policy(config, compute_dtype=dtype, remat=remat, **fast)
 
     policy, params, config = weights.pretrained(folder, make=make)
-    found: dict[str, Any] = ours_decode(policy, config, params, rows, sizes, repeats)
-    found |= quickest_update(make, config, params, sizes, repeats)
+    found: dict[str, Any] = ours_decode(policy, config, params, rows, sizes, repeats, trace)
+    found |= quickest_update(make, config, params, sizes, repeats, trace, keeps)
     return found | {"bandwidth": chip.bandwidth, "matrix_rate": chip.flops, "device": jax.devices()[0].device_kind}
 
 
@@ -332,12 +369,15 @@ def compare(arguments: argparse.Namespace, folder: str) -> None:
         if python:
             words = ["--side", side, "--model", folder, "--rows", str(arguments.rows), "--repeats",
                      str(arguments.repeats), *(["--tiny"] if arguments.tiny else [])]  # fmt: skip
+            words += ["--trace", arguments.trace, "--keeps", *arguments.keeps] if side == "ours" else []
             done = subprocess.run([python, __file__, *words], capture_output=True, text=True, cwd=ROOT)
             if done.returncode and side == "ours":
                 raise SystemExit(f"{side} failed:\n{done.stderr[-3000:]}")
             if done.returncode:  # the others do not take our figures with them
                 print(f"{side} failed:\n{done.stderr[-3000:]}", file=sys.stderr)
                 continue
+            if arguments.trace and side == "ours":
+                print(done.stderr[done.stderr.find("decode, kernels:") :], flush=True)
             found[side] = with_shares(json.loads(done.stdout.strip().splitlines()[-1]), found)
             print(side, json.dumps(found[side]), flush=True)
             shares = ", ".join(
@@ -411,6 +451,8 @@ def main() -> None:
     parser.add_argument("--train", default="", help="flags of jaxrl train: the run of a real model")
     parser.add_argument("--train-seconds", type=float, default=3600.0, help="after which --train is asked to stop")
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--keeps", nargs="+", choices=KEEPS, default=KEEPS, help="what is tried for the update of ours")
+    parser.add_argument("--trace", default="", help="folder for traces of ours: prints the dearest kernels of a GPU")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--side", choices=("write", *SIDES), help=argparse.SUPPRESS)
@@ -420,7 +462,8 @@ def main() -> None:
     if arguments.side == "write":
         write_model(arguments.model, arguments.shape, arguments.tiny)
     elif arguments.side:
-        print(json.dumps(SIDES[arguments.side](arguments.model, arguments.rows, sizes, arguments.repeats)))
+        more = (arguments.trace, arguments.keeps) if arguments.side == "ours" else ()
+        print(json.dumps(SIDES[arguments.side](arguments.model, arguments.rows, sizes, arguments.repeats, *more)))
     elif arguments.only_train:
         if not (arguments.train and OUT.is_file()):
             parser.error("--only-train adds the run of --train to a record; there must be both")

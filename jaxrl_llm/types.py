@@ -125,6 +125,7 @@ class Policy(NamedTuple):
       ``for_scores``.
     * ``unstack(params) -> params`` where the model has it: the same for ``extend`` and ``unembed`` alone, so laid out
       that a loop of many steps reads them where they lie; see ``for_steps``.
+    * ``scored_at_once``: logits of so many tokens should exist at once where tokens are scored, if they are given.
     """
 
     init: Callable[..., Params]
@@ -141,6 +142,7 @@ class Policy(NamedTuple):
     scored: Callable[..., tuple[Array, Array]] | None = None
     experts: Any = None  # of a mixture: how many there are, see ``models.spec.Experts``
     hidden_alone: Callable[..., Float[Array, "B T D"]] | None = None
+    scored_at_once: int = 0
 
     def for_scores(self) -> "Policy":
         """The same policy for passes without a gradient, which keep nothing of a layer for the way back."""
@@ -149,6 +151,10 @@ class Policy(NamedTuple):
     def for_steps(self, params: Params) -> Params:
         """The parameters for a loop over ``extend`` and ``unembed``; they are laid out once, before it."""
         return params if self.unstack is None else self.unstack(params)
+
+    def steps_at_once(self, rows: int, chunk: int) -> int:
+        """Time steps of so many rows whose logits exist at once: ``chunk``, or as many as ``scored_at_once`` asks."""
+        return max(chunk, self.scored_at_once // rows)
 
 
 class Sampler(NamedTuple):

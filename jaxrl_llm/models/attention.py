@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import ProductFn, norm, plain_product, project
+from jaxrl_llm.models.layers import ProductFn, norm, plain_product, projections
 from jaxrl_llm.models.spec import NO_WINDOW, ModelConfig
 
 AttendFn = Callable[..., Array]  # with the arguments of ``attend``
@@ -376,9 +376,9 @@ def queries_keys_values(
 ) -> tuple[Array, Array, Array]:
     """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""
     b, s, _ = x.shape
-    q = project(x, layer, "q", product_fn).reshape(b, s, config.num_heads, config.head_dim)
-    k = project(x, layer, "k", product_fn).reshape(b, s, config.num_kv_heads, config.head_dim)
-    v = project(x, layer, "v", product_fn).reshape(b, s, config.num_kv_heads, config.head_dim)
+    heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+    found = projections(x, layer, "qkv", tuple(n * config.head_dim for n in heads), product_fn)
+    q, k, v = (y.reshape(b, s, n, config.head_dim) for y, n in zip(found, heads, strict=True))
     if config.qk_norm:
         q, k = norm(config, q, layer, "q_norm"), norm(config, k, layer, "k_norm")
     if not config.learned_positions:

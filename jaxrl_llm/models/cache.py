@@ -23,26 +23,32 @@ UNROLLED = 6  # so few layers have an array each: the products read it where it 
 UNROLLED_BESIDE_KERNEL = 40
 
 
-class CacheLayout(NamedTuple):
-    """How a cache lies: so few layers have an array each, and there are a multiple of ``tile`` columns.
+class DeviceLayout(NamedTuple):
+    """How a cache, weights and logits lie where XLA alone computes with them.
 
     On a GPU layers in a stack are copied out of it at every token, weights and cache, and rows of columns that do not
-    begin at a multiple of 16 bytes are read number by number: see docs/performance.md.
+    begin at a multiple of 16 bytes are read number by number; the product of a few rows with a small matrix reads it at
+    a fraction of the bandwidth; and the gradient of the vocabulary's table, 1.2 GB of float32 for 151,936 x 2,048, is
+    added up once for every part of the tokens. See docs/performance.md.
     """
 
-    apart: int
-    tile: int = 1
+    apart: int  # so few layers have an array each
+    tile: int = 1  # there are a multiple of so many columns
+    joined: bool = False  # matrices with the same input are one where steps read them
+    scored: int = 0  # logits of so many tokens exist at once, if they are given
+    # attention of one token of each row to a cache in numbers of 16 bits, whose layers then are [B, C, G, K]
+    step_fn: Callable[..., Array] | None = None
 
 
-ON_GPU = CacheLayout(UNROLLED_BESIDE_KERNEL, 64)
+ON_GPU = DeviceLayout(UNROLLED_BESIDE_KERNEL, 64, joined=True, scored=4096)
 
 
-def init_cache(config: ModelConfig, dtype, few, layout: CacheLayout, batch: int, length: int) -> Cache:
+def init_cache(config: ModelConfig, dtype, few, layout: DeviceLayout, batch: int, length: int) -> Cache:
     """An empty cache: keys and values ``[B, G, C, K]`` of each layer, and in a byte their scales ``[B, G, C]``.
 
     The layers are a tuple, or more than ``layout.apart`` of them the first axis of one array. In a tuple keys are
     ``[B, G, K, C]``: what the product of one query with all of them reads without turning it (four times as fast on a
-    CPU; an accelerator chooses the order in memory itself).
+    CPU; an accelerator chooses the order in memory itself). For ``layout.step_fn`` both are ``[B, C, G, K]`` there.
 
     Args:
       few: the dtype of a byte that keys and values are kept in, one of ``LARGEST``; None: ``dtype``.
@@ -55,7 +61,7 @@ def init_cache(config: ModelConfig, dtype, few, layout: CacheLayout, batch: int,
         raise ValueError(f"cache_dtype={jnp.dtype(few).name} is not one of {', '.join(LARGEST)}")
     layers, length = config.num_layers, -(-length // layout.tile) * layout.tile
     shape, stacked = (batch, config.num_kv_heads, length, config.head_dim), layers > layout.apart
-    turned = (*shape[:2], *shape[:1:-1])
+    turned, first = (*shape[:2], *shape[:1:-1]), (shape[0], shape[2], shape[1], shape[3])
 
     def empty(shape: tuple[int, ...], dtype) -> Array | tuple[Array, ...]:
         if stacked:
@@ -63,6 +69,8 @@ def init_cache(config: ModelConfig, dtype, few, layout: CacheLayout, batch: int,
         return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
     shapes = {"k": shape if stacked else turned, "v": shape}
+    if layout.step_fn is not None and not stacked:
+        shapes = {"k": first, "v": first}
     cache = {name: empty(of, dtype if few is None else few) for name, of in shapes.items()}
     if few is not None:
         cache |= {f"{name}_scale": empty(shape[:-1], jnp.float32) for name in ("k", "v")}
@@ -140,11 +148,22 @@ def stored(cache: Cache, name: str, new: Float[Array, "B G S K"]) -> dict[str, A
     return dict(zip((name, scaled), quantised(new, few), strict=True))
 
 
-def write(cache: Cache, name: str, new: Float[Array, "B G S K"], layer: Array | int, column: Array | int):
-    """Keys or values of further columns of one layer: ``(cache, all of the layer [B, G, C, K] as new's dtype)``."""
+def write(
+    cache: Cache,
+    name: str,
+    new: Float[Array, "B G S K"],
+    layer: Array | int,
+    column: Array | int,
+    columns_first: bool = False,
+):
+    """Keys or values of further columns of one layer: ``(cache, all of the layer [B, G, C, K] as new's dtype)``.
+
+    ``columns_first``: the layers of a tuple are ``[B, C, G, K]``, see ``init_cache``.
+    """
     whole = []
     for part, value in stored(cache, name, new).items():
-        kept, of_layer = _put(cache[part], value, layer, column, turned=part == "k")
+        columns = 1 if columns_first else 3 if part == "k" else 2
+        kept, of_layer = _put(cache[part], value, layer, column, columns)
         cache = cache | {part: kept}
         whole.append(of_layer)
     if len(whole) > 1:
@@ -166,14 +185,14 @@ def with_room(x: Num[Array, "B G S *K"], columns: int) -> Num[Array, "B G C *K"]
     return jnp.pad(x, [(0, columns if axis == 2 else 0) for axis in range(x.ndim)]) if columns else x
 
 
-def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, turned: bool):
-    start = (0, 0, column, 0)[: value.ndim]
+def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, columns: int):
+    """``columns``: the axis of the columns in the arrays of a tuple; in ``value`` and in what is returned it is 2."""
     if isinstance(arrays, tuple):
         value = value.astype(arrays[layer].dtype)
-        if turned:
-            kept = jax.lax.dynamic_update_slice(arrays[layer], jnp.swapaxes(value, 2, 3), (0, 0, 0, column))
-        else:
-            kept = jax.lax.dynamic_update_slice(arrays[layer], value, start)
-        return (*arrays[:layer], kept, *arrays[layer + 1 :]), jnp.swapaxes(kept, 2, 3) if turned else kept
+        value = value if columns == 2 else jnp.swapaxes(value, 2, columns)
+        kept = jax.lax.dynamic_update_slice_in_dim(arrays[layer], value, column, columns)
+        whole = kept if columns == 2 else jnp.swapaxes(kept, 2, columns)
+        return (*arrays[:layer], kept, *arrays[layer + 1 :]), whole
+    start = (0, 0, column, 0)[: value.ndim]
     kept = jax.lax.dynamic_update_slice(arrays, value.astype(arrays.dtype)[None], (layer, *start))
     return kept, jax.lax.dynamic_index_in_dim(kept, layer, 0, keepdims=False)

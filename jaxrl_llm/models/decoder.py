@@ -34,7 +34,7 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
-from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, norm, plain_product, project
+from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, joined, norm, plain_product, project, wide_product
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
@@ -76,6 +76,8 @@ class How(NamedTuple):
     cached_fn: CachedFn | None = None
     rotate_fn: Callable[..., Array] = rotate
     apart: int = caches.UNROLLED  # so few layers are compiled one by one where a cache is extended
+    joined: bool = False  # matrices with the same input are one where steps read them
+    step_fn: AttendFn | None = None  # of one token of each row to a cache of columns first
     product_fn: ProductFn = plain_product
 
 
@@ -226,6 +228,14 @@ def _unstacked(config: ModelConfig, how: How, params: Params) -> Params:
     return params | {"layers": tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(config.num_layers))}
 
 
+def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
+    """``Policy.unstack``."""
+    params = _unstacked(config, how, params)
+    if not how.joined or not isinstance(params["layers"], tuple):
+        return params
+    return params | {"layers": tuple(map(joined, params["layers"]))}
+
+
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
     put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=column, axis=1)
     key_segments = put(cache["segment_ids"], segment_ids)
@@ -256,9 +266,10 @@ def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
                     read = partial(in_place, layer=index, filled=column + tokens.shape[1], **scales)
                     k, v = stored["k"], stored["v"]
             else:
-                read = how.attend_fn
-                stored, k = caches.write(stored, "k", k, index, column)
-                stored, v = caches.write(stored, "v", v, index, column)
+                first_columns = how.step_fn is not None and isinstance(cache["k"], tuple)
+                read = how.step_fn if first_columns and few else how.attend_fn
+                stored, k = caches.write(stored, "k", k, index, column, first_columns)
+                stored, v = caches.write(stored, "v", v, index, column, first_columns)
             return attention(config, layer, q, k, v, mask, (positions, keys[0]), read)
 
         x, routed = block(config, how, layer, x, attend)
@@ -288,8 +299,11 @@ def _unembed(config, how, params, hidden):
     """Logits in float32 (the product accumulates in float32); padded vocabulary rows are -inf."""
     hidden, tied = how.place(hidden, "unembedded"), config.tie_embeddings
     weight = how.place(params["embed"], "table") if tied else how.place(params["head"], "head")
-    product = "...d,vd->...v" if tied else "...d,dv->...v"
-    logits = jnp.einsum(product, hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    if how.cached_fn is None and hidden.dtype != jnp.float32:
+        logits = wide_product(hidden, weight, tied)
+    else:
+        product = "...d,vd->...v" if tied else "...d,dv->...v"
+        logits = jnp.einsum(product, hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
     logits = how.place(logits, "logits")
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
@@ -347,7 +361,7 @@ def make_policy(
     cached_fn: CachedFn | None = None,
     rows_fn: caches.RowsFn | None = None,
     sums_fn: vocabulary.SumsFn | None = None,
-    layout: caches.CacheLayout | None = None,
+    layout: caches.DeviceLayout | None = None,
     product_fn: ProductFn = plain_product,
 ) -> Policy:
     """Builds the decoder of ``config`` as a ``Policy``.
@@ -371,16 +385,23 @@ def make_policy(
         ``models.kernels.attention_kernels.make_rows``; only with ``cached_fn``.
       sums_fn: how tokens are scored without their logits, ``models.kernels.attention_kernels.make_sums``; None: by
         ``unembed``.
-      layout: how a cache lies where there is no ``cached_fn``, ``models.kernels.attention_kernels.make_layout``; None:
-        as is best on a CPU.
+      layout: how a cache, weights and logits lie where there is no ``cached_fn``,
+        ``models.kernels.attention_kernels.make_layout``; None: as is best on a CPU.
       product_fn: how products with the matrices of attention and of a dense feed-forward part are computed,
         ``distributed.scattered_sums.make_product``.
     """
-    layout = layout or caches.CacheLayout(caches.UNROLLED)
+    layout = layout or caches.DeviceLayout(caches.UNROLLED)
     apart = layout.apart if cached_fn is None else caches.UNROLLED_BESIDE_KERNEL
-    layout = layout if cached_fn is None else caches.CacheLayout(0, TILE)  # the kernel reads a stack
+    layout = layout if cached_fn is None else caches.DeviceLayout(0, TILE)  # the kernel reads a stack
     rotate_fn = rotate if cached_fn is None else rotate_by_product
-    how = How(compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, product_fn)
+    short = cache_dtype is None and jnp.dtype(compute_dtype).itemsize == 2
+    if place is not anywhere:  # each device of a mesh has a part of every matrix, and of every head
+        layout = layout._replace(joined=False, step_fn=None)
+    layout = layout._replace(step_fn=layout.step_fn if short else None)
+    how = How(
+        compute_dtype, remat, experts_fn, attend_fn, place, cached_fn, rotate_fn, apart, layout.joined, layout.step_fn,
+        product_fn,
+    )  # fmt: skip
     looped = how._replace(apart=caches.UNROLLED)  # nothing is kept of a layer: no stack of it to copy into
 
     return Policy(
@@ -394,8 +415,9 @@ def make_policy(
         grow_cache=None if rows_fn is None else partial(caches.grow_cache, rows_fn, TILE),
         vocab_size=config.padded_vocab_size,
         experts=config.experts,
+        scored_at_once=layout.scored,
         hidden_groups=partial(_hidden_groups, config, how),
-        unstack=partial(_unstacked, config, how),
+        unstack=partial(_for_steps, config, how),
         hidden_pages=partial(_hidden_pages, config, how),
         hidden_alone=None if cached_fn is None else partial(_hidden, config, looped),
     )

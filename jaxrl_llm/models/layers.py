@@ -1,6 +1,7 @@
 """Projections and norms that every family shares."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jaxrl_llm.models.spec import ModelConfig
 PRODUCT, ATTENDED = "product", "attended"  # what a policy of recomputation may keep, see ``models.decoder.kept``
 ProductFn = Callable[[Array, Array, str], Array]
 LORA_A, LORA_B = "_lora_a", "_lora_b"
+JOINED = {"qkv": ("q", "k", "v"), "up_gate": ("up", "gate")}  # matrices that multiply the same input, by what they are
 
 
 def _along_last(vector: Array, x: Array) -> Array:
@@ -34,6 +36,57 @@ def project(x: Array, layer: dict[str, Array], name: str, product_fn: ProductFn 
         out = out + (x @ layer[name + LORA_A].astype(x.dtype)) @ layer[name + LORA_B].astype(x.dtype)
     bias = layer.get(f"{name}_bias")
     return out if bias is None else out + _along_last(bias.astype(x.dtype), out)
+
+
+def joined(layer: dict[str, Array]) -> dict[str, Array]:
+    """Parameters of a layer in which matrices that multiply the same input are one matrix, see ``JOINED``.
+
+    What is no plain array, such as weights in few bits, stays as it is.
+    """
+    layer = dict(layer)
+    for whole, parts in JOINED.items():
+        for end in ("", "_bias"):
+            names = [part + end for part in parts]
+            if all(isinstance(layer.get(name), jax.Array) for name in names):
+                layer[whole + end] = jnp.concatenate([layer.pop(name) for name in names], axis=-1)
+    return layer
+
+
+def projections(
+    x: Array, layer: dict[str, Array], whole: str, widths: tuple[int, ...], product_fn: ProductFn = plain_product
+) -> list[Array]:
+    """``project`` by each matrix of ``JOINED[whole]``; ``widths``: of what they return."""
+    if whole not in layer:
+        return [project(x, layer, name, product_fn) for name in JOINED[whole]]
+    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+    return jnp.split(project(x, layer, whole, product_fn), ends, axis=-1)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def wide_product(x: Array, table: Array, tied: bool) -> Array:
+    """``x table^T`` (``tied``) or ``x table`` with the table in the dtype of ``x``, in float32.
+
+    Backward the slopes are rounded to the dtype of ``x`` first, as a TPU's product does by itself: else a GPU computes
+    both products in float32. The table's gradient has the table's own dtype.
+    """
+    product = "...d,vd->...v" if tied else "...d,dv->...v"
+    return jnp.einsum(product, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _wide_forward(x: Array, table: Array, tied: bool) -> tuple[Array, tuple[Array, Array]]:
+    return wide_product(x, table, tied), (x, table)
+
+
+def _wide_backward(tied: bool, kept: tuple[Array, Array], slopes: Array) -> tuple[Array, Array]:
+    x, table = kept
+    slopes = slopes.astype(x.dtype)
+    back = jnp.einsum("...v,vd->...d" if tied else "...v,dv->...d", slopes, table.astype(x.dtype))
+    rows, of_rows = x.reshape(-1, x.shape[-1]), slopes.reshape(-1, slopes.shape[-1])
+    found = jnp.einsum("nv,nd->vd" if tied else "nv,nd->dv", of_rows, rows, preferred_element_type=jnp.float32)
+    return back, found.astype(table.dtype)
+
+
+wide_product.defvjp(_wide_forward, _wide_backward)
 
 
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import ProductFn, plain_product, project
+from jaxrl_llm.models.layers import ProductFn, plain_product, project, projections
 from jaxrl_llm.models.spec import Experts, ModelConfig
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -20,9 +20,11 @@ ExpertsFn = Callable[..., Array]
 
 def dense(config: ModelConfig, layer: dict[str, Array], x: Array, product_fn: ProductFn = plain_product) -> Array:
     """``down(act(gate x) * up x)``, or ``down(act(up x))`` where the family has no gate."""
-    act, up = ACTIVATIONS[config.activation], project(x, layer, "up", product_fn)
-    inner = act(project(x, layer, "gate", product_fn)) * up if config.gated_mlp else act(up)
-    return project(inner, layer, "down", product_fn)
+    act = ACTIVATIONS[config.activation]
+    if not config.gated_mlp:
+        return project(act(project(x, layer, "up", product_fn)), layer, "down", product_fn)
+    up, gate = projections(x, layer, "up_gate", (config.intermediate_size,) * 2, product_fn)
+    return project(act(gate) * up, layer, "down", product_fn)
 
 
 class Routed(NamedTuple):

@@ -119,7 +119,7 @@ def policy_maker(
 ) -> Callable[..., Policy]:
     """``models.decoder.make_policy`` for one device or for a mesh, with the arguments that are left."""
     few = jnp.dtype(rollout_cache) if rollout_cache else None
-    make, attend_fn = partial(make_policy, cache_dtype=few, layout=make_layout()), make_attend(attention)
+    make, attend_fn = partial(make_policy, cache_dtype=few, layout=make_layout(attention)), make_attend(attention)
     kernels = {"cached_fn": make_cached(attention), "rows_fn": make_rows(attention), "sums_fn": make_sums(attention)}
     if mesh is None:
         return partial(make, attend_fn=attend_fn, **kernels)

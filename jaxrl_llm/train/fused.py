@@ -31,7 +31,7 @@ def make_run(online: Online, steps: int, *, seeds: bool = False) -> Callable[[Tr
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     body = partial(scan_steps, online, steps=steps)
-    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of())
+    return jax.jit(over_seeds(body) if seeds else body, donate_argnums=0, compiler_options=options_of(samples=True))
 
 
 def run(online: Online, state: TrainState, steps: int) -> tuple[TrainState, Metrics]:

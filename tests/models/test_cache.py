@@ -11,6 +11,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.cache import quantised
 from jaxrl_llm.models.decoder import make_policy
+from jaxrl_llm.models.kernels import attention_kernels
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.slots import generate_in_slots
 from tests import close
@@ -79,7 +80,7 @@ def test_layers_and_columns_lie_as_they_may(int8):
     """A stack of layers, layers apart, and the columns of a GPU sample the same."""
     _, params, config = small_model()
     keys, found = jax.random.split(jax.random.key(3), 12), []
-    for layout in (None, caches.CacheLayout(1), caches.ON_GPU):
+    for layout in (None, caches.DeviceLayout(1), caches.ON_GPU):
         policy = make_policy(config, cache_dtype=jnp.int8 if int8 else None, layout=layout)
         assert isinstance(policy.init_cache(2, 5)["k"], tuple) == (layout is None or layout.apart > 1)
         found.append(jax.jit(lambda p, policy=policy: generate(policy, p, PROMPTS, VALID, keys, **SETTINGS))(params))
@@ -87,6 +88,39 @@ def test_layers_and_columns_lie_as_they_may(int8):
     for other in found[1:]:
         np.testing.assert_array_equal(found[0].tokens, other.tokens)
         close.assert_same_forward(found[0].sampler_logp, other.sampler_logp)
+
+
+def test_columns_first_for_a_kernel_of_steps():
+    """A cache [B, C, G, K] in bfloat16, read by the kernel's own function, says what a cache of heads first says."""
+    config = small_config()
+
+    def step_fn(*given, **settings):
+        with jax.numpy_dtype_promotion("standard"):  # jax.nn's own
+            return attention_kernels.cudnn_step(*given, implementation="xla", **settings)
+
+    heads = make_policy(config, compute_dtype=jnp.bfloat16, layout=caches.ON_GPU)
+    columns = make_policy(config, compute_dtype=jnp.bfloat16, layout=caches.ON_GPU._replace(step_fn=step_fn))
+    params, found = heads.init(jax.random.key(0)), []
+    for policy in (heads, columns):
+        cache, at = policy.init_cache(3, 10), 0
+        positions, logits = jnp.maximum(jnp.cumsum(VALID, axis=1) - 1, 0), []
+        for width in (4, 1, 1):  # the prompts, two tokens
+            given = (PROMPTS, positions, VALID.astype(jnp.int32)) if width == 4 else (
+                jnp.full((3, 1), 5 + at), positions[:, -1:] + at - 3, jnp.ones((3, 1), jnp.int32)
+            )  # fmt: skip
+            hidden, cache = policy.extend(policy.for_steps(params), cache, *given, at)
+            logits.append(policy.unembed(params, hidden[:, -1]))
+            at += width
+        found.append(jnp.stack(logits))
+    first, turned = columns.init_cache(3, 10), heads.init_cache(3, 10)
+    assert first["k"][0].shape == first["v"][0].shape == (3, 64, config.num_kv_heads, config.head_dim)
+    assert turned["k"][0].shape == (3, config.num_kv_heads, config.head_dim, 64)
+    rounded = 10 * config.num_layers  # times that a number is rounded to bfloat16 on its way
+    atol = rounded * float(jnp.finfo(jnp.bfloat16).eps) * float(jnp.abs(found[0]).max())
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=atol)
+    for numbers in ({"compute_dtype": jnp.float32}, {"compute_dtype": jnp.bfloat16, "cache_dtype": jnp.int8}):
+        policy = make_policy(config, layout=caches.ON_GPU._replace(step_fn=step_fn), **numbers)
+        assert policy.init_cache(3, 10)["k"][0].shape == turned["k"][0].shape  # the kernel takes 16 bits alone
 
 
 def test_bytes():

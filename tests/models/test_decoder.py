@@ -5,6 +5,7 @@ import pytest
 
 from jaxrl_llm import logprobs
 from jaxrl_llm.models.attention import rope_frequencies
+from jaxrl_llm.models.cache import ON_GPU
 from jaxrl_llm.models.config import RopeScaling
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_kernels
@@ -223,6 +224,23 @@ def test_what_padding_holds_does_not_matter(filler):
     )
     assert np.isfinite(changed).all()
     close.assert_same_forward(changed[np.asarray(real)], plain[np.asarray(real)], columns=6)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
+def test_matrices_of_one_input_are_one_in_steps(family):
+    """Of a GPU: queries, keys and values of one product, with their biases; a part without a gate stays as it is."""
+    config = small_config(family)
+    policy, joined = make_policy(config), make_policy(config, layout=ON_GPU)
+    params = policy.init(jax.random.key(0))
+    steps = joined.for_steps(params)["layers"][0]
+    assert "qkv" in steps and not {"q", "k", "v"} & set(steps)
+    assert ("up_gate" in steps) == config.gated_mlp and ("qkv_bias" in steps) == ("q_bias" in params["layers"])
+    parts = (jnp.array([[3, 4, 5]]), jnp.arange(3, dtype=jnp.int32)[None], jnp.ones((1, 3), jnp.int32), jnp.int32(0))
+    want, _ = policy.extend(params, policy.init_cache(1, 3), *parts)
+    got, _ = joined.extend(joined.for_steps(params), joined.init_cache(1, 3), *parts)
+    close.assert_same_forward(got, want, family)
+    quantised = params | {"layers": params["layers"] | {"q": (params["layers"]["q"],)}}  # no plain array
+    assert "q" in joined.for_steps(quantised)["layers"][0]
 
 
 @pytest.mark.parametrize("layers", [2, 7])  # beside each other, stacked

@@ -140,10 +140,47 @@ def test_cudnn_is_given_the_reference_s_arguments(monkeypatch):
     )
 
 
+def test_columns_of_their_own_are_causal_by_cudnn(monkeypatch):
+    """As many queries as keys: half of the products need not be made, and what the mask hides stays hidden."""
+    monkeypatch.setattr(attention_kernels, "FEW", 1)
+    arrays, _, weights = _case(20, 20)
+    segments = jnp.stack([jnp.repeat(jnp.array([0, 1]), jnp.array([6, 14])), jnp.arange(20) // 7 + 1])
+    places = jnp.broadcast_to(jnp.arange(20)[None], (2, 20))
+    mask = attention.attention_mask(places, segments, places, segments)
+    want = _out_and_gradients(attention.attend, arrays, mask, weights)
+    got = _out_and_gradients(attention_kernels.cudnn, arrays, mask, weights, implementation="xla")
+    close.assert_same_sums(got, want, SUMS)
+    asked = []
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda q, *_, is_causal, **__: asked.append(is_causal) or q)
+    attention_kernels.cudnn(*arrays, mask, implementation="xla")
+    attention_kernels.cudnn(*_case()[0], _case()[1], implementation="xla")  # more keys than queries
+    assert asked == [True, False]
+
+
+def test_a_step_by_cudnn_reads_what_is_there():
+    """One query of each row to a cache whose columns come first; rows that see nothing do not stop it."""
+    (q, k, v), _, _ = _case(1, 27)
+    lanes = jnp.arange(27)
+    mask = jnp.stack([(lanes > 3) & (lanes < 20), lanes < 0])[:, None]
+    got = attention_kernels.cudnn_step(q, k, v, mask, scale=0.4, implementation="xla")
+    want = attention.attend(q, k, v, mask, scale=0.4)
+    close.assert_same_sums(got[0], want[0], SUMS)
+    assert np.isfinite(np.asarray(got)).all()
+    hidden = k.at[:, :, 20:].set(jnp.nan)  # of row 0 no column behind the last one seen is read
+    again = attention_kernels.cudnn_step(q[:1], hidden[:1, :, :20], v[:1, :, :20], mask[:1, :, :20], scale=0.4,
+                                         implementation="xla")  # fmt: skip
+    close.assert_same_sums(again, want[:1], SUMS)
+    np.testing.assert_array_equal(
+        attention_kernels.cudnn_step(q, k, v, mask, softcap=2.0), attention.attend(q, k, v, mask, softcap=2.0)
+    )
+
+
 def test_who_computes_where():
     assert attention_kernels.make_attend("auto", platform="gpu") is attention_kernels.cudnn
     assert attention_kernels.make_attend("xla", platform="tpu") is attention.attend
     assert attention_kernels.make_attend("auto", platform="tpu") is not attention.attend
+    assert attention_kernels.make_layout(platform="gpu").step_fn is attention_kernels.cudnn_step
+    assert attention_kernels.make_layout(platform="tpu") is None
     with pytest.raises(ValueError, match="attention='flash' is not one of auto, xla, pallas, cudnn"):
         attention_kernels.make_attend("flash")
 

@@ -1,5 +1,7 @@
 """Log-probabilities without logits: the kernel in interpret mode against all logits at once, alone and in a decoder."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,11 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.distributed import model_parallel, rules
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.models import attention
+from jaxrl_llm.models.cache import DeviceLayout
 from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.kernels import attention_kernels, vocabulary
 from jaxrl_llm.models.kernels.vocabulary import Head
+from jaxrl_llm.models.layers import wide_product
 from jaxrl_llm.models.lora import Lora
 from jaxrl_llm.models.lora import make_policy as adapt
 from jaxrl_llm.models.mlp import grouped_experts
@@ -145,3 +149,31 @@ def test_an_adapter_is_scored_by_the_kernel_and_logits_with_something_beside_are
 
     beside = logprobs.chunked(hidden, unembed, batch.tokens, beside=batch.tokens, scored=refuse)[0]
     np.testing.assert_array_equal(beside, logprobs.chunked(hidden, unembed, batch.tokens)[0])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_slopes_of_logits_are_as_short_as_the_hidden_states(tied):
+    """In bfloat16 both products of the backward pass are of bfloat16; the table's gradient adds up in float32."""
+    hidden, table, _ = _case(tied, 40)
+    slopes = jax.random.normal(jax.random.key(5), (150, 40))
+    short = hidden.astype(jnp.bfloat16)
+    out, pull = jax.vjp(lambda x, t: wide_product(x, t, tied), short, table)
+    of_hidden, of_table = pull(slopes)
+    assert (out.dtype, of_hidden.dtype, of_table.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    x, t, g = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (hidden, table, slopes))
+    flat = t if tied else t.T
+    close.assert_same_sums(out, x @ flat.T, 24)
+    close.assert_same_sums(of_table, g.T @ x if tied else x.T @ g, 150)
+    eps = float(jnp.finfo(jnp.bfloat16).eps)
+    np.testing.assert_allclose(np.asarray(of_hidden, np.float64), g @ flat, rtol=eps, atol=eps)
+    program = str(
+        jax.make_jaxpr(lambda x, t: jax.vjp(lambda x, t: wide_product(x, t, tied), x, t)[1](slopes))(short, table)
+    )
+    products = [line for line in program.splitlines() if "dot_general" in line]
+    assert len(products) == 3 and not re.search(r"f32\[[\d,]+\] = dot_general.* f32", program)
+
+
+@pytest.mark.parametrize("rows, asked, want", [(4, 4096, 1024), (64, 4096, 128), (4, 0, 128)])
+def test_logits_of_enough_tokens_exist_at_once(rows, asked, want):
+    policy = make_policy(small_config(), layout=DeviceLayout(6, scored=asked))
+    assert policy.steps_at_once(rows, 128) == want

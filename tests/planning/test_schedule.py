@@ -229,6 +229,9 @@ def test_options_are_those_of_a_generation():
     assert larger == {name: x for name, x in compiler_options.OF_GENERATION["v5e"].items() if name != beside}
     assert beside in of([types.SimpleNamespace(platform="tpu", device_kind="TPU v6e")] * 64)
     assert of([types.SimpleNamespace(platform="tpu", device_kind="TPU v99")]) is None
+    gpu = [types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")]
+    assert of(gpu) == compiler_options.ON_GPU and of(gpu, samples=True) is None
+    jax.jit(lambda x: x + 2, compiler_options=compiler_options.ON_GPU)(1)  # names and values are the compiler's
     assert compiler_options.options_of() is None  # a CPU
     jax.jit(lambda x: x + 1, compiler_options=compiler_options.options_of())(1)
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models import attention
 from jaxrl_llm.models.attention import AttendFn, Seen
-from jaxrl_llm.models.cache import ON_GPU, CacheLayout, RowsFn
+from jaxrl_llm.models.cache import ON_GPU, DeviceLayout, RowsFn
 from jaxrl_llm.models.kernels import attention_cached, attention_pallas, vocabulary
 from jaxrl_llm.models.kernels.attention_cached import CachedFn
 from jaxrl_llm.models.kernels.vocabulary import Head, Sums, SumsFn
@@ -111,13 +111,17 @@ def make_rows(name: str = "auto", *, platform: str | None = None) -> RowsFn | No
     return partial(attention_cached.repeat_rows, interpret=interpret)
 
 
-def make_layout(*, platform: str | None = None) -> CacheLayout | None:
-    """The ``layout`` of ``models.decoder.make_policy``, whoever computes attention.
+def make_layout(name: str = "auto", *, platform: str | None = None) -> DeviceLayout | None:
+    """The ``layout`` of ``models.decoder.make_policy`` that belongs to ``make_attend`` of the same arguments.
 
-    >>> make_layout(platform="gpu"), make_layout(platform="cpu")
-    (CacheLayout(apart=40, tile=64), None)
+    >>> make_layout("xla", platform="gpu"), make_layout(platform="cpu")
+    (DeviceLayout(apart=40, tile=64, joined=True, scored=4096, step_fn=None), None)
     """
-    return ON_GPU if (platform or jax.default_backend()) == "gpu" else None
+    platform = platform or jax.default_backend()
+    if platform != "gpu":
+        return None
+    chosen = OF_PLATFORM[platform] if name == "auto" else name
+    return ON_GPU._replace(step_fn=cudnn_step if chosen == "cudnn" else None)
 
 
 def make_sums(name: str = "auto", *, platform: str | None = None) -> SumsFn | None:
@@ -147,6 +151,9 @@ def cudnn(
 ) -> Float[Array, "B S H K"]:
     """``models.attention.attend`` by the fused attention of cuDNN, where it can.
 
+    As many queries as keys are the same columns, none of which sees a later one whatever its segment: cuDNN then
+    leaves out half of the products, which the mask alone does not tell it.
+
     Args:
       implementation: of ``jax.nn.dot_product_attention``.
     """
@@ -155,5 +162,28 @@ def cudnn(
         return attention.attend(q, k, v, mask, scale=scale, softcap=softcap)
     columns_first = (jnp.swapaxes(x, 1, 2) for x in (k, v))
     return jax.nn.dot_product_attention(
-        q, *columns_first, mask=mask[:, None], scale=scale, implementation=implementation
-    )
+        q, *columns_first, mask=mask[:, None], scale=scale, is_causal=q.shape[1] == k.shape[2],
+        implementation=implementation,
+    )  # fmt: skip
+
+
+def cudnn_step(
+    q: Float[Array, "B 1 H K"],
+    k: Float[Array, "B G C K"],
+    v: Float[Array, "B G C K"],
+    mask: Bool[Array, "B 1 C"],
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    implementation: Literal["xla", "cudnn"] = "cudnn",
+) -> Float[Array, "B 1 H K"]:
+    """``models.attention.attend`` of one query of each row by cuDNN, which reads no column behind the last one seen."""
+    if softcap is not None:
+        return attention.attend(q, k, v, mask, scale=scale, softcap=softcap)
+    columns = jnp.arange(1, mask.shape[2] + 1, dtype=jnp.int32)
+    lengths = jnp.maximum(jnp.max(jnp.where(mask[:, 0], columns, 0), axis=1), 1)
+    columns_first = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+    return jax.nn.dot_product_attention(
+        q, *columns_first, mask=mask[:, None], scale=scale, query_seq_lengths=jnp.ones_like(lengths),
+        key_value_seq_lengths=lengths, implementation=implementation,
+    )  # fmt: skip

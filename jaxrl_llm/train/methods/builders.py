@@ -32,7 +32,7 @@ def score_tokens(
         lambda h: policy.unembed(params, h),
         rows.tokens,
         temperature=temperature,
-        chunk=chunk,
+        chunk=policy.steps_at_once(rows.tokens.shape[0], chunk),
         segment_ids=rows.segment_ids,
         scored=policy.scored and partial(policy.scored, params),
     )

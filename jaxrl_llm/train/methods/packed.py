@@ -58,7 +58,7 @@ def score_laid_out(
     said = jnp.take_along_axis(hidden, layout.before[:, :, None], axis=1)
     targets = jnp.take_along_axis(tokens, jnp.maximum(layout.target, 0), axis=1)
     # a row of a layout may be as long as many of the batch: as many logits at once as of those
-    chunk = max(chunk, chunk * tokens.shape[1] // rows.tokens.shape[1])
+    chunk = policy.steps_at_once(tokens.shape[0], max(chunk, chunk * tokens.shape[1] // rows.tokens.shape[1]))
     # ``chunked`` shifts by one: index k of the states speaks of index k + 1 of the tokens
     found = logprobs.chunked(
         jnp.pad(said, ((0, 0), (0, 1), (0, 0))),

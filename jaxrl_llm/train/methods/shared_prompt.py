@@ -42,7 +42,7 @@ def share_prompts(group_size: int, new_tokens: int) -> Callable[..., tuple[Array
             lambda h: policy.unembed(params, h),
             rows.tokens[:, width - 1 :],
             temperature=temperature,
-            chunk=chunk,
+            chunk=policy.steps_at_once(number, chunk),
             segment_ids=rows.segment_ids[:, width - 1 :],
             scored=policy.scored and partial(policy.scored, params),
         )
