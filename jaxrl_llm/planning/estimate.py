@@ -15,7 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning.parallel_layout import Number, Sizes, gathered, held, held_layers, share
 from jaxrl_llm.planning.work import Work
 
-_CHUNK = 128  # time steps whose logits exist at once, see ``logprobs.chunked``
+_CHUNK = 128  # the fewest time steps whose logits exist at once, see ``logprobs.chunked``
 _TRAINED_COLUMN, _SCORED_COLUMN = 21, 12  # bytes of a token's entries that the programs read
 _BLOCK = 512  # queries whose scores exist at once, see ``models.attention.attend``
 
@@ -111,10 +111,15 @@ def update(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False)
     layer = 2 * one + 4 * tokens * config.hidden_size * size + 4 * gathered(config, sizes)
     if not work.remat:
         kept = config.num_layers * _kept_layer(config, sizes, work, rows, kernels)
-    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 3)
+    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 3)
     return Memory(
         12 * here + columns * _TRAINED_COLUMN, gradients + _cast(config, sizes, work) + kept + max(layer, chunk)
     )
+
+
+def _steps_at_once(work: Work) -> int:
+    """Time steps whose logits exist at once, see ``types.Policy.steps_at_once``."""
+    return min(max(_CHUNK, work.scored // work.update_rows), work.length)
 
 
 def _logits(config: ModelConfig, sizes: Sizes, work: Work, rows: Number, steps: int, copies: int) -> Number:
@@ -128,7 +133,7 @@ def score(config: ModelConfig, sizes: Sizes, work: Work, kernels: bool = False) 
     """Masters, one layer forward or one chunk of logits, of which beside kernels only the head is there."""
     rows, own = math.ceil(work.update_rows / sizes.rows), share(work.length, sizes.context)
     layer = _layer(config, sizes, work, rows, own, work.length, kernels)
-    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, min(_CHUNK, work.length), 0 if kernels else 2)
+    chunk = _logits(config, sizes, work, work.update_rows / sizes.data, _steps_at_once(work), 0 if kernels else 2)
     hidden = rows * own * config.hidden_size * _itemsize(work)
     working = hidden + _cast(config, sizes, work) + max(layer, chunk)
     return Memory(4 * held(config, sizes) + rows * work.length * _SCORED_COLUMN, working)

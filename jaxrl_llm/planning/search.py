@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jaxrl_llm.models import cache as caches
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import chips, cost, estimate
 from jaxrl_llm.planning.chips import Topology
@@ -130,6 +131,8 @@ def plans(
       train, rollout: meshes that are given.
     """
     limit, found, kernels = topology.chip.hbm * margin, [], topology.tpu
+    if topology.chip.platform == "gpu":
+        work = dataclasses.replace(work, scored=caches.ON_GPU.scored)
     for sizes in [train] if train else train_sizes(config, topology.chips, work.length):
         resident = sum(estimate.of_the_loop(config, sizes, {"decode": 0.0}, work).values())
         for parts in _parts(config, sizes, work, limit, kernels):

@@ -19,7 +19,8 @@ class Work:
     ``rows`` sequences of ``prompt + response`` tokens, ``group`` to each prompt, are sampled ``rollout_rows`` at a time
     and trained on ``rows / microbatches`` at a time. ``scores``: passes that only score, one with a reference.
     ``planner``: who arranges the rows of scores and update (``train.packing``); None: they stay as they are. It sees
-    responses of ``filled`` of their length in the mean.
+    responses of ``filled`` of their length in the mean. ``scored``: logits of so many tokens exist at once, if they are
+    given (``models.cache.DeviceLayout``).
     """
 
     prompt: int
@@ -33,6 +34,7 @@ class Work:
     compute_dtype: Any = jnp.bfloat16
     planner: Planner | None = None
     filled: float = 1.0
+    scored: int = 0
 
     @property
     def length(self) -> int:
