@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -32,6 +32,10 @@ ESTIMATOR = (
 CORRECTION = ("ratio", "logp", "old_logp", "sampler_logp", "advantages", "mask", "weights", "group_ids")
 KL = ("logp", "old_logp", "ref_logp", "mask")
 OF_RESPONSE = ("rewards", "group_ids", "length_tokens", "valid", "greedy_rewards", "optimal_values")  # not of a token
+NO_SLOPE = (
+    "it is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, k1_gradient_terms, "
+    "corrected_k3_gradient_terms or kl_gradient_terms"
+)
 KINDS = {"group_ids": jnp.int32, "tokens": jnp.int32, "mask": jnp.bool_, "valid": jnp.bool_}  # the others: float32
 
 
@@ -93,10 +97,7 @@ def check(settings: MethodSettings, max_new_tokens: int) -> None:
         raise UserError(f"--kl-horizon {settings.kl_horizon} must be at least 1, and --entropy-step "
                         f"{settings.entropy_step} positive and finite")  # fmt: skip
     if settings.kl and not settings.kl.endswith("gradient_terms") and ":" not in settings.kl:
-        raise UserError(
-            f"--kl {settings.kl} is a value to log; a term of a loss needs a gradient: choose k3_gradient_terms, "
-            "k1_gradient_terms, corrected_k3_gradient_terms or kl_gradient_terms"
-        )
+        raise UserError(f"--kl {settings.kl}: {NO_SLOPE}")
     if (settings.overlong == "penalty") != (settings.overlong_buffer > 0):
         raise UserError(f"--overlong {settings.overlong} with --overlong-buffer {settings.overlong_buffer}: a penalty "
                         "needs a buffer of tokens, and nothing else has one")  # fmt: skip
@@ -118,6 +119,7 @@ def check_kinds(settings: MethodSettings) -> None:
     tokens, either = {(rows, columns)}, {(rows, columns), (rows,)}
     cases = [("loss", policy_loss(settings), set()), ("advantages", _estimator(settings), either)]
     cases += [("correction", _correction(settings), tokens)] if settings.correction else []
+    cases += [("kl", _kl(settings), tokens)] if settings.kl else []
     for name, (function, wanted), allowed in cases:
         flag = f"--{name} {getattr(settings, name)}"
         if "earlier" in wanted:  # what it keeps between steps is made with the state
@@ -132,6 +134,19 @@ def check_kinds(settings: MethodSettings) -> None:
         elif getattr(found, "shape", None) not in allowed:
             raise UserError(f"{flag}: gives {getattr(found, 'shape', type(found).__name__)} for {rows} responses of "
                             f"{columns} tokens, not a number for each token; choose another")  # fmt: skip
+    if settings.kl and _is_flat(*_kl(settings), (rows, columns)):
+        raise UserError(f"--kl {settings.kl}: {NO_SLOPE}")
+
+
+def _is_flat(function: Callable[..., Any], wanted: Sequence[str], shape: tuple[int, int]) -> bool:
+    """Whether a function of a batch's arrays has no gradient at log-probabilities drawn at random."""
+    drawn = {name: -jnp.abs(jax.random.normal(jax.random.key(i), shape)) for i, name in enumerate(wanted)}
+    drawn |= {"mask": jnp.ones(shape, bool)}
+
+    def total(logp: Array) -> Array:
+        return jnp.sum(function(*((drawn | {"logp": logp})[name] for name in wanted)))
+
+    return not np.any(np.asarray(jax.grad(total)(-jnp.ones(shape))))
 
 
 def check_unread(settings: MethodSettings) -> None:
@@ -510,12 +525,17 @@ def correction(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     return weights
 
 
+def _kl(settings: Any) -> tuple[Callable[..., Any], tuple[str, ...]]:
+    """The KL of the flags, and the arrays that it takes in their order."""
+    function = named.find(losses, settings.kl, "--kl")
+    return function, named.check_arrays(function, KL, f"--kl {settings.kl}")
+
+
 def kl_terms(settings: Any) -> Callable[[Array, Array, Batch], Array] | None:
     """``extra_terms`` of the loss: a KL to the reference, with a gradient; None without one."""
     if not settings.kl:
         return None
-    function = named.find(losses, settings.kl, "--kl")
-    wanted = named.check_arrays(function, KL, f"--kl {settings.kl}")
+    function, wanted = _kl(settings)
 
     def terms(logp: Array, entropy: Array, batch: Batch) -> Array:
         old = batch.old_logp if settings.inner_epochs > 1 else jax.lax.stop_gradient(logp)

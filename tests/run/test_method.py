@@ -322,6 +322,16 @@ def test_schedules_warm_up_first(schedule):
     close.assert_near(rate(20), 1.0 if schedule == "constant" else 1 / 17)
 
 
+def whole_kl(logp, ref_logp, mask):
+    """A user's own, of the whole batch."""
+    return jnp.sum(jnp.where(mask, logp - ref_logp, 0.0))
+
+
+def logged_kl(logp, ref_logp, mask):
+    """A user's own, without a gradient."""
+    return jnp.where(mask, jax.lax.stop_gradient(logp) - ref_logp, 0.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -329,7 +339,9 @@ def test_schedules_warm_up_first(schedule):
         ({"loss": "dpo_loss"}, "takes chosen_logp"),
         ({"loss_args": ("gamma=1",)}, "the settings of clipped_policy_loss are clip_low=0.2"),
         ({"advantages": "pass_at_k_advantages"}, "needs --advantage-args k="),
-        ({"kl": "k3", "kl_weight": 0.1}, "is a value to log"),
+        ({"kl": "k3", "kl_weight": 0.1}, "it is a value to log"),
+        ({"kl": f"{__name__}:whole_kl", "kl_weight": 0.1}, r"--kl \S+:whole_kl: gives \(\) for 4 responses of 6"),
+        ({"kl": f"{__name__}:logged_kl", "kl_weight": 0.1}, r"--kl \S+:logged_kl: it is a value to log"),
         ({"kl": "k3_gradient_terms"}, "--kl-weight 0.0: give both"),
         ({"kl_weight": 0.1}, "give both, or neither"),
         ({"inner_epochs": 0}, "--inner-epochs 0"),
