@@ -97,7 +97,7 @@ def open_teachers(settings: Settings, student: parts.Model) -> list[Teacher]:
         if name == SELF:
             found.append(Teacher(student, shown_solutions(settings, student)))
             continue
-        model = parts.load_model(name, mesh=student.mesh, compute_dtype=jnp.dtype(settings.compute))
+        model = parts.load_model(name, mesh=student.mesh, compute_dtype=jnp.dtype(settings.compute), frozen=True)
         if same_vocabulary(student.tokenizer, model.tokenizer):
             found.append(Teacher(model))
             continue

@@ -396,6 +396,7 @@ def opened(settings: Settings) -> Opened:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
+        frozen=settings.lora > 0 and not settings.rollout_weights,
     )
     model = lora_state.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:

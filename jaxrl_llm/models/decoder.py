@@ -38,7 +38,7 @@ from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, joined, norm, 
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
-from jaxrl_llm.models.spec import ModelConfig, matrix_shapes, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, cast_at_use, matrix_shapes, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
 
@@ -233,7 +233,15 @@ def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
     params = _unstacked(config, how, params)
     if not how.joined or not isinstance(params["layers"], tuple):
         return params
-    return params | {"layers": tuple(map(joined, params["layers"]))}
+    narrow = cast_at_use(config)
+
+    def cast(tree: Params) -> Params:
+        return {
+            name: x.astype(how.compute_dtype) if name in narrow and isinstance(x, jax.Array) else x
+            for name, x in tree.items()
+        }
+
+    return cast(params) | {"layers": tuple(joined(cast(layer)) for layer in params["layers"])}
 
 
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):

@@ -131,6 +131,11 @@ def matrix_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {"up": (d, f), "down": (f, d)}
 
 
+def cast_at_use(config: ModelConfig) -> frozenset[str]:
+    """Parameters that a decoder reads in its compute dtype alone: the matrices of layers, and the tables."""
+    return frozenset((*matrix_shapes(config), "embed", "head", "position_embed"))
+
+
 def _vector_shapes(config: ModelConfig, matrices: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     d = config.hidden_size
     norms = ["input_norm", "post_norm"]

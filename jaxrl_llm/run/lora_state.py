@@ -84,4 +84,5 @@ def save(folder: pathlib.Path, model: Model, params: Params, rank: int) -> Param
     trained = jax.tree.map(jnp.asarray, params[PART])
     if not model.merged and not lora.fused(model.config, spec.targets):
         lora.save(folder, model.config, spec, trained, base_model=str(model.folder))
-    return lora.merge(params["base"], trained, spec.scale)
+    base = jax.tree.map(lambda x: x.astype(jnp.float32), params["base"])  # kept in the type that computes
+    return lora.merge(base, trained, spec.scale)

@@ -110,8 +110,11 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
     )  # fmt: skip
 
 
-def open_model(settings: Any) -> parts.Model:
+def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
     """The model of ``ModelSettings``, on its mesh, with an adapter where one trains.
+
+    Args:
+      trains: else, and beside an adapter, its weights are kept in the type that computes.
 
     Raises:
       UserError: as ``parts.load_model``, or for a negative rank.
@@ -125,5 +128,7 @@ def open_model(settings: Any) -> parts.Model:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
+        # what is rounded to few bits is rounded once
+        frozen=(not trains or settings.lora > 0) and not getattr(settings, "rollout_weights", ""),
     )
     return lora_state.with_adapter(model, settings.lora, 0)

@@ -148,6 +148,7 @@ def load_model(
     compute_dtype: Any = jnp.float32,
     remat: bool = False,
     attention: str = "xla",
+    frozen: bool = False,
 ) -> Model:
     """Loads ``tiny``, ``nano``, a Hugging Face folder, or that of an adapter in PEFT's format, merged into its base.
 
@@ -156,6 +157,7 @@ def load_model(
       rollout_cache: what keys and values are kept as; empty: the compute dtype.
       compute_dtype, remat: as in ``models.decoder.make_policy``.
       attention: as in ``models.kernels.attention_kernels.make_attend``.
+      frozen: its weights never train: they are kept as ``models.io.weights.as_computed`` says, but for an adapter's.
 
     Raises:
       UserError: when the folder is unreadable, unsupported, or the tokenizer does not fit the model.
@@ -164,6 +166,7 @@ def load_model(
     try:
         folder = lora.base_of(given) if given.is_dir() else weights.bundled(name)
         tokenizer = tokenizers.load(folder)
+        merged = given.is_dir() and folder != given
         policy, params, config = weights.pretrained(
             folder,
             compute_dtype=compute_dtype,
@@ -171,8 +174,8 @@ def load_model(
             make=policy_maker(mesh, rollout_cache=rollout_cache, attention=attention),
             # on a mesh its weights go straight to their devices
             shardings=None if mesh is None else partial(rules.shardings, mesh=mesh),
+            frozen=frozen and not merged,  # a sum in float32 is rounded once
         )
-        merged = given.is_dir() and folder != given
         if merged:
             params = _merged(params, *lora.load(given, config))
     except UserError:

@@ -137,3 +137,40 @@ def test_bundled_model_prefers_its_own_text():
     assert bool(jnp.all(jnp.isfinite(logits)))
     best = jnp.max(jax.nn.softmax(logits, axis=-1), axis=-1)
     assert float(jnp.mean(best)) > 3 / config.vocab_size
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "gpt2", "qwen3_moe"])
+def test_weights_that_never_train_are_kept_as_they_are_computed(tmp_path, family):
+    """Half the memory and the same numbers; norms, of which Gemma's add 1 in float32, and biases stay as they are."""
+    config = small_config(family)
+    weights.save(tmp_path, config, make_policy(config).init(jax.random.key(3)))
+    numbers = {"compute_dtype": jnp.bfloat16}
+    policy, wide, _ = weights.pretrained(tmp_path, **numbers)
+    _, kept, _ = weights.pretrained(tmp_path, frozen=True, **numbers)
+    kinds = {name: x.dtype for name, x in kept["layers"].items()}
+    assert kinds["q"] == kept["embed"].dtype == jnp.bfloat16 and kinds["input_norm"] == jnp.float32
+    assert sum(x.nbytes for x in jax.tree.leaves(kept)) < 0.6 * sum(x.nbytes for x in jax.tree.leaves(wide))
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 24, (2, 6)), jnp.int32)
+    segments, positions = dense_rows(2, 6)
+
+    @jax.jit
+    def said(params):
+        hidden = policy.hidden(params, tokens, positions, segments)
+        step, _ = policy.extend(params, policy.init_cache(2, 6), tokens, positions, segments, 0)
+        return policy.unembed(params, hidden), policy.unembed(params, step)
+
+    jax.tree.map(np.testing.assert_array_equal, said(kept), said(wide))
+    _, plain, _ = weights.pretrained(tmp_path, frozen=True)
+    assert {x.dtype for x in jax.tree.leaves(plain)} == {jnp.dtype("float32")}
+
+
+def test_streamed_weights_are_kept_so_too(folder):
+    from jaxrl_llm.distributed import mesh as meshes
+    from jaxrl_llm.distributed import rules
+
+    mesh = meshes.parse_mesh("fsdp=2")
+    options = {"compute_dtype": jnp.bfloat16, "frozen": True}
+    _, here, _ = weights.pretrained(folder, **options)
+    _, there, _ = weights.pretrained(folder, shardings=lambda tree: rules.shardings(tree, mesh), **options)
+    jax.tree.map(np.testing.assert_array_equal, there, here)
+    assert jax.tree.map(lambda x: x.dtype, there) == jax.tree.map(lambda x: x.dtype, here)

@@ -1,5 +1,7 @@
 """LoRA in a job: the optimiser sees the adapter alone, checkpoints leave the base out, the run ends in PEFT's files."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,9 @@ from jaxrl_llm.jobs.grpo import cli
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
+from jaxrl_llm.run import lora_state
 from jaxrl_llm.run.bench import OnlineSettings
+from jaxrl_llm.run.options import open_model
 from jaxrl_llm.train import checkpoint
 from jaxrl_llm.train.step import make_update
 from jaxrl_llm.types import TrainState
@@ -44,6 +48,27 @@ def test_the_update_moves_the_adapter_alone():
     assert all(np.any(np.asarray(after.params["lora"][name]) != 0) for name in params["lora"])
     assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure({"lora": params["lora"]})
     assert float(metrics["grad/norm"]) > 0
+
+
+@pytest.mark.parametrize("compute, kind", [("bfloat16", jnp.bfloat16), ("float32", jnp.float32)])
+def test_the_base_of_an_adapter_is_kept_as_it_is_computed(compute, kind):
+    settings = OnlineSettings(model="nano", lora=2, compute=compute)
+    model = open_model(settings)
+    assert model.params["base"]["layers"]["q"].dtype == model.params["base"]["embed"].dtype == kind
+    assert {x.dtype for x in jax.tree.leaves(model.params["lora"])} == {jnp.dtype("float32")}
+    assert open_model(dataclasses.replace(settings, lora=0)).params["embed"].dtype == jnp.float32  # it trains
+    assert open_model(dataclasses.replace(settings, lora=0), trains=False).params["embed"].dtype == kind
+    few = dataclasses.replace(settings, rollout_weights="int8")
+    assert open_model(few).params["base"]["embed"].dtype == jnp.float32  # rounded to few bits once
+
+
+def test_an_adapter_is_merged_in_float32(tmp_path):
+    model = open_model(OnlineSettings(model="nano", lora=2, compute="bfloat16"))
+    adapter = {name: x + 0.001 for name, x in model.params["lora"].items()}
+    merged = lora_state.save(tmp_path, model, model.params | {"lora": adapter}, 2)
+    wide = open_model(OnlineSettings(model="nano", lora=2)).params["base"]
+    spec = Lora(2, targets=lora.targets_of(model.config))
+    jax.tree.map(np.testing.assert_array_equal, merged, lora.merge(wide, adapter, spec.scale))
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from jaxrl_llm.models import config as model_config
 from jaxrl_llm.models.decoder import Remat, make_policy
 from jaxrl_llm.models.io import safetensors_io as files
 from jaxrl_llm.models.io import tensor_names
-from jaxrl_llm.models.spec import ModelConfig, parameter_shapes
+from jaxrl_llm.models.spec import ModelConfig, cast_at_use, parameter_shapes
 from jaxrl_llm.types import Params, Policy
 
 _KINDS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -132,6 +132,15 @@ def _flat(tree: dict[str, Any]) -> dict[tuple[str, ...], Any]:
     return flat | {("layers", name): leaf for name, leaf in tree["layers"].items()}
 
 
+def as_computed(config: ModelConfig, compute_dtype: Any) -> Callable[[tuple[str, ...]], Any]:
+    """The ``dtype`` of ``load`` for weights that never train: matrices and tables as a policy casts them at use.
+
+    Its results are those of float32 weights to the last bit, in half of the memory. Norms and biases stay float32.
+    """
+    narrow = cast_at_use(config)
+    return lambda path: compute_dtype if path[-1] in narrow else jnp.float32
+
+
 def load(
     folder: str | pathlib.Path,
     config: ModelConfig,
@@ -142,7 +151,7 @@ def load(
     """Reads the safetensors of ``folder`` into the parameter tree of ``decoder``.
 
     Args:
-      dtype: precision of the tree, whatever the stored one is.
+      dtype: precision of the tree, whatever the stored one is; or a function of a leaf's path, see ``as_computed``.
       place: where a finished leaf goes: the default device, or ``np.asarray`` to keep a model that no single device can
         hold in host memory until it is sharded. ``stream`` shards while it reads.
 
@@ -155,13 +164,17 @@ def load(
     _check_tied(folder, config, stored, 2**24)
     leaves = {}
     for path, shape in _flat(parameter_shapes(config)).items():
-        whole = np.empty(shape, np.dtype(dtype))
+        whole = np.empty(shape, np.dtype(_of_leaf(dtype, path)))
         for part in (p for p in parts if p.leaf == path):
             target = whole[part.index].T if part.transposed else whole[part.index]
             for low, piece in _blocks(stored, part, 2**26):
                 target[tuple(slice(x, x + n) for x, n in zip(low, piece.shape, strict=True))] = piece
         leaves[path] = place(whole)
     return _nested(leaves)
+
+
+def _of_leaf(dtype: Any, path: tuple[str, ...]) -> Any:
+    return dtype(path) if callable(dtype) and not isinstance(dtype, type) else dtype
 
 
 def _turned(axes: tuple, transposed: bool) -> tuple:
@@ -252,7 +265,7 @@ def stream(
         groups.setdefault(part.leaf, []).append(part)
     wanted = _flat(shardings)
     return _nested({
-        path: _streamed(stored, groups[path], shape, wanted[path], dtype, block_bytes)
+        path: _streamed(stored, groups[path], shape, wanted[path], _of_leaf(dtype, path), block_bytes)
         for path, shape in _flat(parameter_shapes(config)).items()
     })  # fmt: skip
 
@@ -320,6 +333,7 @@ def pretrained(
     place: Callable[[np.ndarray], Any] = jnp.asarray,
     shardings: Callable[[Params], Params] | None = None,
     make: Callable[..., Policy] = make_policy,
+    frozen: bool = False,
 ) -> tuple[Policy, Params, ModelConfig]:
     """Policy, float32 parameters and shape of a Hugging Face folder.
 
@@ -327,10 +341,12 @@ def pretrained(
       place: as in ``load``.
       shardings: of a tree of shapes, where each leaf goes: then the files are read by ``stream``.
       make: builds the policy, ``decoder.make_policy`` with further arguments on a mesh.
+      frozen: the weights never train and are kept ``as_computed``.
     """
     config = model_config.read_config(folder)
+    dtype = as_computed(config, compute_dtype) if frozen else jnp.float32
     policy = make(config, compute_dtype=compute_dtype, remat=remat)
     if shardings is None:
-        return policy, load(folder, config, place=place), config
+        return policy, load(folder, config, dtype=dtype, place=place), config
     wanted = shardings(jax.eval_shape(policy.init, jax.random.key(0)))
-    return policy, stream(folder, config, wanted), config
+    return policy, stream(folder, config, wanted, dtype=dtype), config

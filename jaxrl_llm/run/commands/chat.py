@@ -39,7 +39,7 @@ def make_answer(settings: Any, model: parts.Model | None = None) -> Callable[...
     Raises:
       UserError: for a model that does not load; ``answer``, where the messages leave no room for a response.
     """
-    model = options.open_model(settings) if model is None else model
+    model = options.open_model(settings, trains=False) if model is None else model
     rollout = jax.jit(parts.make_rollout(model, group_size=1, **options.sampling_of(settings)._asdict()))
     template = model.tokenizer.chat_template is not None
 

@@ -105,7 +105,7 @@ def evaluate(settings: Settings) -> tuple[dict[str, Interval], list[dict[str, An
             f"--samples {settings.samples} must be at least 1 and --problems {settings.problems} at least 0"
         )
     problems, verify = asked(settings)
-    model = options.open_model(settings)
+    model = options.open_model(settings, trains=False)
     table = problem_tables.encode_problems(
         model.tokenizer, problems, answers=problem_tables.no_answers, chat=settings.chat
     )
