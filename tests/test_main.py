@@ -12,6 +12,7 @@ import pytest
 from jaxrl_llm.data.chat import template_hash
 from jaxrl_llm.distributed import rules
 from jaxrl_llm.distributed.mesh import parse_mesh
+from jaxrl_llm.jobs import grpo
 from jaxrl_llm.jobs.grpo import cli, count_microbatches, rollout_of_flags
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.run import lora_state, parts
@@ -143,6 +144,20 @@ def test_slots_train_on_the_same_samples(tmp_path):
         lines.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
     for one, other in zip(*lines, strict=True):
         assert one["reward/mean"] == other["reward/mean"] and one["tokens/generated"] == other["tokens/generated"]
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_a_reference_is_kept_as_it_is_computed(compute):
+    """Plans count it so; what trains stays float32."""
+    settings = Settings(compute=compute, kl="k3_gradient_terms", kl_weight=0.1, train_problems=32, eval_problems=8)
+    found = grpo.opened(settings)
+    (stage,) = grpo.build(found, None).stages
+    reference = stage.extras(found.model.params, jax.random.key(0))["reference"]
+    assert reference["layers"]["q"].dtype == reference["embed"].dtype == jnp.dtype(compute)
+    assert reference["layers"]["input_norm"].dtype == found.model.params["embed"].dtype == jnp.float32
+    policy, tokens = found.model.policy, jnp.arange(1, 9, dtype=jnp.int32)[None]
+    given = (tokens, tokens - 1, jnp.ones_like(tokens))
+    np.testing.assert_array_equal(policy.hidden(reference, *given), policy.hidden(found.model.params, *given))
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError, from_callbacks
 from jaxrl_llm.experiment import durable
 from jaxrl_llm.experiment.durable import EVAL_KEY, Keeping, SeedRun, Stopped
+from jaxrl_llm.models.decoder import as_used
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
@@ -221,8 +222,13 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     def scorer(problems: list[Problem], verifier: Verifier) -> host.Scorer:
         return parts.make_scorer(model.tokenizer, problems, verifier, pool if parts.needs_pool(verifier) else None)
 
+    def copied(params: Params) -> Params:
+        """As a reference needs it, which never trains; of an adapter the base is kept so already."""
+        narrow = params if settings.lora else as_used(model.config, params, jnp.dtype(settings.compute))
+        return jax.tree.map(jnp.copy, narrow)
+
     def extras(params: Params, key: Key) -> dict[str, Any]:
-        kept = Referred(jax.tree.map(jnp.copy, params))._asdict() if method.needs_reference(settings) else {}
+        kept = Referred(copied(params))._asdict() if method.needs_reference(settings) else {}
         if method.needs_optimal_values(settings):  # those of the run are measured where it begins, see ``begin_with``
             kept |= method.Optimal(jnp.zeros((len(tables.train),), jnp.float32))._asdict()
         return kept | method.first_weights(settings, len(tables.train))

@@ -228,20 +228,32 @@ def _unstacked(config: ModelConfig, how: How, params: Params) -> Params:
     return params | {"layers": tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(config.num_layers))}
 
 
+def as_used(
+    config: ModelConfig, params: Params, compute_dtype: Any, then: Callable[[Params], Params] = lambda layer: layer
+) -> Params:
+    """The same policy's parameters with matrices and tables in the dtype that computes; new arrays where it is another.
+
+    ``then``: what else becomes of a layer, or of all in a stack.
+    """
+    narrow = cast_at_use(config)
+
+    def cast(tree: Params) -> Params:
+        return {
+            name: x.astype(compute_dtype) if name in narrow and isinstance(x, jax.Array) else x
+            for name, x in tree.items()
+        }
+
+    layers = params["layers"]
+    layers = tuple(then(cast(x)) for x in layers) if isinstance(layers, tuple) else then(cast(layers))
+    return cast(params) | {"layers": layers}
+
+
 def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
     """``Policy.unstack``."""
     params = _unstacked(config, how, params)
     if not how.joined or not isinstance(params["layers"], tuple):
         return params
-    narrow = cast_at_use(config)
-
-    def cast(tree: Params) -> Params:
-        return {
-            name: x.astype(how.compute_dtype) if name in narrow and isinstance(x, jax.Array) else x
-            for name, x in tree.items()
-        }
-
-    return cast(params) | {"layers": tuple(joined(cast(layer)) for layer in params["layers"])}
+    return as_used(config, params, how.compute_dtype, joined)
 
 
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
