@@ -88,6 +88,9 @@ def test_phases_of_a_run_leave_the_compilation_out():
     assert found["score"] == {"share": 0.25, "roof": None}
     assert found["update"]["roof"] == doubles(0.3)
     assert report.phases([line(3.0, 1.0, 0.0, 0.1)])["rollout"]["share"] == 0.75
+    counts = (3, 3, 4, 4)  # a layout of another shape in the third step
+    later = [line(2.0, 1.0, u, 0.1) | {"compile/count": n} for n, u in zip(counts, (90.0, 1.0, 90.0, 1.0), strict=True)]
+    assert report.phases(later)["update"]["share"] == 0.25
 
 
 def test_devices_are_known_by_kind():

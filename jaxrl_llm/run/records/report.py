@@ -1,5 +1,6 @@
 """The end of the main job: what it printed and wrote, and the trained model as a model folder."""
 
+import itertools
 import pathlib
 import shutil
 import sys
@@ -40,13 +41,20 @@ def summary(reduce: Callable[[list[float]], Any], values: list[float]) -> float 
     return float(reduce(values)) if values else None
 
 
+def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps that compiled nothing; of a run that does not count its programs all but the first.
+
+    >>> [x["step"] for x in steady([{"step": i, "compile/count": n} for i, n in enumerate((3, 3, 4, 4, 2, 2), 1)])]
+    [2, 4, 6]
+    """
+    return [now for before, now in itertools.pairwise(lines) if before.get("compile/count") == now.get("compile/count")]
+
+
 def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
     """Of rollout, score and update the share of the time, and the median share of the peak rates; None: no work of
-    the device, or nothing recorded.
-
-    The first step, which compiles, is left out where there are others.
+    the device, or nothing recorded. Of steps that compiled nothing, where there are any.
     """
-    later = lines[1:] or lines
+    later = steady(lines) or lines
     names = ("rollout", "score", "update")
     seconds = {name: sum(column(later, f"time/{name}_s")) for name in names}
     roofs = {name: column(later, f"roof/{name}") for name in names}
@@ -62,7 +70,7 @@ def phases(lines: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
 
 def reshard(lines: list[dict[str, Any]]) -> dict[str, float] | None:
     """Medians over the steps of what the weights cost on their way to the rollout's layout; None: it is training's."""
-    found = {name: column(lines[1:] or lines, f"reshard/{name}") for name in rollout_weights.FIGURES}
+    found = {name: column(steady(lines) or lines, f"reshard/{name}") for name in rollout_weights.FIGURES}
     return {name: float(np.median(values)) for name, values in found.items()} if all(found.values()) else None
 
 
@@ -129,7 +137,11 @@ def report(
         print(f"    level {level}  pass@1  before {before.by_level.get(level)}   after {new}")
     for step, (mean, low, high) in between.items():
         print(f"    step {step}  pass@1  {mean:.3f} [{low:.3f}, {high:.3f}]")
-    print(f"  {len(lines)} steps in {results['training_seconds']:.0f} s of training")
+    running = {id(line) for line in steady(lines)}
+    compiled = [line for line in lines if id(line) not in running]
+    said = f"; {len(compiled)} of them compiled programs, in {sum(column(compiled, 'time/step_s')):.0f} s"
+    took = f"{len(lines)} steps in {results['training_seconds']:.0f} s of training"
+    print(f"  {took}{said if len(compiled) > 1 else ''}")
     gap = results["sampler_trainer_gap"]
     print(f"  sampler/trainer log-prob gap: mean {shown(gap['mean'], '.2g')}, max {shown(gap['max'], '.2g')}", end="")
     print(f"   {shown(results['tokens_per_s'], ',.0f')} tokens/s")
