@@ -1,5 +1,7 @@
 """Attention by other hands: values and gradients of the reference, in the kernel's interpret mode."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,6 +157,40 @@ def test_columns_of_their_own_are_causal_by_cudnn(monkeypatch):
     attention_kernels.cudnn(*arrays, mask, implementation="xla")
     attention_kernels.cudnn(*_case()[0], _case()[1], implementation="xla")  # more keys than queries
     assert asked == [True, False]
+
+
+def test_what_cudnn_does_not_take_is_made_to_fit_or_left_to_others(monkeypatch):
+    """Odd numbers of queries and keys become even; heads that are too wide, or no multiple of 8, are XLA's."""
+    monkeypatch.setattr(attention_kernels, "FEW", 1)
+    asked = []
+    other = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn,
+        "dot_product_attention",
+        lambda q, k, *a, **b: asked.append((q.shape[1], k.shape[1])) or other(q, k, *a, **b),
+    )
+    arrays, _, weights = _case(19, 19)
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((19, 19), bool)), (2, 19, 19))
+    want = _out_and_gradients(attention.attend, arrays, mask, weights)
+    got = _out_and_gradients(attention_kernels.cudnn, arrays, mask, weights, implementation="xla")
+    close.assert_same_sums(got, want, SUMS)
+    assert set(asked) == {(20, 20)}
+    device = types.SimpleNamespace(compute_capability="8.0")
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert [attention_kernels._heads_fit(n) for n in (4, 64, 100, 128, 256)] == [False, True, False, True, False]
+    device.compute_capability = "10.0"
+    assert [attention_kernels._heads_fit(n) for n in (128, 256, 264)] == [True, True, False]
+    for other in ("7.5", "gfx942"):
+        device.compute_capability = other
+        assert not attention_kernels._heads_fit(64)
+    asked.clear()
+    narrow = [x[..., :4] for x in arrays]
+    for run, given in ((attention_kernels.cudnn, mask), (attention_kernels.cudnn_step, mask[:, 18:])):
+        q = narrow[0][:, -given.shape[1] :]
+        np.testing.assert_array_equal(
+            run(q, *narrow[1:], given, implementation="xla"), attention.attend(q, *narrow[1:], given)
+        )
+    assert not asked
 
 
 def test_a_step_by_cudnn_reads_what_is_there():

@@ -152,19 +152,34 @@ def cudnn(
     """``models.attention.attend`` by the fused attention of cuDNN, where it can.
 
     As many queries as keys are the same columns, none of which sees a later one whatever its segment: cuDNN then
-    leaves out half of the products, which the mask alone does not tell it.
+    leaves out half of the products, which the mask alone does not tell it. Odd numbers of either, which it does not
+    take beside a mask, are made even by one that sees nothing and that nobody sees.
 
     Args:
       implementation: of ``jax.nn.dot_product_attention``.
     """
     narrow = q.dtype in (jnp.bfloat16, jnp.float16)
-    if softcap is not None or q.shape[1] <= FEW or (implementation == "cudnn" and not narrow):
+    unfit = not _heads_fit(q.shape[3]) or (implementation == "cudnn" and not narrow)
+    if softcap is not None or q.shape[1] <= FEW or unfit:
         return attention.attend(q, k, v, mask, scale=scale, softcap=softcap)
-    columns_first = (jnp.swapaxes(x, 1, 2) for x in (k, v))
-    return jax.nn.dot_product_attention(
-        q, *columns_first, mask=mask[:, None], scale=scale, is_causal=q.shape[1] == k.shape[2],
-        implementation=implementation,
+    queries, keys = q.shape[1] % 2, k.shape[2] % 2
+    even = jnp.pad(q, ((0, 0), (0, queries), (0, 0), (0, 0)))
+    k, v = (jnp.pad(jnp.swapaxes(x, 1, 2), ((0, 0), (0, keys), (0, 0), (0, 0))) for x in (k, v))
+    found = jax.nn.dot_product_attention(
+        even, k, v, mask=jnp.pad(mask, ((0, 0), (0, queries), (0, keys)))[:, None], scale=scale,
+        is_causal=q.shape[1] == mask.shape[2], implementation=implementation,
     )  # fmt: skip
+    return found[:, : q.shape[1]]
+
+
+def _heads_fit(width: int) -> bool:
+    """Whether cuDNN takes heads of this width on the first device.
+
+    A multiple of 8 up to 128 from Ampere on, up to 256 from Hopper on; no GPU of another maker, such as ``gfx942``.
+    """
+    capability = getattr(jax.devices()[0], "compute_capability", "9.0")
+    generation = int(capability.split(".")[0]) if capability[:1].isdigit() else 0
+    return generation >= 8 and width % 8 == 0 and width <= (256 if generation >= 9 else 128)
 
 
 def cudnn_step(
@@ -178,7 +193,7 @@ def cudnn_step(
     implementation: Literal["xla", "cudnn"] = "cudnn",
 ) -> Float[Array, "B 1 H K"]:
     """``models.attention.attend`` of one query of each row by cuDNN, which reads no column behind the last one seen."""
-    if softcap is not None:
+    if softcap is not None or not _heads_fit(q.shape[3]):
         return attention.attend(q, k, v, mask, scale=scale, softcap=softcap)
     columns = jnp.arange(1, mask.shape[2] + 1, dtype=jnp.int32)
     lengths = jnp.maximum(jnp.max(jnp.where(mask[:, 0], columns, 0), axis=1), 1)
