@@ -41,10 +41,12 @@ def project(x: Array, layer: dict[str, Array], name: str, product_fn: ProductFn 
 def joined(layer: dict[str, Array]) -> dict[str, Array]:
     """Parameters of a layer in which matrices that multiply the same input are one matrix, see ``JOINED``.
 
-    What is no plain array, such as weights in few bits, stays as it is.
+    What is no plain array, such as weights in few bits, stays as it is, and so do matrices with an adapter.
     """
     layer = dict(layer)
     for whole, parts in JOINED.items():
+        if any(part + LORA_A in layer for part in parts):
+            continue
         for end in ("", "_bias"):
             names = [part + end for part in parts]
             if all(isinstance(layer.get(name), jax.Array) for name in names):

@@ -22,7 +22,7 @@ from jaxrl_llm.types import Params, Policy
 
 MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 # parameters come first
-READS_PARAMS = ("hidden", "hidden_alone", "hidden_groups", "hidden_pages", "unembed", "extend", "scored")
+READS_PARAMS = ("hidden", "hidden_alone", "hidden_groups", "hidden_pages", "unembed", "extend", "scored", "unstack")
 _PREFIX = "base_model.model."
 # what adapter_config.json may say only in this way: anything else is another computation
 _PLAIN: dict[str, tuple[Any, ...]] = {
@@ -103,17 +103,24 @@ def merge(base: Params, adapter: dict[str, Array], scale: float) -> Params:
 
 
 def make_policy(policy: Policy, config: ModelConfig, lora: Lora) -> Policy:
-    """The policy of ``{"base", "lora"}``, from one of ``decoder.make_policy``."""
+    """The policy of ``{"base", "lora"}``, from one of ``decoder.make_policy``.
+
+    What ``unstack`` makes of both is one tree, which ``extend`` and ``unembed`` take in their place.
+    """
 
     def run(function):
-        return lambda params, *rest: function(adapted(params["base"], params["lora"], lora.scale), *rest)
+        def with_adapter(params, *rest):
+            whole = params if "layers" in params else adapted(params["base"], params["lora"], lora.scale)
+            return function(whole, *rest)
+
+        return with_adapter
 
     def start(key):
         keys = jax.random.split(key)
         return {"base": policy.init(keys[0]), "lora": init(config, lora, keys[1])}
 
     reading = {name: run(function) for name, function in policy._asdict().items() if name in READS_PARAMS and function}
-    return policy._replace(init=start, unstack=None, **reading)
+    return policy._replace(init=start, **reading)
 
 
 def _stored_modules(config: ModelConfig) -> dict[str, str]:

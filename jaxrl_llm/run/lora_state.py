@@ -34,7 +34,8 @@ def adapter_alone(model: Model) -> Model:
     base = model.params["base"]
 
     def beside(function):
-        return lambda adapter, *rest: function({"base": base, PART: adapter}, *rest)
+        # what ``unstack`` made is whole already
+        return lambda adapter, *rest: function(adapter if "layers" in adapter else {"base": base, PART: adapter}, *rest)
 
     reading = {name: getattr(model.policy, name) for name in lora.READS_PARAMS}
     policy = model.policy._replace(**{name: beside(function) for name, function in reading.items() if function})

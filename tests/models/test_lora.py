@@ -11,8 +11,12 @@ import safetensors.numpy
 
 from jaxrl_llm import logprobs
 from jaxrl_llm.models import lora
+from jaxrl_llm.models.cache import ON_GPU
+from jaxrl_llm.models.decoder import make_policy
 from jaxrl_llm.models.io import weights
 from jaxrl_llm.models.lora import Lora
+from jaxrl_llm.run import lora_state
+from jaxrl_llm.run import parts as parts_of_runs
 from tests import close
 from tests.models_for_tests import ALL_FAMILIES, dense_rows, small_config, small_model
 
@@ -66,6 +70,27 @@ def test_the_cache_sees_the_adapter():
         )
         parts.append(policy.unembed(params, hidden))
     close.assert_same_forward(jnp.concatenate(parts, axis=1), _logits(policy, params))
+
+
+@pytest.mark.parametrize("layout", [None, ON_GPU])
+@pytest.mark.parametrize("targets", [("q", "up"), ("down",)])
+def test_parameters_laid_out_for_steps_give_the_same(layout, targets):
+    """Layers apart, once before the loop; matrices with an adapter are not joined to others."""
+    _, base, config = small_model("qwen3")
+    chosen = Lora(2, targets=targets)
+    policy = lora.make_policy(make_policy(config, layout=layout), config, chosen)
+    params = {"base": base, "lora": _moved(lora.init(config, chosen, jax.random.key(0)))}
+    steps = policy.for_steps(params)
+    assert isinstance(steps["layers"], tuple) and ("qkv" in steps["layers"][0]) == (
+        layout is not None and "q" not in targets
+    )
+    parts = (TOKENS, POSITIONS, SEGMENTS, jnp.int32(0))
+    (want, _), (got, _) = (policy.extend(p, policy.init_cache(3, 7), *parts) for p in (params, steps))
+    close.assert_same_forward(got, want)
+    np.testing.assert_array_equal(policy.unembed(steps, got), policy.unembed(params, got))
+    alone = lora_state.adapter_alone(parts_of_runs.load_model("nano")._replace(policy=policy, params=params))
+    (again, _) = alone.policy.extend(alone.policy.for_steps(alone.params), alone.policy.init_cache(3, 7), *parts)
+    np.testing.assert_array_equal(again, got)
 
 
 def _loss(policy):
