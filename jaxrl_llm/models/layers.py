@@ -45,12 +45,12 @@ def joined(layer: dict[str, Array]) -> dict[str, Array]:
     """
     layer = dict(layer)
     for whole, parts in JOINED.items():
-        if any(part + LORA_A in layer for part in parts):
+        plain = all(isinstance(layer.get(part), jax.Array) and part + LORA_A not in layer for part in parts)
+        biased = [f"{part}_bias" in layer for part in parts]
+        if not plain or any(biased) != all(biased):
             continue
-        for end in ("", "_bias"):
-            names = [part + end for part in parts]
-            if all(isinstance(layer.get(name), jax.Array) for name in names):
-                layer[whole + end] = jnp.concatenate([layer.pop(name) for name in names], axis=-1)
+        for end in ("", "_bias") if all(biased) else ("",):
+            layer[whole + end] = jnp.concatenate([layer.pop(part + end) for part in parts], axis=-1)
     return layer
 
 

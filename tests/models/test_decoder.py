@@ -240,7 +240,10 @@ def test_matrices_of_one_input_are_one_in_steps(family):
     got, _ = joined.extend(joined.for_steps(params), joined.init_cache(1, 3), *parts)
     close.assert_same_forward(got, want, family)
     quantised = params | {"layers": params["layers"] | {"q": (params["layers"]["q"],)}}  # no plain array
-    assert "q" in joined.for_steps(quantised)["layers"][0]
+    kept = joined.for_steps(quantised)["layers"][0]
+    assert {"q", "k", "v"} <= set(kept) and {n for n in kept if n.endswith("_bias")} >= {
+        n for n in params["layers"] if n in ("q_bias", "k_bias", "v_bias")
+    }
 
 
 @pytest.mark.parametrize("layers", [2, 7])  # beside each other, stacked
