@@ -187,12 +187,12 @@ def with_room(x: Num[Array, "B G S *K"], columns: int) -> Num[Array, "B G C *K"]
 
 def _put(arrays: Array | tuple[Array, ...], value: Array, layer: Array | int, column: Array | int, columns: int):
     """``columns``: the axis of the columns in the arrays of a tuple; in ``value`` and in what is returned it is 2."""
+    start = (0, 0, column, 0)[: value.ndim]
     if isinstance(arrays, tuple):
         value = value.astype(arrays[layer].dtype)
-        value = value if columns == 2 else jnp.swapaxes(value, 2, columns)
-        kept = jax.lax.dynamic_update_slice_in_dim(arrays[layer], value, column, columns)
-        whole = kept if columns == 2 else jnp.swapaxes(kept, 2, columns)
-        return (*arrays[:layer], kept, *arrays[layer + 1 :]), whole
-    start = (0, 0, column, 0)[: value.ndim]
+        if columns != 2:
+            value, start = jnp.swapaxes(value, 2, columns), tuple(column if a == columns else 0 for a in range(4))
+        kept = jax.lax.dynamic_update_slice(arrays[layer], value, start)
+        return (*arrays[:layer], kept, *arrays[layer + 1 :]), kept if columns == 2 else jnp.swapaxes(kept, 2, columns)
     kept = jax.lax.dynamic_update_slice(arrays, value.astype(arrays.dtype)[None], (layer, *start))
     return kept, jax.lax.dynamic_index_in_dim(kept, layer, 0, keepdims=False)
