@@ -30,7 +30,7 @@ from jaxrl_llm.models.decoder import as_used
 from jaxrl_llm.planning import utilisation
 from jaxrl_llm.rollout.per_device import per_device
 from jaxrl_llm.run import compile_cache, evaluate, host_memory, lora_state, method, parts
-from jaxrl_llm.run.options import planner_of, sampling_of
+from jaxrl_llm.run.options import keeps_narrow, planner_of, sampling_of
 from jaxrl_llm.run.records import health, record, report
 from jaxrl_llm.run.records.progress import progress
 from jaxrl_llm.run.settings import (
@@ -225,7 +225,7 @@ def build(found: Opened, pool: VerifierPool | None) -> Plan:
     def copied(params: Params) -> Params:
         """As a reference needs it, which never trains; of an adapter the base is kept so already."""
         narrow = params if settings.lora else as_used(model.config, params, jnp.dtype(settings.compute))
-        return jax.tree.map(jnp.copy, narrow)
+        return jax.tree.map(lambda x, old: jnp.copy(x) if x.dtype == old.dtype else x, narrow, params)
 
     def extras(params: Params, key: Key) -> dict[str, Any]:
         kept = Referred(copied(params))._asdict() if method.needs_reference(settings) else {}
@@ -402,7 +402,7 @@ def opened(settings: Settings) -> Opened:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
-        frozen=settings.lora > 0 and not settings.rollout_weights,
+        frozen=keeps_narrow(settings),
     )
     model = lora_state.with_adapter(model, settings.lora, settings.seed)
     if mesh is not None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.layers import ProductFn, norm, plain_product, project, projections
+from jaxrl_llm.models.layers import ProductFn, norm, plain_product, projections
 from jaxrl_llm.models.spec import NO_WINDOW, ModelConfig
 
 AttendFn = Callable[..., Array]  # with the arguments of ``attend``
@@ -377,14 +377,8 @@ def queries_keys_values(
     """Rotated queries ``[B, S, H, K]``, rotated keys and values ``[B, G, S, K]``."""
     b, s, _ = x.shape
     heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    if "qkv" in layer:
-        found = projections(x, layer, "qkv", tuple(n * config.head_dim for n in heads), product_fn)
-        q, k, v = (y.reshape(b, s, n, config.head_dim) for y, n in zip(found, heads, strict=True))
-    else:  # one after another: records know their programs by the order of operations
-        q, k, v = (
-            project(x, layer, name, product_fn).reshape(b, s, n, config.head_dim)
-            for name, n in zip("qkv", heads, strict=True)
-        )
+    found = projections(x, layer, "qkv", tuple(n * config.head_dim for n in heads), product_fn)
+    q, k, v = (y.reshape(b, s, n, config.head_dim) for y, n in zip(found, heads, strict=True))
     if config.qk_norm:
         q, k = norm(config, q, layer, "q_norm"), norm(config, k, layer, "k_norm")
     if not config.learned_positions:

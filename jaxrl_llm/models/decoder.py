@@ -34,7 +34,17 @@ from jaxrl_llm.models.attention import (
 )
 from jaxrl_llm.models.kernels import vocabulary
 from jaxrl_llm.models.kernels.attention_cached import TILE, CachedFn
-from jaxrl_llm.models.layers import ATTENDED, PRODUCT, ProductFn, joined, norm, plain_product, project, wide_product
+from jaxrl_llm.models.layers import (
+    ATTENDED,
+    PRODUCT,
+    ProductFn,
+    joined,
+    norm,
+    plain_product,
+    project,
+    table_product,
+    wide_product,
+)
 from jaxrl_llm.models.mlp import ExpertsFn, Routed, feed_forward, grouped_experts
 from jaxrl_llm.models.paged import paged, seen_by
 from jaxrl_llm.models.quantised import opened
@@ -228,13 +238,8 @@ def _unstacked(config: ModelConfig, how: How, params: Params) -> Params:
     return params | {"layers": tuple(jax.tree.map(lambda a, i=i: a[i], layers) for i in range(config.num_layers))}
 
 
-def as_used(
-    config: ModelConfig, params: Params, compute_dtype: Any, then: Callable[[Params], Params] = lambda layer: layer
-) -> Params:
-    """The same policy's parameters with matrices and tables in the dtype that computes; new arrays where it is another.
-
-    ``then``: what else becomes of a layer, or of all in a stack.
-    """
+def as_used(config: ModelConfig, params: Params, compute_dtype: Any) -> Params:
+    """The same parameters with matrices and tables in the dtype that computes: new arrays where it is another."""
     narrow = cast_at_use(config)
 
     def cast(tree: Params) -> Params:
@@ -244,7 +249,7 @@ def as_used(
         }
 
     layers = params["layers"]
-    layers = tuple(then(cast(x)) for x in layers) if isinstance(layers, tuple) else then(cast(layers))
+    layers = tuple(map(cast, layers)) if isinstance(layers, tuple) else cast(layers)
     return cast(params) | {"layers": layers}
 
 
@@ -253,7 +258,8 @@ def _for_steps(config: ModelConfig, how: How, params: Params) -> Params:
     params = _unstacked(config, how, params)
     if not how.joined or not isinstance(params["layers"], tuple):
         return params
-    return as_used(config, params, how.compute_dtype, joined)
+    params = as_used(config, params, how.compute_dtype)
+    return params | {"layers": tuple(map(joined, params["layers"]))}
 
 
 def _extend(config, how, params, cache, tokens, positions, segment_ids, column):
@@ -319,12 +325,8 @@ def _unembed(config, how, params, hidden):
     """Logits in float32 (the product accumulates in float32); padded vocabulary rows are -inf."""
     hidden, tied = how.place(hidden, "unembedded"), config.tie_embeddings
     weight = how.place(params["embed"], "table") if tied else how.place(params["head"], "head")
-    if how.cached_fn is None and hidden.dtype != jnp.float32:
-        logits = wide_product(hidden, weight, tied)
-    else:
-        product = "...d,vd->...v" if tied else "...d,dv->...v"
-        logits = jnp.einsum(product, hidden, weight.astype(hidden.dtype), preferred_element_type=jnp.float32)
-    logits = how.place(logits, "logits")
+    product = wide_product if how.cached_fn is None and hidden.dtype != jnp.float32 else table_product
+    logits = how.place(product(hidden, weight, tied), "logits")
     if config.final_softcap is not None:
         logits = config.final_softcap * jnp.tanh(logits / config.final_softcap)
     if config.padded_vocab_size == config.vocab_size:

@@ -1,6 +1,6 @@
 """Projections and norms that every family shares."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import jax
@@ -56,23 +56,30 @@ def joined(layer: dict[str, Array]) -> dict[str, Array]:
 
 def projections(
     x: Array, layer: dict[str, Array], whole: str, widths: tuple[int, ...], product_fn: ProductFn = plain_product
-) -> list[Array]:
-    """``project`` by each matrix of ``JOINED[whole]``; ``widths``: of what they return."""
-    if whole not in layer:
-        return [project(x, layer, name, product_fn) for name in JOINED[whole]]
-    ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
-    return jnp.split(project(x, layer, whole, product_fn), ends, axis=-1)
+) -> Iterator[Array]:
+    """``project`` by each matrix of ``JOINED[whole]``, when its turn comes; ``widths``: of what they return."""
+    if whole in layer:
+        ends = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+        yield from jnp.split(project(x, layer, whole, product_fn), ends, axis=-1)
+    else:
+        for name in JOINED[whole]:
+            yield project(x, layer, name, product_fn)
+
+
+def table_product(x: Array, table: Array, tied: bool) -> Array:
+    """``x table^T`` (``tied``) or ``x table`` with the table in the dtype of ``x``, in float32."""
+    product = "...d,vd->...v" if tied else "...d,dv->...v"
+    return jnp.einsum(product, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def wide_product(x: Array, table: Array, tied: bool) -> Array:
-    """``x table^T`` (``tied``) or ``x table`` with the table in the dtype of ``x``, in float32.
+    """``table_product`` with short slopes.
 
     Backward the slopes are rounded to the dtype of ``x`` first, as a TPU's product does by itself: else a GPU computes
     both products in float32. The table's gradient has the table's own dtype.
     """
-    product = "...d,vd->...v" if tied else "...d,dv->...v"
-    return jnp.einsum(product, x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+    return table_product(x, table, tied)
 
 
 def _wide_forward(x: Array, table: Array, tied: bool) -> tuple[Array, tuple[Array, Array]]:

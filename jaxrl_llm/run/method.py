@@ -134,7 +134,7 @@ def check_kinds(settings: MethodSettings) -> None:
         elif getattr(found, "shape", None) not in allowed:
             raise UserError(f"{flag}: gives {getattr(found, 'shape', type(found).__name__)} for {rows} responses of "
                             f"{columns} tokens, not a number for each token; choose another")  # fmt: skip
-    if settings.kl and _is_flat(*_kl(settings), (rows, columns)):
+    if ":" in settings.kl and _is_flat(*_kl(settings), (rows, columns)):
         raise UserError(f"--kl {settings.kl}: {NO_SLOPE}")
 
 

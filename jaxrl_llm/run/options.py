@@ -110,6 +110,14 @@ def sampling_of(settings: Any, *, temperature: float | None = None) -> Sampling:
     )  # fmt: skip
 
 
+def keeps_narrow(settings: Any, *, trains: bool = True) -> bool:
+    """Whether weights are kept in the type that computes: those that never train, such as the base of an adapter.
+
+    Of what rollouts round to few bits the numbers stay as they are, to be rounded once.
+    """
+    return (not trains or settings.lora > 0) and not getattr(settings, "rollout_weights", "")
+
+
 def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
     """The model of ``ModelSettings``, on its mesh, with an adapter where one trains.
 
@@ -128,7 +136,6 @@ def open_model(settings: Any, *, trains: bool = True) -> parts.Model:
         compute_dtype=jnp.dtype(settings.compute),
         remat=settings.remat,
         attention=settings.attention,
-        # what is rounded to few bits is rounded once
-        frozen=(not trains or settings.lora > 0) and not getattr(settings, "rollout_weights", ""),
+        frozen=keeps_narrow(settings, trains=trains),
     )
     return lora_state.with_adapter(model, settings.lora, 0)

@@ -41,10 +41,15 @@ def make_attend(name: str = "auto", *, platform: str | None = None) -> AttendFn:
     if name not in IMPLEMENTATIONS:
         raise ValueError(f"attention={name!r} is not one of {', '.join(IMPLEMENTATIONS)}")
     platform = platform or jax.default_backend()
-    chosen = OF_PLATFORM.get(platform, "xla") if name == "auto" else name
+    chosen = _chosen(name, platform)
     if chosen == "xla":
         return attention.attend
     return cudnn if chosen == "cudnn" else _pallas(interpret=platform != "tpu")
+
+
+def _chosen(name: str, platform: str) -> str:
+    """Of ``IMPLEMENTATIONS`` but for ``auto``."""
+    return OF_PLATFORM.get(platform, "xla") if name == "auto" else name
 
 
 def _pallas(interpret: bool) -> AttendFn:
@@ -67,7 +72,7 @@ def make_cached(name: str = "auto", *, platform: str | None = None) -> CachedFn 
     """
     attend_fn = make_attend(name, platform=platform)
     platform = platform or jax.default_backend()
-    if (OF_PLATFORM.get(platform) if name == "auto" else name) != "pallas":
+    if _chosen(name, platform) != "pallas":
         return None
     otherwise = attention_cached.cut_out(attend_fn)
 
@@ -88,7 +93,7 @@ def make_parts(name: str = "auto", *, platform: str | None = None) -> tuple[Part
     """
     make_attend(name, platform=platform)
     platform = platform or jax.default_backend()
-    if (OF_PLATFORM.get(platform) if name == "auto" else name) != "pallas":
+    if _chosen(name, platform) != "pallas":
         return (lambda *given, **more: attention.attend_part(*_with_dense(given), **more)), (
             lambda *given, **more: attention.part_gradients(*_with_dense(given), **more)
         )
@@ -120,8 +125,7 @@ def make_layout(name: str = "auto", *, platform: str | None = None) -> DeviceLay
     platform = platform or jax.default_backend()
     if platform != "gpu":
         return None
-    chosen = OF_PLATFORM[platform] if name == "auto" else name
-    return ON_GPU._replace(step_fn=cudnn_step if chosen == "cudnn" else None)
+    return ON_GPU._replace(step_fn=cudnn_step if _chosen(name, platform) == "cudnn" else None)
 
 
 def make_sums(name: str = "auto", *, platform: str | None = None) -> SumsFn | None:

@@ -137,11 +137,10 @@ def report(
         print(f"    level {level}  pass@1  before {before.by_level.get(level)}   after {new}")
     for step, (mean, low, high) in between.items():
         print(f"    step {step}  pass@1  {mean:.3f} [{low:.3f}, {high:.3f}]")
-    running = {id(line) for line in steady(lines)}
-    compiled = [line for line in lines if id(line) not in running]
-    said = f"; {len(compiled)} of them compiled programs, in {sum(column(compiled, 'time/step_s')):.0f} s"
-    took = f"{len(lines)} steps in {results['training_seconds']:.0f} s of training"
-    print(f"  {took}{said if len(compiled) > 1 else ''}")
+    running, took = steady(lines), results["training_seconds"]
+    compiled, rest = len(lines) - len(running), took - sum(column(running, "time/step_s"))
+    said = f"; {compiled} of them compiled programs, in {rest:.0f} s" if compiled > 1 else ""
+    print(f"  {len(lines)} steps in {took:.0f} s of training{said}")
     gap = results["sampler_trainer_gap"]
     print(f"  sampler/trainer log-prob gap: mean {shown(gap['mean'], '.2g')}, max {shown(gap['max'], '.2g')}", end="")
     print(f"   {shown(results['tokens_per_s'], ',.0f')} tokens/s")
