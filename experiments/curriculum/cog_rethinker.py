@@ -12,8 +12,9 @@ Equations: G responses to x; all wrong: G to decompose(x); still all wrong: G to
            Over rows of one's own both requests are words: decompose(x) asks to split, solve and put together (inside
            the message with --chat), refine stands behind the attempt as a user's next message, or a paragraph.
 Left out:  words in the embedded world, where to decompose means to begin with the first operation of the chain, to
-           refine that the attempt and a ';' stand behind the prompt (taught for some steps first, in all arms); counts,
-           weights, words and choice of the attempt are a reconstruction (the paper's text was not at hand).
+           refine that the attempt and a ';' stand behind the prompt (taught first, in all arms, for --warm-steps on as
+           many plain problems as corrections: on corrections alone the copy forgot the plain prompt); counts, weights,
+           words and choice of the attempt are a reconstruction (the paper's text was not at hand).
 Expect:    group/degenerate_fraction cog < direct; eval/accuracy cog > direct and cog > no_sft.
 Measure:   held-out chains of 4 to 6 operations under the direct prompt; 8 seeds, at most three draws of a prompt in
            every arm (hints/draws), which the columns rollouts and tokens count.
@@ -21,7 +22,7 @@ Run:       python -m experiments.curriculum.cog_rethinker
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -50,11 +51,11 @@ class Settings(recipes.OnlineSettings):
     later: tuple = (hints.first_operands, hints.shown_attempt)  # how a failed prompt is asked again
     sft_weight: float = 0.1
     sft_from: int = 1  # the first stage whose right responses are imitated
-    warm_steps: int = 0  # supervised steps on corrections of a wrong attempt
+    warm_steps: int = 0  # supervised steps on corrections of a wrong attempt, and on as many plain problems
 
 
 EMBEDDED = {
-    "levels": (4, 5, 6), "steps": 80, "eval_every": 40, "prompts_per_step": 6, "group_size": 4, "max_new_tokens": 52,
+    "levels": (4, 5, 6), "steps": 200, "eval_every": 40, "prompts_per_step": 6, "group_size": 4, "max_new_tokens": 52,
     "learning_rate": 3e-4, "eval_problems": 96, "train_problems": 1024, "warm_steps": 40,
 }  # fmt: skip
 SMOKE = {
@@ -123,7 +124,7 @@ def build(settings: Settings) -> experiment.Plan:
     slots |= {"figures": figures, "whole_batch": "its supervised term is a mean" if settings.sft_weight else ""}
     online = curricula.make_single_turn_grpo(settings, found, keep=mixed, row_extras=row_extras, loss=loss, **slots)
     plan = curricula.make_single_turn_plan(settings, found, [experiment.Stage(online, settings.steps)])
-    if not generated:  # a loaded model knows what to correct means
+    if not generated or not settings.warm_steps:  # a loaded model knows what to correct means
         return plan
     return plan._replace(init=lambda key: corrected(settings, settings.warm_steps))
 
@@ -145,13 +146,19 @@ def check_room(settings: Settings, model: Model, table: hints.Hints) -> None:
 
 @recipes.cached_by_task
 def corrected(settings: recipes.OnlineSettings, steps: int) -> Params:
-    """The model after ``steps`` on solutions behind a wrong attempt at a chain and a ';'.
+    """The model after ``steps`` on solutions behind a wrong attempt at a chain and a ';', and behind plain prompts.
 
-    The copy that all arms begin with; it knows what to correct means. Computed once.
+    The copy that all arms begin with; it knows what to correct means, and still answers what is asked plainly.
+    Computed once.
     """
-    model, rng = recipes.bench(settings).model, np.random.default_rng(0)
-    pairs = [(f"{p.prompt}{chain.flawed(rng, p)};", p.solution) for p in curricula.train_problems(settings)]
+    model, pairs = recipes.bench(settings).model, taught_pairs(curricula.train_problems(settings))
     return supervised.imitated_pairs(model, pairs, width=max(len(a) + len(b) for a, b in pairs) + 2, steps=steps)
+
+
+def taught_pairs(problems: Sequence[Problem]) -> list[tuple[str, str]]:
+    """Prompts with solutions: of each problem one behind a wrong attempt, and one behind the problem alone."""
+    rng = np.random.default_rng(0)
+    return [(prompt, p.solution) for p in problems for prompt in (f"{p.prompt}{chain.flawed(rng, p)};", str(p.prompt))]
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -1,5 +1,6 @@
 """Cog-Rethinker: who is asked again, what a refining prompt shows, and what the supervised term learns from."""
 
+import dataclasses
 import json
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.curriculum import cog_rethinker
 from experiments.curriculum.parts import hints
+from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import cli, recipes
 from jaxrl_llm.run import parts
 from tests.models_for_tests import byte_model
@@ -188,3 +190,21 @@ def test_two_steps_in_words(chat, own, tmp_path):
     for name, arm in found.arms.items():
         assert np.isfinite(arm.metrics["loss/total"]).all(), name
         assert arm.rollouts == 2 * 3 * 2 * 2, "random weights solve nothing: both prompts are drawn three times"
+
+
+def test_without_a_warm_stage_arms_begin_with_the_model_itself():
+    """As a model of one's own on chains, whose settings have no warm stage: a run of zero steps is an error."""
+    changes = cog_rethinker.EMBEDDED | cog_rethinker.SMOKE | {"warm_steps": 0}
+    settings = dataclasses.replace(cog_rethinker.Settings(), **changes)
+    plan = cog_rethinker.build(settings)
+    assert plan.init(jax.random.key(0)) is recipes.bench(settings).model.params
+
+
+def test_the_warm_stage_teaches_to_correct_and_keeps_the_plain_prompt():
+    problems = [chain.from_parts([3, 5, 4], "+*", 11), chain.from_parts([2, 3], "*", 7)]
+    pairs = cog_rethinker.taught_pairs(problems)
+    assert [said for _, said in pairs] == ["3+5=8,8*4=10#10"] * 2 + ["2*3=6#6"] * 2
+    assert [asked for asked, _ in pairs[1::2]] == ["m11 3+5*4=>", "m7 2*3=>"]
+    for (asked, right), problem in zip(pairs[::2], problems, strict=True):
+        attempt = asked.removeprefix(problem.prompt).removesuffix(";")
+        assert asked == f"{problem.prompt}{attempt};" and "#" in attempt and attempt != right
