@@ -14,7 +14,8 @@ Left out:  the entropy bonus of 1e-4 (the released script has none), training on
 Expect:    eval/accuracy ada_balanced > grpo_16, which spends at least as many rollouts, > ada_pos and > grpo_4, which
            spends less than half; group/degenerate_fraction ada_balanced < grpo_4.
 Measure:   held-out Countdown with 3 numbers; 8 seeds, equal updates. The columns rollouts and tokens count what
-           was drawn of a pool, which is reward/valid_fraction of its capacity.
+           was drawn of a pool, which is reward/valid_fraction of its capacity. They are what a sampler in rounds
+           would draw: here the whole pool is sampled, so that nothing is saved in time or in processors.
 Run:       python -m experiments.curriculum.reinforce_ada
 """
 
@@ -29,6 +30,7 @@ from experiments.curriculum.parts.pool_rollout import keep_members, make_pool_ro
 from experiments.parts import rare_search
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, pools
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
@@ -77,17 +79,18 @@ SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "max_new_tokens": 6, "train_problems": 16, "eval_problems": 8,
     "eval_samples": 8,
 }  # fmt: skip
-BALANCED = pools.make_balanced_exit(4)
+BALANCED = pools.make_balanced_exit(4)  # names the rule in the arms; how many it waits for is ``keep``, see exit_of
 ARMS = {
     "grpo_4": {"group_size": 4, "per_round": 4, "done": pools.never_exit, "among": the_trained},
     "grpo_8": {"group_size": 8, "per_round": 8, "keep": 8, "done": pools.never_exit, "among": the_trained},
-    "grpo_16": {"keep": 16, "done": pools.never_exit, "among": the_trained},
+    "grpo_16": {"group_size": 16, "keep": 16, "done": pools.never_exit, "among": the_trained},
     "ada_pos": {},
     "ada_balanced": {"done": BALANCED},
     "ada_local": {"done": BALANCED, "among": the_trained},
     "ada_std": {"done": BALANCED, "scale": over_deviation},
     "grpo_32": {"group_size": 32, "per_round": 32, "keep": 32, "done": pools.never_exit, "among": the_trained},
     "dapo": {
+        "group_size": 16,
         "keep": 16,
         "done": pools.never_exit,
         "among": the_trained,
@@ -98,6 +101,21 @@ ARMS = {
 METHOD = "ada_balanced"
 METRICS = ("eval/accuracy", "eval/pass@8", "group/degenerate_fraction", "reward/valid_fraction")
 CURVES = (*METRICS, "reward/mean", "tokens/generated", "policy/entropy")
+
+
+def exit_of(settings: Settings) -> Callable[..., Array]:
+    """When a pool is done; a balanced one with as many of both kinds as train.
+
+    Raises:
+      UserError: for a balanced pool of fewer than two that train.
+    """
+    if settings.done is not BALANCED:
+        return settings.done
+    if settings.keep < 2:
+        raise UserError(
+            f"--keep {settings.keep}: a balanced pool trains on a right and a wrong response; give 2 or more"
+        )
+    return pools.make_balanced_exit(settings.keep)
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -139,7 +157,7 @@ def build(settings: Settings) -> experiment.Plan:
         temperature=settings.temperature,
     )
     rollout = recipes.rollout_of(settings, found, group_size=capacity)
-    drawn = partial(pools.rounds_drawn, per_round=settings.per_round, done=settings.done)
+    drawn = partial(pools.rounds_drawn, per_round=settings.per_round, done=exit_of(settings))
     slots = make_pool_rollout(rollout, found, capacity=capacity, drawn=drawn)
     online = curricula.make_single_turn_grpo(settings, found, estimate=estimate, loss=loss, **slots)
     return recipes.one_stage(settings, found, online)

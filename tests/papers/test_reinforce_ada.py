@@ -1,5 +1,7 @@
 """Reinforce-Ada: rounds until enough is known, balanced groups, statistics of the whole pool."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 
 from experiments.curriculum import reinforce_ada
 from jaxrl_llm.advantages import group, pools
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import arms
 from tests import close
 from tests.close import doubles
 
@@ -119,3 +123,27 @@ def test_advantages_over_the_deviation_of_a_pool():
     expected = np.stack([(v - v[b].mean()) / (v[b].std(ddof=1) + 1e-4) for v, b in zip(values, base, strict=True)])
     found = reinforce_ada.over_deviation(jnp.asarray(values, jnp.float32), jnp.asarray(base))
     close.assert_near(np.where(base, found, 0), np.where(base, expected, 0))
+
+
+def test_plain_groups_train_on_all_that_they_draw_with_any_model():
+    """With the paper's settings, those of a model of one's own, groups of 16 drew 32 and trained on 16 of them."""
+    base = reinforce_ada.Settings()
+    sizes = {}
+    for name, settings in arms.resolve(reinforce_ada, base, ()).items():
+        if settings.done is pools.never_exit:
+            sizes[name] = settings.group_size, settings.keep
+    assert sizes == {"grpo_4": (4, 4), "grpo_8": (8, 8), "grpo_16": (16, 16), "grpo_32": (32, 32), "dapo": (16, 16)}
+
+
+def test_a_balanced_pool_waits_for_as_many_as_train():
+    base = reinforce_ada.Settings(done=reinforce_ada.BALANCED)
+    two, four = jnp.array([[2]]), jnp.array([[4]])
+    done = [
+        reinforce_ada.exit_of(dataclasses.replace(base, keep=keep))(*counts).tolist()
+        for keep in (4, 8)
+        for counts in ((two, two), (four, four))
+    ]
+    assert done == [[[True]], [[True]], [[False]], [[True]]]
+    assert reinforce_ada.exit_of(reinforce_ada.Settings()) is pools.positive_exit
+    with pytest.raises(UserError, match="--keep 1: a balanced pool trains on a right and a wrong response"):
+        reinforce_ada.exit_of(dataclasses.replace(base, keep=1))
