@@ -14,9 +14,9 @@ Equations: v = clip((s - 1) / 9, 0, 1) of a score s, 0.5 without one. Q: v of a 
            truth in place of v.
 Left out:  categories of questions, benchmarks in words.
 Expect:    eval/accuracy of mae above its start; mae > solver_only, mae > no_verdict, pool/unsound no_filter > mae.
-Measure:   held-out arithmetic chains judged by the truth, which no arm but oracle sees; all begin with a copy that
-           knows every form, errs in two of three answers and judges well, as it works them out; equal answers and
-           updates; chance: 1/m, about 0.11; ceiling 1.
+Measure:   held-out arithmetic chains, asked as the solver is and judged by the truth, which no arm but oracle sees;
+           all begin with a copy that knows every form, errs in two of three answers and judges well, as it works them
+           out; equal answers and updates; chance: 1/m, about 0.11; ceiling 1.
 Run:       python -m experiments.self_play.mae; at scale --model DIR --data FILE --format gsm8k --chat
 """
 
@@ -94,6 +94,7 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.group_size != three_roles.ROWS:
         raise UserError(f"--group-size {settings.group_size}: a place has {three_roles.ROWS} rows, one of each role; "
                         "drop the flag and give --difficulty-samples")  # fmt: skip
+    check_voices(settings)
     bench, voices = recipes.bench(settings), settings.voices()
     seeds = three_roles.seed_questions(settings, voices)
     lengths = {"answer": settings.max_new_tokens, "judgement": settings.judge_tokens}
@@ -120,11 +121,27 @@ def build(settings: Settings) -> experiment.Plan:
     )
     extras = three_roles.pool_extras(text.question, text.prompts[role_rewards.JUDGE], settings.pool_size)
     plan = recipes.one_stage(settings, bench, online, extras=extras)
-    plan = plan._replace(measure=recipes.beside(plan.measure, three_roles.measure_of_judge(settings), "judge"))
-    if settings.data != "chain" or settings.voices is not roles.terse:  # a model of your own reads what it is asked
+    solved = recipes.make_measure(settings, three_roles.asked_as_solver(settings.voices))
+    plan = plan._replace(measure=recipes.beside(solved, three_roles.measure_of_judge(settings), "judge"))
+    if settings.voices is not roles.terse:  # a model of your own reads what it is asked
         return plan
     warm = {"steps": settings.warm_steps, "noise": settings.judge_noise}
     return plan._replace(init=lambda key: practice.practised(settings, settings.voices, **warm))
+
+
+def check_voices(settings: Settings) -> None:
+    """Refuses questions that the roles cannot read.
+
+    Raises:
+      UserError: for a bundled model without chains, or chains and Countdown for a model that is asked in words.
+    """
+    terse = settings.voices is roles.terse
+    if terse and settings.data != "chain":
+        raise UserError(f"--data {settings.data}: the three roles of a bundled model speak of arithmetic chains alone; "
+                        "drop the flag, or give an instructed model with --model DIR")  # fmt: skip
+    if not terse and settings.data in ("chain", "countdown"):
+        raise UserError(f"--data {settings.data}: its questions are in a code of the bundled models, and the roles of "
+                        "a model of your own are asked in words; give --data FILE")  # fmt: skip
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

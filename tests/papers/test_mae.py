@@ -399,3 +399,37 @@ def test_rows_of_ones_own(tmp_path):
         for metric in ("loss/total", "grad/norm"):
             assert np.isfinite(arm.metrics[metric]).all(), f"{name}: {metric}"
         assert arm.metrics["judge/unread"] == [1.0]  # random weights write no score
+
+
+def test_roles_that_cannot_read_the_questions_are_refused(tmp_path):
+    module = importlib.import_module("experiments.self_play.mae")
+    base = dataclasses.replace(module.Settings(), **module.EMBEDDED)
+    for data in ("countdown", "rows.jsonl"):
+        with pytest.raises(UserError, match=f"--data {data}: the three roles of a bundled model speak of"):
+            module.build(dataclasses.replace(base, data=data))
+    for data in ("chain", "countdown"):
+        with pytest.raises(UserError, match=f"--data {data}: its questions are in a code of the bundled models"):
+            module.build(module.Settings(model=str(tmp_path), group_size=3, data=data))
+
+
+def test_what_is_measured_is_asked_as_the_solver_is(tmp_path):
+    """In words the solver thinks first and marks its answer; of chains the prompt is the bare one."""
+    same = three_roles.asked_as_solver(terse)(SETTINGS)
+    np.testing.assert_array_equal(same.heldout.tokens, recipes.bench(SETTINGS).heldout.tokens)
+    byte_model(tmp_path, "qwen2", max_positions=400)
+    rows = [{"question": f"What is {k} + 1?", "answer": f"{k} + 1 = {k + 1}.\n#### {k + 1}"} for k in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = recipes.OnlineSettings(
+        model=str(tmp_path), data=str(tmp_path / "rows.jsonl"), format="gsm8k", max_new_tokens=16, eval_problems=3
+    )
+    found = three_roles.asked_as_solver(tagged)(settings)
+    bare = recipes.bench(settings)
+    said, before = (
+        [one.model.tokenizer.decode(t[v].tolist()) for t, v in zip(*map(np.asarray, one.heldout[:2]), strict=True)]
+        for one in (found, bare)
+    )
+    ask = "\n\nThink first, then put your answer between <answer> and </answer>."
+    assert said == [text + ask for text in before] and len(said) == 3
+    assert found.train is bare.train
+    with pytest.raises(UserError, match="asked as the solver is, take .* the model's context is 400"):
+        three_roles.asked_as_solver(tagged)(dataclasses.replace(settings, max_new_tokens=300))

@@ -21,6 +21,7 @@ from experiments.self_play.parts import role_rewards
 from experiments.self_play.parts.role_rewards import JUDGE, PROPOSER, SOLVER
 from experiments.self_play.parts.roles import Roles
 from jaxrl_llm import reduce
+from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.chat import encode_prompt
 from jaxrl_llm.distributed import mesh as meshes
 from jaxrl_llm.errors import UserError
@@ -323,6 +324,34 @@ def seed_questions(settings: OnlineSettings, roles: Roles, *, heldout: bool = Fa
     return [roles.posed(prompt) for prompt in prompts]
 
 
+@lru_cache(maxsize=4)
+def asked_as_solver(roles: Callable[[], Roles]) -> Callable[[OnlineSettings], Bench]:
+    """The bench whose held-out problems are asked as the solver is: what trains is what is measured.
+
+    Equal roles give the same function, so that arms share the program of their measurement.
+    """
+
+    def opened(settings: OnlineSettings) -> Bench:
+        found, voices = recipes.bench(settings), roles()
+        asked = [
+            problem._replace(prompt=voices.solve(question))
+            for problem, question in zip(
+                problem_sets(settings)[1], seed_questions(settings, voices, heldout=True), strict=True
+            )
+        ]
+        encode = partial(tables.encode_problems, found.model.tokenizer, asked, chat=settings.chat)
+        width = max(encode().tokens.shape[1], found.heldout.tokens.shape[1])
+        if width + settings.max_new_tokens > (most := found.model.config.max_positions):
+            raise UserError(
+                f"held-out questions, asked as the solver is, take {width} tokens with --max-new-tokens "
+                f"{settings.max_new_tokens} for the answer, the model's context is {most}; lower it, or drop long rows"
+            )
+        table = encode(prompt_tokens=width)
+        return found._replace(heldout=found.heldout._replace(tokens=table.tokens, valid=table.valid))
+
+    return opened
+
+
 def _several(keys: Key, number: int) -> Key:
     """So many keys of each key ``[P, number]``."""
     salted = jax.vmap(lambda key: jax.random.fold_in(key, _SALT))(keys)
@@ -559,7 +588,7 @@ def measure_of_judge(settings: Any) -> Callable[[Params, Key], dict[str, Array]]
 @lru_cache(maxsize=4)
 def _measure(identity: tuple, roles: Callable[[], Roles], question: int, judgement: int, temperature: float):
     settings = OnlineSettings(**dict(identity), temperature=temperature)
-    found, voices = recipes.bench(settings), roles()
+    found, voices = asked_as_solver(roles)(settings), roles()
     asked = seed_questions(settings, voices, heldout=True)[:JUDGED]
     lengths = {"question": question, "answer": settings.max_new_tokens, "judgement": judgement}
     text = text_of(found, voices, asked, chat=settings.chat, **lengths)
