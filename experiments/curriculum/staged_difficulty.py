@@ -10,10 +10,13 @@ Equations: pass rates p of a small, a medium and a large model; level 1: 0 < p_s
            half, none or all of a step's prompts programs (levels of the same rule), right when they pass all tests in
            the sandbox; the three begin with one copy that has read solutions of both. validated: a stage ends where
            the reward of validation problems, asked beside those that train, no longer rises (parts.plateau).
-Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage.
+Left out:  the reference model (no KL here); validated keeps its optimiser from stage to stage; a third size for the
+           ladder, whose large model is the medium one at a lower temperature.
 Expect:    eval/accuracy staged > mixed and > each single level; staged > reverse.
 Measure:   held-out Countdown with 2 to 4 numbers; the ladder is nano, tiny, and tiny at temperature 0.5; 8 seeds, three
-           stages with equal rollouts and updates in every arm.
+           stages with equal updates in every arm, and equal rollouts in all but validated, which asks its 4 validation
+           prompts beside the 8 of a step. Over a model of one's own the ladder has to be named (--ladder A B C, or
+           three --ladder-temperatures of one model).
            The arms with programs also measure code/accuracy, on held-out programs; their ladder on programs are copies
            after a quarter, half and all of the fine-tuning, with --warm-steps 0 the ladder of the mathematics.
 Run:       python -m experiments.curriculum.staged_difficulty; code of one's own with --code FILE --code-format mbpp
@@ -99,6 +102,13 @@ def level_rows(settings: Settings, found, asked: recipes.OnlineSettings) -> list
     """``masks`` of a bench's training problems by the named ladder."""
     if len(settings.ladder) != 3 or len(settings.ladder_temperatures) != 3:
         raise UserError(f"--ladder {' '.join(settings.ladder)}: name three models and three temperatures")
+    named = [
+        (name or settings.model, heat) for name, heat in zip(settings.ladder, settings.ladder_temperatures, strict=True)
+    ]
+    if len(set(named)) < 3:
+        steps = ", ".join(f"{name} at {heat:g}" for name, heat in named)
+        raise UserError(f"--ladder: {steps} are no three steps, so that levels are one and the same; name three models "
+                        "from small to large, or give --ladder-temperatures 1 0.7 0.4")  # fmt: skip
     every = np.arange(found.train.tokens.shape[0])
     rates = [
         curricula.sample_pass_rates(

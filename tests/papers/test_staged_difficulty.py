@@ -11,6 +11,7 @@ import pytest
 from experiments.curriculum import staged_difficulty
 from experiments.curriculum.parts import domains, plateau
 from jaxrl_llm.curriculum.subset import ladder_levels, make_subset
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.train import fused, online
 from jaxrl_llm.train import plan as plans
@@ -196,3 +197,15 @@ def test_a_run_goes_through_its_levels_and_leaves_validation_out_of_the_loss():
     rewards = stage.method.score(online.answers_of(stage.method, rows.trajectories), rows.trajectories)
     batch = stage.method.estimate(state.params, state.extras, rows.trajectories, rewards)
     assert held.sum() == 4 and not np.asarray(batch.mask)[held].any() and np.asarray(batch.mask)[~held].any()
+
+
+def test_a_ladder_of_one_model_is_refused():
+    """One model at one temperature, as for a model of one's own without --ladder: levels 1 and 2 were one set."""
+    sizes = {"train_problems": 8, "eval_problems": 4, "max_new_tokens": 28}
+    settings = staged_difficulty.Settings(data="countdown", levels=(2,), **sizes)
+    message = "nano at 1, nano at 1, nano at 1 are no three steps"
+    with pytest.raises(UserError, match=message):
+        staged_difficulty.build(settings)
+    named = dataclasses.replace(settings, ladder=("", "nano", "tiny"))
+    with pytest.raises(UserError, match="nano at 1, nano at 1, tiny at 1 are no three steps"):
+        staged_difficulty.build(named)
