@@ -14,11 +14,14 @@ Equations: G rollouts of x; when all are wrong, G - 1 of them are drawn again fr
            explanation is the first right one of 64 responses of its own, and the cue that one's first pair of operands
            without a result (the small model has no words); reference: of the reference solution, for every problem.
 Left out:  embedded, a hint for a problem that none of the 64 solves; the switch of all arms but plateau is at half
-           time; the un-hinted member is a failed first response, not a fresh one.
+           time; the un-hinted member is a failed first response, not a fresh one; more than 80 steps and 16 samples a
+           problem: 300 and 64 would take four times the hours of this record.
 Expect:    eval/pass@16 nurl > grpo and nurl > always; answer lowest in eval/accuracy.
 Measure:   held-out Countdown with 3 and 4 numbers without hints, 16 samples a problem; 8 seeds, at most two draws of a
-           prompt in every arm (hints/draws), which the columns rollouts and tokens count.
-Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat [--writer DIR|ADDRESS]
+           prompt in every arm (hints/draws), which the columns rollouts and tokens count; plateau asks 4 prompts of
+           validation beside the 8 of a step. reference needs the steps of a generated solution.
+Run:       python -m experiments.curriculum.nurl; at scale --model DIR --data FILE --chat --arm grpo nurl
+           [--writer DIR|ADDRESS]
 """
 
 import dataclasses
@@ -29,6 +32,7 @@ from jaxtyping import Array, Bool
 
 from experiments.curriculum.parts import hints, validation, written_hints
 from jaxrl_llm import experiment
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.tools import endpoints
 from jaxrl_llm.types import Params, TrainState
@@ -85,12 +89,16 @@ ARMS = {
     "plateau": {"validation": 4},
     "reference": {"hint": hints.first_operands},
 }
+STEPPED = ("countdown", "chain")  # tasks whose solutions are steps, operands before their '='
 METRICS = ("eval/accuracy", "eval/pass@4", "eval/pass@16", "hints/draws")
 CURVES = (*METRICS, "reward/mean", "group/degenerate_fraction")
 
 
 def build(settings: Settings) -> experiment.Plan:
     """Two online stages; in each a failed group is drawn again, with the hint or without."""
+    if settings.hint is hints.first_operands and settings.data not in STEPPED:
+        raise UserError(f"--data {settings.data}: the arm reference takes its cue from the first step of a solution of "
+                        "--data countdown or chain; choose other arms, --arm nurl grpo")  # fmt: skip
     found = recipes.bench(settings)
     problems = recipes.solved_problems(settings)
     rollout, hint = recipes.rollout_of(settings, found), settings.hint

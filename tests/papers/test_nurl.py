@@ -262,3 +262,10 @@ def test_the_cue_of_an_own_response_has_no_result_and_is_none_without_one(monkey
     assert written_hints.cue_of(OWN, 4).args[0] is hint.args[0], "drawn once"
     monkeypatch.setattr(written_hints, "right_responses", lambda *_, **__: ["it is 26"] * 12)
     assert set(written_hints.cue_of(OWN, 5).args[0].values()) == {""}, "no operands: it would give the answer away"
+
+
+def test_the_reference_cue_needs_steps():
+    """Of an answer-only row the text up to the first '=' is the answer itself."""
+    settings = nurl.Settings(data="rows.jsonl", **nurl.ARMS["reference"])
+    with pytest.raises(UserError, match="--data rows.jsonl: the arm reference takes its cue from the first step"):
+        nurl.build(settings)
