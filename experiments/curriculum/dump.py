@@ -66,7 +66,10 @@ ARMS = {
     "success": {"signal": success},
 }
 METRICS = ("eval/accuracy", "eval/accuracy_2", "eval/accuracy_3", "eval/accuracy_4", "reward/mean")
-CURVES = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
+CURVES = (
+    "eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction",
+    *(f"drawn/{k}" for k in range(7)),
+)  # fmt: skip
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -77,6 +80,11 @@ def build(settings: Settings) -> experiment.Plan:
     if settings.impossible:
         if settings.data != "countdown":
             raise UserError(f"--impossible {settings.impossible} is for Countdown targets; with {settings.data} give 0")
+        if found.score is None:
+            raise UserError(
+                f"--impossible {settings.impossible}: with this tokenizer answers are judged as text, by the targets "
+                "that they had before; give 0, or a model of one token a character"
+            )
         wrong = np.random.default_rng(0).random(every.size) < settings.impossible
         categories = np.unique(np.where(wrong, categories.max() + 1, categories), return_inverse=True)[1]
         target = jnp.where(jnp.asarray(wrong), -1, problems.answers["target"])

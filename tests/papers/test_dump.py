@@ -6,8 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.curriculum import dump
 from experiments.curriculum.parts import bandit
 from experiments.curriculum.parts.categories import spending
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import recipes
 from tests import close
 
 
@@ -75,3 +78,19 @@ def test_spending_by_distribution_adds_up_to_the_step():
     batch = types.SimpleNamespace(extras={"category": category})
     found = slots["figures"](batch, {})
     assert {k: float(x) for k, x in found.items()} == {"drawn/0": 0.375, "drawn/1": 0.125, "drawn/2": 0.25}
+
+
+def test_wrong_targets_are_refused_where_the_old_ones_judge(monkeypatch):
+    """A bench that judges text does so by its own targets, so that nothing was impossible and nothing said so."""
+    settings = dump.Settings(**dump.EMBEDDED | dump.SMOKE)
+    found = recipes.bench(settings)
+    monkeypatch.setattr(recipes, "bench", lambda settings: found._replace(score=None))
+    with pytest.raises(UserError, match="--impossible 0.25: with this tokenizer answers are judged as text"):
+        dump.build(settings)
+
+
+def test_what_the_bandit_draws_is_in_the_figure():
+    found = dump.build(dump.Settings(**dump.EMBEDDED | dump.SMOKE)).stages[0].method
+    batch = types.SimpleNamespace(extras={"category": jnp.zeros((4,), jnp.int32)})
+    drawn = list(found.figures(batch, {}))
+    assert drawn == [f"drawn/{k}" for k in range(7)] and set(drawn) <= set(dump.CURVES)

@@ -1,5 +1,6 @@
 """Self-evolving curriculum: TD(0) over categories by the mean absolute advantage."""
 
+import types
 from functools import partial
 
 import jax
@@ -117,3 +118,10 @@ def test_progress_against_a_loop_and_leave_one_out_by_counting():
         away = np.mean([abs(r - (rewards.sum() - r) / 7) for r in rewards])
         found = sec.leave_one_out_advantage(jnp.asarray([right / 8]), 8)
         close.assert_near(found[0], away)
+
+
+def test_what_the_bandit_draws_is_in_the_figure():
+    found = sec.build(sec.Settings(**sec.EMBEDDED | sec.SMOKE)).stages[0].method
+    batch = types.SimpleNamespace(extras={"category": jnp.zeros((4,), jnp.int32)})
+    drawn = list(found.figures(batch, {}))
+    assert drawn == [f"drawn/{k}" for k in range(4)] and set(drawn) <= set(sec.CURVES)
