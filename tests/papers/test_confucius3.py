@@ -11,7 +11,8 @@ import pytest
 from experiments.curriculum import confucius3
 from experiments.parts import repeats
 from jaxrl_llm.advantages import group
-from jaxrl_llm.experiment import loop, recipes
+from jaxrl_llm.experiment import arms, loop, recipes
+from jaxrl_llm.experiment.results import ArmResult, Results
 from jaxrl_llm.losses import entropy as entropies
 from jaxrl_llm.train import refill
 from jaxrl_llm.types import Batch, Rewards, TrainState
@@ -164,3 +165,53 @@ def test_lengths_grow_and_the_first_stage_has_the_target_alone():
     assert not pools[0] and [p[refill.POOL].kept.shape for p in pools[1:]] == [(4,), (4,)]
     assert [p[refill.POOL].trajectories.tokens.shape[1] for p in pools[1:]] == shapes[1:]
     assert len(confucius3.build(dataclasses.replace(settings, lengths=(1.0,))).stages) == 1
+
+
+def test_all_arms_have_the_advantages_of_plus_and_minus_one():
+    """Arms without the weight had half of these, and so twice the coefficient of the entropy beside them."""
+    rewards = jnp.array([1.0] * 2 + [0.0] * 6)
+    close.assert_near(confucius3.signed_advantages(rewards, EIGHT), [1.5] * 2 + [-0.5] * 6)
+    base = dataclasses.replace(confucius3.Settings(), **confucius3.EMBEDDED)
+    used = {name: settings.advantages for name, settings in arms.resolve(confucius3, base, ()).items()}
+    weighted = [name for name, one in used.items() if one is group.hardness_weighted_advantages]
+    assert weighted == ["dapo_pshw", "all", "judged", "lengths"]
+    assert all(used[name] is confucius3.signed_advantages for name in used.keys() - set(weighted))
+    small = dataclasses.replace(base, **confucius3.SMOKE, lengths=(0.6, 1.0))
+    first = confucius3.build(small).stages[0].method.estimate
+    assert "signed_advantages" in str(first.__closure__ and [c.cell_contents for c in _cells(first)])
+
+
+def _cells(function):
+    """What a function and the functions that it holds close over."""
+    found, todo = [], [function]
+    while todo:
+        for cell in getattr(todo.pop(), "__closure__", None) or ():
+            found.append(cell)
+            if callable(cell.cell_contents):
+                todo.append(cell.cell_contents)
+    return found
+
+
+def test_every_length_has_room_for_solutions():
+    """A quarter of 28 tokens was 7, and no solution of 3 or 4 numbers is shorter than 11 characters and an end."""
+    base = dataclasses.replace(confucius3.Settings(), **confucius3.EMBEDDED)
+    settings = arms.resolve(confucius3, base, ("lengths",))["lengths"]
+    lengths = [round(part * settings.max_new_tokens) for part in settings.lengths]
+    assert lengths == [17, 22, 28]
+    needed = np.array([len(p.solution) + 1 for p in recipes.solved_problems(settings, heldout=True)])
+    fits = [float((needed <= length).mean()) for length in lengths]
+    assert needed.min() == 12 and fits[0] > 0.5 and fits[2] == 1.0, fits
+
+
+def test_coefficients_are_compared_at_their_best():
+    def arm(accuracy, gap):
+        metrics = {"eval/accuracy": [accuracy, accuracy + 0.02], "entropy/gap": [gap, gap + 0.01],
+                   "eval/accuracy_4": [0.1, 0.2], "filter/updated": [0.5, 0.6]}  # fmt: skip
+        return ArmResult({}, [0, 1], metrics, {}, rollouts=0, tokens=0, updates=120, seconds=0.0)
+
+    found = {name: arm(0.2, 0.3) for name in confucius3.ARMS}
+    found |= {"ter_002": arm(0.25, 0.2), "ter_010": arm(0.15, 0.1), "bonus_005": arm(0.24, 0.9)}
+    parts = [part.text for part in confucius3.claim(Results(found)).parts]
+    assert parts[1].startswith("entropy/gap, ter_010 - grpo") and parts[2].startswith(
+        "eval/accuracy, ter_002 - bonus_005"
+    )
