@@ -64,7 +64,7 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (1, 2, 3, 4, 5, 6, 7, 8), "steps": 120, "eval_every": 10, "prompts_per_step": 6, "group_size": 8,
+    "levels": (1, 2, 3, 4, 5, 6, 7, 8), "steps": 200, "eval_every": 10, "prompts_per_step": 6, "group_size": 8,
     "max_new_tokens": 64, "learning_rate": 2e-4, "eval_problems": 64,
 }  # fmt: skip
 SMOKE = {
