@@ -6,15 +6,17 @@ Claim:     a value model trained along with the policy finds prompts of success 
 Equations: of k m random prompts take the m with the least |V(x) - tau|; G responses each, p = mean r; A = r - mean, one
            on-policy step; then one step on sum (V(x) - p)^2 over the m prompts. V = sigmoid of a linear head on the
            base model's hidden state at the end of the prompt. tau_hard: tau = 0.3; frozen: V stays at 1/2, so any
-           prompt will do; prefilter: prompts whose base pass rate lies in [0.25, 0.75]; dictionary: past success of
-           each prompt, drawn by p (1 - p); tau_easy: tau = 0.7. Four times the rollouts: oracle, of k m prompts rolled
-           out those m whose p is nearest to tau train; dynamic, the first m with both outcomes.
-           value_model: V is a copy of the policy with a head, all of which trains, in the place of the head alone.
+           prompt will do; random: V trains and chooses nothing; prefilter: prompts whose base pass rate lies in [0.25,
+           0.75]; dictionary: past success of each prompt, drawn by p (1 - p); tau_easy: tau = 0.7. Four times the
+           rollouts: oracle, of k m prompts rolled out those m whose p is nearest to tau train; dynamic, the first m
+           with both outcomes. value_model: V is a copy of the policy with a head, all of which trains, in the place of
+           the head alone.
 Left out:  the study of the best batch size.
 Expect:    group/degenerate_fraction pcl < frozen; eval/accuracy pcl > frozen and no worse than prefilter.
 Measure:   held-out Countdown with 2 to 4 numbers; 8 seeds, equal rollouts but for the two controls. If oracle does not
            win, the bed cannot show what better prompts are worth. value/spearman: rank correlation of V, as it was when
-           the prompts were drawn, with their p.
+           the prompts were drawn, with their p. What V has chosen lies near tau in V and says little of it: random has
+           the correlation over all prompts.
 Run:       python -m experiments.curriculum.pcl
 """
 
@@ -42,8 +44,7 @@ from jaxrl_llm.advantages import group
 from jaxrl_llm.curriculum.balanced import make_balanced
 from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.train.plan import no_extras
-from jaxrl_llm.types import Params, declared
+from jaxrl_llm.types import Params, TrainState, Trajectories, declared
 
 
 def nearest_groups(rates: Array, *, count: int, target: float) -> Array:
@@ -110,6 +111,7 @@ ARMS = {
     "frozen": {"value_rate": 0.0},
     "prefilter": {"choose": "prefilter"},
     "dictionary": {"choose": "dictionary"},
+    "random": {"candidates": 1},
     "pcl": {},
     "tau_hard": {"target": 0.3},
     "tau_easy": {"target": 0.7},
@@ -117,6 +119,7 @@ ARMS = {
     "dynamic": {"choose": "uniform", "take": first_mixed},
     "value_model": {"choose": "model", "value_rate": 3e-4},
 }
+BED = experiment.Bed(positive="oracle")
 METRICS = ("eval/accuracy", "eval/accuracy_4", "eval/pass@8", "reward/mean", "group/degenerate_fraction")
 CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fraction", "value/spearman")
 
@@ -124,7 +127,7 @@ CURVES = ("eval/accuracy", "eval/pass@8", "reward/mean", "group/degenerate_fract
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of centred advantages; the arm chooses how prompts are drawn."""
     found = recipes.bench(settings)
-    slots, extras = {}, no_extras
+    slots = {}
     aim = {"candidates": settings.candidates, "target": settings.target}
     if settings.choose in ("value", "model"):
         if settings.choose == "value":
@@ -135,7 +138,7 @@ def build(settings: Settings) -> experiment.Plan:
             start = partial(started_model, found.model.params, found.model.config.hidden_size)
         prompts, tx = found.train.tokens.shape[0], optax.adam(settings.value_rate)
         sampler = make_value_sampler(values, start, prompts, tx, **aim)
-        slots, extras = watched(settings, values, start)
+        slots = watched(settings, recipes.rollout_of(settings, found), values)
     elif settings.choose == "prefilter":
         every = np.arange(found.train.tokens.shape[0])
         rates = curricula.sample_pass_rates(found, settings, every, samples=8)
@@ -147,7 +150,7 @@ def build(settings: Settings) -> experiment.Plan:
     online = curricula.make_single_turn_grpo(
         settings, found, sampler=sampler, advantages=group.dr_grpo_advantages, **slots
     )
-    stages = [experiment.Stage(online, settings.steps, extras)]
+    stages = [experiment.Stage(online, settings.steps)]
     return curricula.make_single_turn_plan(settings, found, stages, more=curricula.by_level)
 
 
@@ -163,38 +166,42 @@ def taken(settings: Settings):
     return keep
 
 
-class Headed(NamedTuple):
-    """Extras of a state: the value head, or the whole value model, of the last step."""
-
-    head: Params
-
-
 class Valued(NamedTuple):
-    """Extras of a batch: what the head says of each row's prompt, and whether the response is right."""
+    """Extras of rows: what the value model that drew them says of their prompt."""
 
     value: Array
+
+
+class Judged(NamedTuple):
+    """Extras of a batch: whether the response is right."""
+
     right: Array
 
 
-def watched(settings: Settings, values: Callable, first: Callable[[], Params]):
-    """Slots and extras that keep the value model of the last step, and say how it ranks the prompts that were drawn."""
+def acting(state: TrainState) -> tuple[Params, Params]:
+    """The ``actor`` slot: the policy, and the value model that draws."""
+    return state.params, state.sampler.params
 
-    def extras(params, key):
-        return Headed(first())._asdict()
 
-    def remember(state, batch, trajectories, rewards):
-        return state.extras | Headed(state.sampler.params)._asdict()
+def watched(settings: Settings, rollout: Callable[..., Trajectories], values: Callable) -> dict[str, Callable]:
+    """Slots that say how the value model ranks the prompts that it has drawn, before it learns from them."""
 
-    def rows(extras, trajectories, rewards):
-        asked = values(declared(Headed, extras).head, trajectories.problem_ids[:: settings.group_size])
-        value = jnp.repeat(asked, settings.group_size)
-        return Valued(value, (rewards.valid & (rewards.value > 0.5)).astype(jnp.float32))._asdict()
+    def valued(actor, tokens, valid, keys, ids):
+        params, drawing = actor
+        rows = rollout(params, tokens, valid, keys, ids)
+        value = Valued(jnp.repeat(values(drawing, ids), settings.group_size))
+        return rows._replace(extras=rows.extras | value._asdict())
+
+    def row_extras(extras, trajectories, rewards):
+        right = Judged((rewards.valid & (rewards.value > 0.5)).astype(jnp.float32))
+        return declared(Valued, trajectories.extras)._asdict() | right._asdict()
 
     def figures(batch, metrics):
-        value, right = (x.reshape(-1, settings.group_size) for x in declared(Valued, batch.extras))
-        return {"value/spearman": spearman(value[:, 0], jnp.sum(right, axis=1))}
+        one_of_each = declared(Valued, batch.extras).value[:: settings.group_size]
+        right = declared(Judged, batch.extras).right.reshape(-1, settings.group_size)
+        return {"value/spearman": spearman(one_of_each, jnp.sum(right, axis=1))}
 
-    return {"remember": remember, "row_extras": rows, "figures": figures}, extras
+    return {"rollout": valued, "actor": acting, "row_extras": row_extras, "figures": figures}
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

@@ -1,6 +1,7 @@
 """Prompt curriculum: the value model's choice, its loss, and what it learns."""
 
 import dataclasses
+import types
 from functools import partial
 
 import jax
@@ -12,8 +13,8 @@ import pytest
 from experiments.curriculum import pcl
 from experiments.curriculum.parts import prompt_value
 from jaxrl_llm.curriculum import subset
-from jaxrl_llm.experiment import recipes
-from jaxrl_llm.types import Rewards
+from jaxrl_llm.experiment import arms, recipes
+from jaxrl_llm.types import Rewards, TrainState, Trajectories
 from tests import close
 from tests.close import doubles
 
@@ -156,3 +157,37 @@ def test_a_value_model_of_the_policys_size_reads_prompts_and_trains_whole():
     assert sorted(aside[np.asarray(chosen)]) == sorted(aside)[:3]  # 4 x 3 candidates: all twelve
     with pytest.raises(ValueError, match="12 rows"):
         sampler.init(5)
+
+
+def test_ranks_are_of_the_value_model_that_drew():
+    """V of the rows is that of the sampler's state before it learns, and no copy of it is carried beside the state."""
+    settings = pcl.Settings(**pcl.EMBEDDED | pcl.SMOKE | {"prompts_per_step": 4, "group_size": 2})
+    stage = pcl.build(settings).stages[0]
+    assert stage.extras({}, jax.random.key(0)) == {}
+    features = jnp.asarray([[-1.0], [0.0], [1.0], [2.0]])
+    head = prompt_value.Head(jnp.ones((1,)), jnp.zeros(()))
+    group_of = jnp.repeat(jnp.arange(4, dtype=jnp.int32), 2)
+
+    def rollout(params, tokens, valid, keys, ids):
+        empty = jnp.zeros((8, 1), jnp.int32)
+        return Trajectories(
+            empty, empty, empty, empty > 0, empty.astype(jnp.float32), group_of > 9, group_of, ids[group_of]
+        )
+
+    slots = pcl.watched(settings, rollout, prompt_value.head_values(features))
+    sampler = prompt_value.Trained(head, ())
+    actor = slots["actor"](TrainState("policy", None, None, None, sampler, {}))
+    assert actor[0] == "policy" and actor[1] is head
+    rows = slots["rollout"](actor, None, None, None, jnp.arange(4, dtype=jnp.int32))
+    rewards = Rewards(jnp.asarray([0.0, 0, 0, 1, 1, 1, 1, 0]), jnp.ones((8,), bool))
+    extras = slots["row_extras"]({}, rows, rewards)
+    close.assert_near(extras["value"], np.repeat(1 / (1 + np.exp([1.0, 0.0, -1.0, -2.0])), 2))
+    found = slots["figures"](types.SimpleNamespace(extras=extras), {})["value/spearman"]
+    close.assert_near(found, np.corrcoef([0, 1, 2, 3], [0, 1.5, 3, 1.5])[0, 1])
+
+
+def test_the_bed_has_an_oracle_and_one_arm_ranks_prompts_that_nobody_chose():
+    assert pcl.BED.positive == "oracle" and pcl.BED.positive in pcl.ARMS
+    base = pcl.Settings(**pcl.EMBEDDED)
+    alike = arms.resolve(pcl, base, ("random", "pcl"))
+    assert alike["random"] == dataclasses.replace(alike["pcl"], candidates=1) and alike["pcl"].candidates == 4
