@@ -15,15 +15,21 @@ Equations: weak: max accuracy over the epochs of the first round <= 1/2 and its 
 Left out:  language models in the embedded world, where recipes with errors are generator, judges and solver and sets
            have 3 of 10 concepts; several models, one for each role.
 Expect:    eval/accuracy sws > uniform > continued; eval/accuracy_6, the weakest category, sws > uniform.
-Measure:   held-out chains of 3 to 6 operations (the categories); 8 seeds, each with a first round and new problems of
-           its own; equal rollouts and updates in the second round.
+Measure:   held-out chains of 4 to 6 operations (the categories); 8 seeds, each with a first round and new problems of
+           its own; equal rollouts and updates in the second round. If oracle does not beat uniform, the bed cannot show
+           what an aim is worth. weak/share: of the training problems, those that the first round left weak; where it is
+           0 there is nothing to aim at, and sws does as uniform does.
 Run:       python -m experiments.curriculum.sws
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
-from experiments.curriculum.parts import chain_concepts, synthesis, written_problems
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.curriculum.parts import chain_concepts, synthesis, weakness, written_problems
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import curricula, recipes
@@ -46,7 +52,7 @@ class Settings(written_problems.Settings):
 
 
 EMBEDDED = {
-    "levels": (3, 4, 5, 6), "steps": 80, "eval_every": 40, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 52,
+    "levels": (4, 5, 6), "steps": 160, "eval_every": 40, "prompts_per_step": 8, "group_size": 8, "max_new_tokens": 52,
     "learning_rate": 2e-4, "train_problems": 96, "eval_problems": 96, "new_problems": 96,
 }  # fmt: skip
 SMOKE = {
@@ -60,7 +66,8 @@ ARMS = {
     "no_filter": {"keep_low": 0.0, "keep_high": 1.0},
     "oracle": {"aim": synthesis.at_failures},
 }
-METRICS = ("eval/accuracy", "eval/accuracy_3", "eval/accuracy_4", "eval/accuracy_5", "eval/accuracy_6")
+BED = experiment.Bed(positive="oracle")
+METRICS = ("eval/accuracy", "eval/accuracy_4", "eval/accuracy_5", "eval/accuracy_6", "weak/share")
 CURVES = ("eval/accuracy", "eval/accuracy_6", "reward/mean", "group/degenerate_fraction")
 
 
@@ -73,7 +80,7 @@ def build(settings: Settings) -> experiment.Plan:
 
     def of_seed(plan: experiment.Plan, seed: int) -> experiment.Plan:
         own = second(seed)
-        table = {name: getattr(own.stages[0].method, name) for name in ("problems", "score")}
+        table = {name: getattr(own.stages[0].method, name) for name in ("problems", "score", "figures")}
         (stage,) = plan.stages
         stages = (stage._replace(method=stage.method._replace(**table)),)
         return plan._replace(init=own.init, stages=stages, host_score=own.host_score)
@@ -93,7 +100,7 @@ def _generated(settings: Settings) -> Callable[[int], experiment.Plan]:
         if settings.aim is not None:
             aim = settings.aim(old, first, settings.new_problems)
             new = synthesis.synthesise(settings, aim, first.params, recipe_of(settings), seed)
-        return second_round(settings, found, first.params, problems=synthesis.encode(found, old + new))
+        return second_round(settings, found, first, problems=synthesis.encode(found, old + new))
 
     return second
 
@@ -108,7 +115,7 @@ def _over_rows(settings: Settings) -> Callable[[int], experiment.Plan]:
         if settings.aim is not None:
             aim = settings.aim(old, first, settings.new_problems)
             new = written_problems.synthesise(settings, aim, first.params, recipe_of(settings), seed, ask_all)
-        return second_round(settings, written_problems.bench_of(settings, found, old + new), first.params)
+        return second_round(settings, written_problems.bench_of(settings, found, old + new), first)
 
     return second
 
@@ -118,18 +125,24 @@ def recipe_of(settings: Settings) -> synthesis.Recipe:
     return synthesis.Recipe(low=settings.keep_low, high=settings.keep_high)
 
 
-def second_round(settings: Settings, found: recipes.Bench, params, **slots) -> experiment.Plan:
-    """GRPO from these parameters on groups of middling accuracy alone."""
+def second_round(
+    settings: Settings, found: recipes.Bench, first: synthesis.FirstRound, **slots: Any
+) -> experiment.Plan:
+    """GRPO from the parameters of the first round on groups of middling accuracy alone."""
+    share = float(np.mean(weakness.weak_problems(jnp.asarray(first.history, jnp.float32))))
 
     def keep(trajectories, rewards):
         bounds = {"low": settings.low, "high": settings.high, "valid": rewards.valid}
         return group.mean_within(rewards.value, trajectories.group_ids, **bounds)
 
-    online = curricula.make_single_turn_grpo(settings, found, keep=keep, **slots)
+    def figures(batch, metrics):
+        return {"weak/share": jnp.asarray(share, jnp.float32)}
+
+    online = curricula.make_single_turn_grpo(settings, found, keep=keep, figures=figures, **slots)
     plan = curricula.make_single_turn_plan(
         settings, found, [experiment.Stage(online, settings.steps)], more=curricula.by_level
     )
-    return plan._replace(init=lambda key: params)
+    return plan._replace(init=lambda key: first.params)
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

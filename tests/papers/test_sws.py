@@ -145,3 +145,18 @@ def test_other_problems_are_refused_before_the_first_round():
     settings = sws.Settings(data="countdown", levels=(3,), train_problems=8, eval_problems=8, max_new_tokens=16)
     with pytest.raises(UserError, match="not of countdown: --data chain"):
         sws.build(settings)
+
+
+def test_how_much_was_weak_is_a_figure_of_each_seed(monkeypatch):
+    """Where nothing is weak there is nothing to aim at, and the run says so."""
+    assert sws.BED.positive == "oracle" and "oracle" in sws.ARMS and "weak/share" in sws.METRICS
+    settings = _small(aim=None)
+    params = recipes.bench(settings).model.params
+    histories = {0: np.tile([1.0, 1.0], (16, 1)), 1: np.array([[0.5, 0.25]] * 4 + [[0.0, 1.0]] * 12)}
+    monkeypatch.setattr(
+        synthesis, "first_round", lambda s, epochs, seed: synthesis.FirstRound(params, histories[seed], np.ones(16))
+    )
+    plan = sws.build(settings)
+    for seed, share in ((0, 0.0), (1, 0.25)):
+        figures = plan.of_seed(plan, seed).stages[0].method.figures
+        assert {name: float(x) for name, x in figures(None, {}).items()} == {"weak/share": share}
