@@ -6,18 +6,21 @@ Claim:     PPO with lambda < 1 makes responses longer where rewards are negative
            problems lengthens. With lambda = 1 there is no such pressure.
 Equations: r = +1 right, -0.5 wrong, -1 no answer; A_t = lambda^(T-1-t) r (GAE of a reward at the end, V = 0);
            token-mean clipped loss, so that the loss of one response is -r (1 - lambda^T) / (T (1 - lambda)). grpo: A =
-           (r - mean) / std, which is 0 once the few problems are solved. critic: V learned in both phases, beside the
-           policy, and A is GAE over it, whitened (the paper's analysis takes V near 0).
-Left out:  AIME-size problems, the MMLU transfer study.
+           (r - mean) / std, which is 0 once the few problems are solved. Both phases have the arm's lambda. critic: V
+           learned in both phases, beside the policy, and A is GAE over it, whitened (the paper's analysis takes V near
+           0).
+Left out:  AIME-size problems, the MMLU transfer study, the optimiser of the first phase (the second begins a new one).
 Expect:    eval/tokens ppo < phase1 by a fifth, eval/accuracy no more than 0.03 lower; eval/tokens unsolvable > phase1.
 Measure:   held-out chains of 2 to 4 operations; the base model has learned from chains of 2 to write its work twice, so
-           that there is something to cut and accuracy to gain; equal rollouts in every arm.
+           that there is something to cut and accuracy to gain; the few problems are solved in some of 8 samples by such
+           a model; equal rollouts in every arm.
 Run:       python -m experiments.efficiency.concise_rl
 """
 
 import dataclasses
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -25,9 +28,11 @@ from jaxtyping import Array
 from experiments.parts import long_winded
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group, returns
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
 from jaxrl_llm.train.methods import actor_critic, builders
+from jaxrl_llm.types import Key, Params
 
 
 def as_judged(value):
@@ -74,7 +79,7 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "first_steps": 2, "eval_every": 2, "warm_steps": 2, "prompts_per_step": 2, "group_size": 2,
-    "max_new_tokens": 10, "train_problems": 32, "eval_problems": 8, "eval_samples": 2, "few": 2,
+    "max_new_tokens": 24, "train_problems": 32, "eval_problems": 8, "eval_samples": 2, "few": 2,
 }  # fmt: skip
 ARMS = {
     "phase1": {"second": "hard"},
@@ -84,12 +89,13 @@ ARMS = {
     "grpo": {"credit": by_group},
     "critic": {"values": "critic"},
 }
+SAMPLES = 8  # that say whether a problem is solvable
 METRICS = ("eval/accuracy", "eval/tokens", "eval/right_tokens", "eval/wrong_tokens")
 CURVES = (*METRICS, "reward/mean", "policy/entropy", "group/degenerate_fraction")
 
 
 def build(settings: Settings) -> experiment.Plan:
-    """Two online stages: hard problems, then the arm's few; the same optimiser, no length in the reward."""
+    """Two online stages: hard problems, then the arm's few; a new optimiser in each, no length in the reward."""
     found = recipes.bench(settings)
     read = recipes.make_answer_reader(found)
 
@@ -111,20 +117,49 @@ def build(settings: Settings) -> experiment.Plan:
 
     level = np.asarray(found.train.level)
     hard = level >= settings.hard_level
-    if settings.second == "easy":
-        easy = np.flatnonzero(~hard)[: 8 * settings.few]
-        rates = curricula.sample_pass_rates(found, settings, easy, samples=8)
-        rows = easy[np.argsort(-(rates > 0).astype(int), kind="stable")[: settings.few]]  # solved at least sometimes
-    else:
-        rows = np.flatnonzero(hard)
-    first = experiment.Stage(make(np.flatnonzero(hard), 1.0, as_judged, by_token), settings.first_steps)
+    first = experiment.Stage(make(np.flatnonzero(hard), settings.lam, as_judged, by_token), settings.first_steps)
+    rows = solvable(settings, np.flatnonzero(~hard)) if settings.second == "easy" else np.flatnonzero(hard)
     second = experiment.Stage(make(rows, settings.lam, settings.label, settings.credit), settings.steps)
     host_score = None if found.score else lambda trajectories: judged(found.host_score(trajectories), trajectories)
     plan = curricula.make_single_turn_plan(settings, found, (first, second), host_score=host_score)
     if settings.warm_steps and settings.data == "chain":  # a model for rows of one's own is long-winded already
-        shortest = recipes.solved_problems(dataclasses.replace(settings, levels=settings.levels[:1]))
-        plan = plan._replace(init=long_winded.warm_base(found, shortest, steps=settings.warm_steps))
+        plan = plan._replace(init=taught(settings, settings.warm_steps))
     return recipes.with_heads(found, plan, value=1) if settings.values == "critic" else plan
+
+
+def taught(settings: recipes.OnlineSettings, steps: int) -> Callable[[Key], Params]:
+    """The ``init`` of a plan: the model after ``steps`` on the shortest chains with their work written twice."""
+    shortest = recipes.solved_problems(dataclasses.replace(settings, levels=settings.levels[:1]))
+    return long_winded.warm_base(recipes.bench(settings), shortest, steps=steps)
+
+
+@recipes.cached_by_task
+def taught_rates(settings: recipes.OnlineSettings, rows: tuple[int, ...], warm_steps: int) -> np.ndarray:
+    """Share of right answers to training problems by a model that is as the first phase finds it; computed once."""
+    found = recipes.bench(settings)
+    by = found.model
+    if warm_steps and settings.data == "chain":
+        by = by._replace(params=taught(settings, warm_steps)(jax.random.key(0)))
+    return curricula.pass_rates(
+        found, by, np.asarray(rows, int), samples=SAMPLES, max_new_tokens=settings.max_new_tokens
+    )
+
+
+def solvable(settings: Settings, easy: np.ndarray) -> np.ndarray:
+    """The first ``few`` of the easy rows that are solved at least sometimes.
+
+    Raises:
+      UserError: where too few are.
+    """
+    tried = easy[: 8 * settings.few]
+    if tried.size:
+        tried = tried[taught_rates(settings, tuple(tried.tolist()), settings.warm_steps) > 0]
+    if tried.size < settings.few:
+        raise UserError(
+            f"--few {settings.few}: of the first {8 * settings.few} problems below --hard-level {settings.hard_level} "
+            f"the model solves {tried.size} in {SAMPLES} samples; give fewer, easier --levels or more --train-problems"
+        )
+    return tried[: settings.few]
 
 
 def with_critic(settings: Settings, found: recipes.Bench, lam: float, label: Callable[[Array], Array]):

@@ -1,14 +1,22 @@
 """Concise reasoning: lambda below 1 rewards short right and long wrong responses."""
 
+import dataclasses
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.efficiency import concise_rl
 from jaxrl_llm import reduce
 from jaxrl_llm.advantages import group, returns
+from jaxrl_llm.errors import UserError
+from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss, reinforce_loss
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.train.methods import builders
+from jaxrl_llm.types import Rewards
 from tests import close
 
 
@@ -68,3 +76,61 @@ def test_rewards_and_arguments():
         returns.terminal_advantages(jnp.ones(1), jnp.ones((1, 2), bool), lam=1.5)
     # a row without a trained token stays 0, whatever its reward holds
     assert returns.terminal_advantages(jnp.array([jnp.nan]), jnp.zeros((1, 2), bool)).tolist() == [[0.0, 0.0]]
+
+
+def _embedded(**changes):
+    return dataclasses.replace(concise_rl.Settings(), **concise_rl.EMBEDDED | concise_rl.SMOKE | changes)
+
+
+def test_the_few_are_problems_that_the_taught_model_solves(monkeypatch):
+    """Of those tried the first that are solved; fewer than asked for were filled up with unsolved ones."""
+    seen, rates = [], np.array([0.0, 0.5, 0.0, 1.0, 0.25, 0.0] + [0.0] * 10)
+
+    def taught_rates(settings, rows, warm_steps):
+        seen.append((rows, warm_steps))
+        return rates[: len(rows)]
+
+    monkeypatch.setattr(concise_rl, "taught_rates", taught_rates)
+    settings, easy = _embedded(few=2, warm_steps=7), np.arange(10, 40)
+    assert concise_rl.solvable(settings, easy).tolist() == [11, 13]
+    assert seen == [(tuple(range(10, 26)), 7)]
+    with pytest.raises(
+        UserError, match="--few 4: of the first 32 problems below --hard-level 4 the model solves 3 in 8"
+    ):
+        concise_rl.solvable(dataclasses.replace(settings, few=4), easy[:16])
+    with pytest.raises(UserError, match="the model solves 0 in 8 samples"):
+        concise_rl.solvable(settings, easy[:0])
+
+
+def test_rates_are_of_the_taught_copy(monkeypatch):
+    judged = []
+
+    def pass_rates(found, by, rows, **sampling):
+        judged.append(by.params)
+        return np.ones(len(rows))
+
+    monkeypatch.setattr(curricula, "pass_rates", pass_rates)
+    monkeypatch.setattr(concise_rl, "taught", lambda settings, steps: lambda key: f"taught for {steps}")
+    settings = _embedded(train_problems=24)  # a bench of its own: rates are kept
+    for steps in (3, 0):
+        concise_rl.taught_rates(settings, (0, 1), steps)
+    assert judged[0] == "taught for 3" and judged[1] is recipes.bench(settings).model.params
+
+
+def test_both_phases_have_the_lambda_of_the_arm(monkeypatch):
+    """The first had lambda 1 in every arm, so that its continuation in phase1 was another method."""
+    monkeypatch.setattr(concise_rl, "taught_rates", lambda settings, rows, steps: np.ones(len(rows)))
+    used = []
+    monkeypatch.setattr(
+        builders, "make_estimate", lambda policy, advantages, **options: used.append(advantages) or advantages
+    )
+    mask = jnp.ones((1, 3), bool)
+    rows = types.SimpleNamespace(mask=mask)
+    rewards = Rewards(jnp.ones(1), jnp.ones(1, bool))
+    for lam, first in ((0.5, [0.25, 0.5, 1.0]), (1.0, [1.0, 1.0, 1.0])):
+        used.clear()
+        concise_rl.build(_embedded(lam=lam))
+        own = [one for one in used if "lam" in one.__code__.co_freevars]
+        assert len(own) == 2
+        for advantages in own:
+            close.assert_near(advantages(rows, rewards), [first], magnitude=0)
