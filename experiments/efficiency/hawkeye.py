@@ -7,11 +7,14 @@ Claim:     most of a large model's chain of thought is redundant for a small mod
 Equations: c ~ large(x), y = small(x, c) greedy and frozen; R = 1[y right] - lambda max(0, |c| / |c_ref| - tau)^2 with
            tau = 0.3; GRPO on the tokens of c alone. full: lambda = 0. two_sided: (|c| / |c_ref| - tau)^2. mild:
            lambda = 0.3. eval/alone: y without any c. eval/cut: y after the first 0.35 |c_ref| tokens of c at most.
-Left out:  the form of the reward is a reconstruction (the paper's text was not at hand); the small model is as large as
-           the other here, but may only answer: it is handed the reasoning and the answer mark; free-text judges.
+Left out:  the form of the reward is a reconstruction (the paper's text was not at hand); the small model may only
+           answer: it is handed the reasoning and the answer mark; free-text judges, and with them rows of one's own:
+           the mark and the length of work that is written over are known of chains alone, for any two models of one
+           vocabulary (--model DIR --answerer DIR; without --answerer the large one before training).
 Expect:    hawkeye against full: eval/accuracy at least 0.95 times, eval/share at most 0.4 times, eval/cost lower;
            eval/cut higher: reasoning that was trained to be short against a long one that is cut off there.
-Measure:   held-out chains of 2 and 3 operations; the large model is first taught to write its work thrice (share 1,
+Measure:   held-out chains of 2 and 3 operations; the large model (tiny, 1.0 million parameters; nano, which answers,
+           has 0.15) is first taught to write its work thrice (share 1,
            once is a third); 8 seeds, equal rollouts in every arm; eval/cost: 10 for its tokens, 1 for the other's.
 Run:       python -m experiments.efficiency.hawkeye
 """
@@ -28,6 +31,7 @@ from experiments.parts import long_winded
 from jaxrl_llm import experiment
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.rewards import shaping
+from jaxrl_llm.run.parts import ModelName
 
 
 def two_sided(tokens: Array, reference: Array, *, target_share: float, weight: float) -> Array:
@@ -39,18 +43,20 @@ def two_sided(tokens: Array, reference: Array, *, target_share: float, weight: f
 class Settings(recipes.OnlineSettings):
     """The paper's values where they are known; see EMBEDDED for the small model."""
 
+    model: ModelName = "tiny"  # the large model, which reasons
+    answerer: str = ""  # the small frozen model: tiny, nano, or a folder; empty: the large one before training
     steps: int = 200
     penalty: Callable[..., Array] = shaping.excess_length_penalty
     weight: float = 1.0  # lambda
     target_share: float = 0.3  # tau
     read_share: float = 0.35  # of the long-winded reasoning, what the small model reads at most for eval/cut
     times: int = 3  # that the long-winded reasoning has the work
-    warm_steps: int = 0  # supervised steps on work that is written twice
+    warm_steps: int = 0  # supervised steps on work that is written so often
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 120, "eval_every": 40, "warm_steps": 80, "prompts_per_step": 8, "group_size": 8,
-    "max_new_tokens": 64, "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96,
+    "answerer": "nano", "levels": (2, 3), "steps": 120, "eval_every": 40, "warm_steps": 80, "prompts_per_step": 8,
+    "group_size": 8, "max_new_tokens": 64, "learning_rate": 2e-4, "train_problems": 1024, "eval_problems": 96,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "warm_steps": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 10,
@@ -70,18 +76,19 @@ CURVES = ("eval/accuracy", "eval/share", "eval/cost", "reward/mean", "policy/ent
 def build(settings: Settings) -> experiment.Plan:
     """A supervised stage that makes the large model long-winded, then GRPO on what the small one makes of it."""
     found, problems = recipes.bench(settings), curricula.train_problems(settings)
-    both = two_model_relay.make_relay(found)
+    both = two_model_relay.make_relay(settings, settings.answerer)
     rollout = two_model_relay.make_reasoner(
         both, group_size=settings.group_size, max_new_tokens=settings.max_new_tokens, temperature=settings.temperature
     )
     penalty = partial(settings.penalty, target_share=settings.target_share, weight=settings.weight)
     score = two_model_relay.score_by_answerer(
-        both, found.model.params, two_model_relay.reasoning_tokens(found.model, problems, settings.times), penalty
+        both, two_model_relay.reasoning_tokens(found.model, problems, settings.times), penalty
     )
     online = curricula.make_single_turn_grpo(settings, found, rollout=rollout, score=score)
     warm = long_winded.warm_stage(found, problems, steps=settings.warm_steps, times=settings.times)
     stages = [warm, experiment.Stage(online, settings.steps)]
-    measure = two_model_relay.measure_of_pair(settings, times=settings.times, read_share=settings.read_share)
+    shares = {"times": settings.times, "read_share": settings.read_share}
+    measure = two_model_relay.measure_of_pair(settings, answerer=settings.answerer, **shares)
     return curricula.make_single_turn_plan(settings, found, stages)._replace(measure=measure)
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.efficiency import hawkeye
 from experiments.efficiency.parts import two_model_relay
 from experiments.parts import long_winded
 from jaxrl_llm.data.problem import Problem
@@ -13,6 +14,7 @@ from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.rewards import shaping
 from tests import close
+from tests.models_for_tests import byte_model
 from tests.papers import staged
 
 NEW = 12
@@ -22,7 +24,7 @@ NEW = 12
 def world():
     settings = recipes.OnlineSettings(levels=(2,), train_problems=4, eval_problems=4, max_new_tokens=NEW)
     found = recipes.bench(settings)
-    pair = two_model_relay.make_relay(found)
+    pair = two_model_relay.make_relay(settings)
     reason = jax.jit(two_model_relay.make_reasoner(pair, group_size=2, max_new_tokens=NEW, temperature=1.0))
     keys, ids = jax.random.split(jax.random.key(0), 8), jnp.arange(4, dtype=jnp.int32)
     rows = reason(found.model.params, found.train.tokens, found.train.valid, keys, ids)
@@ -71,9 +73,9 @@ def test_the_small_model_judges_by_its_own_answer_and_gets_no_gradient(world):
     assert set(verdict.value.tolist()) <= {0.0, 1.0} and verdict.valid.all()
     reference = two_model_relay.reasoning_tokens(found.model, [staged.problem("p", "1+2=3#3")] * 4)
     assert reference.tolist() == [12.0] * 4  # 1+2=3;1+2=3#
-    free = two_model_relay.score_by_answerer(pair, found.model.params, reference, lambda tokens, ref: 0.0 * tokens)
+    free = two_model_relay.score_by_answerer(pair, reference, lambda tokens, ref: 0.0 * tokens)
     np.testing.assert_array_equal(free(answers, rows).value, verdict.value)
-    priced = two_model_relay.score_by_answerer(pair, found.model.params, reference, shaping.excess_length_penalty)
+    priced = two_model_relay.score_by_answerer(pair, reference, shaping.excess_length_penalty)
     length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
     expected = verdict.value - np.maximum(np.asarray(length) / 12 - 0.3, 0) ** 2
     close.assert_near(priced(answers, rows).value, expected, magnitude=0)
@@ -94,3 +96,19 @@ def test_the_measurement_names_the_same_problems(world):
     figures = jax.jit(two_model_relay.measure_of_pair(settings, read_share=0.5))(found.model.params, jax.random.key(0))
     assert set(figures) == {"eval/accuracy", "eval/cut", "eval/alone", "eval/tokens", "eval/share", "eval/cost"}
     assert two_model_relay.measure_of_pair(settings) is two_model_relay.measure_of_pair(settings)
+
+
+def test_a_smaller_model_answers(tmp_path):
+    """nano for tiny: the reasoning is the large model's, the answer the small one's, of the same characters."""
+    settings = recipes.OnlineSettings(model="tiny", levels=(2,), train_problems=4, eval_problems=4, max_new_tokens=NEW)
+    pair = two_model_relay.make_relay(settings, "nano")
+    assert pair.large.config.hidden_size > pair.small.config.hidden_size
+    assert two_model_relay.make_relay(settings, "nano") is pair, "loaded once"
+    alone = two_model_relay.make_relay(settings)
+    assert alone.small is alone.large is recipes.bench(settings).model
+    assert two_model_relay.measure_of_pair(settings, answerer="nano") is not two_model_relay.measure_of_pair(settings)
+    base = hawkeye.Settings()
+    assert (base.model, base.answerer, hawkeye.EMBEDDED["answerer"]) == ("tiny", "", "nano")
+    folder = byte_model(tmp_path, "qwen2", max_positions=400)
+    with pytest.raises(UserError, match=f"--answerer {folder} has another vocabulary than --model"):
+        two_model_relay.make_relay(settings, str(folder))

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from experiments.parts.beside import load_beside
 from experiments.parts.long_winded import MARK, written_over
 from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain
 from jaxrl_llm.experiment import curricula, recipes
-from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
+from jaxrl_llm.experiment.recipes import OnlineSettings
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.generate import generate
 from jaxrl_llm.rollout.keys import sample_keys
@@ -42,26 +43,41 @@ def heldout_problems(settings: OnlineSettings) -> list[Problem]:
 
 
 class Relay(NamedTuple):
-    """The frozen answerer and the tokens that both models agree on."""
+    """The model that reasons as it was loaded, the frozen one that answers, and the mark between them."""
 
-    model: Model
+    large: Model
+    small: Model
     mark: int
     judge: Callable[[Any, Trajectories], Rewards]
 
 
-def make_relay(found: Bench) -> Relay:
-    """The bench's own base model as the answerer: from a mark on, it can only answer.
+def make_relay(settings: OnlineSettings, answerer: str = "") -> Relay:
+    """The bench's model with one that answers: from a mark on, it can do nothing else. Loaded once.
+
+    Args:
+      answerer: a bundled model or a folder, of the same vocabulary; empty: the bench's own base model.
 
     Raises:
-      UserError: where answers are judged on the host only, or for a mesh.
+      UserError: where answers are judged on the host only, for a mesh, or a model that does not fit.
     """
+    return _relay(recipes.bench_identity(settings), answerer)
+
+
+@lru_cache(maxsize=2)
+def _relay(identity: tuple, answerer: str) -> Relay:
+    settings = OnlineSettings(**dict(identity))
+    found = recipes.bench(settings)
     parts.refuse_mesh(found.model, "its frozen answerer is whole in the program that judges")
-    return Relay(found.model, found.model.tokenizer.encode(MARK)[0], curricula.device_score(found))
+    judge, small = curricula.device_score(found), found.model
+    if answerer and answerer != settings.model:
+        row = found.train.tokens.shape[1] + settings.max_new_tokens + 1 + ANSWER_TOKENS
+        small = load_beside("--answerer", answerer, found.model, tokens=row)
+    return Relay(found.model, small, found.model.tokenizer.encode(MARK)[0], judge)
 
 
 def make_reasoner(relay: Relay, *, group_size: int, max_new_tokens: int, temperature: float) -> Callable:
     """The ``rollout`` slot of the large model: its responses end with the mark (or with an end token)."""
-    model = relay.model
+    model = relay.large
 
     def rollout(params, tokens, valid, keys, problem_ids):
         return generate(
@@ -81,7 +97,7 @@ def shortened(rows: Trajectories, tokens: Float[Array, " B"]) -> Trajectories:
 
 def handed_over(relay: Relay, rows: Trajectories) -> tuple[Int[Array, "B L"], Bool[Array, "B L"]]:
     """The answerer's prompts: question, reasoning without its end, mark."""
-    ends = jnp.asarray([*relay.model.tokenizer.eos_ids, relay.mark], jnp.int32)
+    ends = jnp.asarray([*relay.large.tokenizer.eos_ids, relay.mark], jnp.int32)
     ended = jnp.any(rows.tokens[:, :, None] == ends[None, None, :], axis=2)
     keep = (rows.segment_ids > 0) & ~(rows.mask & ended)
     count = rows.tokens.shape[0]
@@ -89,16 +105,16 @@ def handed_over(relay: Relay, rows: Trajectories) -> tuple[Int[Array, "B L"], Bo
     return given_responses.left_padded(tokens, jnp.concatenate([keep, jnp.ones((count, 1), bool)], axis=1))
 
 
-def answered(relay: Relay, small: Params, rows: Trajectories, answers: Any) -> Rewards:
-    """What the frozen model's greedy answers to the reasoning earn; ``answers`` row for row.
+def answered(relay: Relay, params: Params, rows: Trajectories, answers: Any) -> Rewards:
+    """What the greedy answers of the small model with these parameters earn; ``answers`` row for row.
 
     From "HAWKEYE: Model Collaboration for Efficient Reasoning", arXiv:2504.00424.
     """
     tokens, valid = handed_over(relay, rows)
     keys = jax.random.split(jax.random.key(0), tokens.shape[0])  # greedy: they are not used
-    model = relay.model
+    model = relay.small
     said = generate(
-        model.policy, small, tokens, valid, keys, group_size=1, max_new_tokens=ANSWER_TOKENS, temperature=0.0,
+        model.policy, params, tokens, valid, keys, group_size=1, max_new_tokens=ANSWER_TOKENS, temperature=0.0,
         eos_ids=model.tokenizer.eos_ids, pad_id=model.tokenizer.pad_id, early_exit=seed_axis.in_turn(),
     )  # fmt: skip
     # the verifier reads from the mark on
@@ -113,24 +129,26 @@ def price(
 
 
 def measure_of_pair(
-    settings: OnlineSettings, *, times: int = 2, read_share: float = 0.35
+    settings: OnlineSettings, *, answerer: str = "", times: int = 2, read_share: float = 0.35
 ) -> Callable[[Params, Key], dict[str, Array]]:
     """``measure(params, key)`` on held-out problems: accuracy of the pair, accuracy without any reasoning and with its
     beginning alone, its length (as a share of the long-winded one, too) and its cost at a tenth of the price for the
     answerer's tokens.
 
     Args:
+      answerer: as in ``make_relay``.
       times: how often the long-winded reasoning has the work.
       read_share: of the long-winded reasoning, what the answerer reads at most for ``eval/cut``; see ``shortened``.
     """
-    return _measure(recipes.bench_identity(settings), settings.temperature, settings.eval_samples, times, read_share)
+    sampled = settings.temperature, settings.eval_samples
+    return _measure(recipes.bench_identity(settings), answerer, *sampled, times, read_share)
 
 
 @lru_cache(maxsize=8)
-def _measure(identity: tuple, temperature: float, samples: int, times: int, read_share: float):
+def _measure(identity: tuple, answerer: str, temperature: float, samples: int, times: int, read_share: float):
     settings = OnlineSettings(**dict(identity))
     found = recipes.bench(settings)
-    relay, problems = make_relay(found), found.heldout
+    relay, problems = make_relay(settings, answerer), found.heldout
     reference = reasoning_tokens(found.model, heldout_problems(settings), times)
     roll = make_reasoner(relay, group_size=samples, max_new_tokens=settings.max_new_tokens, temperature=temperature)
 
@@ -142,7 +160,7 @@ def _measure(identity: tuple, temperature: float, samples: int, times: int, read
         long = reference[rows.problem_ids]
 
         def accuracy(rows):
-            right = answered(relay, found.model.params, rows, own).value > 0.5
+            right = answered(relay, relay.small.params, rows, own).value > 0.5
             return reduce.scalars(right.astype(jnp.float32))
 
         cost = price(length, float(ANSWER_TOKENS), large_price=10.0, small_price=1.0)
@@ -159,12 +177,12 @@ def _measure(identity: tuple, temperature: float, samples: int, times: int, read
 
 
 def score_by_answerer(
-    relay: Relay, small: Params, reference: Float[Array, " N"], penalty: Callable[[Array, Array], Array]
+    relay: Relay, reference: Float[Array, " N"], penalty: Callable[[Array, Array], Array]
 ) -> Callable[[Any, Trajectories], Rewards]:
     """The ``score`` slot: the answerer's verdict plus ``penalty(tokens, reference tokens)`` of the reasoning."""
 
     def score(answers, rows):
-        verdict = answered(relay, small, rows, answers)
+        verdict = answered(relay, relay.small.params, rows, answers)
         length = jnp.sum(rows.mask.astype(jnp.float32), axis=1)
         return Rewards(verdict.value + penalty(length, reference[rows.problem_ids]), verdict.valid)
 
