@@ -2,12 +2,14 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from experiments.policy_gradient import tricks_or_traps as tricks
 from jaxrl_llm.advantages import group
 from jaxrl_llm.experiment import recipes
+from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train import refill
 from jaxrl_llm.types import Rewards, TrainState, Trajectories
 from tests import close
@@ -64,3 +66,26 @@ def test_a_refilled_batch_waits_until_all_its_groups_differ():
         trained.append(float(batch.total))
         extras = stage.method.remember(TrainState(None, None, None, None, None, extras), batch, rows, rewards)
     assert trained[:2] == [0, 0] and trained[2] == 4 * width
+
+
+def test_a_tight_room_is_that_of_training_alone():
+    """15 of 18 tokens are written, 18 are measured, and what is cut trains in one of the two arms alone."""
+    small = {"train_problems": 16, "eval_problems": 8, "prompts_per_step": 2, "group_size": 2}
+    built = {}
+    for name in ("grpo", "tight", "tight_overlong"):
+        settings = tricks.Settings(**tricks.EMBEDDED | small | tricks.ARMS[name])
+        bench, plan = recipes.bench(settings), tricks.build(settings)
+        (stage,) = plan.stages
+        ids = jnp.arange(2, dtype=jnp.int32)
+        asked = bench.train.tokens[ids], bench.train.valid[ids]
+        rows = jax.eval_shape(
+            stage.method.rollout, bench.model.params, *asked, sample_keys(jax.random.key(0), 0, ids, 2), ids
+        )
+        built[name] = rows.tokens.shape[1] - bench.train.tokens.shape[1], plan.measure, settings.keep
+    assert [width for width, _, _ in built.values()] == [18, 15, 15]
+    assert built["tight"][1] is built["tight_overlong"][1] is built["grpo"][1]
+    rows = types.SimpleNamespace(truncated=jnp.asarray([True, False]))
+    rewards = types.SimpleNamespace(valid=jnp.asarray([True, True]))
+    assert [built[name][2](rows, rewards).tolist() for name in ("tight", "tight_overlong")] == [
+        [True, True], [False, True],
+    ]  # fmt: skip
