@@ -23,10 +23,11 @@ Expect:    eval/kept: since the start cola loses less than token (learning the c
            token - 0.02; eval/search_gain, eval/searched - eval/best_of: above 0 in search, though drawing has as many
            responses and more tokens (a first look before training, with a Q that knows nothing: 0.47 against 0.73, so
            the opposite would be no surprise).
-Measure:   held-out Countdown; codes learned from solutions of Countdown and of arithmetic chains; eval/kept is the mean
-           log-probability of held-out chains, on which nothing was rewarded; eval/searched is the share of problems
-           whose answer by search is right, eval/reward_auroc how well the reward parts right draws from wrong ones (1
-           of a verifier); 8 seeds, equal rollouts and updates of the policy.
+Measure:   held-out Countdown; every seed draws and learns its own codes, from solutions of Countdown and of arithmetic
+           chains; eval/kept is the mean log-probability of held-out chains, on which nothing was rewarded, and its part
+           compares rises since the start, not arms at one KL: that of cola is over codes, that of token over tokens;
+           eval/searched is the share of problems whose answer by search is right, eval/reward_auroc how well the reward
+           parts right draws from wrong ones (1 of a verifier); 8 seeds, equal rollouts and updates of the policy.
 Run:       python -m experiments.policy_gradient.cola
 """
 
@@ -43,6 +44,7 @@ from experiments.policy_gradient.parts import latent_code_search as searching
 from experiments.policy_gradient.parts import latent_code_tasks as codes
 from experiments.policy_gradient.parts import latent_code_training as code_training
 from experiments.policy_gradient.parts import latent_code_values as code_values
+from experiments.policy_gradient.parts import latent_codes
 from jaxrl_llm import experiment
 from jaxrl_llm.advantages import group
 from jaxrl_llm.data.tasks import chain, countdown
@@ -51,6 +53,8 @@ from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.types import Params
+
+Q_KEY, REWARD_KEY = 0x51, 0x52  # folded into a seed's key, with no number of a stage
 
 
 def trained(plan):
@@ -74,6 +78,7 @@ def on_tokens(settings: "Settings", found: recipes.Bench) -> tuple[dict, dict]:
     return {
         "estimate": builders.make_estimate(policy, ADVANTAGES, temperature=temperature),
         "loss": builders.make_policy_loss(policy, clipped_policy_loss, temperature=temperature),
+        "trained": latent_codes.TRAINED_BY_REWARD if settings.codes else "",
     }, {}
 
 
@@ -102,7 +107,8 @@ def by_tree(
     form, model = codes.form_of(settings, how_of(settings)), recipes.bench(settings).model
 
     def init(key):
-        return plan.init(key) | {"q": form.init_part(model.config.hidden_size, settings.codes, jax.random.key(1))}
+        part = form.init_part(model.config.hidden_size, settings.codes, jax.random.fold_in(key, Q_KEY))
+        return plan.init(key) | {"q": part}
 
     slots = code_values.make_q_slots(model.policy, form, sharpness=settings.sharpness, gamma=settings.gamma)
     tx = optax.adam(settings.q_rate)
@@ -123,7 +129,8 @@ def by_learned_reward(settings: "Settings", found: recipes.Bench, plan: experime
     form, model = codes.form_of(settings, how_of(settings)), recipes.bench(settings).model
 
     def init(key):
-        return plan.init(key) | {"reward": form.init_part(model.config.hidden_size, 1, jax.random.key(2))}
+        part = form.init_part(model.config.hidden_size, 1, jax.random.fold_in(key, REWARD_KEY))
+        return plan.init(key) | {"reward": part}
 
     slots = code_rewards.make_reward_slots(model.policy, form)
     tx = optax.adam(settings.reward_rate)
@@ -219,18 +226,15 @@ def build(settings: Settings) -> experiment.Plan:
     how = how_of(settings)
     found = codes.over_codes(settings, how)
 
-    def init(key):
-        if not settings.codes:
-            return found.model.params
-        numbers = {"steps": settings.learn_steps, "tune_steps": settings.tune_steps, "usage": settings.usage}
-        return codes.learned_codes(settings, SOURCES, how, **numbers)
+    numbers = {"steps": settings.learn_steps, "tune_steps": settings.tune_steps, "usage": settings.usage}
+    over_codes = codes.learned_codes(settings, SOURCES, how, **numbers) if settings.codes else None
 
     slots, more = settings.learn(settings, found)
     tx = optax.adam(settings.learning_rate)
     online = recipes.make_online(settings, found, tx=tx, policy_params=all_of, **slots)
     plan = recipes.one_stage(settings, found, online, **more)
-    measure = codes.measure_of_codes(settings, SOURCES[1:], how)
-    return settings.then(settings.answer(settings, found, plan._replace(init=init, measure=measure)))
+    plan = plan._replace(init=over_codes or plan.init, measure=codes.measure_of_codes(settings, SOURCES[1:], how))
+    return settings.then(settings.answer(settings, found, plan))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:

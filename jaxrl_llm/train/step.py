@@ -155,18 +155,20 @@ def chosen(finite: Array, new: Any, old: Any) -> Any:
 
 
 def trained_part(params: Params, trained: str) -> Params:
-    """What the optimiser sees: all of ``params``, but of every ``{"base": ..., trained: ...}`` only ``trained``.
+    """What the optimiser sees: all of ``params``, but of every ``{trained: ..., ...}`` only ``trained``.
 
     Heads beside an adapted policy train as they are.
 
     >>> trained_part({"model": {"base": 1, "lora": 2}, "value": 3}, "lora")
     {'model': {'lora': 2}, 'value': 3}
+    >>> trained_part({"model": {"embed": 1}, "codes": 2, "policy": 3}, "policy")
+    {'policy': 3}
     >>> trained_part({"base": 1, "lora": 2}, "")
     {'base': 1, 'lora': 2}
     """
     if not trained or not isinstance(params, dict):
         return params
-    if BASE in params and trained in params:
+    if trained in params:
         return {trained: params[trained]}
     return {name: trained_part(part, trained) for name, part in params.items()}
 
@@ -175,7 +177,7 @@ def with_trained(params: Params, part: Params, trained: str) -> Params:
     """``params`` with what ``trained_part`` took of it replaced by ``part``."""
     if not trained or not isinstance(params, dict):
         return part
-    if BASE in params and trained in params:
+    if trained in params:
         return params | part
     return {name: with_trained(params[name], part[name], trained) for name in params}
 
@@ -200,8 +202,8 @@ def make_update(
         be any tree of rows whose losses are sums over rows.
       max_grad_norm: global-norm bound, applied after accumulation; None for no bound.
       ema_decay: where given, ``Averaged`` follows the parameters: ``ema = d ema + (1 - d) params``.
-      trained: the adapter's key (``lora``): of an adapted policy it trains and the base beside it is an input without
-        gradient; the optimiser's state is that of what trains, see ``trained_part``.
+      trained: the key of what trains, the adapter (``lora``) of an adapted policy or one part of several: what is
+        beside it is an input without gradient; the optimiser's state is that of what trains, see ``trained_part``.
     """
     if microbatches < 1:
         raise ValueError(f"microbatches={microbatches} must be at least 1")

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.policy_gradient.parts import attention_maps, latent_codes
+from experiments.policy_gradient.parts import attention_maps, latent_code_training, latent_codes
 from jaxrl_llm import logprobs
 from jaxrl_llm.advantages import effective_rank
 from jaxrl_llm.errors import UserError
 from jaxrl_llm.planning import largest_arrays
+from jaxrl_llm.train.methods import supervised
 from tests import close
 from tests.models_for_tests import dense_rows, small_model
 
@@ -96,3 +97,33 @@ def test_codes_are_unembedded_few_at_a_time():
     assert _largest(logits, states).bytes < wide // 4
     at_once = latent_codes.token_logits(policy, latent, states)
     close.assert_same_forward(logits(states), at_once, config)
+
+
+def test_codes_behind_tokens_and_the_world_are_unembedded_for_few_states_at_a_time():
+    policy, params, config = small_model()
+    codes, rows, width = 4, 4, 24
+    table = 0.1 * jax.random.normal(jax.random.key(4), (config.hidden_size, 4096))  # wider than all else
+    policy = policy._replace(vocab_size=4096, unembed=lambda params, h: h @ table)
+    latent = latent_codes.init_latent(params, config.hidden_size, jax.random.key(0), codes=codes)
+    states = jax.random.normal(jax.random.key(1), (rows, width, config.hidden_size))
+    tokens = jax.random.randint(jax.random.key(2), (rows, width), 3, 20, jnp.int32)
+
+    def drawn(states, most):
+        where = latent, states, tokens, jax.random.key(3)
+        return latent_codes.drawn_codes(policy, *where, most_logits=most)
+
+    whole = 4 * rows * width * policy.vocab_size  # bytes of the logits of all states
+    few = 8 * policy.vocab_size
+    assert _largest(lambda s: drawn(s, few), states).bytes < whole // 4
+    np.testing.assert_array_equal(drawn(states, few), drawn(states, 2**27))
+    segments, positions = dense_rows(rows, width)
+    mask = jnp.ones((rows, width), bool).at[:, 0].set(False)
+    text = supervised.SupervisedRows(tokens, segments, positions, mask)
+    noise = jnp.zeros((rows, width, codes))
+
+    def loss(params, chunk):
+        return latent_code_training.world_loss(policy, params, text, noise, chunk=chunk)[0]
+
+    small = _largest(jax.grad(lambda p: loss(p, 4)), latent).bytes
+    assert small < _largest(jax.grad(lambda p: loss(p, 128)), latent).bytes and small < whole // 2
+    close.assert_same_forward(loss(latent, 4), loss(latent, 128), config, columns=width)

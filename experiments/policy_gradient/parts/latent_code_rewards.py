@@ -4,7 +4,6 @@ It learns from the policy's own responses to training problems, which a verifier
 where a search has none.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -49,8 +48,8 @@ def log_odds(policy: Policy, form: Form, params: Params, rows: Any) -> Float[Arr
     return jnp.take_along_axis(said, last_token(rows)[:, None], axis=1)[:, 0]
 
 
-def make_reward_slots(policy: Policy, form: Form) -> dict[str, Callable]:
-    """Slots ``estimate`` and ``loss`` of a stage that trains ``params["reward"]`` and nothing else.
+def make_reward_slots(policy: Policy, form: Form) -> dict[str, Any]:
+    """Slots ``estimate``, ``loss`` and ``trained`` of a stage that trains ``params["reward"]`` and nothing else.
 
     ``-[l log s(z) + (1 - l) log s(-z)]`` with the log-odds ``z`` of a response and whether it is right ``l``, as
     outcome reward models are trained ("Training Verifiers to Solve Math Word Problems", arXiv:2110.14168, here at the
@@ -77,4 +76,4 @@ def make_reward_slots(policy: Policy, form: Form) -> dict[str, Callable]:
         shown = {"outcome/loss": terms.loss, "outcome/accuracy": terms.aux["accuracy"]}
         return value, {name: reduce.scalars(jax.lax.stop_gradient(x), judged) for name, x in shown.items()}
 
-    return {"estimate": estimate, "loss": loss}
+    return {"estimate": estimate, "loss": loss, "trained": "reward"}

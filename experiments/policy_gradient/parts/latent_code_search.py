@@ -335,7 +335,7 @@ def _by_sampling(
 ) -> Callable[[Params, Key], dict[str, Array]]:
     settings = recipes.OnlineSettings(**dict(identity))
     plain, found = recipes.bench(settings), codes.over_codes(settings, how)
-    rollout = recipes.rollout_of(settings, found, group_size=responses, temperature=1.0)
+    rollout = recipes.rollout_of(settings, found, group_size=responses, temperature=1.0, measured=True)
     score, worth = judge_of(found), judge(_model(settings, how, plain), plain)
 
     def measure(params, key):

@@ -1,7 +1,7 @@
 """Benches whose policy chooses among learned codes, and measurements of what a method leaves of everything else."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import ModuleType
 from typing import NamedTuple
 
@@ -66,8 +66,8 @@ def solution_rows(
 def learned_codes(
     settings: OnlineSettings, sources: Sources, how: Codes, *, steps: int, tune_steps: int = 0, usage: float,
     learning_rate: float = 3e-3,
-) -> Params:  # fmt: skip
-    """Parameters of ``over_codes`` whose codes were learned from solutions.
+) -> Callable[[Key], Params]:  # fmt: skip
+    """The ``init`` of a plan: parameters of ``over_codes`` whose codes a seed drew and learned from solutions.
 
     Args:
       sources: the task that is rewarded first. Rows of a file take its place with their own solutions.
@@ -76,17 +76,25 @@ def learned_codes(
     form, model = form_of(settings, how), recipes.bench(settings).model
     count = settings.train_problems // len(sources)
     own = [] if settings.data in job.TASKS else recipes.solved_problems(settings)
-    width = model.config.hidden_size
-    params = latent_codes.init_latent(model.params, width, jax.random.key(0), codes=how.number, form=form)
     rewarded = [] if own else sources[:1]
     stages = (([*rewarded, *sources[1:]], steps, training.PARTS), (rewarded, tune_steps, training.GUIDED))
-    for stage, (read, some, trained) in enumerate(stages):
-        if some:
-            rows = solution_rows(settings, read, split="train", n=count, own=own)
-            numbers = {"steps": some, "rows_per_step": min(32, count), "learning_rate": learning_rate, "usage": usage}
-            learn = partial(training.learn_world, model.policy, form=form, trained=trained, **numbers)
-            params = jax.jit(learn)(params, rows, jax.random.key(1 + stage))
-    return params
+    stages = [stage for stage in stages if stage[1]]
+    taught = [solution_rows(settings, read, split="train", n=count, own=own) for read, *_ in stages]
+    numbers = {"rows_per_step": min(32, count), "learning_rate": learning_rate, "usage": usage, "form": form}
+
+    @jax.jit  # the language model is an argument, and no result: it is neither a constant of the program nor copied
+    def learned(base: Params, taught: list[supervised.SupervisedRows], key: Key) -> Params:
+        params = latent_codes.init_latent(base, model.config.hidden_size, key, codes=how.number, form=form)
+        for k, (rows, (_, some, trained)) in enumerate(zip(taught, stages, strict=True)):
+            more = numbers | {"steps": some, "trained": trained}
+            params = training.learn_world(model.policy, params, rows, jax.random.fold_in(key, k), **more)
+        return {name: part for name, part in params.items() if name != "model"}
+
+    def init(key: Key) -> Params:
+        # the stages of a plan fold their own small numbers into the seed's key
+        return learned(model.params, taught, jax.random.fold_in(key, 0xC0DE)) | {"model": model.params}
+
+    return init
 
 
 def measure_of_codes(settings: OnlineSettings, other: Sources, how: Codes) -> Callable[[Params, Key], dict[str, Array]]:
@@ -104,7 +112,7 @@ def _measure(identity: tuple, other: Sources, temperature: float, samples: int, 
     settings = OnlineSettings(**dict(identity))
     found = over_codes(settings, how)
     rows = solution_rows(settings, other, split="heldout", n=settings.eval_problems)
-    rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature)
+    rollout = recipes.rollout_of(settings, found, group_size=samples, temperature=temperature, measured=True)
     if found.score is None:
         parts = jax.jit(rollout), found.heldout, found.heldout_score, samples
         likelihood = jax.jit(lambda params: training.likelihood(found.model.policy, params, rows))

@@ -1,6 +1,7 @@
 """Learning the codes of a latent-action model from text: world model, inverse model and the policy that imitates it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,8 +18,9 @@ from jaxrl_llm.types import Batch, Key, Metrics, Params, Policy, Rewards, TokenT
 
 
 def world_loss(
-    policy: Policy, params: Params, rows: Any, noise: Array, *, usage: float = 0.001, form: Form = PERCEPTRONS
-) -> tuple[Array, Metrics]:
+    policy: Policy, params: Params, rows: Any, noise: Array, *, usage: float = 0.001, form: Form = PERCEPTRONS,
+    chunk: int = 128,
+) -> tuple[Array, Metrics]:  # fmt: skip
     """Stages 0 and 1 of CoLA at once: ``-log W(token | state, code) + usage sum p log p``, and imitation of the codes.
 
     The code is the inverse model's, straight through; the policy learns its most likely one. Neither loss reaches the
@@ -27,6 +29,7 @@ def world_loss(
     Args:
       rows: ``tokens``, ``positions``, ``segment_ids`` and ``mask``, all ``[B, T]``.
       noise: Gumbel numbers ``[B, T, K]``.
+      chunk: time steps whose logits exist at once.
     """
     frozen = jax.lax.stop_gradient(params["model"])
     hidden = jax.lax.stop_gradient(policy.hidden(frozen, rows.tokens, rows.positions, rows.segment_ids))
@@ -35,8 +38,11 @@ def world_loss(
     logits = form.read(params["inverse"], *read)
     action = latent_codes.straight_through(logits, noise) @ params["codes"]
     state = form.merged(params["merge"], latent_codes.text_of(params, before), action)
-    world = jax.nn.log_softmax(policy.unembed(frozen, state), axis=-1)
-    logp = jnp.take_along_axis(world, rows.tokens[:, :, None], axis=-1)[:, :, 0]
+    # the state at index t brings about token t; ``chunked`` wants it one index earlier
+    ahead = jnp.pad(state[:, 1:], ((0, 0), (0, 1), (0, 0)))
+    logp, _ = logprobs.chunked(
+        ahead, partial(policy.unembed, frozen), rows.tokens, chunk=chunk, segment_ids=rows.segment_ids
+    )
     wanted = jnp.argmax(logits, axis=-1)
     copied = jax.nn.log_softmax(form.chances(params["policy"], before), axis=-1)
     copied = jnp.take_along_axis(copied, wanted[:, :, None], axis=-1)[:, :, 0]
@@ -112,8 +118,8 @@ def make_code_slots(
     sharpness: float,
     kl_weight: float = 0.0,
     form: Form = PERCEPTRONS,
-) -> dict[str, Callable]:
-    """Slots ``estimate`` and ``loss``: a policy gradient on the codes that were drawn, with a KL to where it began.
+) -> dict[str, Any]:
+    """Slots ``estimate``, ``loss``, ``trained``: a policy gradient on the codes drawn, with a KL to where it began.
 
     ``log pi(k_t | s_t)`` in the place of the log-probability of the token, clipped as ``token_loss`` has it. The stage
     keeps the first policy over codes, see ``keep_policy``. ``codes/used``: ``exp H(mean_t pi(. | s_t)) / K``, the share
@@ -150,7 +156,7 @@ def make_code_slots(
         metrics = reduce.metrics(dict(terms.aux) | {"entropy": entropy}, batch.mask, prefix="policy")
         return value, metrics | {"codes/used": jax.lax.stop_gradient(used)}
 
-    return {"estimate": estimate, "loss": loss}
+    return {"estimate": estimate, "loss": loss, "trained": latent_codes.TRAINED_BY_REWARD}
 
 
 def frozen_hidden(policy: Policy, params: Params, rows: Any) -> Array:

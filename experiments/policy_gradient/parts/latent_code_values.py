@@ -1,6 +1,5 @@
 """The value of a latent action: what it is regressed on, and the stage that learns it from rollouts of the policy."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -85,8 +84,8 @@ def q_before(policy: Policy, form: Form, params: Params, rows: Any, *parts: Para
 
 def make_q_slots(
     policy: Policy, form: Form, *, sharpness: float, gamma: float = 0.99, every: int = 50
-) -> dict[str, Callable]:
-    """Slots ``estimate``, ``loss`` and ``remember`` of a stage that trains ``params["q"]`` and nothing else.
+) -> dict[str, Any]:
+    """Slots ``estimate``, ``loss``, ``remember``, ``trained`` of a stage that trains ``params["q"]`` and nothing else.
 
     Rollouts are the policy's; rewards are what ``score`` says. ``q/error`` is the mean of ``q_loss``, ``q/value`` that
     of the Q of drawn codes.
@@ -121,4 +120,4 @@ def make_q_slots(
         kept = jax.tree.map(lambda new, old: jnp.where(now, new, old), state.params["q"], earlier)
         return state.extras | Aimed(kept)._asdict()
 
-    return {"estimate": estimate, "loss": loss, "remember": remember}
+    return {"estimate": estimate, "loss": loss, "remember": remember, "trained": "q"}

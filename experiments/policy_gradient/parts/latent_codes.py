@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.train.methods.builders import in_row_parts, rows_within
 from jaxrl_llm.types import Cache, Key, Params, Policy
 
 TRAINED_BY_REWARD = "policy"  # all else stays as the world was learned
@@ -206,22 +207,33 @@ def drawn_codes(
     key: Key,
     *,
     sharpness: float = 1.0,
+    most_logits: int = 2**27,
     form: Form = PERCEPTRONS,
 ) -> Int[Array, "B T"]:
     """Codes that brought about given tokens: a draw from ``pi(k | s) W(token | s, k) / sum_j``, no gradient.
 
     A token drawn from ``token_logits`` and a code drawn here are together a code drawn from the policy and a token
     drawn from the world model under it: what the method trains on. One code is unembedded at a time.
+
+    Args:
+      most_logits: that exist at once, of so many states.
     """
     frozen = jax.lax.stop_gradient(params)
     text, before = text_of(params, before), jax.lax.stop_gradient(before)
     chances = jax.nn.log_softmax(form.chances(frozen["policy"], before), axis=-1)
 
-    def of(code: Array) -> Array:
-        world = world_logp(policy, form, frozen, text, code[None], sharpness)[..., 0, :]
-        return jnp.take_along_axis(world, tokens[:, :, None], axis=-1)[:, :, 0]
+    def of(some: tuple[Array, Array]) -> Array:
+        text, tokens = some
 
-    likelihood = jnp.moveaxis(jax.lax.map(of, frozen["codes"]), 0, -1)
+        def under(code: Array) -> Array:
+            world = world_logp(policy, form, frozen, text, code[None], sharpness)[..., 0, :]
+            return jnp.take_along_axis(world, tokens[:, None], axis=-1)[:, 0]
+
+        return jnp.moveaxis(jax.lax.map(under, frozen["codes"]), 0, -1)
+
+    flat = text.reshape(-1, text.shape[-1]), tokens.reshape(-1)
+    at_once = rows_within(most_logits, policy.vocab_size)
+    likelihood = in_row_parts(of, flat, at_once=at_once).reshape(chances.shape)
     joint = jnp.where(jnp.isfinite(likelihood), chances + likelihood, -1e30)
     return jax.random.categorical(key, joint, axis=-1).astype(jnp.int32)
 
