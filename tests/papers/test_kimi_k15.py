@@ -231,6 +231,44 @@ def test_the_shortest_right_samples_are_imitated(samples):
     assert float(stage.method.loss(bench.model.params, {}, nothing)[0]) == 0.0
 
 
+def test_samples_are_drawn_and_scored_a_part_at_a_time(samples, monkeypatch):
+    """Four prompts at once of six: the same responses, lengths, verdicts and groups as all of them at once."""
+    settings, bench, rows, lengths, right = samples
+    monkeypatch.setattr(long_to_short, "AT_ONCE", 4)
+    asked, train_score = [], curricula.train_score
+
+    def judged(found):
+        judge = train_score(found)
+        return lambda answers, rows: asked.append(rows.tokens.shape[0]) or judge(answers, rows)
+
+    monkeypatch.setattr(curricula, "train_score", judged)
+    parts = long_to_short._samples(settings, bench)(bench.model.params, jax.random.key(5))
+    assert set(asked) == {32}
+    for name in ("tokens", "mask", "problem_ids", "group_ids"):
+        np.testing.assert_array_equal(getattr(parts[0], name), getattr(rows, name))
+    assert rows.group_ids.tolist() == [k for k in range(6) for _ in range(8)]
+    np.testing.assert_array_equal(parts[1], lengths)
+    np.testing.assert_array_equal(parts[2], right)
+    table = long_to_short.preference_stage(settings, bench, steps=3).extras(bench.model.params, jax.random.key(5))
+    found = table["rows"].reference[0]
+    want = jnp.sum(jnp.where(table["rows"].chosen.mask, table["rows"].chosen.sampler_logp, 0.0), axis=1)
+    width = rows.tokens.shape[1]
+    close.assert_same_sums(found, want, 14 * close.forward_sums(bench.model.config, width))
+
+
+def test_the_length_reward_warms_up():
+    settings = _short(steps=7)
+    (stage, then) = kimi_k15.build(dataclasses.replace(settings, **kimi_k15.ARMS["length_warm"])).stages
+    assert (stage.steps, then.steps) == (3, 4)
+    mask = jnp.arange(6)[None] < jnp.array([2, 2, 4, 6])[:, None]
+    grid, ids = jnp.ones((4, 6), jnp.int32), jnp.zeros(4, jnp.int32)
+    rows = Trajectories(grid, grid, grid, mask, jnp.zeros((4, 6)), ids > 0, ids, ids)
+    rewards, params = Rewards(jnp.ones(4), jnp.ones(4, bool)), recipes.bench(settings).model.params
+    first, later = (s.method.estimate(params, {}, rows, rewards).advantages[:, 0] for s in (stage, then))
+    np.testing.assert_array_equal(first, jnp.zeros(4))
+    close.assert_near(later, 0.5 * np.array([0.375, 0.375, -0.125, -0.625]))  # 0.5, 0.5, 0, -0.5 less their mean
+
+
 def test_longer_samples_are_rejected(samples):
     settings, bench, rows, lengths, right = samples
     wanted = set()

@@ -14,12 +14,14 @@ from jaxrl_llm.curriculum.uniform import make_uniform
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses.preference import dpo_loss
 from jaxrl_llm.losses.supervised import sft_loss
+from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import builders
 from jaxrl_llm.train.offline import Offline
 from jaxrl_llm.train.plan import Stage, Tabled, tabled
-from jaxrl_llm.types import Key, Params, Trajectories
+from jaxrl_llm.types import Key, Params, Rewards, Trajectories
 
 SAMPLES, FACTOR = 8, 1.5  # of a prompt; how much longer a right response has to be to be rejected
+AT_ONCE = 64  # prompts that are sampled together, as many times SAMPLES rows that are scored together
 
 
 class Imitated(NamedTuple):
@@ -59,9 +61,17 @@ def _samples(settings: Any, bench: recipes.Bench) -> Callable[[Params, Key], tup
     rollout = recipes.rollout_of(settings, bench, group_size=SAMPLES)
 
     def drawn(params: Params, key: Key) -> tuple[Trajectories, Array, Array]:
-        table = jax.tree.map(lambda x: x[: settings.short_problems], bench.train)
-        rows = recipes.sample_all(rollout, params, table, key, SAMPLES)
-        right = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows)
+        table, count = bench.train, min(settings.short_problems, bench.train.tokens.shape[0])
+
+        def of(ids: Array) -> tuple[Trajectories, Rewards]:
+            rows = rollout(params, table.tokens[ids], table.valid[ids], sample_keys(key, 0, ids, SAMPLES), ids)
+            right = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows)
+            return jax.tree.map(lambda x: x.reshape(ids.shape[0], SAMPLES, *x.shape[1:]), (rows, right))
+
+        ids = jnp.arange(count, dtype=jnp.int32)
+        found = builders.in_row_parts(of, ids, at_once=AT_ONCE)
+        rows, right = jax.tree.map(lambda x: x.reshape(count * SAMPLES, *x.shape[2:]), found)
+        rows = rows._replace(group_ids=jnp.repeat(ids, SAMPLES))  # those of a part begin at 0
         lengths = reduce.sequences(jnp.ones(rows.mask.shape, jnp.float32), rows.mask)
         return rows, lengths, (right.value > 0.5) & right.valid
 
@@ -111,7 +121,11 @@ def preference_stage(settings: Any, bench: recipes.Bench, *, steps: int, beta: f
         best = jnp.argmax(shortest.reshape(-1, SAMPLES), axis=1) + SAMPLES * jnp.arange(right.shape[0] // SAMPLES)
         chosen, rejected = _taken(rows, best[places // SAMPLES]), _taken(rows, places)
         there = jnp.full(right.shape, jnp.any(longer))
-        return Tabled(Paired(chosen, rejected, (total(params, chosen), total(params, rejected)), there))._asdict()
+        at_once = AT_ONCE * SAMPLES
+        reference = builders.in_row_parts(
+            lambda pair: tuple(total(params, rows) for rows in pair), (chosen, rejected), at_once=at_once
+        )
+        return Tabled(Paired(chosen, rejected, reference, there))._asdict()
 
     def loss(params: Params, extras: dict[str, Any], part: Paired):
         terms = dpo_loss(total(params, part.chosen), total(params, part.rejected), *part.reference, beta=beta)
