@@ -8,10 +8,11 @@ Equations: weights of a prompt's responses: BR 0.4 for the best by reward, 0.1 f
            BoN 1 for the best; power |R|^2; each loss, and the whitening of advantages, times the expected count of a
            draw with replacement by weight. PPO with GAE; reward: the model's score at the last token, less
            beta (log pi - log base) at each. oracle: the true reward, no filter.
-           ppo_s: one response to each of five times as many prompts.
+           ppo_s: one response to each of as many times the prompts. ppo_1, br_1, bw_1 and ppo_2, br_2, bw_2: the fitted
+           reward with noise of one and of two of its own standard deviations, drawn once for a response.
 Left out:  scales of policies and reward models. Of beta 0, 0.05 and 0.2 the embedded was the first with which ppo kept
            the true reward that it gained from an earlier reward model (R^2 .13 on new samples): below it exploited it.
-Expect:    eval/accuracy: br > ppo and bw > ppo; filter/reliability: bw > ppo.
+Expect:    eval/accuracy: bw > ppo and br > ppo, bw_1 > ppo_1 and bw_2 > ppo_2; filter/reliability: bw > ppo.
 Measure:   held-out arithmetic chains; the reward model is a linear head on the frozen base model's last state and its
            confidence in the response, fitted by Bradley-Terry to the base model's own samples before training; equal
            rollouts and updates. filter/reliability: R^2 of what a filter keeps of samples of the base model to other
@@ -22,6 +23,7 @@ Run:       python -m experiments.policy_gradient.pf_ppo
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -35,6 +37,7 @@ from jaxrl_llm.advantages import returns, selection, whiten
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.losses import kl
 from jaxrl_llm.models import heads
+from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.types import Params, declared
 
@@ -49,6 +52,24 @@ def true_reward(model, features, rewards):
     return rewards.value
 
 
+def noisy(model, features, rewards, *, deviation: float):
+    """What a worse reward model says: its errors belong to the response, which has them again when it is read again."""
+    scores = model.scores(features)
+    seeds = jax.lax.bitcast_convert_type(jnp.sum(features.astype(jnp.float32), axis=1), jnp.int32)
+    draw = jax.vmap(lambda seed: jax.random.normal(jax.random.fold_in(jax.random.key(29), seed)))
+    return scores + deviation * draw(seeds)
+
+
+def several_each(settings: "Settings") -> "Settings":
+    """``group_size`` responses to each prompt."""
+    return settings
+
+
+def one_each(settings: "Settings") -> "Settings":
+    """One response to each of so many times the prompts."""
+    return dataclasses.replace(settings, group_size=1, prompts_per_step=settings.prompts_per_step * settings.group_size)
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(recipes.OnlineSettings):
     """The paper's values; see EMBEDDED for the small model."""
@@ -59,6 +80,7 @@ class Settings(recipes.OnlineSettings):
     weigh: Callable[..., Array] = selection.equal_weights
     kl_weight: float = 0.05  # of the base at every token, in the reward
     judge: Callable[..., Array] = fitted
+    drawn: Callable[["Settings"], "Settings"] = several_each  # how many responses a prompt gets
     fit_problems: int = 512  # that the reward model is fitted on, and as many more on which it is measured
 
 
@@ -68,11 +90,17 @@ EMBEDDED = {
 }  # fmt: skip
 SMOKE = {"steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "max_new_tokens": 6,
          "train_problems": 16, "eval_problems": 8, "eval_samples": 4, "fit_problems": 4}  # fmt: skip
+NOISE_1, NOISE_2 = (partial(noisy, deviation=x) for x in (1.0, 2.0))
 ARMS = {
     "ppo": {}, "bon": {"weigh": selection.best_weights}, "bw": {"weigh": selection.best_worst_weights},
     "br": {"weigh": selection.best_random_weights}, "power": {"weigh": selection.power_weights},
-    "oracle": {"judge": true_reward}, "ppo_s": {"group_size": 1, "prompts_per_step": 45},
+    "oracle": {"judge": true_reward}, "ppo_s": {"drawn": one_each},
+    "ppo_1": {"judge": NOISE_1}, "br_1": {"judge": NOISE_1, "weigh": selection.best_random_weights},
+    "bw_1": {"judge": NOISE_1, "weigh": selection.best_worst_weights},
+    "ppo_2": {"judge": NOISE_2}, "br_2": {"judge": NOISE_2, "weigh": selection.best_random_weights},
+    "bw_2": {"judge": NOISE_2, "weigh": selection.best_worst_weights},
 }  # fmt: skip
+AT_ONCE = 128  # problems whose responses are sampled and read together before training
 METHOD = "br"
 BED = experiment.Bed(judges=(("ppo", "filter/fit", 0.3),))
 METRICS = ("eval/accuracy", "eval/pass@4", "filter/reliability", "filter/fit", "policy/entropy", "eval/tokens")
@@ -98,9 +126,9 @@ class Filtered(NamedTuple):
 
 def build(settings: Settings) -> experiment.Plan:
     """One online stage of PPO; the reward model is fitted when the stage begins and stays in the extras."""
-    bench = recipes.bench(settings)
-    policy, base, size = bench.model.policy, bench.model.params, settings.group_size
-    judge = curricula.train_score(bench)
+    bench, several = recipes.bench(settings), max(settings.group_size, 5)  # the reward model compares responses
+    policy, base = bench.model.policy, bench.model.params
+    judge, settings = curricula.train_score(bench), settings.drawn(settings)
 
     def read(base, rows):
         """What the reward model sees of each response, and the log-probabilities of the base model."""
@@ -110,20 +138,28 @@ def build(settings: Settings) -> experiment.Plan:
         return linear_reward_model.with_confidence(last, logp, entropy, rows.mask), logp
 
     def fit(params, key):
-        several = max(size, 5)  # the reward model compares responses to one prompt
         count = min(settings.fit_problems, bench.train.tokens.shape[0] // 2)
-        rollout = recipes.rollout_of(settings, bench, group_size=several)
+        rollout, table = recipes.rollout_of(settings, bench, group_size=several), bench.train
+        groups = jnp.repeat(jnp.arange(count, dtype=jnp.int32), several)
 
         def sampled(first, key):
-            table = jax.tree.map(lambda x: x[first : first + count], bench.train)
-            rows = recipes.sample_all(rollout, base, table, key, several)
-            return rows, judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows)
+            """Features and verdicts of responses to so many problems, a part of them at a time."""
 
-        rows, truth = sampled(0, key)
-        model = linear_reward_model.fit_linear(read(base, rows)[0], truth.value, rows.group_ids)
-        rows, truth = sampled(count, jax.random.fold_in(key, 1))  # those of all arms
-        scores = settings.judge(model, read(base, rows)[0], truth)
-        weights = selection.expected_counts(settings.weigh(scores, rows.group_ids, valid=truth.valid))
+            def of(ids):
+                rows = rollout(base, table.tokens[ids], table.valid[ids], sample_keys(key, 0, ids, several), ids)
+                truth = judge(jax.tree.map(lambda x: x[rows.problem_ids], table.answers), rows)
+                found = read(base, rows)[0], truth
+                return jax.tree.map(lambda x: x.reshape(ids.shape[0], several, *x.shape[1:]), found)
+
+            ids = first + jnp.arange(count, dtype=jnp.int32)
+            found = builders.in_row_parts(of, ids, at_once=AT_ONCE)
+            return jax.tree.map(lambda x: x.reshape(count * several, *x.shape[2:]), found)
+
+        features, truth = sampled(0, key)
+        model = linear_reward_model.fit_linear(features, truth.value, groups)
+        features, truth = sampled(count, jax.random.fold_in(key, 1))  # those of all arms
+        scores = settings.judge(model, features, truth)
+        weights = selection.expected_counts(settings.weigh(scores, groups, valid=truth.valid))
         kept = selection.reliability(scores, truth.value, weights)
         fit = selection.reliability(scores, truth.value, truth.valid.astype(jnp.float32))
         return Fitted(model, jax.tree.map(jnp.copy, base), kept, fit)._asdict()
@@ -161,11 +197,13 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Best-and-random and best-and-worst beat all samples, and what best-and-worst keeps is judged more reliably."""
+    """Best-and-worst beats all samples, also under a noisier reward, best-and-random does, and what best-and-worst keeps
+    is judged more reliably."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "bw", "ppo"),
         experiment.greater(results, "eval/accuracy", "br", "ppo"),
+        *(experiment.greater(results, "eval/accuracy", f"bw_{noise}", f"ppo_{noise}") for noise in (1, 2)),
         experiment.greater(results, "filter/reliability", "bw", "ppo"),
     )
 

@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.policy_gradient import pf_ppo
+from experiments.policy_gradient.parts import linear_reward_model
 from jaxrl_llm.advantages import selection, whiten
+from jaxrl_llm.experiment import curricula, recipes
 from tests import close
 
 rng = np.random.default_rng(6)
@@ -60,3 +63,50 @@ def test_expected_counts_are_the_mean_of_resampled_buffers():
     rows = jax.vmap(lambda u: selection.resampled(weights, u))(uniforms)
     counts = jnp.sum(jax.nn.one_hot(rows, 5), axis=(0, 1)) / 4000
     close.assert_share(counts / 5, selection.expected_counts(weights) / 5, 5 * 4000)
+
+
+def test_noise_belongs_to_the_response_and_has_its_deviation():
+    features = jnp.asarray(rng.normal(size=(4000, 3)), jnp.float32)
+    model = linear_reward_model.LinearReward(jnp.array([1.0, 0.0, 0.0]), jnp.float32(0), jnp.float32(1))
+    plain, found = pf_ppo.fitted(model, features, None), pf_ppo.noisy(model, features, None, deviation=2.0)
+    noise = np.asarray((found - plain) / 2)
+    again = pf_ppo.noisy(model, features[::-1], None, deviation=2.0)[::-1]
+    np.testing.assert_array_equal(found, again)
+    close.assert_share((np.abs(noise) < 1).mean(), 0.6827, 4000)
+    close.assert_share((noise > 0).mean(), 0.5, 4000)
+    np.testing.assert_array_equal(pf_ppo.noisy(model, features, None, deviation=0.0), plain)
+
+
+def test_one_response_each_is_as_many_rollouts():
+    settings = pf_ppo.Settings(prompts_per_step=7, group_size=3)
+    alone = pf_ppo.ARMS["ppo_s"]["drawn"](settings)
+    assert (alone.prompts_per_step, alone.group_size) == (21, 1) and pf_ppo.several_each(settings) is settings
+
+
+def test_the_reward_model_reads_a_part_of_its_samples_at_a_time_and_is_measured_on_other_problems(monkeypatch):
+    settings = pf_ppo.Settings(levels=(1,), train_problems=16, eval_problems=4, max_new_tokens=10, prompts_per_step=2,
+                               group_size=5, fit_problems=4)  # fmt: skip
+    asked, seen = [], []
+    train_score, fit_linear = curricula.train_score, linear_reward_model.fit_linear
+
+    def judged(found):
+        judge = train_score(found)
+        return lambda answers, rows: asked.append(rows.problem_ids) or judge(answers, rows)
+
+    monkeypatch.setattr(curricula, "train_score", judged)
+    monkeypatch.setattr(
+        linear_reward_model, "fit_linear", lambda *given: seen.append(given) or fit_linear(*given, steps=2)
+    )
+    for at_once in (128, 3):
+        monkeypatch.setattr(pf_ppo, "AT_ONCE", at_once)
+        (stage,) = pf_ppo.build(settings).stages
+        stage.extras(None, jax.random.key(0))
+    assert [ids.tolist() for ids in asked[:2]] == [[k for k in range(a, a + 4) for _ in range(5)] for a in (0, 4)]
+    assert asked[2].shape == (15,), "three problems of five responses are judged together"
+    (whole, truth, groups), (parts, truth_2, groups_2) = seen
+    bench = recipes.bench(settings)
+    width = bench.train.tokens.shape[1] + 10
+    close.assert_same_sums(parts, whole, 10 * close.forward_sums(bench.model.config, width))
+    np.testing.assert_array_equal(truth, truth_2)
+    np.testing.assert_array_equal(groups, groups_2)
+    assert groups.tolist() == [k for k in range(4) for _ in range(5)]
