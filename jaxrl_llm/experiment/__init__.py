@@ -7,6 +7,7 @@ from jaxrl_llm.experiment.claims import (
     below,
     close,
     conclude,
+    exceeds_own,
     gains_more,
     greater,
     grows_more,
@@ -21,5 +22,5 @@ from jaxrl_llm.train.plan import Plan, Stage
 
 __all__ = [
     "ArmResult", "Bed", "Claim", "Part", "Plan", "Results", "Stage", "above", "at", "below", "close", "conclude",
-    "gains_more", "greater", "grows_more", "main", "smaller", "steadier", "up_to",
+    "exceeds_own", "gains_more", "greater", "grows_more", "main", "smaller", "steadier", "up_to",
 ]  # fmt: skip

@@ -197,12 +197,18 @@ def close(results: Results, metric: str, arm: str, to: str, *, within: float, st
     return _difference(results, metric, arm, to, step, f"|{arm} - {to}| < {within:g}", by=within, kind="same")
 
 
-def grows_more(results: Results, metric: str, arm: str, than: str, *, start: int, end: int | None = None) -> Part:
-    """``metric`` of ``arm`` rises from step ``start`` to ``end`` (None: the last) by more than that of ``than``."""
+def grows_more(
+    results: Results, metric: str, arm: str, than: str, *, start: int, end: int | None = None, share: float = 1.0
+) -> Part:
+    """``metric`` of ``arm`` rises from step ``start`` to ``end`` (None: the last) by more than that of ``than``.
+
+    Args:
+      share: by more than so much of the other's rise, seed by seed.
+    """
     last, other, diverged, planned = _paired(results, metric, (arm, than), (end, end))
     first, before, _, _ = _paired(results, metric, (arm, than), (start, start))
-    text = f"{metric}, rise of {arm} - rise of {than} since step {start} > 0"
-    rises = (last - first) - (other - before)
+    text = f"{metric}, rise of {arm} - {'' if share == 1 else f'{share:g} '}rise of {than} since step {start} > 0"
+    rises = (last - first) - share * (other - before)
     return _made(results, text, metric, arm, than, rises, diverged=diverged, planned=planned)
 
 
@@ -212,6 +218,15 @@ def gains_more(results: Results, metric: str, other: str, arm: str, than: str, *
     (a, b, diverged, planned), (c, d, _, _) = pairs
     text = f"{metric}{_at(step)}, ({arm} - {than}) less that of {other} > 0"
     return _made(results, text, metric, arm, than, (a - b) - (c - d), diverged=diverged, planned=planned)
+
+
+def exceeds_own(results: Results, metric: str, other: str, arm: str, *, step: tuple[int | None, int | None]) -> Part:
+    """``metric`` of an arm at one step exceeds its own ``other`` metric at another; None: the final values."""
+    (left, _, diverged, planned), (right, _, _, _) = (
+        _paired(results, name, (arm, arm), (at, at)) for name, at in zip((metric, other), step, strict=True)
+    )
+    text = f"{metric}{_at(step[0])} - {other}{_at(step[1])}, {arm} > 0"
+    return _made(results, text, metric, arm, arm, left - right, diverged=diverged, planned=planned)
 
 
 def steadier(results: Results, metric: str, arm: str, than: str, *, step=None) -> Part:

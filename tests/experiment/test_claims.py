@@ -166,6 +166,19 @@ def test_rises_are_compared_seed_by_seed():
     found = claims.grows_more(RISES, "eval/accuracy", "method", "base", start=1)
     assert found.values == doubles((0.3, 0.3, 0.3))
     assert judged(claims.grows_more(RISES, "eval/accuracy", "base", "method", start=1)).verdict == "contradicted"
+    # the rises are 0.1, 0.1, 0.1 and 0.4, 0.4, 0.4: half of the second exceeds the first by 0.1
+    half = claims.grows_more(RISES, "eval/accuracy", "base", "method", start=1, share=0.5)
+    assert half.values == doubles((-0.1, -0.1, -0.1))
+    assert half.text == "eval/accuracy, rise of base - 0.5 rise of method since step 1 > 0"
+    assert found.text == "eval/accuracy, rise of method - rise of base since step 1 > 0"
+
+
+def test_an_arm_beside_another_of_its_own_metrics():
+    mine = arm([0.6, 0.7, 0.9], curve={1: [0.2, 0.3, 0.5], 2: [0.6, 0.7, 0.9]})
+    mine.curves["eval/majority"] = {"step": [1, 2], "values": [[0.5, 0.6], [0.5, 0.9], [0.5, 0.9]]}
+    found = claims.exceeds_own(Results({"a": mine}), "eval/accuracy", "eval/majority", "a", step=(2, 1))
+    assert found.values == doubles((0.1, 0.2, 0.4))
+    assert found.text == "eval/accuracy at step 2 - eval/majority at step 1, a > 0"
 
 
 def made(values, **more):

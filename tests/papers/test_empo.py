@@ -63,9 +63,14 @@ def test_half_of_what_labels_gain_is_asked_of_empo():
             name: made.arm([end, end + 0.001, end + 0.002], curve={0: [0.5] * 3, 8: [end, end + 0.001, end + 0.002]})
             for name, end in ends.items()
         }
+        arms["empo"].curves["eval/majority"] = {"step": [0, 8], "values": [[0.7, 0.5]] * 3}
         arms["empo"].curves["agreement/entropy"] = {"step": [2, 8], "values": [[1.0, 0.5], [1.0, 0.6], [1.0, 0.7]]}
-        found = empo.claim(Results(arms)).secondary[0]
-        assert found.than == "grpo" and (found.verdict == "supported here") == holds
+        claim = empo.claim(Results(arms))
+        assert claim.primary.than == "grpo" and (claim.verdict == "supported here") == holds
+        # the ends of grpo and empo grow alike over the seeds: half of that of grpo is left, 0, 0.0005 and 0.001
+        assert claim.primary.mean == close.doubles(reached - 0.5 + 0.0005 - (0.9 - 0.5) / 2)
+        (beside,) = (part for part in claim.secondary if "eval/majority" in part.text)
+        assert (beside.mean > 0) == (reached > 0.7)  # what a vote of the untrained model gets
 
 
 def test_pairs_of_a_group_are_asked_once_and_equal_texts_never():
@@ -158,3 +163,16 @@ def test_the_majority_of_each_problem_is_looked_up():
     assert meanings.misleading("#9, #10") == "#9, #11"
     with pytest.raises(UserError, match="cannot be made to mislead"):
         meanings.misleading("none")
+
+
+def test_random_rewards_are_tried_at_smaller_steps():
+    """Adam's first update is the rate itself, wherever there is a gradient."""
+    moved = {}
+    for arm in ("random", "random_10"):
+        settings = _settings(**empo.ARMS[arm], learning_rate=0.1)
+        tx = empo.build(settings).stages[0].method.tx
+        with jax.numpy_dtype_promotion("standard"):  # optax mixes weak integers and floats
+            change, _ = tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+        moved[arm] = change
+    close.assert_near(moved["random"], 10 * moved["random_10"], terms=8)
+    close.assert_near(moved["random"], [-0.1], terms=8)
