@@ -197,7 +197,7 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """Best-and-worst beats all samples, also under a noisier reward, best-and-random does, and what best-and-worst keeps
+    """Best-and-worst beats all samples, under noisier rewards too, as does best-and-random; what best-and-worst keeps
     is judged more reliably."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
