@@ -5,15 +5,19 @@ Paper:     Zhu et al., "CARFT: Boosting LLM Reasoning via Contrastive Learning w
 Claim:     PPO from a verifier (ReFT) forgets the annotated solutions; an InfoNCE loss between a representation of the
            annotated and of the sampled chain of thought makes it faster, steadier and more accurate.
 Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h; for right samples
-           -log exp(min(cos(z_ann, z_i), 0.9) / 0.2) / sum_j exp(cos(z_ann, z_j) / 0.2), times 0.1, beside PPO's policy
-           loss and 0.1 of its value loss; reward 1 if right, 0.1 if some answer is given. reft: without it.
-           every: right and wrong samples; mean: z without the weights v.
+           -log exp(min(cos(z_ann, z_i), 0.9) / 0.2) / sum_j exp(cos(z_ann, z_j) / 0.2), j over i and the samples of
+           other prompts, times 0.1, beside PPO's policy loss and 0.1 of its value loss; reward 1 if right, 0.1 if some
+           answer is given. reft: without it. every: right and wrong samples; mean: z without the weights v.
+           negative: wrong samples alone, the part that they share with the annotation drawn to what they lack of it,
+           away from the rest of them (see common_tokens); both: half of either.
            reft_kl, carft_kl: less 0.05 KL to the start at every token; sft: fine-tuning on the annotations alone.
            dr_grpo, dr_grpo_cl: A = r - mean of the group, sums over tokens by a constant, no value loss; with the
            contrast, which then alone teaches v.
-Left out:  shared dropout of the two heads. Wrong samples are pushed away by the denominator, which has all samples.
+Left out:  shared dropout of the two heads; the warm-up on annotations, since the base was pre-trained on such.
 Expect:    eval/accuracy: carft > reft at the end and at half of the steps.
-Measure:   held-out arithmetic chains with annotated scratchpads; 8 seeds, equal rollouts and updates.
+Measure:   held-out Countdown of three numbers, annotated by a solver, where one right sample in five is the annotation;
+           8 seeds, equal rollouts and updates. Beyond the cap nothing is drawn: the bed is invalid unless a fifth of
+           the right samples of reft, which draws nothing, lies below it (a third does at the start).
 Run:       python -m experiments.policy_gradient.carft
 """
 
@@ -27,6 +31,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
+from experiments.policy_gradient.parts import common_tokens
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group, returns
 from jaxrl_llm.experiment import curricula, recipes
@@ -36,6 +41,8 @@ from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import actor_critic, builders
 from jaxrl_llm.train.plan import keep_reference, referred
 from jaxrl_llm.types import Batch, declared
+
+CAP = 0.9  # of the cosine: a sample closer to the annotation is not drawn
 
 
 def right(values: Array) -> Array:
@@ -73,18 +80,22 @@ class Settings(recipes.OnlineSettings):
     steps: int = 500
     contrast: float = 0.1  # weight of the contrastive loss; 0 is ReFT
     contrasted: Callable[[Array], Array] = right
+    positive: float = 1.0  # share of the contrast of right samples
+    negative: float = 0.0  # share of that of wrong ones
     weighted: float = 1.0  # factor of the value inside the pooling; 0 is the mean
     projection: int = 64
     kl_weight: float = 0.0  # in the reward of every token
     sft_steps: int = 0  # on annotations; they replace reinforcement
+    sft_rate: float = 1e-5
     credit: Callable[[Callable], Callable] = with_critic  # PPO's batch to that of the method
     value_weight: float = 0.1
     reduction: str = "seq_mean"
 
 
 EMBEDDED = {
-    "levels": (4, 5), "steps": 120, "eval_every": 15, "prompts_per_step": 12, "group_size": 4, "max_new_tokens": 44,
-    "learning_rate": 5e-5, "eval_problems": 64, "projection": 16,
+    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 120, "eval_every": 15, "prompts_per_step": 12,
+    "group_size": 4, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 192, "projection": 16,
+    "sft_rate": 1e-3,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2,
@@ -93,11 +104,13 @@ SMOKE = {
 DR_GRPO = {"credit": without_critic, "value_weight": 0.0, "reduction": "constant"}
 ARMS = {
     "reft": {"contrast": 0.0}, "carft": {}, "every": {"contrasted": every}, "mean": {"weighted": 0.0},
+    "negative": {"positive": 0.0, "negative": 1.0}, "both": {"positive": 0.5, "negative": 0.5},
     "reft_kl": {"contrast": 0.0, "kl_weight": 0.05}, "carft_kl": {"kl_weight": 0.05},
     "sft": {"contrast": 0.0, "sft_steps": 120}, "dr_grpo": {"contrast": 0.0} | DR_GRPO,
     "dr_grpo_cl": DR_GRPO,
 }  # fmt: skip
-METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "contrast/cosine", "eval/tokens")
+BED = experiment.Bed(judges=(("reft", "contrast/below_cap", 0.2),))
+METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "contrast/cosine", "contrast/below_cap", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 
 
@@ -106,6 +119,15 @@ class Annotated(NamedTuple):
 
     gold: Array
     reward: Array
+
+
+class Compared(NamedTuple):
+    """Extras of a batch: what the annotation has and the response lacks, and which tokens of the response it shares."""
+
+    missing: Array
+    lacks: Array
+    shared: Array
+    wrong: Array
 
 
 def build(settings: Settings) -> experiment.Plan:
@@ -122,14 +144,31 @@ def build(settings: Settings) -> experiment.Plan:
         ids, all_rows = rows.problem_ids, jnp.ones(rows.problem_ids.shape, bool)
         gold = given_responses.with_responses(rows, all_rows, solutions[ids], valid[ids])
         hidden = policy.hidden(params["model"], gold.tokens, gold.positions, gold.segment_ids)
-        return Annotated(jax.lax.stop_gradient(represent(params, hidden, gold.mask)), rewards.value)._asdict()
+        of_gold = lambda mask: jax.lax.stop_gradient(represent(params, hidden, mask))  # noqa: E731
+        found = Annotated(of_gold(gold.mask), rewards.value)._asdict()
+        if not settings.negative:
+            return found
+        known, shared = common_tokens.in_common(gold.tokens, gold.mask, rows.tokens, rows.mask)
+        lacked = gold.mask & ~known
+        return found | Compared(of_gold(lacked), jnp.any(lacked, axis=1), shared, rows.mask & ~shared)._asdict()
 
     def contrast(params, hidden, batch):
         gold, reward = declared(Annotated, batch.extras)
-        keep = settings.contrasted(reward) & jnp.any(batch.mask, axis=1)
-        terms = contrastive.capped_infonce_loss(gold, represent(params, hidden, batch.mask), keep)
-        figures = {"contrast/cosine": reduce.scalars(terms.aux["cosine"])}
-        return settings.contrast * reduce.scalars(terms.loss, keep), figures
+        there = jnp.any(batch.mask, axis=1)
+        keep = settings.contrasted(reward) & there
+        near = {"group_ids": batch.group_ids, "cap": CAP}
+        terms = contrastive.capped_infonce_loss(gold, represent(params, hidden, batch.mask), keep, **near)
+        cosine, value = terms.aux["cosine"], settings.positive * reduce.scalars(terms.loss, keep)
+        below = reduce.scalars((cosine < CAP).astype(jnp.float32), right(reward) & there)
+        if settings.negative:
+            value += settings.negative * from_errors(params, hidden, batch, ~right(reward) & there, near)
+        return settings.contrast * value, {"contrast/cosine": reduce.scalars(cosine), "contrast/below_cap": below}
+
+    def from_errors(params, hidden, batch, failed, near):
+        missing, lacks, *parts = declared(Compared, batch.extras)
+        shared, wrong = (represent(params, hidden, part) for part in parts)
+        keep = failed & lacks & jnp.any(parts[0], axis=1) & jnp.any(parts[1], axis=1)
+        return reduce.scalars(common_tokens.negative_infonce_loss(missing, shared, wrong, keep, **near).loss, keep)
 
     def graded(rewards, rows):
         return rewards._replace(value=jnp.maximum(rewards.value, 0.1 * read(rows)[1].astype(jnp.float32)))
@@ -159,7 +198,9 @@ def build(settings: Settings) -> experiment.Plan:
         whole_batch="every response is contrasted with all others" if settings.contrast else "",
     )  # fmt: skip
     if settings.sft_steps:
-        tuned = partial(curricula.solutions_imitated, settings, steps=settings.sft_steps, learning_rate=1e-3)
+        tuned = partial(
+            curricula.solutions_imitated, settings, steps=settings.sft_steps, learning_rate=settings.sft_rate
+        )
         return recipes.one_stage(settings, bench, online)._replace(init=lambda key: tuned(), stages=())
     plan = recipes.one_stage(
         settings, bench, online, host_score=lambda rows: graded(bench.host_score(rows), rows),

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.types import PairTerms
 
@@ -41,11 +41,16 @@ def capped_infonce_loss(
     *,
     tau: float = 0.2,
     cap: float = 0.9,
+    group_ids: Int[Array, " B"] | None = None,
 ) -> PairTerms:
     """CARFT: ``-log(exp(min(cos(a_i, z_i), cap) / tau) / sum_j exp(cos(a_i, z_j) / tau))`` of the kept rows, else 0.
 
     The cap stands in the numerator alone: a pair closer than it is only pushed away from the others. No gradient to the
     anchors. Average over the kept rows with ``reduce.scalars(loss, keep)``.
+
+    Args:
+      group_ids: rows of one group have the same anchor, so that the others of the group are not among the ``j``: a
+        sample that is as close to the annotation as it should be is no negative. None: all rows are.
 
     ``aux``: ``cosine`` of each pair. From "CARFT: Boosting LLM Reasoning via Contrastive Learning with Annotated
     Chain-of-Thought-based Reinforced Fine-Tuning", arXiv:2508.15868, section 3; the cap is that of its code.
@@ -60,5 +65,8 @@ def capped_infonce_loss(
         raise ValueError(f"tau={tau} must be positive: it is the temperature of the softmax over samples")
     near = cosines(jax.lax.stop_gradient(anchors), samples)
     own = jnp.diagonal(near)
+    if group_ids is not None:
+        siblings = (group_ids[:, None] == group_ids[None, :]) & ~jnp.eye(group_ids.shape[0], dtype=bool)
+        near = jnp.where(siblings, -jnp.inf, near)
     loss = jax.nn.logsumexp(near / tau, axis=1) - jnp.minimum(own, cap) / tau
     return PairTerms(jnp.where(keep, loss, 0.0), {"cosine": jax.lax.stop_gradient(own)})

@@ -42,6 +42,20 @@ def test_worked_example_beyond_the_cap():
     assert not np.asarray(of_anchors).any()
 
 
+def test_samples_of_the_same_annotation_are_no_negatives_of_each_other():
+    """Two of three samples have the anchor (1, 0): cosines .8 and .6 to it, the third .2: ln(1 + e^-3), ln(1 + e^-2)."""
+    anchors = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    samples = jnp.array([[0.8, 0.6], [0.6, 0.8], [0.2, 0.9797959]])
+    keep, ids = jnp.array([True, True, False]), jnp.array([0, 0, 1], jnp.int32)
+
+    def loss(z):
+        return contrastive.capped_infonce_loss(anchors, z, keep, group_ids=ids).loss
+
+    close.assert_printed(loss(samples), [0.0486, 0.1269, 0.0], 4)
+    # the second sample has no part in the loss of the first
+    assert not np.asarray(jax.grad(lambda z: loss(z)[0])(samples)[1]).any()
+
+
 def test_no_kept_sample_is_zero_without_nan():
     none = jnp.zeros(5, bool)
 

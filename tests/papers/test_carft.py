@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import carft
+from experiments.policy_gradient.parts import common_tokens
 from jaxrl_llm import reduce
-from jaxrl_llm.experiment import recipes
+from jaxrl_llm.experiment import Results, recipes
+from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, Trajectories
 from tests import close
+from tests.experiment import made
 from tests.models_for_tests import byte_model
 
 BASE = dataclasses.replace(carft.Settings(), **carft.EMBEDDED | carft.SMOKE)
@@ -86,7 +89,7 @@ def test_rewards_for_any_answer():
         sample_keys(jax.random.key(0), 0, ids, 1),
         ids,
     )
-    other = int(jnp.argmax(bench.train.answers["value"] != bench.train.answers["value"][0]))
+    other = int(jnp.argmax(bench.train.answers["target"] != bench.train.answers["target"][0]))
     texts = jnp.stack([tokens[0], tokens[other], tokens[0]]), jnp.stack([valid[0], valid[other], valid[0] & False])
     rows = given_responses.with_responses(rows, jnp.ones(3, bool), *texts)
     rewards = online.score(jax.tree.map(lambda x: x[ids], bench.train.answers), rows)
@@ -111,6 +114,53 @@ def test_the_reward_of_an_answer_is_kept_where_the_host_judges(tmp_path):
     ids = jnp.zeros((3,), jnp.int32)
     rows = Trajectories(table, table, table, mask, jnp.zeros(table.shape, jnp.float32), ids > 0, ids, ids)
     close.assert_near(plan.host_score(rows).value, [1.0, 0.1, 0.0], magnitude=0)
+
+
+def test_what_a_wrong_answer_shares_with_the_annotation_is_drawn_to_what_it_lacks():
+    """ "7*3=21,21+5" against "7*3=21,21-5", and the worked loss: cosines .8 to what is missing, .2 to its own error."""
+    gold, own = (jnp.asarray([list(text.encode())], jnp.int32) for text in ("7*3=21,21+5", "3*7=21,21-5"))
+    known, shared = common_tokens.in_common(gold, gold > 0, own, own > 0)
+    assert "".join(c for c, on in zip("7*3=21,21+5", np.asarray(known[0]), strict=True) if on) in (
+        "*=21,215", "7=21,215", "3=21,215",
+    )  # fmt: skip
+    assert int(shared.sum()) == 8
+    hidden, _ = common_tokens.in_common(gold, gold > 0, own, (own > 0) & (jnp.arange(11) < 0)[None])
+    assert not np.asarray(hidden).any()
+    pair = [jnp.array([[x, math.sqrt(1 - x * x)], [0.6, 0.8]]) for x in (0.8, 0.2)]
+    shared = jnp.array([[1.0, 0.0], [1.0, 0.0]])
+    arguments, ids = (pair[0], shared, pair[1]), jnp.array([0, 1], jnp.int32)
+    keep = jnp.array([True, False])
+    # itself (cosine 1) and its own error (.2) in the denominator, not what is shared by a row that is left out
+    want = math.log(math.exp(1 / 0.2) + math.exp(0.2 / 0.2)) - 0.8 / 0.2
+    terms = common_tokens.negative_infonce_loss(*arguments, keep, group_ids=ids)
+    close.assert_printed(terms.loss, [want, 0.0], 4)
+    one = common_tokens.negative_infonce_loss(*arguments, keep | True, group_ids=ids)
+    errors = math.exp(5.0) + math.exp(1.0) + math.exp(0.6 / 0.2)
+    close.assert_printed(one.loss[0], math.log(errors + math.exp(5.0)) - 4.0, 4)
+    siblings = common_tokens.negative_infonce_loss(*arguments, keep | True, group_ids=ids * 0)
+    close.assert_printed(siblings.loss[0], math.log(errors) - 4.0, 4)
+
+
+def test_the_bed_is_invalid_where_right_samples_lie_beyond_the_cap():
+    for below, faults in ((0.3, 0), (0.05, 1)):
+        results = Results({"reft": made.arm([below, below], metric="contrast/below_cap")})
+        assert len(beds.judges_at_chance(results, carft.BED)) == faults
+    # half of the right samples of this batch: figures of the loss
+    online, params, batch = _first_batch(dataclasses.replace(BASE, contrast=0.0))
+    gold = batch.extras["gold"]
+    near = batch._replace(extras=batch.extras | {"gold": jnp.zeros_like(gold)})
+    assert float(online.loss(params, near)[1]["contrast/below_cap"]) == 1
+    assert 0 <= float(online.loss(params, batch)[1]["contrast/below_cap"]) <= 1
+
+
+def test_the_negative_signal_teaches_the_projection_from_wrong_samples_alone():
+    online, params, batch = _first_batch(dataclasses.replace(BASE, positive=0.0, negative=1.0))
+    reward = batch.extras["reward"]
+    assert set(np.asarray(batch.extras["lacks"]).tolist()) <= {True, False}
+    for rewards, learns in ((reward * 0, True), (reward * 0 + 1, False)):
+        other = batch._replace(extras=batch.extras | {"reward": rewards})
+        gradient = jax.grad(lambda p, b=other: online.loss(p, b)[0])(params)
+        assert bool(np.asarray(gradient["cot"]["weight"]).any()) is learns
 
 
 @pytest.mark.parametrize("contrast", [0.0, 0.1])
