@@ -170,29 +170,105 @@ def group_min_max(values: Float[Array, " B"], group_ids: Int[Array, " B"]) -> Fl
     return jnp.where(spread > 0, (values - low) / jnp.where(spread > 0, spread, 1.0), 0.0)
 
 
-def memory_rewards(
+class Nearness(NamedTuple):
+    """How close each response is to what is remembered, and whether anything is."""
+
+    near: Float[Array, " B"]
+    known: Bool[Array, " B"]
+    far: Float[Array, " B"]
+    failed: Bool[Array, " B"]
+
+
+def nearness(
     successes: Memory,
     failures: Memory,
     queries: Float[Array, "B D"],
     responses: Float[Array, "B D"],
+    *,
+    neighbours: int = 1,
+) -> Nearness:
+    """Closeness to the successes, and one minus that to the failures; 0 where nothing is remembered."""
+    near, known = closeness(successes, queries, responses, neighbours=neighbours)
+    close, failed = closeness(failures, queries, responses, neighbours=neighbours)
+    return Nearness(near, known, jnp.where(failed, 1.0 - close, 0.0), failed)
+
+
+class History(NamedTuple):
+    """The last values of a term, by which the next are scaled, and what it has faded to."""
+
+    values: Float[Array, " H"]  # NaN where there is none yet
+    written: Int[Array, ""]
+    factor: Float[Array, ""]
+
+
+def first_history(size: int = 100) -> History:
+    """Before the first value."""
+    return History(jnp.full((size,), jnp.nan, jnp.float32), jnp.zeros((), jnp.int32), jnp.ones((), jnp.float32))
+
+
+Scaled = tuple[Float[Array, " B"], History]
+
+
+def by_group(
+    history: History, values: Float[Array, " B"], there: Bool[Array, " B"], group_ids: Int[Array, " B"]
+) -> Scaled:
+    """To [0, 1] within each group, whatever came before; ``there``: rows for which something is remembered."""
+    return group_min_max(values, group_ids), history
+
+
+def by_last_values(
+    history: History,
+    values: Float[Array, " B"],
+    there: Bool[Array, " B"],
     group_ids: Int[Array, " B"],
     *,
-    resemble: float = 0.5,
-    avoid: float = 0.5,
-    neighbours: int = 1,
-) -> Float[Array, " B"]:
+    fade: float = 1.0,
+) -> Scaled:
+    """To [0, 1] by the least and the largest of the last values, one response after another, each among them itself.
+
+    From the public code of Memory-R+ (thaihungle/Memory-R, ``FastKNNMemory.novelty_score_max``), whose class lets the
+    term fade by 0.99 with every response and whose script sets 1.
+
+    >>> import jax.numpy as jnp
+    >>> x, every = jnp.array([0.2, 0.6, 0.4, 0.1]), jnp.ones(4, bool)
+    >>> [round(float(v), 4) for v in by_last_values(first_history(3), x, every, jnp.zeros(4, jnp.int32))[0]]
+    [0.0, 1.0, 0.5, 0.0]
+    """
+    if not 0 < fade <= 1:
+        raise ValueError(f"fade={fade} must lie in (0, 1]: what is left of the term after each response")
+
+    def one(state, row):
+        value, wanted = row
+        last = state.values.at[state.written % state.values.shape[0]].set(value)
+        low, high = jnp.nanmin(last), jnp.nanmax(last)
+        scaled = jnp.where(high > low, (value - low) / jnp.where(high > low, high - low, 1.0), 0.0)
+        new = History(last, state.written + 1, state.factor * fade)
+        kept = jax.tree.map(lambda a, b: jnp.where(wanted, a, b), new, state)
+        return kept, jnp.where(wanted, state.factor * scaled, 0.0)
+
+    history, scaled = jax.lax.scan(one, history, (values, there))
+    return scaled, history
+
+
+def paid(
+    terms: Nearness,
+    histories: tuple[History, History],
+    group_ids: Int[Array, " B"],
+    *,
+    resemble: float,
+    avoid: float,
+    scaled: Callable[..., Scaled] = by_group,
+) -> tuple[Float[Array, " B"], tuple[History, History]]:
     """Memory-R+: ``resemble`` for being close to a known success, ``avoid`` for being far from known failures.
 
-    ``resemble minmax(max cos to successes) + avoid minmax(1 - max cos to failures)``, each scaled to [0, 1] within the
-    group; a term without anything remembered is 0 for the whole group, so that empty memories leave GRPO as it is.
+    ``resemble scaled(max cos to successes) + avoid scaled(1 - max cos to failures)``, and the histories after it. By
+    group, a term without anything remembered is 0 for the whole group, so that empty memories leave GRPO as it is.
 
     From "Reasoning Under 1 Billion: Memory-Augmented Reinforcement Learning for Large Language Models" (Memory-R+),
-    arXiv:2504.02273. Differs from its public code (thaihungle/Memory-R), which scales by the least and the largest of
-    the last 100 values, not of the group, lets the term fade by 0.99 with every response, and has the distance from
-    the mean of what is remembered as another choice; the weights 0.5 are ours.
+    arXiv:2504.02273. Differs from its public code (thaihungle/Memory-R), which scales by the last values, remembers a
+    response before it is compared, rewards being close to the mean of the successes, and pays novelty 1 where no
+    failure is remembered.
     """
-    near, known = closeness(successes, queries, responses, neighbours=neighbours)
-    far, failed = closeness(failures, queries, responses, neighbours=neighbours)
-    exploit = group_min_max(jnp.where(known, near, 0.0), group_ids)
-    explore = group_min_max(jnp.where(failed, 1.0 - far, 0.0), group_ids)
-    return resemble * exploit + avoid * explore
+    exploit, first = scaled(histories[0], terms.near, terms.known, group_ids)
+    explore, second = scaled(histories[1], terms.far, terms.failed, group_ids)
+    return resemble * exploit + avoid * explore, (first, second)
