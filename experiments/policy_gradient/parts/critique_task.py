@@ -13,6 +13,7 @@ from jaxrl_llm import reduce
 from jaxrl_llm.data import problems as tables
 from jaxrl_llm.data.problem import Problem
 from jaxrl_llm.data.tasks import chain, programs
+from jaxrl_llm.errors import UserError
 from jaxrl_llm.experiment import curricula, recipes
 from jaxrl_llm.experiment.recipes import Bench, OnlineSettings
 from jaxrl_llm.train.methods import supervised
@@ -21,6 +22,7 @@ from jaxrl_llm.types import Params, Problems, Rewards, Trajectories
 from jaxrl_llm.verifiers import code
 
 Attempt = Callable[[np.random.Generator, Problem], str]
+TRIES = 100  # of an attempt that is to be wrong
 
 
 class Kind(NamedTuple):
@@ -53,7 +55,26 @@ def _right_program(problem: Problem, candidate: str) -> bool:
     return candidate == problem.solution or code.verify(problem.answer, candidate).value == 1.0
 
 
-CHAINS = Kind(chain.flawed, _right_chain, _same_answer, _work)
+def early_slip(rng: np.random.Generator, problem: Problem) -> str:
+    """A wrong solution whose slip is in the first step that the answer depends on, and is carried on.
+
+    Who judges it finds the error in the first step that he works himself: he need not solve the whole.
+
+    Raises:
+      UserError: for a problem of another task than chains.
+
+    >>> early_slip(np.random.default_rng(0), chain.from_parts([3, 5, 0], "+*", 7))[:5]
+    '3+5=1'
+    """
+    if problem.task != "chain":
+        raise UserError(f"attempts with a slip are made of arithmetic chains, not of {problem.task}: --data chain")
+    numbers, operators, modulus = (problem.answer[name] for name in ("numbers", "operators", "modulus"))
+    slips = [(step, int(by)) for step in range(problem.level) for by in 1 + rng.permutation(modulus - 1)]
+    made = (chain.work(numbers, operators, modulus, slip=slip) for slip in slips)
+    return next(f"{pad}#{value}" for pad, value in made if value != problem.answer["value"])  # the last step's serve
+
+
+CHAINS = Kind(early_slip, _right_chain, _same_answer, _work)
 PROGRAMS = Kind(programs.flawed, _right_program, str.__eq__, str)  # labelled by their tests, in the sandbox
 
 
@@ -73,22 +94,47 @@ def critique_problems(
 ) -> list[Problem]:
     """One question about each problem: its prompt, a candidate solution and ``?``; the answer is ``T`` or ``F``.
 
-    The candidate is the solution with probability ``right_share``, else an attempt; an attempt that is right by luck is
-    labelled right. From "Critique-Coder", arXiv:2509.22824, section 3.
+    The candidate of ``round(right_share n)`` problems is the solution, of the others an attempt; one that is right by
+    luck is drawn again. From "Critique-Coder", arXiv:2509.22824, section 3.
+
+    Raises:
+      UserError: where a problem has no wrong attempt.
     """
     rng, asked = np.random.default_rng([seed, 5]), []
-    for problem in problems:
-        candidate = problem.solution if rng.random() < right_share else kind.attempt(rng, problem)
-        asked.append(
-            labelled(
-                problem, f"{problem.prompt}{candidate}?", kind.right(problem, candidate), kind.work(problem.solution)
-            )
-        )
+    right = {int(k) for k in rng.permutation(len(problems))[: round(right_share * len(problems))]}
+    for k, problem in enumerate(problems):
+        candidate = problem.solution if k in right else _wrong(rng, kind, problem)
+        prompt = f"{problem.prompt}{candidate}?"
+        asked.append(labelled(problem, prompt, k in right, kind.work(problem.solution)))
     return asked
 
 
+def _wrong(rng: np.random.Generator, kind: Kind, problem: Problem) -> str:
+    for _ in range(TRIES):
+        candidate = kind.attempt(rng, problem)
+        if not kind.right(problem, candidate):
+            return candidate
+    raise UserError(f"{TRIES} attempts at {problem.prompt!r} are all right, so none is there to be found wrong")
+
+
+def evenly_labelled(rng: np.random.Generator, judging: Sequence[Problem]) -> list[int]:
+    """An order of questions, any first part of which has right and wrong candidates in the share of the whole.
+
+    >>> p = [Problem("t", "", "", {"label": k < 2}, 1, "") for k in range(8)]
+    >>> [p[k].answer["label"] for k in evenly_labelled(np.random.default_rng(0), p)].count(True)
+    2
+    >>> sum(p[k].answer["label"] for k in evenly_labelled(np.random.default_rng(0), p)[:4])
+    1
+    """
+    of: dict[Any, list[int]] = {}
+    for k in rng.permutation(len(judging)).tolist():
+        of.setdefault(judging[k].answer.get("label"), []).append(k)
+    places = sorted(((i + 0.5) / len(rows), k) for rows in of.values() for i, k in enumerate(rows))
+    return [k for _, k in places]
+
+
 def mixed(solving: Sequence[Problem], judging: Sequence[Problem], *, share: float, seed: int = 0) -> list[Problem]:
-    """``len(solving)`` problems, ``round(share n)`` of them to be judged instead of solved, in a shuffled order.
+    """``len(solving)`` problems, ``round(share n)`` of them to be judged instead, right and wrong ones evenly.
 
     >>> p = [Problem("t", f"{k}", "1#1", {"value": 1}, 1, f"{k}") for k in range(10)]
     >>> sum("?" in q.prompt for q in mixed(p, [q._replace(prompt="?") for q in p], share=0.2))
@@ -96,8 +142,8 @@ def mixed(solving: Sequence[Problem], judging: Sequence[Problem], *, share: floa
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share={share} must lie in [0, 1]")
-    count, order = len(solving), np.random.default_rng([seed, 6]).permutation(len(solving))
-    judged = {int(k) for k in order[: round(share * count)]}
+    count, order = len(solving), evenly_labelled(np.random.default_rng([seed, 6]), judging)
+    judged = set(order[: round(share * count)])
     return [judging[k] if k in judged else solving[k] for k in range(count)]
 
 

@@ -49,26 +49,26 @@ def asked(prompt: Any, candidate: str) -> Any:
 
 
 def balanced(problems: Sequence[Problem], tried: Sequence[Tried], *, right_share: float, seed: int) -> list[Problem]:
-    """One question about each problem that has right and wrong candidates: a right one with ``right_share``.
+    """One question about each problem that has right and wrong candidates, a right one of ``right_share`` of them.
 
     Problems that the model always or never solves are left out. From "Critique-Coder", arXiv:2509.22824, section 3.
 
     Raises:
       UserError: where no problem has both.
     """
-    rng, found = np.random.default_rng([seed, 5]), []
-    for problem, candidates in zip(problems, tried, strict=True):
-        of = {label: [text for text, right in candidates if right == label] for label in (True, False)}
-        if not of[True] or not of[False]:
-            continue
-        label = bool(rng.random() < right_share)
-        chosen = of[label][int(rng.integers(len(of[label])))]
-        found.append(critique_task.labelled(problem, asked(problem.prompt, chosen), label))
-    if not found:
+    rng = np.random.default_rng([seed, 5])
+    both = [(problem, candidates) for problem, candidates in zip(problems, tried, strict=True)
+            if len({right for _, right in candidates}) == 2]  # fmt: skip
+    if not both:
         raise UserError(
             f"of {len(problems)} problems none has right and wrong answers among the samples of this model, so there "
             "is nothing to judge; raise --group-size or --train-problems, or give easier rows"
         )
+    of_right, found = {int(k) for k in rng.permutation(len(both))[: round(right_share * len(both))]}, []
+    for k, (problem, candidates) in enumerate(both):
+        texts = [text for text, right in candidates if right == (k in of_right)]
+        chosen = texts[int(rng.integers(len(texts)))]
+        found.append(critique_task.labelled(problem, asked(problem.prompt, chosen), k in of_right))
     return found
 
 
@@ -107,16 +107,17 @@ class Mixture(NamedTuple):
 
 
 def mixture(solving: Sequence[Problem], judging: Sequence[Problem], *, share: float, seed: int = 0) -> Mixture:
-    """As many rows as there are problems to solve, ``round(share n)`` of them to be judged instead, in a drawn order.
+    """As many rows as there are problems to solve, ``round(share n)`` of them to be judged instead, at drawn places.
 
-    Where fewer can be judged, they stand several times.
+    Right and wrong candidates come evenly. Where fewer can be judged, they stand several times.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"share={share} must lie in [0, 1]")
-    order, count = np.random.default_rng([seed, 6]).permutation(len(solving)), round(share * len(solving))
+    rng, count = np.random.default_rng([seed, 6]), round(share * len(solving))
+    places, order = rng.permutation(len(solving))[:count].tolist(), critique_task.evenly_labelled(rng, judging)
     rows, origin = list(solving), np.arange(len(solving))
-    for k, at in enumerate(order[:count].tolist()):
-        rows[at], origin[at] = judging[k % len(judging)], -1
+    for k, at in enumerate(places):
+        rows[at], origin[at] = judging[order[k % len(judging)]], -1
     return Mixture(rows, origin)
 
 
