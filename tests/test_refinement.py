@@ -136,6 +136,7 @@ def test_a_written_critique_stands_between_attempt_and_second_attempt():
 def test_words_for_text_and_for_chat(tmp_path):
     problem = Problem("own", "What is 1 + 1?", "1 + 1 = 2.\n#### 2", {"value": 2}, 1, "x")
     assert refinement.with_answer(problem, 0) == "The solution is wrong. The right answer is 2."
+    assert refinement.located(problem, 0) == "The solution is wrong. The right answer is 2."  # and not that of a step
     assert refinement.indicative(problem, None) == "The solution is right." != refinement.located(problem, 1)
     byte_model(tmp_path, "qwen2", max_positions=64)
     model = parts.load_model(str(tmp_path))

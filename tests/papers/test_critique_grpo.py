@@ -1,14 +1,20 @@
 """Critique-GRPO: the shaped probability, which refinement is taken, and what trains where there is none."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
-from experiments.policy_gradient.parts import refinement
+from experiments.policy_gradient import critique_grpo
+from experiments.policy_gradient.parts import refinement, start_rates
 from jaxrl_llm.advantages import group, selection
 from jaxrl_llm.data.problem import Problem
+from jaxrl_llm.experiment import Results
 from jaxrl_llm.losses import mixed
 from jaxrl_llm.losses.policy import reinforce_loss
+from jaxrl_llm.types import Rewards
 from tests import close
+from tests.experiment import made
 
 PROBLEM = Problem("chain", "m11 3+5*4=>", "3+5=8,8*4=10#10", {"value": 10}, 2, "x")
 
@@ -53,3 +59,23 @@ def test_critiques_say_more_and_more():
     assert said == ["F", "F#10", "F1"]
     assert {critic(PROBLEM, None) for critic in (refinement.indicative, refinement.located)} == {"T"}
     assert refinement.wrong_step(PROBLEM.solution, "3+5=8,8*4=9#9") == 1
+
+
+def test_what_the_start_did_not_solve_is_counted_by_itself():
+    """Four problems with 0, 2, 3 and 16 of 16 samples of the start right, two responses to each now."""
+    rates = jnp.repeat(jnp.array([0, 2, 3, 16]) / 16, 2)
+    rewards = Rewards(jnp.array([1.0, 0, 0, 0, 1, 1, 1, 1]), jnp.array([True] * 8))
+    assert float(start_rates.right_where_the_start_failed(rewards, rates)) == 0.25
+    assert float(start_rates.right_where_the_start_failed(rewards, rates, most=0)) == 0.5
+    assert float(start_rates.right_where_the_start_failed(rewards, rates + 1)) == 0.0
+
+
+def test_the_claim_rests_on_what_was_unsolved():
+    values = {"unsolved/accuracy": (0.2, 0.1, 0.15), "eval/accuracy": (0.4, 0.5, 0.4)}
+    arms = {
+        name: dataclasses.replace(made.arm([0.0, 0.0]), metrics={m: [x[k], x[k] + 0.001] for m, x in values.items()})
+        for k, name in enumerate(("critique", "grpo", "indicative"))
+    }
+    found = critique_grpo.claim(Results(arms))
+    assert found.primary.metric == "unsolved/accuracy" and len(found.secondary) == 2
+    assert all(part.by == 0 for part in found.secondary)

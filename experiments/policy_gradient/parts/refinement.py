@@ -54,9 +54,13 @@ def with_answer(problem: Problem, wrong: int | None) -> str:
 
 
 def located(problem: Problem, wrong: int | None) -> str:
-    """Right or wrong, and the number of the first wrong step, from 0."""
+    """Right or wrong, and the number of the first wrong step, from 0.
+
+    Only of chains, whose steps are the same in every right answer. Elsewhere the first difference from the solution is
+    no error, and what is said is the right answer.
+    """
     if problem.task != "chain":
-        return RIGHT if wrong is None else f"{WRONG} Its first error is in step {wrong + 1}."
+        return with_answer(problem, wrong)
     return "T" if wrong is None else f"F{wrong}"
 
 
