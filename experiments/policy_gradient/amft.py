@@ -7,31 +7,49 @@ Claim:     a share of imitation that follows the gradient of future reward, regu
 Equations: L = (1 - mu) L_GRPO + mu L_SFT; dU/dmu = -eta <grad U(theta'), grad L_SFT - grad L_RL>; mu moves by its
            moving average and by the distance of the entropy from its first value, within [0.05, 0.95]. U: the policy
            gradient of the next batch, whose prompts are new. half: mu = 0.5; linear: 0.9 to 0.05; sft_then_grpo: 1,
-           then 0; no_entropy, no_meta: one term of the controller less.
+           then 0; no_entropy, no_meta: one term of the controller less; slow, fast: steps of mu by the meta-gradient of
+           at most 0.005 and 0.08, where others have 0.02.
 Left out:  a validation batch of its own (all arms have equal rollouts); Adam in the meta-gradient; see balance.moved.
-Expect:    ood/accuracy: amft > grpo and amft > half - 0.01; balance/share falls.
-Measure:   Countdown with three numbers, and out of distribution with four; 8 seeds, equal rollouts and updates.
+Expect:    ood/accuracy: amft > grpo and amft > half; balance/share falls.
+Measure:   Countdown with three numbers up to 12, and out of distribution with three from 13 to 25, which neither the
+           demonstrations nor the base's pre-training had; 8 seeds, equal rollouts and updates. The bed is invalid
+           unless imitation carries over: sft gains 0.02 of accuracy there (ood/gain) on the base.
 Run:       python -m experiments.policy_gradient.amft
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 
-from experiments.policy_gradient.parts import balance
+from experiments.policy_gradient.parts import balance, large_numbers, start_rates
 from jaxrl_llm import experiment, reduce
 from jaxrl_llm.advantages import group
+from jaxrl_llm.data import problems as tables
 from jaxrl_llm.experiment import recipes
 from jaxrl_llm.losses.policy import clipped_policy_loss
 from jaxrl_llm.losses.supervised import sft_loss
 from jaxrl_llm.rollout import given_responses
 from jaxrl_llm.train.methods import builders
-from jaxrl_llm.types import Trajectories, declared
+from jaxrl_llm.types import Rewards, Trajectories, declared
+
+
+def with_large_numbers(settings: recipes.OnlineSettings) -> recipes.Bench:
+    """The bench of the settings with held-out problems of as many, but larger numbers."""
+    found, levels = recipes.bench(settings), settings.levels or None
+    held = tables.make_split(large_numbers, split="heldout", n=settings.eval_problems, seed=0, levels=levels)
+    table = tables.encode_problems(found.model.tokenizer, held, answers=tables.countdown_answers)
+    return found._replace(heldout=table)
+
+
+def with_gain(found: recipes.Bench, answers: Any, rows: Trajectories, rewards: Rewards) -> dict[str, Array]:
+    """``recipes.summary``, and ``eval/gain``: the accuracy less that of the base model."""
+    rates = start_rates.start_rates(found, found.model.params, rows)
+    return recipes.of_samples(found, answers, rows, rewards) | {"eval/gain": start_rates.gain(rewards, rates)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +60,14 @@ class Settings(recipes.OnlineSettings):
     schedule: Callable[[Array], Array] | None = None  # share of imitation by the fraction of steps done; None: learned
     rate: float = 0.02  # largest move of the share by the meta-gradient
     entropy_rate: float = 0.02
-    ood_levels: tuple[int, ...] = ()  # of generated problems; none: not measured
-    ood_tokens: int = 0  # of a response to them
+    # held-out problems of Countdown that are out of distribution; None: not measured
+    elsewhere: Callable[[recipes.OnlineSettings], recipes.Bench] | None = None
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 160, "eval_every": 40,
-    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 64, "ood_levels": (4,),
-    "ood_tokens": 27,
+    "data": "countdown", "levels": (3,), "train_problems": 2048, "steps": 160, "eval_every": 16,
+    "prompts_per_step": 6, "max_new_tokens": 18, "learning_rate": 2e-4, "eval_problems": 192,
+    "elsewhere": with_large_numbers,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
@@ -59,8 +77,10 @@ ARMS = {
     "grpo": {"schedule": balance.never}, "amft": {}, "sft": {"schedule": balance.always},
     "sft_then_grpo": {"schedule": balance.at_first}, "half": {"schedule": balance.half},
     "linear": {"schedule": balance.falling}, "no_entropy": {"entropy_rate": 0.0}, "no_meta": {"rate": 0.0},
+    "slow": {"rate": 0.005}, "fast": {"rate": 0.08},
 }  # fmt: skip
-METRICS = ("eval/accuracy", "ood/accuracy", "eval/pass@4", "balance/share", "policy/entropy", "eval/tokens")
+BED = experiment.Bed(judges=(("sft", "ood/gain", 0.02),))
+METRICS = ("eval/accuracy", "ood/accuracy", "ood/gain", "eval/pass@4", "balance/share", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "imitation/loss", "grad/norm")
 
 
@@ -119,10 +139,10 @@ def build(settings: Settings) -> experiment.Plan:
     slots = {"tx": optax.adam(settings.learning_rate), "whole_batch": "imitation and meta-gradient are means over it"}
     online = recipes.make_online(settings, bench, estimate=estimate, loss=loss, remember=remember, **slots)
     plan = recipes.one_stage(settings, bench, online, extras=extras)
-    if not settings.ood_levels:
+    if settings.elsewhere is None or settings.data != "countdown":
         return plan
-    other = dataclasses.replace(settings, levels=settings.ood_levels, max_new_tokens=settings.ood_tokens)
-    return plan._replace(measure=recipes.beside(plan.measure, recipes.make_measure(other), "ood"))
+    other = recipes.make_measure(settings, settings.elsewhere, with_gain)
+    return plan._replace(measure=recipes.beside(plan.measure, other, "ood"))
 
 
 def claim(results: experiment.Results) -> experiment.Claim:
@@ -131,7 +151,7 @@ def claim(results: experiment.Results) -> experiment.Claim:
     return experiment.conclude(
         " ".join(claim.__doc__.split()),
         experiment.greater(results, "ood/accuracy", "amft", "grpo"),
-        experiment.greater(results, "ood/accuracy", "amft", "half", by=-0.01),
+        experiment.greater(results, "ood/accuracy", "amft", "half"),
         experiment.smaller(results, "balance/share", "amft", "amft", step=(int(steps[-1]), int(steps[0]))),
     )
 

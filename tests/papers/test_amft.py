@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from experiments.policy_gradient import amft
-from experiments.policy_gradient.parts import balance
-from jaxrl_llm.experiment import recipes
+from experiments.policy_gradient.parts import balance, large_numbers, start_rates
+from jaxrl_llm.data import problems as tables
+from jaxrl_llm.experiment import Results, recipes
+from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.rollout.keys import sample_keys
+from jaxrl_llm.types import Rewards
 from tests import close
 from tests.close import doubles, singles
+from tests.experiment import made
 
-BASE = dataclasses.replace(amft.Settings(), **amft.EMBEDDED | amft.SMOKE | {"ood_levels": ()})
+BASE = dataclasses.replace(amft.Settings(), **amft.EMBEDDED | amft.SMOKE | {"elsewhere": None})
 
 
 def test_worked_meta_gradient():
@@ -26,6 +30,31 @@ def test_worked_meta_gradient():
     slope = balance.meta_gradient({"th": -(after - 2.0)}, {"th": theirs - own}, learning_rate=eta)
     assert float(slope) == singles(-0.2)
     assert float(balance.moved(balance.first_balance({}, 0.9), slope, jnp.float32(1.0)).share) == singles(0.88)
+
+
+def test_numbers_out_of_distribution_are_none_that_the_base_has_read_and_the_gain_is_over_the_base():
+    settings = recipes.OnlineSettings(data="countdown", levels=(3,), max_new_tokens=18, train_problems=16,
+                                      eval_problems=8)  # fmt: skip
+    found = amft.with_large_numbers(settings)
+    numbers = np.asarray(found.heldout.answers["numbers"])[:, :3]
+    assert numbers.shape == (8, 3) and numbers.min() >= 13 and numbers.max() <= 25
+    tokens, valid = recipes.demonstrations(dataclasses.replace(settings, train_problems=64))
+    assert tokens.shape == valid.shape == (64, 18)
+    assert all(len(p.solution) < 18 for p in tables.draw_split(large_numbers, levels=(3,), split="train", seed=0, n=99))
+    # right in half of the samples of each problem, where the start solves 1 in 4 and 3 in 4
+    rates = jnp.array([0.25, 0.25, 0.75, 0.75])
+    assert float(start_rates.gain(Rewards(jnp.array([1.0, 0.0, 1.0, 0.0]), jnp.ones(4, bool)), rates)) == 0
+    measure = recipes.make_measure(settings, amft.with_large_numbers, amft.with_gain)
+    seen = jax.jit(measure)(found.model.params, jax.random.key(0))
+    assert abs(float(seen["eval/gain"])) <= 1
+    base = float(seen["eval/accuracy"] - seen["eval/gain"])  # of 8 problems with 16 samples
+    close.assert_near(base * 128, round(base * 128), magnitude=128.0)
+
+
+def test_the_bed_is_invalid_where_imitation_does_not_carry_over():
+    for gained, faults in ((0.03, 0), (0.0, 1)):
+        results = Results({"sft": made.arm([gained, gained], metric="ood/gain")})
+        assert len(beds.judges_at_chance(results, amft.BED)) == faults
 
 
 @pytest.mark.slow

@@ -39,12 +39,12 @@ def attempt(rng: np.random.Generator, numbers: list[int]) -> tuple[list[str], in
     return steps, table[0]
 
 
-def make(rng: np.random.Generator, level: int) -> Problem:
-    """Draws a solvable problem with ``level`` numbers."""
+def make(rng: np.random.Generator, level: int, *, least: int = 1, most: int = MAX_NUMBER) -> Problem:
+    """Draws a solvable problem with ``level`` numbers from ``least`` to ``most``."""
     if level not in LEVELS:
         raise ValueError(f"level={level} is not a number count of Countdown; choose one of {LEVELS}")
     while True:
-        numbers = [int(n) for n in rng.integers(1, MAX_NUMBER + 1, level)]
+        numbers = [int(n) for n in rng.integers(least, most + 1, level)]
         steps, target = attempt(rng, numbers)
         if 1 <= target <= MAX_TARGET:
             break
