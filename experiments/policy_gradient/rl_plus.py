@@ -59,12 +59,13 @@ class Settings(recipes.OnlineSettings):
     entropy_bonus: float = 1e-3
     sft_steps: int = 0  # on demonstrations, before
     ood_levels: tuple[int, ...] = ()  # of problems that are measured beside; none: no such measurement
+    sft_rate: float = 1e-5  # of those steps
     reinforced: float = 1.0  # share of the steps that follow; 0: the fine-tuned model is measured
 
 
 EMBEDDED = {
     "data": "countdown", "levels": (4,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 27,
-    "learning_rate": 2e-4, "eval_problems": 48, "eval_samples": 8, "ood_levels": (3,),
+    "learning_rate": 2e-4, "eval_problems": 48, "eval_samples": 8, "ood_levels": (3,), "sft_rate": 1e-3,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2,
@@ -120,7 +121,7 @@ def build(settings: Settings) -> experiment.Plan:
     )
     plan = recipes.one_stage(settings, bench, online)
     if settings.sft_steps:
-        numbers = {"steps": settings.sft_steps, "learning_rate": 1e-3}
+        numbers = {"steps": settings.sft_steps, "learning_rate": settings.sft_rate}
         plan = plan._replace(init=lambda key: curricula.solutions_imitated(settings, **numbers))
     if settings.ood_levels:
         other = dataclasses.replace(settings, levels=settings.ood_levels)

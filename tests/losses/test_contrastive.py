@@ -43,7 +43,7 @@ def test_worked_example_beyond_the_cap():
 
 
 def test_samples_of_the_same_annotation_are_no_negatives_of_each_other():
-    """Two of three samples have the anchor (1, 0): cosines .8 and .6 to it, the third .2: ln(1 + e^-3), ln(1 + e^-2)."""
+    """Two of three samples have the anchor (1, 0), cosines .8 and .6; the third .2: ln(1 + e^-3), ln(1 + e^-2)."""
     anchors = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     samples = jnp.array([[0.8, 0.6], [0.6, 0.8], [0.2, 0.9797959]])
     keep, ids = jnp.array([True, True, False]), jnp.array([0, 0, 1], jnp.int32)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.policy_gradient import carft
+from experiments.policy_gradient import carft, rl_plus
 from experiments.policy_gradient.parts import common_tokens
 from jaxrl_llm import reduce
-from jaxrl_llm.experiment import Results, recipes
+from jaxrl_llm.experiment import Results, curricula, recipes
 from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.losses import contrastive
 from jaxrl_llm.rollout import given_responses
@@ -161,6 +161,16 @@ def test_the_negative_signal_teaches_the_projection_from_wrong_samples_alone():
         other = batch._replace(extras=batch.extras | {"reward": rewards})
         gradient = jax.grad(lambda p, b=other: online.loss(p, b)[0])(params)
         assert bool(np.asarray(gradient["cot"]["weight"]).any()) is learns
+
+
+@pytest.mark.parametrize("module", [carft, rl_plus])
+def test_the_rate_of_fine_tuning_is_that_of_the_settings(monkeypatch, module):
+    """1e-3 for the small model, and not for one of one's own."""
+    seen, base = [], dataclasses.replace(module.Settings(), **module.EMBEDDED | module.SMOKE)
+    monkeypatch.setattr(curricula, "solutions_imitated", lambda settings, **numbers: seen.append(numbers))
+    for settings in (base, dataclasses.replace(base, sft_rate=module.Settings().sft_rate)):
+        module.build(dataclasses.replace(settings, **module.ARMS["sft"])).init(jax.random.key(0))
+    assert seen == [{"steps": 120, "learning_rate": 1e-3}, {"steps": 120, "learning_rate": 1e-5}]
 
 
 @pytest.mark.parametrize("contrast", [0.0, 0.1])

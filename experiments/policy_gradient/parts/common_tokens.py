@@ -66,9 +66,9 @@ def negative_infonce_loss(
     ``-log(exp(min(cos(m_i, s_i), cap) / tau) / (sum_j exp(cos(s_i, s_j) / tau) + sum_j exp(cos(s_i, w_j) / tau)))`` of
     the kept rows, else 0; ``j`` over the kept rows, in the first sum over those of other prompts and the row itself.
 
-    From the public code of "CARFT: Boosting LLM Reasoning via Contrastive Learning with Annotated Chain-of-Thought-based
-    Reinforced Fine-Tuning", arXiv:2508.15868 (WNQzhu/CARFT, ``my_cl_trainer.py``), whose sums also run over right
-    samples: where many answers are right, what differs from the annotation is no error in them.
+    From "CARFT: Boosting LLM Reasoning via Contrastive Learning with Annotated Chain-of-Thought-based Reinforced
+    Fine-Tuning", arXiv:2508.15868. Differs from its public code (WNQzhu/CARFT, ``my_cl_trainer.py``) in the sums, which
+    there run over right samples, too: where many answers are right, what is not in the annotation is no error in them.
 
     Args:
       missing: of the annotation's tokens that the sample does not have; no gradient.
