@@ -11,9 +11,10 @@ Equations: L = (1 - mu) L_GRPO + mu L_SFT; dU/dmu = -eta <grad U(theta'), grad L
            at most 0.005 and 0.08, where others have 0.02.
 Left out:  a validation batch of its own (all arms have equal rollouts); Adam in the meta-gradient; see balance.moved.
 Expect:    ood/accuracy: amft > grpo and amft > half; balance/share falls.
-Measure:   Countdown with three numbers up to 12, and out of distribution with three from 13 to 25, which neither the
-           demonstrations nor the base's pre-training had; 8 seeds, equal rollouts and updates. The bed is invalid
-           unless imitation carries over: sft gains 0.02 of accuracy there (ood/gain) on the base.
+Measure:   Countdown with three numbers up to 12, and out of distribution with one of them from 13 to 25, which neither
+           the demonstrations nor the base's pre-training had and of which the base solves half as many; 8 seeds, equal
+           rollouts and updates. The bed is invalid unless imitation carries over: sft gains 0.01 of accuracy there
+           (ood/gain) on the base.
 Run:       python -m experiments.policy_gradient.amft
 """
 
@@ -39,7 +40,7 @@ from jaxrl_llm.types import Rewards, Trajectories, declared
 
 
 def with_large_numbers(settings: recipes.OnlineSettings) -> recipes.Bench:
-    """The bench of the settings with held-out problems of as many, but larger numbers."""
+    """The bench of the settings with held-out problems of as many numbers, one of them larger."""
     found, levels = recipes.bench(settings), settings.levels or None
     held = tables.make_split(large_numbers, split="heldout", n=settings.eval_problems, seed=0, levels=levels)
     table = tables.encode_problems(found.model.tokenizer, held, answers=tables.countdown_answers)
@@ -79,7 +80,7 @@ ARMS = {
     "linear": {"schedule": balance.falling}, "no_entropy": {"entropy_rate": 0.0}, "no_meta": {"rate": 0.0},
     "slow": {"rate": 0.005}, "fast": {"rate": 0.08},
 }  # fmt: skip
-BED = experiment.Bed(judges=(("sft", "ood/gain", 0.02),))
+BED = experiment.Bed(judges=(("sft", "ood/gain", 0.01),))
 METRICS = ("eval/accuracy", "ood/accuracy", "ood/gain", "eval/pass@4", "balance/share", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "imitation/loss", "grad/norm")
 

@@ -10,6 +10,7 @@ import pytest
 from experiments.policy_gradient import amft
 from experiments.policy_gradient.parts import balance, large_numbers, start_rates
 from jaxrl_llm.data import problems as tables
+from jaxrl_llm.data.tasks import countdown
 from jaxrl_llm.experiment import Results, recipes
 from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.rollout.keys import sample_keys
@@ -37,7 +38,8 @@ def test_numbers_out_of_distribution_are_none_that_the_base_has_read_and_the_gai
                                       eval_problems=8)  # fmt: skip
     found = amft.with_large_numbers(settings)
     numbers = np.asarray(found.heldout.answers["numbers"])[:, :3]
-    assert numbers.shape == (8, 3) and numbers.min() >= 13 and numbers.max() <= 25
+    assert numbers.shape == (8, 3) and numbers.min() >= 1 and numbers.max() <= 25
+    assert (numbers > countdown.MAX_NUMBER).sum(axis=1).tolist() == [1] * 8
     tokens, valid = recipes.demonstrations(dataclasses.replace(settings, train_problems=64))
     assert tokens.shape == valid.shape == (64, 18)
     assert all(len(p.solution) < 18 for p in tables.draw_split(large_numbers, levels=(3,), split="train", seed=0, n=99))

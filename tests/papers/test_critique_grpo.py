@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from experiments.policy_gradient import critique_grpo
 from experiments.policy_gradient.parts import refinement, start_rates
@@ -79,3 +80,14 @@ def test_the_claim_rests_on_what_was_unsolved():
     found = critique_grpo.claim(Results(arms))
     assert found.primary.metric == "unsolved/accuracy" and len(found.secondary) == 2
     assert all(part.by == 0 for part in found.secondary)
+
+
+@pytest.mark.slow
+def test_the_measurement_knows_what_the_start_solves():
+    """At the start itself no more than 2 in 16 are right there, and the figure is one of all arms."""
+    settings = dataclasses.replace(critique_grpo.Settings(), **critique_grpo.EMBEDDED | critique_grpo.SMOKE)
+    plans = [critique_grpo.build(dataclasses.replace(settings, **critique_grpo.ARMS[a])) for a in ("grpo", "critique")]
+    assert plans[0].measure is plans[1].measure
+    found = jax.jit(plans[0].measure)(plans[0].init(jax.random.key(0)), jax.random.key(0))
+    assert 0 <= float(found["unsolved/accuracy"]) <= float(found["eval/pass@4"])
+    assert float(found["unsolved/accuracy"]) < 0.5

@@ -39,12 +39,18 @@ def attempt(rng: np.random.Generator, numbers: list[int]) -> tuple[list[str], in
     return steps, table[0]
 
 
-def make(rng: np.random.Generator, level: int, *, least: int = 1, most: int = MAX_NUMBER) -> Problem:
-    """Draws a solvable problem with ``level`` numbers from ``least`` to ``most``."""
+def make(rng: np.random.Generator, level: int, *, largest: int = 0) -> Problem:
+    """Draws a solvable problem with ``level`` numbers up to ``MAX_NUMBER``, one of which is larger if that is asked.
+
+    Args:
+      largest: one number is drawn from ``MAX_NUMBER + 1`` to it; 0: none is.
+    """
     if level not in LEVELS:
         raise ValueError(f"level={level} is not a number count of Countdown; choose one of {LEVELS}")
     while True:
-        numbers = [int(n) for n in rng.integers(least, most + 1, level)]
+        numbers = [int(n) for n in rng.integers(1, MAX_NUMBER + 1, level)]
+        if largest:
+            numbers[int(rng.integers(level))] = int(rng.integers(MAX_NUMBER + 1, largest + 1))
         steps, target = attempt(rng, numbers)
         if 1 <= target <= MAX_TARGET:
             break
