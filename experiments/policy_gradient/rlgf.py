@@ -13,9 +13,10 @@ Equations: a roll-in is cut at h ~ U{1 .. l-1} with probability beta, else at 0.
            ADDRESS, where it is called so.
 Left out:  nothing but the paper's tasks (reviews of films, summaries, common sense).
 Expect:    eval/accuracy: ppo_pp > ppo, d2lols > ppo and ppo_pp > guide.
-Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, and an arm
-           by itself; 8 seeds, equal rollouts of the policy and updates; the guide's come on top, and
-           the columns rollouts and tokens count both.
+Measure:   held-out Countdown; the guide is the same small model after supervised fine-tuning on solutions, sampled at
+           temperature 0.4 (the paper's: from the likeliest tokens) and one for all seeds, as any given model is; it is
+           an arm by itself, and the bed is invalid unless it beats ppo. 8 seeds, equal rollouts of the policy, at
+           temperature 1, and updates; the guide's come on top, and the columns rollouts and tokens count both.
 Run:       python -m experiments.policy_gradient.rlgf
 """
 
@@ -78,9 +79,9 @@ class Solved(NamedTuple):
     gold: Trajectories
 
 
-def writer(settings, model: job.Model) -> roll_in_out.Writer:
+def writer(settings, model: job.Model, temperature: float) -> roll_in_out.Writer:
     """How a model writes in whole groups, and alone."""
-    sampling = {"max_new_tokens": settings.max_new_tokens, "temperature": settings.temperature}
+    sampling = {"max_new_tokens": settings.max_new_tokens, "temperature": temperature}
     return roll_in_out.Writer(*(
         recipes.rollout_of_model(model, group_size=n, **sampling) for n in (settings.group_size, 1)
     ))  # fmt: skip
@@ -110,7 +111,7 @@ def server(settings) -> endpoints.Completion:
 
 def guide_of(settings, bench) -> Guide:
     """The model behind an address or the named one, else the policy's own, fine-tuned on solutions when asked for."""
-    own, new = writer(settings, bench.model), settings.max_new_tokens
+    own, new = writer(settings, bench.model, settings.temperature), settings.max_new_tokens
     sizes = {"new_tokens": new, "share": settings.share, "pad_id": bench.model.tokenizer.pad_id}
     if settings.guide:
         guide = roll_in_out.behind_address(
@@ -119,11 +120,17 @@ def guide_of(settings, bench) -> Guide:
         )  # fmt: skip
         return Guide(dict, roll_in_out.in_two_programs(own, guide, **sizes))
     if not settings.guide_model:
-        params = partial(curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=1e-3)
-        return Guide(params, roll_in_out.in_one_program(own, **sizes))
+        params = partial(
+            curricula.solutions_imitated, settings, steps=settings.guide_steps, learning_rate=settings.sft_rate
+        )
+        if settings.guide_temperature == settings.temperature:
+            return Guide(params, roll_in_out.in_one_program(own, **sizes))
+        cold = writer(settings, bench.model, settings.guide_temperature)
+        return Guide(params, roll_in_out.in_two_programs(own, cold, **sizes))
     most = bench.train.tokens.shape[1] + 2 * new  # a roll-out begins behind a whole roll-in at most
     by = load_beside("--guide-model", settings.guide_model, bench.model, tokens=most)
-    return Guide(lambda: by.params, roll_in_out.in_two_programs(own, writer(settings, by), **sizes))
+    cold = writer(settings, by, settings.guide_temperature)
+    return Guide(lambda: by.params, roll_in_out.in_two_programs(own, cold, **sizes))
 
 
 def guided(settings, bench):
@@ -205,7 +212,8 @@ def guide_alone(settings, bench):
             "--arm guide measures a model that is here; give --guide-model DIR without --guide, or other arms"
         )
     guide = guide_of(settings, bench)
-    measured = dataclasses.replace(settings, model=settings.guide_model or settings.model)
+    changes = {"model": settings.guide_model or settings.model, "temperature": settings.guide_temperature}
+    measured = dataclasses.replace(settings, **changes)
     return Plan(lambda key: guide.params(), (), recipes.make_measure(measured))
 
 
@@ -220,15 +228,18 @@ class Settings(endpoints.Settings, recipes.OnlineSettings):
     switch: int = 0  # iterations of AggreVaTeD before that
     guide: str = ""  # address of a server that goes on behind token ids of the vocabulary of --model, https://HOST/v1
     guide_model: str = ""  # its name there, or a folder of that vocabulary; empty: --model fine-tuned on solutions
+    guide_temperature: float = 1.0  # of a guide that is here; of one behind an address --endpoint-temperature
     guide_steps: int = 1000  # of supervised fine-tuning
+    sft_rate: float = 1e-5  # of that
     kl_weight: float = 0.001  # in the reward of every token
     likelihood: float = 0.1  # of reference solutions
     learn: Callable[..., Plan] = guided
 
 
 EMBEDDED = {
-    "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 30, "prompts_per_step": 6, "max_new_tokens": 18,
-    "learning_rate": 2e-4, "eval_problems": 64, "updates_per_rollout": 2, "train_problems": 2048, "guide_steps": 60,
+    "data": "countdown", "levels": (3,), "steps": 120, "eval_every": 15, "prompts_per_step": 6, "max_new_tokens": 18,
+    "learning_rate": 2e-4, "eval_problems": 192, "updates_per_rollout": 2, "train_problems": 2048, "guide_steps": 240,
+    "sft_rate": 1e-3, "guide_temperature": 0.4,
 }  # fmt: skip
 SMOKE = {
     "steps": 2, "eval_every": 2, "prompts_per_step": 2, "group_size": 2, "train_problems": 16, "eval_problems": 8,
@@ -239,6 +250,7 @@ ARMS = {
     "d2lols": {"switch": 40, "share": 0.8}, "guide": {"learn": guide_alone},
     "ppo_pp_30": {"share": 0.3}, "ppo_pp_90": {"share": 0.9}, "free": {"kl_weight": 0.0, "likelihood": 0.0},
 }  # fmt: skip
+BED = experiment.Bed(positive="guide", baseline="ppo")
 METRICS = ("eval/accuracy", "eval/pass@4", "policy/entropy", "eval/tokens")
 CURVES = (*METRICS, "reward/mean", "value/value_error", "grad/norm")
 

@@ -10,11 +10,13 @@ import pytest
 from experiments.policy_gradient import rlgf
 from experiments.policy_gradient.parts import roll_in_out
 from jaxrl_llm.errors import RunStopped, UserError
-from jaxrl_llm.experiment import cli, recipes
+from jaxrl_llm.experiment import Results, cli, recipes
+from jaxrl_llm.experiment.evidence import beds
 from jaxrl_llm.rollout.keys import sample_keys
 from jaxrl_llm.types import Rewards, TrainState
 from tests import close
 from tests.endpoint_for_tests import serving
+from tests.experiment import made
 
 BASE = dataclasses.replace(rlgf.Settings(), **rlgf.EMBEDDED | rlgf.SMOKE)
 
@@ -108,12 +110,49 @@ def test_a_guide_of_another_shape_is_only_sampled_from():
         np.testing.assert_array_equal(foreign, real & (np.asarray(begun) == own))
         assert foreign.any() and (real & ~foreign).any()
     sizes = {"new_tokens": settings.max_new_tokens, "share": 0.6, "pad_id": model.tokenizer.pad_id}
-    writer, other = rlgf.writer(settings, model), jax.tree.map(lambda x: 0.9 * x, model.params)
+    writer, other = rlgf.writer(settings, model, 1.0), jax.tree.map(lambda x: 0.9 * x, model.params)
     one, two = roll_in_out.in_one_program(writer, **sizes), roll_in_out.in_two_programs(writer, writer, **sizes)
     for own in (True, False):
         both = [jax.jit(play)(jnp.asarray(own), model.params, other, *asked) for play in (one, two)]
         jax.tree.map(np.testing.assert_array_equal, both[0][0].tokens, both[1][0].tokens)
         np.testing.assert_array_equal(both[0][1], both[1][1])
+
+
+def test_the_guide_is_tuned_and_sampled_as_the_settings_say(monkeypatch):
+    """Its rate of fine-tuning, and its temperature: as a roll-in, and where it is measured by itself."""
+    seen, tuned = [], []
+    monkeypatch.setattr(rlgf.recipes, "rollout_of_model", lambda model, **how: seen.append(how["temperature"]))
+    monkeypatch.setattr(rlgf.roll_in_out, "in_two_programs", lambda own, guide, **sizes: (own, guide))
+    monkeypatch.setattr(rlgf.roll_in_out, "in_one_program", lambda own, **sizes: own)
+    monkeypatch.setattr(rlgf.curricula, "solutions_imitated", lambda settings, **numbers: tuned.append(numbers))
+    bench = recipes.bench(BASE)
+    rlgf.guide_of(dataclasses.replace(BASE, guide_steps=7, sft_rate=1e-4), bench).params()
+    assert tuned == [{"steps": 7, "learning_rate": 1e-4}] and seen == [1.0, 1.0, 0.4, 0.4]
+    seen.clear()
+    rlgf.guide_of(dataclasses.replace(BASE, guide_temperature=1.0), bench)
+    assert seen == [1.0, 1.0]
+    seen.clear()
+    rlgf.guide_of(dataclasses.replace(BASE, guide_model="tiny"), bench)
+    assert seen == [1.0, 1.0, 0.4, 0.4]
+    measured = []
+    monkeypatch.setattr(rlgf.recipes, "make_measure", lambda settings: measured.append(settings.temperature))
+    rlgf.guide_alone(BASE, bench)
+    assert measured == [0.4]
+
+
+def test_the_bed_is_invalid_where_the_guide_is_no_better_than_ppo():
+    def of(guide):
+        curve = {0: [0.15, 0.16], 60: [0.2, 0.21], 120: [0.25, 0.26]}
+        arms = {
+            "ppo": made.arm([0.25, 0.26], curve=curve),
+            "ppo_pp": made.arm([0.3, 0.3]),
+            "d2lols": made.arm([0.3, 0.3]),
+        }
+        results = Results(arms | {"guide": made.arm(guide)})
+        return beds.problems(results, rlgf.claim(results), rlgf.BED)
+
+    assert not [x for x in of([0.35, 0.351]) if "guide" in x]
+    assert [x for x in of([0.2, 0.21]) if "positive control guide - ppo" in x]
 
 
 def test_a_guide_that_cannot_write_what_the_policy_reads_is_refused():
