@@ -10,7 +10,8 @@ Equations: z = sum_t softmax_t(v_t) h_t with the value head v and a projection h
            answer is given. reft: without it. every: right and wrong samples; mean: z without the weights v.
            negative: wrong samples alone, the part that they share with the annotation drawn to what they lack of it,
            away from the rest of them (see common_tokens); both: half of either.
-           reft_kl, carft_kl: less 0.05 KL to the start at every token; sft: fine-tuning on the annotations alone.
+           reft_kl, carft_kl: less 0.05 KL to the start at every token; sft: fine-tuning on the annotations alone, one
+           model for all seeds.
            dr_grpo, dr_grpo_cl: A = r - mean of the group, sums over tokens by a constant, no value loss; with the
            contrast, which then alone teaches v.
 Left out:  shared dropout of the two heads; the warm-up on annotations, since the base was pre-trained on such.

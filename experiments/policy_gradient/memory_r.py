@@ -14,7 +14,7 @@ Equations: R = r + w minmax(max_b cos(e, b)) over the bank of successes + w minm
            e: hashed pairs of tokens; states: the mean of the base model's hidden states;
            --encoder-model DIR: of another model of its vocabulary, such as a sentence encoder made from it.
 Left out:  K, both weights and the sizes of the memory are not the paper's (its code asks 1 of 10,000 prompts with 100
-           responses each, and adds both terms with weight 1 to rewards of up to 3.5).
+           responses each, and adds both terms with weight 1 to five rewards for form and answer).
 Expect:    eval/accuracy: memory_r_plus > grpo, undivided > dr_grpo; eval/tokens: memory_r_plus > grpo - 3.
 Measure:   held-out Countdown with four numbers, where the start solves 6 %; w is the middle of the sweep (of its
            logarithms, up to 0.1), not tuned; 8 seeds, equal rollouts and updates.
